@@ -1,0 +1,37 @@
+"""Training speed-up methods for PyTorch: pure functions, laws of composition, and a thin loop."""
+
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.callback import Callback
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.key import Key
+from composable.core.logger import Logger, LoggerDestination
+from composable.core.plan import AmbiguousOrderWarning, Plan
+from composable.core.state import FrozenStateError, State
+from composable.core.time import Clock, Time, Timestamp, TimeUnit
+from composable.metrics import Evaluator
+from composable.trainer import Trainer, UnmetRequestWarning
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "AmbiguousOrderWarning",
+    "Callback",
+    "Clock",
+    "Control",
+    "Evaluator",
+    "Event",
+    "FrozenStateError",
+    "Key",
+    "Logger",
+    "LoggerDestination",
+    "Plan",
+    "Stage",
+    "State",
+    "Time",
+    "TimeUnit",
+    "Timestamp",
+    "Trainer",
+    "UnmetRequestWarning",
+]

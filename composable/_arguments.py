@@ -1,0 +1,194 @@
+"""Checks of what a user gives the Trainer: each says the argument, its value and what to do."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from composable.core.batch import BatchSpec
+from composable.core.loss import ModelLoss, TargetLoss
+from composable.core.time import Time, TimeUnit
+from composable.metrics import Evaluator
+
+
+def check_model(model: Any) -> nn.Module:
+    """A module."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise TypeError(
+            f"model is the class {model.__name__}: give an instance, {model.__name__}()."
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={model!r} must be a torch.nn.Module.")
+    return model
+
+
+def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> TargetLoss | ModelLoss | None:
+    """`loss_fn(outputs, targets)`, or the model's `loss(outputs, batch)`."""
+    if isinstance(loss_fn, type):
+        raise TypeError(
+            f"loss_fn is the class {loss_fn.__name__}: give an instance, {loss_fn.__name__}()."
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"loss_fn={loss_fn!r} must be a function (outputs, targets) -> loss.")
+    if loss_fn is not None:
+        return TargetLoss(loss_fn, spec)
+    return ModelLoss(model) if callable(getattr(model, "loss", None)) else None
+
+
+def check_device(device: Any) -> torch.device:
+    """cpu or cuda; cuda where it is at hand by default."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device("cuda" if device == "gpu" else device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device={device!r} is unknown: use 'cpu', 'cuda' or 'cuda:1'.") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r} is not supported: use 'cpu', 'cuda' or 'cuda:1'.")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r} was asked for, and this PyTorch ({torch.__version__}) finds no "
+            "CUDA device: use 'cpu', or install a CUDA build of PyTorch."
+        )
+    return chosen
+
+
+def check_max_duration(max_duration: Any) -> Time | None:
+    """A length of training above zero, or None."""
+    if max_duration is None:
+        return None
+    length = Time.parse(max_duration)
+    if length.unit is TimeUnit.DURATION:
+        raise ValueError(
+            f"max_duration={str(length)!r} is a fraction of itself: give epochs, batches, samples, "
+            "tokens or seconds, such as '10ep'."
+        )
+    if not length.value:
+        raise ValueError(f"max_duration={str(length)!r} must be longer than nothing.")
+    return length
+
+
+def check_positive(name: str, value: Any) -> int | None:
+    """An integer from 1 on, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be an integer from 1 on.")
+    if value < 1:
+        raise ValueError(f"{name}={value!r} must be 1 or more.")
+    return value
+
+
+def check_loader(name: str, loader: Any) -> Any:
+    """Batches that can be gone through more than once, with at least one where that is known."""
+    if not isinstance(loader, Iterable) or isinstance(loader, (str, bytes)):
+        raise TypeError(
+            f"{name}={loader!r} must be an iterable of batches, such as a "
+            "torch.utils.data.DataLoader."
+        )
+    if iter_is_spent(loader):
+        raise TypeError(
+            f"{name}={loader!r} is an iterator, which is used up after one epoch: give what it was "
+            "made from, such as a list or a DataLoader."
+        )
+    if length_of(loader) == 0:
+        raise ValueError(
+            f"{name} is empty: it has no batch. Check the dataset, and drop_last with a "
+            "batch_size above the number of examples."
+        )
+    return loader
+
+
+def iter_is_spent(loader: Any) -> bool:
+    """Whether going through it once uses it up."""
+    return hasattr(loader, "__next__")
+
+
+def length_of(loader: Any) -> int | None:
+    """The number of batches, or None where it isn't known."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def check_evaluators(
+    given: Any, metrics: Any, eval_interval: Any
+) -> tuple[Evaluator, ...]:
+    """Evaluators from a loader, an Evaluator, or several; what one doesn't say is filled in."""
+    if given is None:
+        return ()
+    if isinstance(given, Evaluator):
+        given = [given]
+    if isinstance(given, Mapping):
+        given = [Evaluator(label, loader) for label, loader in given.items()]
+    labelled = isinstance(given, Sequence) and any(isinstance(one, Evaluator) for one in given)
+    if not labelled:
+        given = [Evaluator("eval", check_loader("eval_dataloader", given))]
+    complete = []
+    for one in given:
+        if not isinstance(one, Evaluator):
+            raise TypeError(f"eval_dataloader mixes Evaluators with {one!r}: give Evaluators only.")
+        check_loader(f"the dataloader of Evaluator {one.label!r}", one.dataloader)
+        interval = eval_interval if one.eval_interval is None else one.eval_interval
+        complete.append(
+            Evaluator(
+                one.label,
+                one.dataloader,
+                metrics=check_metrics(metrics if one.metrics is None else one.metrics),
+                eval_interval=check_interval("eval_interval", interval),
+            )
+        )
+    labels = [one.label for one in complete]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"eval_dataloader has Evaluators of one label: {labels}. Name them apart.")
+    return tuple(complete)
+
+
+def check_metrics(metrics: Any) -> dict[str, Any]:
+    """Metrics by name."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics={metrics!r} must be a mapping of names to metrics, such as "
+            "{'accuracy': composable.metrics.accuracy}."
+        )
+    for name, metric in metrics.items():
+        if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "update")):
+            raise TypeError(
+                f"metrics[{name!r}]={metric!r} must be a function (outputs, targets), or an object "
+                "with update, compute and reset."
+            )
+    return dict(metrics)
+
+
+def check_interval(name: str, interval: Any) -> "Time | Callable[..., bool] | None":
+    """A time, a function `(state, event) -> bool`, or None for never."""
+    if interval is None or (callable(interval) and not isinstance(interval, Time)):
+        return interval  # type: ignore[no-any-return]
+    length = Time.parse(interval)
+    if not length.value:
+        raise ValueError(f"{name}={interval!r} must be longer than nothing; None means never.")
+    return length
+
+
+def check_iteration_length(length: Any) -> int | None:
+    """Whole epochs, or None."""
+    if length is None:
+        return None
+    time = Time.parse(length)
+    if time.unit is not TimeUnit.EPOCH or not time.value:
+        raise ValueError(f"iteration_length={length!r} must be epochs, such as '2ep'.")
+    return int(time.value)
+
+
+def check_iterations(max_duration: Time | None, iteration_length: int | None) -> None:
+    """Iterations as a length of training need to have a length themselves."""
+    if max_duration is not None and max_duration.unit is TimeUnit.ITERATION:
+        if iteration_length is None:
+            raise ValueError(
+                f"max_duration={str(max_duration)!r} counts iterations: give the Trainer an "
+                "iteration_length, such as '2ep'."
+            )

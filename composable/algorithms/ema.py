@@ -1,0 +1,127 @@
+"""EMA, as an algorithm."""
+
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from composable.algorithms._validators import number
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.core.time import Time, TimeUnit
+from composable.functional import ema, ema_smoothing, with_tensors
+
+__all__ = ["EMA"]
+
+_TAKES_OVER = (Event.EVAL_START, Event.PREDICT_START)
+_UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
+
+
+def _optional_time(value: Any) -> Time | None:
+    return None if value is None else Time.parse(value)
+
+
+@attrs.frozen(repr=False)
+class EMA(Algorithm):
+    """Evaluate and predict with an average of the weights: see `composable.functional.ema`.
+
+    Training goes on with its own weights. The average is in `state.memory[name]["average"]`,
+    and `averaged_model(state)` is the model with it.
+
+    Args:
+        half_life: In batches or epochs: after it, old weights count half. None where
+            `smoothing` is given.
+        smoothing: The share that the average keeps at each update, in [0, 1].
+        ema_start: When averaging starts.
+        update_interval: Time between two updates, in the unit of `half_life`; by default one
+            batch, or one epoch where `half_life` is in epochs.
+
+    Raises:
+        ValueError: Not exactly one of `half_life` and `smoothing` is given, or their units are
+            not batches or epochs, or differ.
+    """
+
+    half_life: Time | None = attrs.field(default="1000ba", converter=_optional_time)
+    smoothing: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(number(0, 1))
+    )
+    ema_start: Time = attrs.field(default="0dur", converter=Time.parse)
+    update_interval: Time | None = attrs.field(default=None, converter=_optional_time)
+
+    events = frozenset({Event.BATCH_END, Event.EPOCH_END, *_TAKES_OVER})
+    stage = Stage.AVERAGE
+    reads = frozenset({"model", "timestamp", "memory"})
+    writes = frozenset({"model", "memory"})
+
+    def __attrs_post_init__(self) -> None:
+        if (self.half_life is None) is (self.smoothing is None):
+            raise ValueError(
+                f"half_life={_text(self.half_life)} and smoothing={self.smoothing}: give exactly "
+                "one of them, such as EMA(half_life='100ba') or "
+                "EMA(half_life=None, smoothing=0.99)."
+            )
+        interval = self.interval
+        for argument, time in (("half_life", self.half_life), ("update_interval", interval)):
+            if time is not None and (time.unit is not interval.unit or not time.value):
+                raise ValueError(
+                    f"{argument}={_text(time)} doesn't go with update_interval={_text(interval)}: "
+                    "both must be above zero and in one unit."
+                )
+        if interval.unit not in _UNITS:
+            raise ValueError(
+                f"update_interval={_text(interval)} must be in batches or epochs, such as '1ba'."
+            )
+
+    @property
+    def interval(self) -> Time:
+        """Time between two updates."""
+        if self.update_interval is not None:
+            return self.update_interval
+        return Time(1, TimeUnit.BATCH if self.half_life is None else self.half_life.unit)
+
+    @property
+    def share_kept(self) -> float:
+        """The share that the average keeps at each update."""
+        if self.half_life is None:
+            return self.smoothing  # type: ignore[return-value]
+        return ema_smoothing(float(self.half_life.value), float(self.interval.value))
+
+    def match(self, event: Event, state: State) -> bool:
+        """Where an update is due, or an average is to take over."""
+        if event in _TAKES_OVER:
+            return self.name in state.memory
+        unit = self.interval.unit
+        if event is not (Event.BATCH_END if unit is TimeUnit.BATCH else Event.EPOCH_END):
+            return False
+        now = state.timestamp.batch if unit is TimeUnit.BATCH else state.timestamp.epoch
+        return now % int(self.interval.value) == 0 and state.reached(self.ema_start)
+
+    def apply(self, event: Event, state: State) -> State:
+        """Update the average, or let it take over from the weights."""
+        if event in _TAKES_OVER:
+            return state.evolve(model=self.averaged_model(state))
+        current = tensors_of(state)
+        average = state.memory.get(self.name, {}).get("average")
+        if average is None:
+            average = {name: tensor.detach().clone() for name, tensor in current.items()}
+        else:
+            average = ema(average, current, smoothing=self.share_kept)
+        return state.remember(self.name, {"average": average})
+
+    def averaged_model(self, state: State) -> Any:
+        """The model of a state with the averaged weights; the model itself stays as it is.
+
+        Raises:
+            KeyError: There is no average yet.
+        """
+        return with_tensors(state.model, state.memory[self.name]["average"])
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """The parameters and buffers of the model, by name."""
+    return {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
+
+
+def _text(time: Time | None) -> str:
+    return repr(time if time is None else str(time))

@@ -1,0 +1,42 @@
+"""Gradient clipping, as an algorithm."""
+
+import attrs
+
+from composable.algorithms._validators import number, one_of
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import clip_gradients
+
+__all__ = ["GradientClipping"]
+
+
+@attrs.frozen(repr=False)
+class GradientClipping(Algorithm):
+    """Bound the gradients of the batch: see `composable.functional.clip_gradients`.
+
+    Args:
+        clipping_type: "norm", "value" or "adaptive".
+        clipping_threshold: The bound, 0 or more.
+    """
+
+    clipping_type: str = attrs.field(validator=one_of("norm", "value", "adaptive"))
+    clipping_threshold: float = attrs.field(validator=number(0))
+
+    events = frozenset({Event.BEFORE_OPTIMIZER_STEP})
+    stage = Stage.GRADIENTS
+    reads = frozenset({"model", "gradients"})
+    writes = frozenset({"gradients"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Clip what the optimizers are about to see."""
+        grads = state.grads()
+        adaptive = self.clipping_type == "adaptive"
+        named = dict(state.model.named_parameters()) if adaptive else {}
+        clipped = clip_gradients(
+            grads,
+            threshold=self.clipping_threshold,
+            method=self.clipping_type,
+            params={name: named[name].detach() for name in grads} if adaptive else None,
+        )
+        return state.evolve(gradients=clipped)

@@ -1,0 +1,42 @@
+"""Label smoothing, as an algorithm."""
+
+import attrs
+
+from composable.algorithms._validators import number
+from composable.algorithms.mixup import classes_of
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import MixedTargets, smooth_labels
+
+__all__ = ["LabelSmoothing"]
+
+
+@attrs.frozen(repr=False)
+class LabelSmoothing(Algorithm):
+    """Take some certainty off the targets: see `composable.functional.smooth_labels`.
+
+    Evaluation sees the targets as they are. The loss must take class probabilities.
+
+    Args:
+        smoothing: The share that is spread over all classes, in [0, 1].
+    """
+
+    smoothing: float = attrs.field(default=0.1, validator=number(0, 1))
+
+    events = frozenset({Event.BEFORE_LOSS})
+    stage = Stage.TARGETS
+    reads = frozenset({"batch", "outputs"})
+    writes = frozenset({"batch"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Smooth the targets of the loss, also those of a mixed batch."""
+        targets, classes = state.targets, classes_of(state.outputs)
+        if isinstance(targets, MixedTargets):
+            smoothed = [
+                smooth_labels(one, smoothing=self.smoothing, num_classes=classes)
+                for one in (targets.targets, targets.partner_targets)
+            ]
+            return state.with_batch(targets=MixedTargets(*smoothed, targets.weight))
+        smooth = smooth_labels(targets, smoothing=self.smoothing, num_classes=classes)
+        return state.with_batch(targets=smooth)

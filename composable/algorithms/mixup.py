@@ -1,0 +1,88 @@
+"""MixUp, as an algorithm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.algorithms._validators import flag, number
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.batch import BatchSpec
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import MixedTargets, mixup
+
+__all__ = ["MixUp"]
+
+
+@attrs.frozen(repr=False)
+class MixUp(Algorithm):
+    """Blend each batch with a shuffled copy of itself: see `composable.functional.mixup`.
+
+    The whole batch is mixed at once, before it is split into microbatches.
+
+    Args:
+        alpha: Both parameters of the Beta distribution of the weights, above 0.
+        per_sample: Draw a weight for every example instead of one for the batch.
+        interpolate_loss: Blend the losses of the two targets instead of the targets. That works
+            for any loss, and computes it twice; blended targets need a loss that takes class
+            probabilities, such as cross entropy.
+    """
+
+    alpha: float = attrs.field(default=0.2, validator=number(0, ends="()"))
+    per_sample: bool = attrs.field(default=False, validator=flag)
+    interpolate_loss: bool = attrs.field(default=False, validator=flag)
+
+    events = frozenset({Event.BEFORE_TRAIN_BATCH, Event.BEFORE_LOSS})
+    stage = Stage.MIX
+    reads = frozenset({"batch", "outputs", "loss_fn", "key", "timestamp"})
+    writes = frozenset({"batch", "loss_fn"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Mix the batch; then turn its pairs of targets into what the loss takes."""
+        if event is Event.BEFORE_TRAIN_BATCH:
+            mixed = mixup(
+                state.inputs,
+                state.targets,
+                alpha=self.alpha,
+                per_sample=self.per_sample,
+                generator=state.generator(self.name),
+            )
+            return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)
+        if self.interpolate_loss:
+            return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.spec))
+        return state.with_batch(targets=state.targets.soft(classes_of(state.outputs)))
+
+
+@attrs.frozen
+class InterpolatedLoss:
+    """A loss that takes batches whose targets are `MixedTargets`."""
+
+    loss_fn: Any
+    spec: BatchSpec
+
+    def __call__(self, outputs: Any, batch: Any) -> Tensor:
+        """The blend of the losses of the two targets."""
+        pair: MixedTargets = self.spec.targets(batch)
+        loss_fn = self.loss_fn if pair.weight.ndim == 0 else self.loss_fn.per_example
+        return pair.loss(self._of_targets(loss_fn, batch), outputs)
+
+    def _of_targets(self, loss_fn: Callable[..., Tensor], batch: Any) -> Callable[..., Tensor]:
+        return lambda outputs, targets: loss_fn(outputs, self.spec.replace(batch, targets=targets))
+
+
+def classes_of(outputs: Any) -> int:
+    """The number of classes of a model's outputs.
+
+    Raises:
+        TypeError: The outputs are not logits in one tensor.
+    """
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim < 2:
+        raise TypeError(
+            "the number of classes can't be read from the model's outputs, which must be logits of "
+            f"shape [batch, classes, ...]; got {type(outputs).__name__}. Return logits from the "
+            "model, or use interpolate_loss=True where the algorithm has it."
+        )
+    return outputs.shape[1]

@@ -1,0 +1,104 @@
+"""Selective backprop, as an algorithm."""
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import interpolate
+
+from composable.algorithms._validators import integer, number
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.batch import count_examples, map_tensors
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import select_using_loss, should_select
+from composable.utils.reproducibility import seed_torch
+
+__all__ = ["SelectiveBackprop"]
+
+_MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
+
+
+@attrs.frozen(repr=False)
+class SelectiveBackprop(Algorithm):
+    """Train on the examples with a high loss: see `composable.functional.select_using_loss`.
+
+    The whole batch is scored in one forward pass without gradients, before anything is done to
+    it. The pass leaves no trace: normalisation layers keep their statistics, and the random
+    numbers of the step are the same as without it.
+
+    Args:
+        start: The fraction of training at which selection begins.
+        end: The fraction of training at which it ends.
+        keep: The share of each batch that is kept, in (0, 1].
+        scale_factor: Score inputs of this size relative to their own, in (0, 1]: cheaper.
+        interrupt: Every so many batches one is trained on whole; 0 for none.
+    """
+
+    start: float = attrs.field(default=0.5, validator=number(0, 1))
+    end: float = attrs.field(default=0.9, validator=number(0, 1))
+    keep: float = attrs.field(default=0.5, validator=number(0, 1, ends="(]"))
+    scale_factor: float = attrs.field(default=1.0, validator=number(0, 1, ends="(]"))
+    interrupt: int = attrs.field(default=2, validator=integer(0))
+
+    events = frozenset({Event.AFTER_DATALOADER})
+    stage = Stage.SELECT
+    reads = frozenset({"batch", "model", "loss_fn", "key", "timestamp", "max_duration"})
+    writes = frozenset({"batch"})
+
+    def __attrs_post_init__(self) -> None:
+        if self.end < self.start:
+            raise ValueError(f"end={self.end!r} must not be before start={self.start!r}.")
+
+    def match(self, event: Event, state: State) -> bool:
+        """In the batches that are selected from."""
+        return should_select(
+            state.elapsed,
+            state.timestamp.batch,
+            start=self.start,
+            end=self.end,
+            interrupt=self.interrupt,
+        )
+
+    def apply(self, event: Event, state: State) -> State:
+        """Score the batch and keep the examples that were drawn."""
+        chosen = select_using_loss(
+            self.score(state), keep=self.keep, generator=state.generator(self.name)
+        )
+        count = count_examples(state.inputs)
+        return state.evolve(batch=map_tensors(lambda t: _rows(t, chosen, count), state.batch))
+
+    def score(self, state: State) -> Tensor:
+        """The loss of each example, computed without a trace."""
+        if self.scale_factor < 1:
+            state = state.with_batch(inputs=_shrink(state.inputs, self.scale_factor))
+        devices = [state.device.index or 0] if state.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            # A stream of its own, so that scores don't depend on what was drawn before.
+            seed_torch(state.key.fold(self.name, "score", state.timestamp.batch).seed)
+            buffers = {name: b.clone() for name, b in state.model.named_buffers()}
+            inputs = state.batch if state.takes_batch else state.inputs
+            outputs = functional_call(state.model, buffers, (inputs,))
+            return _per_example(state.loss_fn, outputs, state.batch)
+
+
+def _per_example(loss_fn: Any, outputs: Any, batch: Any) -> Tensor:
+    losses: Tensor = loss_fn.per_example(outputs, batch)
+    return losses
+
+
+def _rows(tensor: Tensor, chosen: Tensor, count: int) -> Tensor:
+    if tensor.ndim and tensor.shape[0] == count:
+        return tensor[chosen]
+    return tensor
+
+
+def _shrink(inputs: Any, scale_factor: float) -> Tensor:
+    if not isinstance(inputs, Tensor) or inputs.ndim not in _MODES:
+        raise ValueError(
+            f"scale_factor={scale_factor!r} needs inputs that are one tensor of 3, 4 or 5 "
+            "dimensions (signals, images, volumes): leave it at 1.0 for others."
+        )
+    return interpolate(inputs, scale_factor=scale_factor, mode=_MODES[inputs.ndim])

@@ -1,0 +1,140 @@
+"""What changes training."""
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, ClassVar
+
+import attrs
+
+from composable.core.event import Event
+from composable.core.state import State
+
+__all__ = ["Algorithm", "FunctionAlgorithm", "Stage"]
+
+
+class Stage(IntEnum):
+    """Where an algorithm stands among those of the same event: lower comes first."""
+
+    SELECT = 10
+    """Choosing examples: they are still raw."""
+    RESIZE = 20
+    """Changing their size or length."""
+    AUGMENT = 30
+    """Changing each example."""
+    MIX = 40
+    """Combining examples."""
+    TARGETS = 50
+    """Changing the targets alone."""
+    SURGERY = 60
+    """Replacing modules."""
+    LAYOUT = 70
+    """Changing how tensors lie in memory."""
+    PRECISION = 80
+    """Changing the precision of modules."""
+    GRADIENTS = 90
+    """Changing gradients."""
+    AVERAGE = 100
+    """Averaging weights."""
+    OTHER = 110
+    """Anything else."""
+
+
+@attrs.frozen(kw_only=True, repr=False)
+class Algorithm:
+    """A transform of the training state: `(event, state) -> state`.
+
+    A subclass is a frozen attrs class whose fields are hyperparameters. It says at which
+    `events` it acts, at which `stage` among the others, and what it `reads` and `writes`, and
+    implements `apply`. It holds no state: what it must remember goes into
+    `state.remember(self.name, ...)`, and what it draws comes from `state.generator(self.name)`.
+
+    Args:
+        name: Names its memory and its random numbers; the class's name by default. Two
+            instances of one class in a run need two names.
+
+    Example:
+        >>> import attrs
+        >>> from composable import Algorithm, Event
+        >>> @attrs.frozen
+        ... class ShortenTraining(Algorithm):
+        ...     factor: float = 0.5
+        ...     events = {Event.FIT_START}
+        ...     writes = {"max_duration"}
+        ...
+        ...     def apply(self, event, state):
+        ...         return state.evolve(max_duration=state.max_duration * self.factor)
+        >>> ShortenTraining(0.25)
+        ShortenTraining(factor=0.25)
+    """
+
+    events: ClassVar[Any] = frozenset(Event)
+    """The events at which it may act."""
+    stage: ClassVar[Stage] = Stage.OTHER
+    """Its place among the algorithms of an event."""
+    reads: ClassVar[Any] = frozenset()
+    """The fields of the state on which its result depends."""
+    writes: ClassVar[Any] = frozenset()
+    """The fields of the state that it may change."""
+
+    name: str = attrs.field(
+        default=attrs.Factory(lambda self: type(self).__name__, takes_self=True),
+        validator=attrs.validators.instance_of(str),
+    )
+
+    def match(self, event: Event, state: State) -> bool:
+        """Whether it acts at this event in this state; asked at its `events` only."""
+        return event in self.events
+
+    def apply(self, event: Event, state: State) -> State:
+        """The state after it acted."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement apply(event, state) and return a State."
+        )
+
+    def __call__(self, event: Event, state: State) -> State:
+        """The state after it acted, or `state` itself where it doesn't."""
+        return self.apply(event, state) if self.match(event, state) else state
+
+    def __repr__(self) -> str:
+        cls = type(self)
+        fields = {f.name: getattr(self, f.name) for f in attrs.fields(cls) if f.repr}
+        if fields["name"] == cls.__name__:
+            del fields["name"]
+        return f"{cls.__name__}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
+
+
+@attrs.frozen(repr=False)
+class FunctionAlgorithm(Algorithm):
+    """A plain function `(event, state) -> state` as an algorithm.
+
+    Args:
+        function: Called at every event; it returns `state` itself where it does nothing.
+        name: The function's name by default.
+
+    Example:
+        >>> from composable.core.algorithm import FunctionAlgorithm
+        >>> def keep(event, state):
+        ...     return state
+        >>> FunctionAlgorithm(keep).name
+        'keep'
+    """
+
+    function: Callable[[Event, State], State]
+    name: str = attrs.field(
+        kw_only=True,
+        default=attrs.Factory(
+            lambda self: getattr(self.function, "__name__", type(self.function).__name__),
+            takes_self=True,
+        ),
+    )
+
+    def match(self, event: Event, state: State) -> bool:
+        """Always: the function decides."""
+        return True
+
+    def apply(self, event: Event, state: State) -> State:
+        """The state that the function returns."""
+        return self.function(event, state)
+
+    def __repr__(self) -> str:
+        return f"FunctionAlgorithm({self.name})"

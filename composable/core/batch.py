@@ -1,0 +1,288 @@
+"""Reading, rebuilding and splitting batches of any shape.
+
+A batch is a tree: tensors in tuples, lists, dictionaries, named tuples, attrs classes and
+dataclasses. Nothing here changes a batch; what is changed is rebuilt.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+__all__ = ["BatchSpec", "count_examples", "map_tensors", "split_batch"]
+
+
+@attrs.frozen
+class BatchSpec:
+    """Which part of a batch is the input and which is the target.
+
+    Args:
+        input_key: An index (`0`), a name (`"image"`), a path (`["views", 0]`), a function that
+            reads the part, or a pair of functions `(get, set)` where `set(batch, value)`
+            returns a new batch.
+        target_key: The same, for the target.
+
+    Example:
+        >>> from composable.core.batch import BatchSpec
+        >>> spec = BatchSpec("image", "label")
+        >>> batch = {"image": torch.zeros(2), "label": torch.tensor([0, 1])}
+        >>> spec.targets(batch)
+        tensor([0, 1])
+        >>> spec.replace(batch, targets="new")["label"], batch["label"]
+        ('new', tensor([0, 1]))
+    """
+
+    input_key: Any = 0
+    target_key: Any = 1
+
+    def inputs(self, batch: Any) -> Any:
+        """The input of a batch; a batch that is a tensor is its own input."""
+        if isinstance(batch, Tensor):
+            return batch
+        return _get(batch, self.input_key, "input_key")
+
+    def targets(self, batch: Any) -> Any:
+        """The target of a batch."""
+        return _get(batch, self.target_key, "target_key")
+
+    def replace(self, batch: Any, **parts: Any) -> Any:
+        """A new batch with `inputs=` or `targets=` replaced."""
+        if "inputs" in parts:
+            batch = _set(batch, self.input_key, parts["inputs"], "input_key")
+        if "targets" in parts:
+            batch = _set(batch, self.target_key, parts["targets"], "target_key")
+        return batch
+
+
+def _get(batch: Any, key: Any, argument: str) -> Any:
+    kind = type(key)
+    if kind is int or kind is str:
+        return _get_item(batch, key, argument)
+    if callable(key):
+        return key(batch)
+    if _is_pair(key):
+        return key[0](batch)
+    for step in key:
+        batch = _get_item(batch, step, argument)
+    return batch
+
+
+def _get_item(batch: Any, key: int | str, argument: str) -> Any:
+    try:
+        if isinstance(batch, Tensor):  # batch[1] would be an example, not a part
+            raise TypeError
+        if isinstance(key, str) and not isinstance(batch, Mapping):
+            return getattr(batch, key)
+        return batch[key]
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise ValueError(
+            f"{argument}={key!r} is not in the batch, which is {_describe(batch)}. "
+            f"Give the Trainer the {argument} of your batches."
+        ) from None
+
+
+def _set(batch: Any, key: Any, value: Any, argument: str) -> Any:
+    if _is_pair(key):
+        return key[1](batch, value)
+    if callable(key):
+        raise ValueError(
+            f"{argument}={key!r} can only read the batch, and an algorithm has to replace that "
+            f"part: give a pair of functions (get, set), where set(batch, value) returns a new "
+            "batch."
+        )
+    if not isinstance(key, (int, str)):
+        first, *rest = key
+        if rest:
+            value = _set(_get_item(batch, first, argument), rest, value, argument)
+        key = first
+    return _set_item(batch, key, value, argument)
+
+
+def _set_item(batch: Any, key: int | str, value: Any, argument: str) -> Any:
+    if isinstance(batch, Mapping):
+        return rebuild_mapping(batch, {**batch, key: value})
+    if _is_namedtuple(batch):
+        name = key if isinstance(key, str) else batch._fields[key]
+        return batch._replace(**{name: value})
+    if isinstance(batch, (tuple, list)) and isinstance(key, int):
+        items = list(batch)
+        items[key] = value
+        return type(batch)(items)
+    if attrs.has(type(batch)) and isinstance(key, str):
+        return attrs.evolve(batch, **{key: value})
+    if isinstance(key, str) and hasattr(batch, key):
+        new = copy.copy(batch)
+        setattr(new, key, value)
+        return new
+    raise ValueError(
+        f"{argument}={key!r} can't be replaced in {_describe(batch)}: give a pair of functions "
+        "(get, set), where set(batch, value) returns a new batch."
+    )
+
+
+def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """`items` in a mapping of the type of `like`."""
+    if type(like) is dict:
+        return items
+    try:
+        new = copy.copy(like)
+        new.update(items)  # type: ignore[attr-defined]
+        return new
+    except (AttributeError, TypeError):
+        return items
+
+
+def _is_pair(key: Any) -> bool:
+    return isinstance(key, tuple) and len(key) == 2 and all(map(callable, key))
+
+
+def _is_namedtuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _describe(batch: Any) -> str:
+    if isinstance(batch, Tensor):
+        return f"a tensor of shape {tuple(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} with the keys {list(batch)}"
+    if isinstance(batch, (tuple, list)):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    return f"a {type(batch).__name__}"
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The same tree with `function` applied to every tensor; the rest is passed through.
+
+    Example:
+        >>> from composable.core.batch import map_tensors
+        >>> map_tensors(lambda t: t + 1, {"x": torch.zeros(1), "name": "a"})
+        {'x': tensor([1.]), 'name': 'a'}
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    children = _children(tree)
+    if children is None:
+        return tree
+    new = {name: map_tensors(function, child) for name, child in children.items()}
+    if all(new[name] is child for name, child in children.items()):
+        return tree
+    return _rebuild(tree, new)
+
+
+def tensors_of(tree: Any) -> Iterator[Tensor]:
+    """Every tensor of a tree."""
+    if isinstance(tree, Tensor):
+        yield tree
+    else:
+        for child in (_children(tree) or {}).values():
+            yield from tensors_of(child)
+
+
+def _children(tree: Any) -> Mapping[Any, Any] | None:
+    if isinstance(tree, Mapping):
+        return tree
+    if isinstance(tree, (tuple, list)):
+        return dict(enumerate(tree))
+    if attrs.has(type(tree)):
+        return {field.name: getattr(tree, field.name) for field in attrs.fields(type(tree))}
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+    return None
+
+
+def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
+    if isinstance(tree, Mapping):
+        return rebuild_mapping(tree, children)
+    if _is_namedtuple(tree):
+        return type(tree)(*children.values())
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(children.values())
+    if attrs.has(type(tree)):
+        return attrs.evolve(tree, **children)
+    return dataclasses.replace(tree, **children)
+
+
+def count_examples(inputs: Any) -> int:
+    """The number of examples: the first dimension of the first tensor of the input.
+
+    Raises:
+        ValueError: There is no tensor with a first dimension.
+    """
+    if isinstance(inputs, Tensor) and inputs.ndim:
+        return inputs.shape[0]
+    for tensor in tensors_of(inputs):
+        if tensor.ndim:
+            return tensor.shape[0]
+    raise ValueError(
+        f"The examples of the batch can't be counted: its input is {_describe(inputs)}, without "
+        "a tensor that has a batch dimension. Check input_key."
+    )
+
+
+def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
+    """Split a batch along its first dimension.
+
+    Tensors are split into views; lists of one plain value (a string, a number) an example are
+    split too; tensors without dimensions and other values go to every part.
+
+    Args:
+        batch: Any tree of tensors, each with `sum(sizes)` rows.
+        sizes: The number of examples of each part.
+
+    Raises:
+        ValueError: A tensor has another number of rows; its place in the batch is named.
+
+    Example:
+        >>> from composable.core.batch import split_batch
+        >>> split_batch((torch.arange(3), ["a", "b", "c"]), [2, 1])
+        [(tensor([0, 1]), ['a', 'b']), (tensor([2]), ['c'])]
+    """
+    return _split(batch, list(sizes), "batch")
+
+
+def _split(tree: Any, sizes: list[int], place: str) -> list[Any]:
+    count = sum(sizes)
+    if isinstance(tree, Tensor):
+        if not tree.ndim:
+            return [tree] * len(sizes)
+        if tree.shape[0] != count:
+            raise ValueError(
+                f"{place} has {tree.shape[0]} rows and the input has {count} examples, so the "
+                "batch can't be split into microbatches: make every tensor of the batch have "
+                "one row an example, or train without grad_accum and microbatch_size."
+            )
+        return list(tree.split(sizes))
+    if isinstance(tree, (tuple, list)) and len(tree) == count and _is_plain(tree):
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [
+            type(tree)(tree[start : start + n]) for start, n in zip(starts, sizes, strict=True)
+        ]
+    children = _children(tree)
+    if not children:
+        return [tree] * len(sizes)
+    parts = {name: _split(child, sizes, f"{place}[{name!r}]") for name, child in children.items()}
+    return [
+        _rebuild(tree, {name: part[i] for name, part in parts.items()}) for i in range(len(sizes))
+    ]
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, (str, bytes, int, float)) for value in values)
+
+
+def microbatch_sizes(count: int, *, parts: int | None, size: int | None) -> list[int]:
+    """How many examples each microbatch has: `parts` of them, or `size` each and a rest."""
+    if size is None:
+        size = -(-count // (parts or 1))
+    if size >= count:
+        return [count]
+    return [min(size, count - start) for start in range(0, count, size)]
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch on a device; itself where it is there already."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)

@@ -1,0 +1,75 @@
+"""What watches training."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from composable.core.control import Control
+from composable.core.event import Event
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["Callback", "FunctionCallback", "hooks_of"]
+
+
+class Callback:
+    """An observer of training: it reads, logs and asks, and changes nothing.
+
+    A subclass defines a method for each event that it watches, named like the event in lower
+    case, with `(state, logger)`; or `run_event(event, state, logger)` for all events, which
+    switches the single methods off. A method returns None or a `Control`.
+
+    Example:
+        >>> from composable import Callback, Control
+        >>> class EpochMonitor(Callback):
+        ...     def epoch_start(self, state, logger):
+        ...         print(f"Epoch: {state.timestamp.epoch}")
+        >>> class StopEarly(Callback):
+        ...     def batch_end(self, state, logger):
+        ...         return Control.STOP if state.timestamp.batch == 3 else None
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called in the plan and in errors."""
+        return type(self).__name__
+
+    def run_event(self, event: Event, state: "State", logger: "Logger") -> Control | None:
+        """Watch every event; by default the method named like the event is called."""
+        hook = getattr(self, event.value, None)
+        return hook(state, logger) if hook else None
+
+    def close(self) -> None:
+        """Let go of files and screens: called when `fit`, `eval` or `predict` ends, however."""
+
+
+class FunctionCallback(Callback):
+    """A plain function `(event, state, logger) -> Control | None` as a callback."""
+
+    def __init__(
+        self, function: Callable[[Event, "State", "Logger"], Control | None]
+    ) -> None:
+        self.function = function
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def run_event(self, event: Event, state: "State", logger: "Logger") -> Control | None:
+        """Call the function."""
+        return self.function(event, state, logger)
+
+
+def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:
+    """The `(state, logger)` functions of a callback, by the events that it watches."""
+    if type(callback).run_event is not Callback.run_event:
+        return {event: partial(callback.run_event, event) for event in Event}
+    hooks = {}
+    for name, event in Event.__members__.items():  # older names of events included
+        hook = getattr(callback, name.lower(), None)
+        if hook is not None:
+            hooks[event] = hook
+    return hooks

@@ -1,0 +1,320 @@
+"""Who acts when: algorithms and callbacks compiled into one table."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from composable.core.algorithm import Algorithm, FunctionAlgorithm
+from composable.core.callback import Callback, FunctionCallback, hooks_of
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.logger import Logger, LoggerDestination
+from composable.core.state import State
+
+__all__ = ["AmbiguousOrderWarning", "Dispatcher", "Plan"]
+
+
+class AmbiguousOrderWarning(UserWarning):
+    """Two algorithms write the same field in the same stage, so only their names order them."""
+
+
+@attrs.frozen
+class Step:
+    """One line of a plan: who acts at an event, on what, and why in this place."""
+
+    event: Event
+    who: str
+    stage: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    why: str
+
+
+@attrs.frozen
+class Plan:
+    """Who runs at which event, in an order that doesn't depend on how they were listed.
+
+    Algorithms are a set: they are ordered by stage and then by name. At an event that closes a
+    pair (`AFTER_X`, `X_END`), those that listen to both of the pair run in reverse, so that
+    pairs nest like brackets, after those that listen to the closing event alone. Callbacks
+    only look and ask: they run after the algorithms, in the order given, loggers last.
+
+    Example:
+        >>> from composable import Plan
+        >>> from composable.algorithms import LabelSmoothing, MixUp
+        >>> plan = Plan.compile([LabelSmoothing(0.1), MixUp()])
+        >>> plan == Plan.compile([MixUp(), LabelSmoothing(0.1)])
+        True
+        >>> print(plan.explain())
+        event               who             stage    reads            writes  why here...
+        before_train_batch  MixUp           mix      batch, key       batch   alone here
+        before_loss         MixUp           mix      batch, outputs   batch, loss_fn  ...
+    """
+
+    algorithms: tuple[Algorithm, ...] = ()
+    callbacks: tuple[Callback, ...] = ()
+
+    @classmethod
+    def compile(
+        cls,
+        algorithms: Iterable[Algorithm | Callable[[Event, State], State]] = (),
+        callbacks: Iterable[Callback | Callable[..., Control | None]] = (),
+        loggers: Iterable[LoggerDestination] = (),
+    ) -> "Plan":
+        """Order algorithms and callbacks.
+
+        Raises:
+            TypeError: One of them is of the wrong kind.
+            ValueError: Two algorithms have one name.
+        """
+        chosen = [as_algorithm(algorithm) for algorithm in as_list(algorithms)]
+        chosen.sort(key=lambda algorithm: (algorithm.stage, algorithm.name))
+        _check_names(chosen)
+        _report_conflicts(chosen)
+        watchers = [as_callback(callback) for callback in as_list(callbacks)]
+        places = [as_destination(logger) for logger in as_list(loggers)]
+        return cls(tuple(chosen), (*watchers, *places))
+
+    @property
+    def destinations(self) -> tuple[LoggerDestination, ...]:
+        """The callbacks that are loggers."""
+        return tuple(c for c in self.callbacks if isinstance(c, LoggerDestination))
+
+    def transforms(self, event: Event) -> tuple[Algorithm, ...]:
+        """The algorithms that listen to an event, in the order in which they run."""
+        listening = [a for a in self.algorithms if event in a.events]
+        if not event.closes:
+            return tuple(listening)
+        nested = [a for a in listening if event.partner in a.events]
+        alone = [a for a in listening if event.partner not in a.events]
+        return (*alone, *reversed(nested))
+
+    def observers(self, event: Event) -> tuple[Callback, ...]:
+        """The callbacks that listen to an event, in the order in which they run."""
+        return tuple(callback for callback in self.callbacks if event in hooks_of(callback))
+
+    def steps(self) -> list[Step]:
+        """Every line of the plan, in the order of the events."""
+        steps = []
+        for event in Event:
+            transforms = self.transforms(event)
+            for i, algorithm in enumerate(transforms):
+                steps.append(
+                    Step(
+                        event,
+                        algorithm.name,
+                        algorithm.stage.name.lower(),
+                        tuple(sorted(algorithm.reads)),
+                        tuple(sorted(algorithm.writes)),
+                        _why(event, transforms, i),
+                    )
+                )
+            steps += [
+                Step(event, callback.name, "watches", (), (), "observes and asks, in list order")
+                for callback in self.observers(event)
+            ]
+        return steps
+
+    def explain(self) -> str:
+        """The plan as a table: event, who, stage, reads, writes, why here."""
+        rows = [("event", "who", "stage", "reads", "writes", "why here")]
+        for step in self.steps():
+            fields = (", ".join(step.reads) or "-", ", ".join(step.writes) or "-")
+            rows.append((step.event.value, step.who, step.stage, *fields, step.why))
+        if len(rows) == 1:
+            return "Nothing is registered: the loop runs alone."
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for tools."""
+        steps = [{**attrs.asdict(step), "event": step.event.value} for step in self.steps()]
+        return {
+            "algorithms": {algorithm.name: repr(algorithm) for algorithm in self.algorithms},
+            "callbacks": [callback.name for callback in self.callbacks],
+            "steps": steps,
+        }
+
+    def dispatcher(self, logger: Logger) -> "Dispatcher":
+        """The plan made ready to run."""
+        return Dispatcher(self, logger)
+
+
+class Dispatcher:
+    """Runs a plan: call it with an event and a state.
+
+    `requests` joins what the callbacks have asked for and nobody has granted yet.
+    """
+
+    __slots__ = ("_table", "logger", "requests")
+
+    def __init__(self, plan: Plan, logger: Logger) -> None:
+        self.logger = logger
+        self.requests = Control.NONE
+        hooks = [hooks_of(callback) for callback in plan.callbacks]
+        self._table: dict[Event, tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]] = {}
+        for event in Event:
+            transforms = plan.transforms(event)
+            watching = tuple(of_one[event] for of_one in hooks if event in of_one)
+            if transforms or watching:
+                self._table[event] = (transforms, watching)
+
+    def __call__(self, event: Event, state: State) -> State:
+        """The state after everyone who listens to the event has run."""
+        listeners = self._table.get(event)
+        if listeners is None:
+            return state
+        transforms, watching = listeners
+        at_work: Any = None
+        try:
+            for at_work in transforms:
+                state = at_work(event, state)
+                if type(state) is not State:
+                    raise TypeError(
+                        f"apply returned {state!r} and must return a State: end it with "
+                        "return state.evolve(...), or return state where nothing changes."
+                    )
+            if watching:
+                logger = self.logger
+                logger.timestamp = state.timestamp
+                for at_work in watching:
+                    asked = at_work(state, logger)
+                    if asked is not None:
+                        self.requests = self._join(asked)
+        except Exception as error:
+            _say_where(error, at_work, event)
+            raise
+        return state
+
+    def _join(self, asked: object) -> Control:
+        if not isinstance(asked, Control):
+            raise TypeError(
+                f"a callback returned {asked!r} and must return None or a Control, such as "
+                "Control.STOP."
+            )
+        return self.requests | asked
+
+    def listens(self, event: Event) -> bool:
+        """Whether anyone listens to an event."""
+        return event in self._table
+
+    def take(self, request: Control) -> bool:
+        """Whether something was asked for; it counts as granted from here on."""
+        if not self.requests:  # almost always
+            return False
+        asked = bool(self.requests & request)
+        self.requests &= ~request
+        return asked
+
+
+def as_algorithm(algorithm: object) -> Algorithm:
+    """An algorithm as it is, a plain function wrapped."""
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if isinstance(algorithm, type):
+        raise TypeError(
+            f"algorithms has the class {algorithm.__name__}, where an instance is meant: write "
+            f"{algorithm.__name__}()."
+        )
+    if isinstance(algorithm, Callback):
+        raise TypeError(
+            f"algorithms has {algorithm.name}, which is a callback: pass it in "
+            f"{'loggers' if isinstance(algorithm, LoggerDestination) else 'callbacks'}=[...]."
+        )
+    if callable(algorithm):
+        return FunctionAlgorithm(algorithm)
+    raise TypeError(
+        f"algorithms has {algorithm!r}: each must be an Algorithm, such as MixUp(), or a function "
+        "(event, state) -> state."
+    )
+
+
+def as_callback(callback: object) -> Callback:
+    """A callback as it is, a plain function wrapped."""
+    if isinstance(callback, LoggerDestination):
+        raise TypeError(f"callbacks has {callback.name}, a logger: pass it in loggers=[...].")
+    if isinstance(callback, Callback):
+        return callback
+    if isinstance(callback, type):
+        raise TypeError(
+            f"callbacks has the class {callback.__name__}, where an instance is meant: write "
+            f"{callback.__name__}()."
+        )
+    if isinstance(callback, Algorithm):
+        raise TypeError(
+            f"callbacks has {callback!r}, which is an algorithm: pass it in algorithms=[...]."
+        )
+    if callable(callback):
+        return FunctionCallback(callback)
+    raise TypeError(
+        f"callbacks has {callback!r}: each must be a Callback or a function "
+        "(event, state, logger) -> Control | None."
+    )
+
+
+def as_destination(logger: object) -> LoggerDestination:
+    """A logger as it is."""
+    if isinstance(logger, LoggerDestination):
+        return logger
+    hint = f": write {logger.__name__}()" if isinstance(logger, type) else ""
+    raise TypeError(
+        f"loggers has {logger!r}: each must be an instance of LoggerDestination{hint}."
+    )
+
+
+def as_list(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
+        return list(given)
+    return [given]
+
+
+def _check_names(algorithms: Sequence[Algorithm]) -> None:
+    seen: dict[str, Algorithm] = {}
+    for algorithm in algorithms:
+        if algorithm.name in seen:
+            raise ValueError(
+                f"algorithms has two named {algorithm.name!r}: {seen[algorithm.name]!r} and "
+                f"{algorithm!r}. Names tell their memory and random numbers apart: give one "
+                f"another, such as {type(algorithm).__name__}(..., name='{algorithm.name}2')."
+            )
+        seen[algorithm.name] = algorithm
+
+
+def _report_conflicts(algorithms: Sequence[Algorithm]) -> None:
+    for i, first in enumerate(algorithms):
+        for second in algorithms[i + 1 :]:
+            shared = (set(first.writes) & set(second.writes)) - {"memory"}
+            events = set(first.events) & set(second.events)
+            if shared and events and first.stage == second.stage:
+                warnings.warn(
+                    f"{first.name} and {second.name} both write {sorted(shared)} in the stage "
+                    f"{first.stage.name}, so only their names put {first.name} first. To say "
+                    "which comes first, give them names that sort in that order, or drop one.",
+                    AmbiguousOrderWarning,
+                    stacklevel=3,
+                )
+
+
+def _why(event: Event, order: Sequence[Algorithm], i: int) -> str:
+    if len(order) == 1:
+        return "alone here"
+    if event.closes and event.partner in order[i].events:
+        return f"closes {event.partner.value}, in reverse"
+    if i == 0:
+        return "first of the stages here"
+    before = order[i - 1]
+    if before.stage < order[i].stage:
+        return f"{order[i].stage.name.lower()} comes after {before.stage.name.lower()}"
+    return f"same stage as {before.name}, ordered by name"
+
+
+def _say_where(error: Exception, who: Any, event: Event) -> None:
+    owner = getattr(getattr(who, "func", who), "__self__", who)
+    name = getattr(owner, "name", None) or type(owner).__name__
+    if hasattr(error, "add_note"):  # Python 3.11 on
+        error.add_note(f"raised by {name} at {event.name}")

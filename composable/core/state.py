@@ -1,0 +1,157 @@
+"""The state of a training run, as a value."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from composable.core.batch import BatchSpec
+from composable.core.key import Key
+from composable.core.time import Time, Timestamp, elapsed, reached
+
+__all__ = ["FrozenStateError", "State"]
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+class FrozenStateError(attrs.exceptions.FrozenInstanceError):
+    """Something tried to assign to a `State`."""
+
+
+@attrs.frozen(slots=False, eq=False, repr=False)
+class State:
+    """Everything that a run consists of, frozen.
+
+    `state.evolve(field=value)` gives another state; nothing changes this one. The leaves are
+    PyTorch's own and are updated in place in three places only: `backward` writes gradients,
+    `optimizer.step` writes parameters, and normalisation layers write their running statistics.
+
+    Example:
+        >>> from composable import State
+        >>> state = State(model=torch.nn.Linear(2, 1))
+        >>> state.evolve(loss=torch.tensor(0.5)).loss
+        tensor(0.5000)
+        >>> state.loss is None
+        True
+        >>> state.loss = torch.tensor(0.5)
+        Traceback (most recent call last):
+            ...
+        composable.core.state.FrozenStateError: State is frozen: state.loss can't be assigned...
+    """
+
+    model: nn.Module
+    """The model that is trained."""
+    loss_fn: Callable[[Any, Any], Tensor] | None = None
+    """`loss_fn(outputs, batch)`: the loss of a batch."""
+    optimizers: tuple[Optimizer, ...] = ()
+    schedulers: tuple[Any, ...] = ()
+    batch: Any = None
+    """The batch at hand."""
+    outputs: Any = None
+    """What the model made of it (of its last microbatch)."""
+    loss: Tensor | None = None
+    """Its loss, detached but between `AFTER_LOSS` and the backward pass."""
+    gradients: Mapping[str, Tensor] | None = None
+    """Gradients by parameter name that replace the parameters' `.grad` at the optimizer's step."""
+    timestamp: Timestamp = Timestamp()
+    max_duration: Time | None = None
+    epoch_length: int | None = None
+    """Batches in an epoch, or None where it isn't known."""
+    key: Key = Key(0)
+    """What all randomness of the run is derived from."""
+    memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=MappingProxyType)
+    """What algorithms remember, by their names."""
+    metrics: Mapping[str, Mapping[str, float]] = attrs.field(
+        default=_EMPTY, converter=MappingProxyType
+    )
+    """The results of the last evaluation, by evaluator and metric."""
+    device: torch.device = torch.device("cpu")
+    spec: BatchSpec = BatchSpec()
+    """Which part of the batch is the input and which is the target."""
+    takes_batch: bool = False
+    """Whether the model is called with the whole batch instead of its input."""
+
+    def evolve(self, **changes: Any) -> "State":
+        """This state with some fields changed.
+
+        Raises:
+            TypeError: There is no such field.
+        """
+        if not changes.keys() <= _FIELDS:
+            unknown = sorted(changes.keys() - _FIELDS)
+            raise TypeError(f"State has no field {unknown}: it has {sorted(_FIELDS)}.")
+        if "memory" in changes and type(changes["memory"]) is not MappingProxyType:
+            changes["memory"] = MappingProxyType(dict(changes["memory"]))
+        new: State = _new(State)
+        fields = new.__dict__  # measured: a third of the cost of the generated constructor
+        fields.update(self.__dict__)
+        fields.update(changes)
+        return new
+
+    @property
+    def inputs(self) -> Any:
+        """The input part of the batch."""
+        return self.spec.inputs(self.batch)
+
+    @property
+    def targets(self) -> Any:
+        """The target part of the batch."""
+        return self.spec.targets(self.batch)
+
+    def with_batch(self, **parts: Any) -> "State":
+        """This state with `inputs=` or `targets=` of its batch replaced."""
+        return self.evolve(batch=self.spec.replace(self.batch, **parts))
+
+    def forward(self) -> Any:
+        """Call the model on the batch."""
+        return self.model(self.batch if self.takes_batch else self.spec.inputs(self.batch))
+
+    def remember(self, name: str, value: Any) -> "State":
+        """This state with `value` in the memory under `name`: plain containers and tensors."""
+        return self.evolve(memory={**self.memory, name: value})
+
+    def grads(self) -> Mapping[str, Tensor]:
+        """The gradients that the optimizers will see, by parameter name."""
+        if self.gradients is not None:
+            return self.gradients
+        named = self.model.named_parameters()
+        return {name: p.grad for name, p in named if p.grad is not None}
+
+    def generator(self, *who: str | int) -> torch.Generator:
+        """A CPU generator that depends on the seed, `who` and the batch number alone."""
+        return self.key.fold(*who, self.timestamp.batch).generator()
+
+    @property
+    def elapsed(self) -> float:
+        """The fraction of the run that is done."""
+        return elapsed(self)
+
+    def reached(self, time: "Time | str | int") -> bool:
+        """Whether `time` of the run is done."""
+        return reached(self, Time.parse(time))
+
+    def __repr__(self) -> str:
+        now = self.timestamp
+        return (
+            f"<State of {type(self.model).__name__}: epoch {now.epoch}, batch {now.batch}, "
+            f"max_duration {self.max_duration}, memory {sorted(self.memory)}>"
+        )
+
+
+_new = object.__new__
+_FIELDS = frozenset(field.name for field in attrs.fields(State))
+
+
+def _refuse_assignment(self: State, name: str, value: object = None) -> None:
+    raise FrozenStateError(
+        f"State is frozen: state.{name} can't be assigned. "
+        f"Return state.evolve({name}=...) from your algorithm instead."
+    )
+
+
+State.__setattr__ = _refuse_assignment  # type: ignore[method-assign, assignment]
+State.__delattr__ = _refuse_assignment  # type: ignore[method-assign, assignment]

@@ -1,0 +1,394 @@
+"""Lengths of training, and where a run stands.
+
+A `Time` is a length in one unit. A `Timestamp` counts what a run has done. A `Clock` is a
+timestamp with the length of the run, against which every `Time` can be measured.
+Everything counted is an integer and every fraction is exact, so 0.1 of a run of 30 batches
+is batch 3 and not batch 3.0000000000000004.
+"""
+
+import re
+from enum import Enum
+from fractions import Fraction
+from functools import lru_cache, total_ordering
+from typing import Protocol, TypeAlias
+
+import attrs
+
+__all__ = ["Clock", "HasTime", "Time", "TimeLike", "TimeUnit", "Timestamp", "crossed", "elapsed"]
+
+
+class TimeUnit(Enum):
+    """The units in which training is measured."""
+
+    ITERATION = "iter"
+    EPOCH = "ep"
+    BATCH = "ba"
+    SAMPLE = "sp"
+    TOKEN = "tok"
+    DURATION = "dur"
+    """The whole run: "0.5dur" is half of it."""
+    SECOND = "sec"
+    """Wall time of training, without evaluation."""
+
+    __hash__ = object.__hash__
+
+
+_FRACTIONAL = (TimeUnit.DURATION, TimeUnit.SECOND)
+_ALLOWED = (
+    "a number and a unit: '10ep' (epochs), '2ba' (batches), '100sp' (samples), '1000tok' "
+    "(tokens), '2iter' (iterations), '0.5dur' (half of the run), '30sec', '90s' or '1h30m'; "
+    "a plain integer means epochs"
+)
+_NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?|\d+/\d+)(iter|ep|ba|sp|tok|dur|sec)")
+_WALL_CLOCK = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+@total_ordering
+@attrs.frozen(eq=False, order=False)
+class Time:
+    """A length of training in one unit, exact.
+
+    Args:
+        value: At least 0. An integer, but for fractions of the run and seconds.
+        unit: A `TimeUnit`, or its short name.
+
+    Raises:
+        ValueError: `value` is negative, infinite or has a fraction that its unit can't have.
+        TypeError: `value` is not a number, or two units were mixed.
+
+    Example:
+        >>> from composable import Time
+        >>> Time.parse("10ep")
+        Time('10ep')
+        >>> Time.parse("1h30m") == Time(5400, "sec")
+        True
+        >>> Time.parse("3ba") / Time.parse("30ba")
+        Time('0.1dur')
+        >>> Time.parse("0.1dur") * 3 == Time.parse("0.3dur")
+        True
+    """
+
+    value: int | Fraction
+    unit: TimeUnit
+
+    def __init__(self, value: int | float | Fraction, unit: TimeUnit | str) -> None:
+        unit = _as_unit(unit)
+        exact = _as_exact(value)
+        if exact < 0:
+            raise ValueError(f"value={value!r} is negative: a Time is at least 0.")
+        if exact.denominator != 1 and unit not in _FRACTIONAL:
+            raise ValueError(
+                f"value={value!r} is not whole, and {unit.name.lower()}s can't be split: "
+                "give an integer, or a fraction of the run such as '0.5dur'."
+            )
+        self.__attrs_init__(exact.numerator if exact.denominator == 1 else exact, unit)
+
+    @classmethod
+    def parse(cls, text: "TimeLike") -> "Time":
+        """Read a time from a string; an integer means epochs, a `Time` is itself.
+
+        Args:
+            text: Such as "10ep", "2ba", "100sp", "1000tok", "2iter", "0.5dur", "1/3dur",
+                "30sec", "90s", "1h30m".
+
+        Raises:
+            ValueError: The string is none of these; the message lists them.
+            TypeError: It is neither a string, an integer nor a `Time`.
+        """
+        if isinstance(text, Time):
+            return text
+        if isinstance(text, int) and not isinstance(text, bool):
+            return cls(text, TimeUnit.EPOCH)
+        if not isinstance(text, str):
+            raise TypeError(f"A time must be {_ALLOWED}; got {text!r}.")
+        return _parse(text)
+
+    @property
+    def seconds(self) -> float:
+        """The length in seconds; only for a time in seconds."""
+        if self.unit is not TimeUnit.SECOND:
+            raise TypeError(f"{self} is not in seconds.")
+        return float(self.value)
+
+    def __str__(self) -> str:
+        return f"{_print_exact(self.value)}{self.unit.value}"
+
+    def __repr__(self) -> str:
+        return f"Time({str(self)!r})"
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.unit))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Time, str)):
+            return NotImplemented
+        other = Time.parse(other)
+        self._same_unit(other, "compared with")
+        return self.value == other.value
+
+    def __lt__(self, other: "Time | str") -> bool:
+        if not isinstance(other, (Time, str)):
+            return NotImplemented
+        other = Time.parse(other)
+        self._same_unit(other, "compared with")
+        return self.value < other.value
+
+    def __add__(self, other: "Time | str") -> "Time":
+        other = Time.parse(other)
+        self._same_unit(other, "added to")
+        return Time(self.value + other.value, self.unit)
+
+    def __sub__(self, other: "Time | str") -> "Time":
+        other = Time.parse(other)
+        self._same_unit(other, "taken from")
+        return Time(self.value - other.value, self.unit)
+
+    def __mul__(self, factor: int | float | Fraction) -> "Time":
+        return Time(self.value * _as_exact(factor), self.unit)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: "Time | str | int | Fraction") -> "Time":
+        if isinstance(other, (Time, str)):
+            other = Time.parse(other)
+            self._same_unit(other, "divided by")
+            return Time(Fraction(self.value) / other.value, TimeUnit.DURATION)
+        return Time(Fraction(self.value) / _as_exact(other), self.unit)
+
+    def _same_unit(self, other: "Time", verb: str) -> None:
+        if self.unit is not other.unit:
+            raise TypeError(
+                f"{self} can't be {verb} {other}: {self.unit.name.lower()}s and "
+                f"{other.unit.name.lower()}s are different units, and how they relate depends on "
+                "the run. Use one unit, or measure both against a run: Clock.fraction_of(time)."
+            )
+
+
+TimeLike: TypeAlias = Time | str | int
+
+
+def _as_unit(unit: TimeUnit | str) -> TimeUnit:
+    try:
+        return TimeUnit(unit)
+    except ValueError:
+        allowed = ", ".join(repr(u.value) for u in TimeUnit)
+        raise ValueError(f"unit={unit!r} is unknown: use one of {allowed}.") from None
+
+
+def _as_exact(value: int | float | Fraction) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)):
+        raise TypeError(f"value={value!r} must be an int, a float or a Fraction.")
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise ValueError(f"value={value!r} is not finite.")
+        return Fraction(repr(value))  # 0.1 means one tenth, not the binary number next to it
+    return Fraction(value)
+
+
+def _print_exact(value: int | Fraction) -> str:
+    if isinstance(value, int):
+        return str(value)
+    twos, fives, rest = 0, 0, value.denominator
+    while rest % 2 == 0:
+        twos, rest = twos + 1, rest // 2
+    while rest % 5 == 0:
+        fives, rest = fives + 1, rest // 5
+    if rest != 1:
+        return f"{value.numerator}/{value.denominator}"
+    places = max(twos, fives)
+    digits = str(value.numerator * 10**places // value.denominator).rjust(places + 1, "0")
+    return f"{digits[:-places]}.{digits[-places:]}"
+
+
+@lru_cache(maxsize=1024)
+def _parse(text: str) -> Time:
+    if match := _NUMBER_AND_UNIT.fullmatch(text):
+        number, unit = match.groups()
+        if number.endswith("/0") or re.search(r"/0+$", number):
+            raise ValueError(f"time {text!r} divides by zero.")
+        return Time(Fraction(number), unit)
+    if match := _WALL_CLOCK.fullmatch(text):
+        hours, minutes, seconds = match.groups(default="0")
+        total = int(hours) * 3600 + int(minutes) * 60 + Fraction(seconds)
+        return Time(total, TimeUnit.SECOND)
+    raise ValueError(f"time {text!r} can't be read: a time is {_ALLOWED}.")
+
+
+@attrs.frozen
+class Timestamp:
+    """What a run has done so far.
+
+    All counts are of finished things: in the first batch, `batch` is 0. The three times are
+    seconds of training, evaluation left out.
+
+    Example:
+        >>> from composable import Timestamp
+        >>> now = Timestamp().next_batch(samples=32)
+        >>> now.batch, now.sample, now.epoch
+        (1, 32, 0)
+        >>> now.next_epoch().batch_in_epoch
+        0
+    """
+
+    iteration: int = 0
+    epoch: int = 0
+    batch: int = 0
+    sample: int = 0
+    token: int = 0
+    epoch_in_iteration: int = 0
+    batch_in_epoch: int = 0
+    sample_in_epoch: int = 0
+    token_in_epoch: int = 0
+    total_wct: float = 0.0
+    epoch_wct: float = 0.0
+    batch_wct: float = 0.0
+
+    def next_batch(
+        self, samples: int = 0, tokens: int = 0, seconds: float = 0.0
+    ) -> "Timestamp":
+        """The timestamp after one more batch."""
+        return Timestamp(  # positional, since this runs every step
+            self.iteration,
+            self.epoch,
+            self.batch + 1,
+            self.sample + samples,
+            self.token + tokens,
+            self.epoch_in_iteration,
+            self.batch_in_epoch + 1,
+            self.sample_in_epoch + samples,
+            self.token_in_epoch + tokens,
+            self.total_wct + seconds,
+            self.epoch_wct + seconds,
+            seconds,
+        )
+
+    def next_epoch(self) -> "Timestamp":
+        """The timestamp after the end of an epoch."""
+        return attrs.evolve(
+            self,
+            epoch=self.epoch + 1,
+            epoch_in_iteration=self.epoch_in_iteration + 1,
+            batch_in_epoch=0,
+            sample_in_epoch=0,
+            token_in_epoch=0,
+            epoch_wct=0.0,
+        )
+
+    def next_iteration(self) -> "Timestamp":
+        """The timestamp after the end of an iteration."""
+        return attrs.evolve(self, iteration=self.iteration + 1, epoch_in_iteration=0)
+
+    def get(self, unit: TimeUnit | str) -> Time:
+        """How much of one unit is done, as a `Time`."""
+        unit = _as_unit(unit)
+        if unit is TimeUnit.DURATION:
+            raise TypeError("A timestamp alone can't tell the fraction of the run: ask a Clock.")
+        return Time(getattr(self, _FIELD[unit]), unit)
+
+
+_FIELD = {
+    TimeUnit.ITERATION: "iteration",
+    TimeUnit.EPOCH: "epoch",
+    TimeUnit.BATCH: "batch",
+    TimeUnit.SAMPLE: "sample",
+    TimeUnit.TOKEN: "token",
+    TimeUnit.SECOND: "total_wct",
+}
+
+
+class HasTime(Protocol):
+    """What knows where a run stands: a `State` or a `Clock`."""
+
+    @property
+    def timestamp(self) -> Timestamp: ...
+    @property
+    def max_duration(self) -> Time | None: ...
+    @property
+    def epoch_length(self) -> int | None: ...
+
+
+@attrs.frozen
+class Clock:
+    """A timestamp together with the length of the run. A `State` can stand in for it.
+
+    Args:
+        timestamp: What is done.
+        max_duration: The length of the run, or None where it isn't known.
+        epoch_length: Batches in an epoch, or None where it isn't known.
+
+    Example:
+        >>> from composable import Clock
+        >>> clock = Clock.at(batch=3, max_duration="2ep", epoch_length=5)
+        >>> clock.fraction_of("1dur")
+        Fraction(3, 10)
+        >>> clock.reached("0.3dur"), clock.reached("1ep")
+        (True, False)
+    """
+
+    timestamp: Timestamp
+    max_duration: Time | None = attrs.field(
+        default=None, converter=attrs.converters.optional(Time.parse)
+    )
+    epoch_length: int | None = None
+
+    @classmethod
+    def at(
+        cls, *, batch: int, max_duration: TimeLike, epoch_length: int | None = None
+    ) -> "Clock":
+        """The clock of a run that has done `batch` batches: for schedules in your own loop."""
+        epoch, within = divmod(batch, epoch_length) if epoch_length else (0, batch)
+        now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=within)
+        return cls(now, max_duration, epoch_length)
+
+    def fraction_of(self, length: TimeLike) -> Fraction:
+        """What is done, as a fraction of `length`; above 1 when it is exceeded."""
+        done, total = progress(self, Time.parse(length))
+        if not total:
+            raise ValueError(f"length={length!r} is zero: nothing can be a fraction of it.")
+        return Fraction(done) / Fraction(total)
+
+    def reached(self, time: TimeLike) -> bool:
+        """Whether `time` of the run is done."""
+        return reached(self, Time.parse(time))
+
+
+def progress(clock: HasTime, length: Time) -> tuple[int | Fraction | float, int | Fraction]:
+    """What is done and what `length` is, in the same finest unit at hand."""
+    if length.unit is TimeUnit.DURATION:
+        whole = clock.max_duration
+        if whole is None:
+            raise ValueError(f"{length} can't be told: the run has no max_duration.")
+        done, total = progress(clock, whole)
+        return done, total * length.value
+    now, count = clock.timestamp, clock.epoch_length
+    if length.unit is TimeUnit.EPOCH and count is not None:
+        return now.epoch * count + now.batch_in_epoch, length.value * count
+    return getattr(now, _FIELD[length.unit]), length.value
+
+
+def reached(clock: HasTime, time: Time) -> bool:
+    """Whether `time` of the run is done."""
+    done, total = progress(clock, time)
+    return done >= total
+
+
+def elapsed(clock: HasTime) -> float:
+    """The fraction of the run that is done, from 0.0 to 1.0.
+
+    Raises:
+        ValueError: The run has no `max_duration`.
+    """
+    done, total = progress(clock, _WHOLE)
+    return min(float(done / total), 1.0) if total else 1.0
+
+
+def crossed(before: HasTime, after: HasTime, interval: Time) -> bool:
+    """Whether a multiple of `interval` lies after `before` and not after `after`."""
+    if not interval.value:
+        return False
+    then, step = progress(before, interval)
+    now, _ = progress(after, interval)
+    return then // step != now // step
+
+
+_WHOLE = Time(1, TimeUnit.DURATION)

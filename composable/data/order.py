@@ -1,0 +1,47 @@
+"""Batches in an order that depends on the seed and the epoch alone."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from composable.core.key import Key
+from composable.utils.reproducibility import seed_epoch, seed_fetch
+
+__all__ = ["seeded_batches"]
+
+T = TypeVar("T")
+
+
+def seeded_batches(
+    dataloader: Iterable[T], seed: int | Key, *, epoch: int, first_step: int = 0
+) -> Iterator[T]:
+    """Go through a loader once, with the global generators seeded before each fetch.
+
+    The loader's shuffling and its workers' seeds depend on `(seed, epoch)`, and what a dataset
+    draws in this process on `(seed, step)`: on nothing that was drawn before. A distributed
+    sampler is told the epoch. A loader that was given a generator of its own keeps using it.
+
+    This is how the `Trainer` reads its loader; use it to get the same batches in your own loop.
+
+    Args:
+        dataloader: Any iterable of batches.
+        seed: The seed of the run, or its `Key`.
+        epoch: The epoch, from 0.
+        first_step: The number of batches that the run has trained on before this epoch.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from composable.data import seeded_batches
+        >>> loader = DataLoader(range(6), batch_size=3, shuffle=True)
+        >>> first = [batch.tolist() for batch in seeded_batches(loader, 17, epoch=0)]
+        >>> first == [batch.tolist() for batch in seeded_batches(loader, 17, epoch=0)]
+        True
+    """
+    for owner in (dataloader, getattr(dataloader, "batch_sampler", None)):
+        sampler = getattr(owner, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+            break
+    seed_epoch(seed, epoch)
+    for step, batch in enumerate(dataloader, start=first_step + 1):
+        yield batch
+        seed_fetch(seed, step)

@@ -1,0 +1,81 @@
+"""Metrics as lines on the screen."""
+
+import sys
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+from composable.core.logger import LoggerDestination, to_numbers
+from composable.core.time import Time, TimeLike, Timestamp, TimeUnit, crossed
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["ConsoleLogger"]
+
+
+class ConsoleLogger(LoggerDestination):
+    """Prints the latest metrics each `log_interval`, and every evaluation.
+
+    Args:
+        log_interval: Such as "10ba" or "1ep".
+        stream: Where to print; standard error by default.
+
+    Example:
+        >>> import sys
+        >>> from composable.loggers import ConsoleLogger
+        >>> logger = ConsoleLogger("10ba", stream=sys.stdout)
+    """
+
+    def __init__(self, log_interval: TimeLike = "1ep", *, stream: IO[str] | None = None) -> None:
+        self._interval = Time.parse(log_interval)
+        if self._interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION):
+            raise ValueError(
+                f"log_interval={str(self._interval)!r} must be in epochs, batches or fractions of "
+                "the run, such as '1ep', '10ba' or '0.1dur'."
+            )
+        self._stream = stream
+        self._latest: dict[str, Any] = {}
+        self._before: State | None = None
+
+    def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
+        """Take in metrics."""
+        self._latest.update(metrics)
+
+    def fit_start(self, state: "State", logger: "Logger") -> None:
+        """Start counting."""
+        self._before = state
+
+    def log(self, state: "State", logger: "Logger") -> None:
+        """Print where the interval has passed."""
+        before, self._before = self._before, state
+        if before is not None and crossed(before, state, self._interval):
+            self._print(state)
+
+    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+        """Print the evaluation."""
+        self._print(state)
+
+    def eval_standalone_end(self, state: "State", logger: "Logger") -> None:
+        """Print the evaluation."""
+        self._print(state)
+
+    def close(self) -> None:
+        """Forget the state of the run."""
+        self._before = None
+
+    def _print(self, state: "State") -> None:
+        (numbers,) = to_numbers([self._latest])
+        self._latest = {}
+        if numbers:
+            now = state.timestamp
+            shown = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+            print(f"[epoch {now.epoch}, batch {now.batch}]  {shown}", file=self._out)
+
+    @property
+    def _out(self) -> IO[str]:
+        return self._stream or sys.stderr
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

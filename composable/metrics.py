@@ -1,0 +1,100 @@
+"""What is measured in evaluation.
+
+A metric is a function `(outputs, targets)` that returns one value for each example, or their
+mean as a single value; it is averaged over the examples, so that a short last batch counts
+for what it has. An object with `update`, `compute` and `reset`, as torchmetrics has them, is
+used as it is.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = ["Evaluator", "accuracy"]
+
+
+def accuracy(
+    outputs: Float[Tensor, " batch classes *rest"], targets: Int[Tensor, " batch *rest"]
+) -> Float[Tensor, " batch"]:
+    """The share of right predictions, for each example.
+
+    Args:
+        outputs: Logits or probabilities.
+        targets: Class indices.
+
+    Example:
+        >>> from composable.metrics import accuracy
+        >>> accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
+        tensor([1., 0.])
+    """
+    right = (outputs.argmax(1) == targets).float()
+    return right.flatten(1).mean(1) if right.ndim > 1 else right
+
+
+@attrs.frozen(eq=False)
+class Evaluator:
+    """A loader to evaluate on, with a name.
+
+    Args:
+        label: Names its results: `metrics/<label>/<metric>`.
+        dataloader: The batches.
+        metrics: By name; those of the Trainer where None.
+        eval_interval: When it is due; the Trainer's where None.
+
+    Example:
+        >>> from composable import Evaluator
+        >>> Evaluator("test", dataloader=[(torch.zeros(1), torch.zeros(1))]).label
+        'test'
+    """
+
+    label: str = attrs.field(validator=attrs.validators.instance_of(str))
+    dataloader: Iterable[Any]
+    metrics: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
+    eval_interval: Any = attrs.field(default=None, kw_only=True)
+
+
+class Averages:
+    """Means over the examples of an evaluation, kept on the device until they are read."""
+
+    def __init__(self, metrics: Mapping[str, Any]) -> None:
+        self._functions: dict[str, Callable[[Any, Any], Tensor]] = {}
+        self._objects: dict[str, Any] = {}
+        for name, metric in metrics.items():
+            if hasattr(metric, "update") and hasattr(metric, "compute"):
+                metric.reset()
+                self._objects[name] = metric
+            else:
+                self._functions[name] = metric
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, Tensor | float] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics that need targets."""
+        return (*self._functions, *self._objects)
+
+    def update(self, outputs: Any, targets: Any, count: int) -> None:
+        """Take in the outputs for a batch of `count` examples."""
+        for metric in self._objects.values():
+            metric.update(outputs, targets)
+        for name, function in self._functions.items():
+            self.add(name, function(outputs, targets), count)
+
+    def add(self, name: str, value: Tensor | float, weight: Tensor | float) -> None:
+        """Take in one value for each example, or a mean with its weight."""
+        value = torch.as_tensor(value).detach().double()
+        total: Any = value.sum() if value.ndim else value * weight
+        seen: Any = float(value.numel()) if value.ndim else weight
+        self._sums[name] = self._sums.get(name, 0.0) + total
+        self._counts[name] = self._counts.get(name, 0.0) + seen
+
+    def compute(self) -> dict[str, Any]:
+        """The means, still on the device."""
+        means: dict[str, Any] = {
+            name: total / self._counts[name] for name, total in self._sums.items()
+        }
+        return means | {name: metric.compute() for name, metric in self._objects.items()}

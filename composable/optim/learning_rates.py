@@ -1,0 +1,138 @@
+"""Sets the learning rates of optimizers, from pure schedules and from torch's schedulers."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from composable.core.time import HasTime
+
+__all__ = ["LearningRates"]
+
+
+@attrs.frozen
+class LearningRates:
+    """The schedules of a run, told apart by when they step.
+
+    Args:
+        optimizers: Whose learning rates are set.
+        schedules: Functions of time, multiplied; they set the rate of every batch.
+        every_batch: torch schedulers that step after each batch.
+        every_epoch: torch schedulers that step after each epoch.
+        plateaus: torch's `ReduceLROnPlateau`, which step after the evaluation of an epoch.
+    """
+
+    optimizers: tuple[Optimizer, ...]
+    schedules: tuple[Callable[[HasTime], float], ...] = ()
+    every_batch: tuple[LRScheduler, ...] = ()
+    every_epoch: tuple[LRScheduler, ...] = ()
+    plateaus: tuple[ReduceLROnPlateau, ...] = ()
+
+    @classmethod
+    def build(
+        cls, given: Any, optimizers: Sequence[Optimizer], *, every_batch: bool
+    ) -> "LearningRates":
+        """Sort what a user gave: schedules, torch schedulers, and classes or partials of them.
+
+        Raises:
+            TypeError: Something is none of these.
+            ValueError: A torch scheduler is about another optimizer.
+        """
+        if given is None:
+            given = []
+        several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict))
+        built = [_build(one, optimizers) for one in (given if several else [given])]
+        stepped = [s for s in built if isinstance(s, LRScheduler)]
+        plateaus = tuple(s for s in stepped if isinstance(s, ReduceLROnPlateau))
+        others = tuple(s for s in stepped if not isinstance(s, ReduceLROnPlateau))
+        schedules = tuple(s for s in built if not isinstance(s, LRScheduler))
+        return cls(
+            tuple(optimizers),
+            schedules,
+            others if every_batch else (),
+            () if every_batch else others,
+            plateaus,
+        )
+
+    @property
+    def all(self) -> tuple[Any, ...]:
+        """Every schedule and scheduler."""
+        return (*self.schedules, *self.every_batch, *self.every_epoch, *self.plateaus)
+
+    def set(self, clock: HasTime) -> None:
+        """Set the learning rates that the schedules give for the time of `clock`."""
+        if not self.schedules:
+            return
+        factor = 1.0
+        for schedule in self.schedules:
+            factor *= schedule(clock)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                # torch's own name for it: it is saved and loaded with the optimizer.
+                initial = group.setdefault("initial_lr", _number(group["lr"]))
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(initial * factor)
+                else:
+                    group["lr"] = initial * factor
+
+    @property
+    def steps_each_batch(self) -> bool:
+        """Whether anything changes after each batch."""
+        return bool(self.schedules or self.every_batch)
+
+    def step_batch(self, clock: HasTime) -> None:
+        """Set the learning rates of the batch to come."""
+        for scheduler in self.every_batch:
+            scheduler.step()
+        self.set(clock)
+
+    def step_epoch(self) -> None:
+        """Set the learning rates of the epoch to come."""
+        for scheduler in self.every_epoch:
+            scheduler.step()
+
+    def step_plateaus(self, loss: float) -> None:
+        """Tell the plateau schedulers the loss of an evaluation."""
+        for scheduler in self.plateaus:
+            scheduler.step(loss)
+
+    def read(self) -> dict[str, Any]:
+        """The learning rates at hand, by name."""
+        rates = {}
+        for i, optimizer in enumerate(self.optimizers):
+            for j, group in enumerate(optimizer.param_groups):
+                names = [f"optimizer{i}"] * (i > 0) + [f"group{j}"] * (j > 0)
+                rates["/".join(["lr", *names])] = _number(group["lr"])
+        return rates
+
+
+def _number(rate: Any) -> Any:
+    return rate.clone() if isinstance(rate, Tensor) else rate
+
+
+def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
+    made_of = given.func if isinstance(given, partial) else given
+    if isinstance(made_of, type) and issubclass(made_of, LRScheduler):
+        if len(optimizers) != 1:
+            raise ValueError(
+                f"schedulers has {given!r} to be made for {len(optimizers)} optimizers: give "
+                "instances instead, one for each optimizer."
+            )
+        return given(optimizers[0])
+    if isinstance(given, LRScheduler):
+        if not any(given.optimizer is optimizer for optimizer in optimizers):
+            raise ValueError(
+                f"schedulers has a {type(given).__name__} of an optimizer that the Trainer was not "
+                "given: pass that optimizer in optimizers=."
+            )
+        return given
+    if callable(given):
+        return given
+    raise TypeError(
+        f"schedulers has {given!r}: each must be a schedule, such as composable.optim.cosine(), a "
+        "torch scheduler, or functools.partial of a torch scheduler's class."
+    )

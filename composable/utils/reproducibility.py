@@ -1,0 +1,190 @@
+"""Seeding, deterministic algorithms, and the state of the global random number generators.
+
+Inside the library nothing draws from a global generator. The model may (dropout does), and
+so may a dataset: the `Trainer` therefore seeds the global generators with `seed_epoch`, `seed_fetch` and
+`seed_step`, as functions of the run's seed and of nothing else.
+"""
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from composable.core.key import Key
+
+__all__ = [
+    "configure_deterministic_mode",
+    "get_random_seed",
+    "get_rng_state",
+    "load_rng_state",
+    "preserve_rng",
+    "seed_all",
+    "seed_context",
+    "seed_epoch",
+    "seed_fetch",
+    "seed_step",
+]
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global generators of Python, NumPy (where it is loaded) and PyTorch.
+
+    Args:
+        seed: From 0 to 2**64 - 1. NumPy gets its lower 32 bits.
+
+    Raises:
+        ValueError: `seed` is out of range.
+        TypeError: `seed` is not an integer.
+
+    Example:
+        >>> from composable.utils.reproducibility import seed_all
+        >>> seed_all(17)
+        >>> first = torch.rand(2)
+        >>> seed_all(17)
+        >>> torch.equal(torch.rand(2), first)
+        True
+    """
+    seed = Key(seed).seed
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed & 0xFFFFFFFF)
+    seed_torch(seed)
+
+
+def seed_torch(seed: int) -> None:
+    """Seed PyTorch's generators on every device in use."""
+    # torch.manual_seed costs a hundred times as much: it queues work for absent devices.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
+
+
+def seed_epoch(seed: int | Key, epoch: int) -> None:
+    """Seed the global generators for an epoch: its shuffling and its workers.
+
+    Example:
+        >>> from composable.utils.reproducibility import seed_epoch, seed_step
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Dropout())
+        >>> for epoch in range(2):
+        ...     seed_epoch(17, epoch)
+        ...     for step, batch in enumerate(torch.rand(3, 8, 4), start=3 * epoch):
+        ...         seed_step(17, step)
+        ...         outputs = model(batch)  # the dropout that a Trainer with seed 17 has here
+    """
+    seed_all(_key(seed).fold("epoch", epoch).seed)
+
+
+def seed_fetch(seed: int | Key, step: int) -> None:
+    """Seed the global generators for fetching the batch of a step."""
+    seed_all(_key(seed).fold("fetch", step).seed)
+
+
+def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
+    """Seed PyTorch's generators for the forward pass of a step: its dropout."""
+    key = _key(seed).fold("step", step)
+    seed_torch(key.fold(microbatch).seed if microbatch else key.seed)
+
+
+def _key(seed: int | Key) -> Key:
+    return seed if isinstance(seed, Key) else Key(seed)
+
+
+def get_random_seed() -> int:
+    """A seed from the operating system's randomness; no generator moves."""
+    return int.from_bytes(os.urandom(4), "little")
+
+
+def get_rng_state() -> dict[str, Any]:
+    """The states of the global generators of Python, NumPy (where loaded) and PyTorch.
+
+    Example:
+        >>> from composable.utils.reproducibility import get_rng_state, load_rng_state
+        >>> before = get_rng_state()
+        >>> first = torch.rand(2)
+        >>> load_rng_state(before)
+        >>> torch.equal(torch.rand(2), first)
+        True
+    """
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if numpy := sys.modules.get("numpy"):
+        state["numpy"] = numpy.random.get_state()
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def load_rng_state(state: dict[str, Any]) -> None:
+    """Put the global generators back into a state that `get_rng_state` returned.
+
+    Raises:
+        ValueError: `state` is not such a state, or holds other devices than this machine's.
+    """
+    if not isinstance(state, dict) or not {"python", "torch"} <= state.keys():
+        raise ValueError(f"state={state!r} is not a value of get_rng_state().")
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state and (numpy := sys.modules.get("numpy")):
+        numpy.random.set_state(state["numpy"])
+    if "cuda" in state:
+        if len(state["cuda"]) != torch.cuda.device_count():
+            raise ValueError(
+                f"state has {len(state['cuda'])} CUDA generators and this machine has "
+                f"{torch.cuda.device_count()}: drop state['cuda'] to load the rest."
+            )
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state:
+        torch.mps.set_rng_state(state["mps"])
+
+
+@contextmanager
+def preserve_rng() -> Iterator[None]:
+    """Leave the global generators as they were found, also after an exception."""
+    state = get_rng_state()
+    try:
+        yield
+    finally:
+        load_rng_state(state)
+
+
+@contextmanager
+def seed_context(seed: int) -> Iterator[None]:
+    """Seed the global generators inside a block and put them back after it.
+
+    Example:
+        >>> from composable.utils.reproducibility import seed_context
+        >>> with seed_context(17):
+        ...     first = torch.rand(2)
+        >>> with seed_context(17):
+        ...     print(torch.equal(torch.rand(2), first))
+        True
+    """
+    with preserve_rng():
+        seed_all(seed)
+        yield
+
+
+def configure_deterministic_mode() -> None:
+    """Make PyTorch use deterministic algorithms only, for the rest of the process.
+
+    An operation that has none raises. On CUDA this also sets `CUBLAS_WORKSPACE_CONFIG`, which
+    cuBLAS reads when it starts: call this before the first CUDA operation.
+
+    Example:
+        >>> from composable.utils.reproducibility import configure_deterministic_mode
+        >>> configure_deterministic_mode()
+        >>> torch.are_deterministic_algorithms_enabled()
+        True
+        >>> torch.use_deterministic_algorithms(False)
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
