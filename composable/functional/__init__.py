@@ -1,0 +1,47 @@
+"""The methods as pure functions: tensors or a module in, tensors or a module out."""
+
+from ._blur_layers import (
+    BlurConv1d,
+    BlurConv2d,
+    BlurConv3d,
+    BlurMaxPool1d,
+    BlurMaxPool2d,
+    BlurMaxPool3d,
+    blur,
+)
+from ._surgery import with_tensors
+from ._warnings import NoEffectWarning
+from .blurpool import blurpool
+from .clip_gradients import clip_gradients
+from .ema import ema, ema_smoothing
+from .mixed import Mixed, MixedTargets
+from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
+from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
+from .smooth_labels import smooth_labels
+
+__all__ = [
+    "BlurConv1d",
+    "BlurConv2d",
+    "BlurConv3d",
+    "BlurMaxPool1d",
+    "BlurMaxPool2d",
+    "BlurMaxPool3d",
+    "Mixed",
+    "MixedTargets",
+    "MixupDraw",
+    "NoEffectWarning",
+    "apply_mixup",
+    "apply_selection",
+    "blur",
+    "blurpool",
+    "clip_gradients",
+    "draw_mixup",
+    "draw_selection",
+    "ema",
+    "ema_smoothing",
+    "mixup",
+    "select_using_loss",
+    "should_select",
+    "smooth_labels",
+    "with_tensors",
+]

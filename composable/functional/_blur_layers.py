@@ -1,0 +1,217 @@
+"""The blur of anti-aliased networks, as a function and as layers that `blurpool` puts in."""
+
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ._checks import check_blendable, check_count, check_one_of
+
+__all__ = [
+    "BlurConv1d",
+    "BlurConv2d",
+    "BlurConv3d",
+    "BlurMaxPool1d",
+    "BlurMaxPool2d",
+    "BlurMaxPool3d",
+    "blur",
+]
+
+CONVS = (functional.conv1d, functional.conv2d, functional.conv3d)
+MODES = ("replicate", "reflect", "circular", "zeros")
+
+
+def blur(
+    inputs: Shaped[Tensor, " *shape"],
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding_mode: str = "replicate",
+) -> Shaped[Tensor, " *smaller"]:
+    r"""Blur every channel along its spatial dimensions, and keep every `stride`-th value.
+
+    The filter along each dimension is $[1, 2, 1] / 4$.
+
+    Args:
+        inputs: Floats, `[batch, channels, length]`, `[..., height, width]` or `[..., depth,
+            height, width]`.
+        stride: One for all dimensions, or one each; 1 or more.
+        padding_mode: What lies beyond the border: "replicate" the last value (so constants stay
+            constant and sums stay sums), "reflect", "circular" or "zeros" (which darkens the
+            border).
+
+    Returns:
+        `[batch, channels, ...]` with sizes `(size - 1) // stride + 1`.
+
+    Raises:
+        TypeError: The inputs are integers.
+        ValueError: There are not 1 to 3 spatial dimensions, or an option does not exist.
+
+    Example:
+        >>> blur(torch.tensor([[[0.0, 0.0, 4.0, 0.0, 0.0]]]))
+        tensor([[[0., 1., 2., 1., 0.]]])
+    """
+    check_blendable("inputs", inputs)
+    check_one_of("padding_mode", padding_mode, MODES)
+    dims = inputs.ndim - 2
+    if dims not in (1, 2, 3):
+        raise ValueError(
+            f"inputs has shape {tuple(inputs.shape)}, but must be [batch, channels, ...] with "
+            "1 to 3 more."
+        )
+    steps = _each(stride, dims)
+    for step in steps:
+        check_count("stride", step, 1)
+    kernel = _kernel((3,) * dims, like=inputs)
+    return _smooth(inputs, kernel, steps, padding_mode)
+
+
+class _Blurred(nn.Module):
+    """What the layers below share: a blur along the dimensions that are subsampled.
+
+    The filter is a buffer that is not saved, so the state dict is that of the plain layer.
+    """
+
+    dims: ClassVar[int]
+    stride: Any
+    blur_kernel: Tensor
+    blur_stride: tuple[int, ...]
+    blur_first: bool
+
+    def _start_blur(self, *, blur_first: bool, like: Tensor | None = None) -> None:
+        self.blur_first = blur_first
+        self.blur_stride = _each(self.stride, self.dims)
+        sizes = tuple(3 if step > 1 else 1 for step in self.blur_stride)
+        self.register_buffer("blur_kernel", _kernel(sizes, like=like), persistent=False)
+        if not blur_first:  # the layer runs densely, and the blur that follows takes the steps
+            self.stride = (1,) * self.dims
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        circular = getattr(self, "padding_mode", None) == "circular"  # a pool has no such mode
+        mode = "circular" if circular else "replicate"
+        if self.blur_first:
+            return self._plain(_smooth(inputs, self.blur_kernel, (1,) * self.dims, mode))
+        outputs = self._extended(self._plain(inputs), inputs)
+        return _smooth(outputs, self.blur_kernel, self.blur_stride, mode)
+
+    def _plain(self, inputs: Tensor) -> Tensor:
+        """Run the layer that is blurred, which is the next class in line."""
+        outputs: Tensor = super().forward(inputs)
+        return outputs
+
+    def _extended(self, outputs: Tensor, inputs: Tensor) -> Tensor:
+        return outputs
+
+    def extra_repr(self) -> str:
+        own = f"blur_first={self.blur_first}, blur_stride={self.blur_stride}"
+        return f"{super().extra_repr()}, {own}"
+
+
+class _BlurConv(_Blurred):
+    weight: Tensor
+
+    def __init__(self, *args: Any, blur_first: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._start_blur(blur_first=blur_first, like=self.weight)
+
+
+class _BlurMaxPool(_Blurred):
+    padding: Any
+    ceil_mode: bool
+    return_indices: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.return_indices:
+            raise ValueError("return_indices is True, but a blurred maximum has no index.")
+        self._start_blur(blur_first=False)
+
+    def _extended(self, outputs: Tensor, inputs: Tensor) -> Tensor:
+        """Repeat the last maximum where `ceil_mode` lets a window hang over the border."""
+        if not self.ceil_mode:
+            return outputs
+        paddings = _each(self.padding, self.dims)
+        pad: list[int] = []
+        for dim in reversed(range(self.dims)):
+            size, found = inputs.shape[dim - self.dims], outputs.shape[dim - self.dims]
+            step = self.blur_stride[dim]
+            last = -(-(found - 1) // step)  # but the last window must not start in the padding
+            if last * step >= size + paddings[dim]:
+                last -= 1
+            pad += [0, max(0, last * step + 1 - found)]
+        return functional.pad(outputs, pad, mode="replicate")
+
+
+class BlurConv1d(_BlurConv, nn.Conv1d):
+    """A `Conv1d` without aliasing: takes its arguments, and `blur_first`; see `blurpool`."""
+
+    dims = 1
+
+
+class BlurConv2d(_BlurConv, nn.Conv2d):
+    """A `Conv2d` without aliasing: takes its arguments, and `blur_first`; see `blurpool`.
+
+    Example:
+        >>> layer = BlurConv2d(3, 8, kernel_size=3, stride=2, padding=1)
+        >>> layer(torch.rand(1, 3, 32, 32)).shape
+        torch.Size([1, 8, 16, 16])
+        >>> list(layer.state_dict())
+        ['weight', 'bias']
+    """
+
+    dims = 2
+
+
+class BlurConv3d(_BlurConv, nn.Conv3d):
+    """A `Conv3d` without aliasing: takes its arguments, and `blur_first`; see `blurpool`."""
+
+    dims = 3
+
+
+class BlurMaxPool1d(_BlurMaxPool, nn.MaxPool1d):
+    """A `MaxPool1d` without aliasing: maxima everywhere, blurred, then subsampled."""
+
+    dims = 1
+
+
+class BlurMaxPool2d(_BlurMaxPool, nn.MaxPool2d):
+    """A `MaxPool2d` without aliasing: maxima everywhere, blurred, then subsampled.
+
+    Example:
+        >>> pool = BlurMaxPool2d(kernel_size=3, stride=2, padding=1)
+        >>> pool(torch.rand(1, 3, 32, 32)).shape
+        torch.Size([1, 3, 16, 16])
+    """
+
+    dims = 2
+
+
+class BlurMaxPool3d(_BlurMaxPool, nn.MaxPool3d):
+    """A `MaxPool3d` without aliasing: maxima everywhere, blurred, then subsampled."""
+
+    dims = 3
+
+
+def _each(value: int | tuple[int, ...], dims: int) -> tuple[int, ...]:
+    return (value,) * dims if isinstance(value, int) else tuple(value)
+
+
+def _kernel(sizes: tuple[int, ...], *, like: Tensor | None = None) -> Tensor:
+    """Build the filter, [1, 1, *sizes]: [1, 2, 1] / 4 where the size is 3, 1 where it is 1."""
+    dtype, device = (None, None) if like is None else (like.dtype, like.device)
+    kernel = torch.ones((1, 1), dtype=dtype, device=device)
+    for size in sizes:
+        distance = torch.arange(size, dtype=dtype, device=device) - size // 2
+        taps = (0.5 if size == 3 else 1.0) / (1 + distance.abs())
+        kernel = kernel.unsqueeze(-1) * taps
+    return kernel
+
+
+def _smooth(inputs: Tensor, kernel: Tensor, stride: tuple[int, ...], mode: str) -> Tensor:
+    dims = kernel.ndim - 2
+    pad = [size // 2 for size in reversed(kernel.shape[2:]) for _ in range(2)]
+    padded = functional.pad(inputs, pad, mode="constant" if mode == "zeros" else mode)
+    channels = inputs.shape[-dims - 1]
+    weight = kernel.to(inputs).expand(channels, *kernel.shape[1:])
+    return CONVS[dims - 1](padded, weight, stride=stride, groups=channels)

@@ -1,0 +1,40 @@
+"""What `torch.distributions` has, but from a generator.
+
+A few numbers are drawn on the CPU (or wherever the generator lives) in float64: so a seed means
+the same draw whatever the device and dtype of the batch.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["draw_beta", "draw_exponential", "home"]
+
+
+def home(generator: torch.Generator | None) -> torch.device:
+    """Say on which device a draw is made."""
+    return torch.device("cpu") if generator is None else generator.device
+
+
+def draw_exponential(size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
+    """Draw from Exponential(1)."""
+    # rand is in [0, 1): log1p(-rand) is finite, where log(rand) may be minus infinity.
+    return -torch.log1p(
+        -torch.rand(size, generator=generator, device=home(generator), dtype=torch.float64)
+    )
+
+
+def draw_beta(
+    alpha: float, size: tuple[int, ...], *, generator: torch.Generator | None
+) -> Tensor:
+    """Draw from Beta(alpha, alpha), for any alpha > 0.
+
+    A Beta variable is G1 / (G1 + G2) with two Gammas. For small alpha both underflow to zero,
+    so it is computed from their logarithms: Gamma(alpha) is distributed as Gamma(alpha + 1) * U
+    ** (1 / alpha).
+    """
+    shape = torch.full((2, *size), alpha + 1.0, device=home(generator), dtype=torch.float64)
+    gammas = torch._standard_gamma(shape, generator=generator)
+    exponentials = draw_exponential((2, *size), generator=generator)
+    # The difference comes before the division, which may overflow: inf - inf would be NaN.
+    log_ratio = gammas[0].log() - gammas[1].log() + (exponentials[1] - exponentials[0]) / alpha
+    return log_ratio.sigmoid()

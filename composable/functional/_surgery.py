@@ -1,0 +1,285 @@
+"""Module surgery that leaves the patient alone: share the tensors, replace in a copy."""
+
+import functools
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ._warnings import NoEffectWarning
+
+__all__ = ["copy_on_write", "replace_modules", "with_tensors"]
+
+Model = TypeVar("Model", bound=nn.Module)
+Rule = Callable[[str, nn.Module], nn.Module]
+
+ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
+CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
+# These read `child.weight` and never call the child: a replacement would have no effect.
+READS_WEIGHTS: dict[type[nn.Module], set[str]] = {
+    nn.MultiheadAttention: {"out_proj"},
+    nn.TransformerEncoderLayer: {"self_attn", "linear1", "linear2", "norm1", "norm2"},
+}
+
+
+def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> Model:
+    """Copy a model's structure; share its parameters, clone its buffers.
+
+    Args:
+        model: Any module. It keeps computing what it did: nothing that is done to the
+            structure, the mode or the buffers of the copy reaches it. Changes of the shared
+            parameters in place do.
+        tensors: Parameters and buffers to use instead, by the names of `state_dict`.
+
+    Returns:
+        The copy. Modules and parameters that were used twice still are.
+
+    Raises:
+        ValueError: A name is unknown, a shape differs, or the model is wrapped for distributed
+            training.
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            "model is wrapped in DistributedDataParallel, which is bound to the parameters it "
+            "was built with. "
+            "Change the model first, and wrap it afterwards."
+        )
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        memo |= {id(p): p for p in module._parameters.values() if p is not None}
+        memo |= {id(b): b.detach().clone() for b in module._buffers.values() if b is not None}
+        for value in _plain_values(module):
+            if isinstance(value, Tensor):
+                memo.setdefault(id(value), value)
+            elif not _copies(value):
+                memo[id(value)] = value
+    memo |= _substitutes(model, tensors or {})
+    return deepcopy(model, memo)
+
+
+def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
+    """Give a model other weights, without touching it.
+
+    Args:
+        model: Any module.
+        tensors: Parameters and buffers by the names of `state_dict`; what is not named stays
+            shared. They take the dtype and device of what they replace. For tied parameters
+            either name will do.
+
+    Returns:
+        A new model that computes with these tensors. Parameters share their memory where dtype
+        and device agree; buffers are cloned.
+
+    Raises:
+        ValueError: A name is unknown, or a shape differs.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> averaged = with_tensors(model, {"weight": torch.tensor([[1.0, 2.0]])})
+        >>> averaged(torch.tensor([[3.0, 4.0]])).item()
+        11.0
+    """
+    return copy_on_write(model, tensors)
+
+
+def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
+    """Replace modules by a rule, children before their parents.
+
+    Args:
+        model: Any module, itself included. It is left as it was.
+        rule: Takes a name and a module of a private copy; gives a replacement, which may hold
+            or take over the old module, or the module itself to keep it. A module in several
+            places is asked about once.
+
+    Returns:
+        A new model and the number of modules replaced; `model` itself where that is none.
+
+    Warns:
+        NoEffectWarning: A replacement may be bypassed: a function or hook holds the old module,
+            the parent reads its weights and never calls it, or the parameter is tied to one
+            that stays.
+    """
+    root = copy_on_write(model)
+    copies = dict(root.named_modules(remove_duplicate=False))
+    done: dict[
+        int, tuple[nn.Module, nn.Module]
+    ] = {}  # keeps the old alive, so that ids stay theirs
+    new = _replace("", root, rule, done)
+    replaced = {key: after for key, (before, after) in done.items() if after is not before}
+    if not replaced:
+        return model, 0
+    successors = {id(after) for after in replaced.values()}
+    for module in new.modules():
+        if id(module) not in successors:  # a replacement may hold the old module on purpose
+            _redirect(vars(module), replaced)
+    names = [name for name, module in copies.items() if id(module) in replaced]
+    for problem in [
+        *_held(model, new, names, replaced),
+        *_unread(model, names),
+        *_untied(model, new),
+    ]:
+        warnings.warn(problem, NoEffectWarning, stacklevel=3)
+    return new, len(replaced)
+
+
+def _replace(
+    name: str, module: nn.Module, rule: Rule, done: dict[int, tuple[nn.Module, nn.Module]]
+) -> nn.Module:
+    if id(module) not in done:
+        done[id(module)] = module, module
+        for key, child in list(module._modules.items()):
+            if child is not None:
+                module._modules[key] = _replace(f"{name}.{key}".lstrip("."), child, rule, done)
+        done[id(module)] = module, rule(name, module)
+    return done[id(module)][1]
+
+
+def _redirect(value: Any, replaced: dict[int, nn.Module]) -> Any:
+    """Follow the replacements in what a module refers to outside its registered children."""
+    if isinstance(value, nn.Module):
+        return replaced.get(id(value), value)
+    if isinstance(value, MethodType) and id(value.__self__) in replaced:
+        return getattr(replaced[id(value.__self__)], value.__name__)
+    if type(value) in (dict, OrderedDict):
+        value.update({key: _redirect(held, replaced) for key, held in list(value.items())})
+    elif type(value) is list:
+        value[:] = [_redirect(held, replaced) for held in value]
+    elif type(value) is tuple:
+        return tuple(_redirect(held, replaced) for held in value)
+    elif type(value) is functools.partial:
+        parts = [_redirect(held, replaced) for held in (value.func, value.args, value.keywords)]
+        return functools.partial(parts[0], *parts[1], **parts[2])
+    return value
+
+
+def _held(
+    model: nn.Module, new: nn.Module, names: list[str], replaced: dict[int, nn.Module]
+) -> Iterator[str]:
+    """Find functions that hold a module whose replacement they cannot know."""
+    # A function is shared by copies. So what it holds is a module of the original, if not one
+    # of the copy.
+    changed = {"", *(name[:end] for name in names for end in _ends(name))}
+    originals = model.named_modules(remove_duplicate=False)
+    stale = {id(module) for name, module in originals if name in changed} | set(replaced)
+    for name, module in new.named_modules():
+        for value in _plain_values(module):
+            if isinstance(value, FunctionType) and any(
+                id(m) in stale for m in _closes_over(value)
+            ):
+                yield (
+                    f"{name or 'the model'} holds the function {value.__qualname__}, which "
+                    "refers to a module "
+                    "that was replaced, or to one around it, and goes on using the old one. "
+                    "Make the function a "
+                    "method that looks the module up, or build it after this change."
+                )
+
+
+def _unread(model: nn.Module, names: list[str]) -> Iterator[str]:
+    """Find replacements under a parent that never calls them."""
+    parents = dict(model.named_modules(remove_duplicate=False))
+    for name in names:
+        path, _, child = name.rpartition(".")
+        parent = parents[path]
+        for kind, children in READS_WEIGHTS.items():
+            if name and path not in names and isinstance(parent, kind) and child in children:
+                yield (
+                    f"{name} was replaced, but {kind.__name__} can read its weights without "
+                    "calling it, so the "
+                    "replacement may have no effect. Leave it out, or replace the whole parent."
+                )
+
+
+def _untied(model: nn.Module, new: nn.Module) -> Iterator[str]:
+    """Find parameters that had two names and lost one, but not all."""
+    before, after = Counter(_parameter_ids(model)), Counter(_parameter_ids(new))
+    for name, parameter in model.named_parameters():
+        if 0 < after[id(parameter)] < before[id(parameter)]:
+            yield (
+                f"{name} was shared by {before[id(parameter)]} modules, and not all of them "
+                "share it any more: "
+                "one end of a tie was replaced. Replace both, or tie them again in the new "
+                "model."
+            )
+
+
+def _parameter_ids(model: nn.Module) -> list[int]:
+    return [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+
+
+def _ends(name: str) -> list[int]:
+    return [index for index, letter in enumerate(name) if letter == "."] + [len(name)]
+
+
+def _closes_over(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        yield from (getattr(item, "__self__", item) for item in _flatten(held))
+
+
+def _plain_values(module: nn.Module) -> Iterator[Any]:
+    """Give what a module holds outside its parameters, buffers and children."""
+    registered = ("_parameters", "_buffers", "_modules")
+    for name, value in vars(module).items():
+        if name not in registered:
+            yield from _flatten(value)
+
+
+def _flatten(value: Any) -> Iterator[Any]:
+    todo, seen = [value], set()
+    while todo:
+        item = todo.pop()
+        if isinstance(item, Mapping | list | tuple | set | frozenset):
+            if id(item) not in seen:
+                seen.add(id(item))
+                todo.extend(item.values() if isinstance(item, Mapping) else item)
+        elif isinstance(item, functools.partial):
+            todo.extend((item.func, *item.args, *item.keywords.values()))
+        else:
+            yield item
+
+
+def _copies(value: Any) -> bool:
+    """Say whether deepcopy can copy it: a lock or a process group is shared instead."""
+    if isinstance(value, (*ATOMS, *CALLABLES, nn.Module)):
+        return True
+    try:
+        value.__reduce_ex__(4)
+    except Exception:
+        return False
+    return True
+
+
+def _substitutes(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Map the ids of a model's tensors to what is to stand in their place."""
+    known: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    known |= dict(model.named_buffers(remove_duplicate=False))
+    if unknown := sorted(set(tensors) - set(known)):
+        raise ValueError(
+            f"tensors has {', '.join(unknown[:5])}, but the model has no parameter or buffer "
+            "of that name. "
+            "Use the names of model.state_dict()."
+        )
+    memo: dict[int, Tensor] = {}
+    for name, given in tensors.items():
+        old = known[name]
+        if given.shape != old.shape:
+            raise ValueError(
+                f"tensors[{name!r}] has shape {tuple(given.shape)}, but the model's has "
+                f"{tuple(old.shape)}."
+            )
+        tensor = given.detach().to(old)
+        if given is not old and isinstance(old, nn.Parameter):
+            memo.setdefault(id(old), nn.Parameter(tensor, requires_grad=old.requires_grad))
+        elif given is not old:
+            memo.setdefault(id(old), tensor.clone())
+    return memo

@@ -1,0 +1,168 @@
+"""BlurPool: blur before subsampling, so that a shifted image gives a shifted answer.
+
+Zhang, "Making Convolutional Networks Shift-Invariant Again", ICML 2019,
+https://arxiv.org/abs/1904.11486
+"""
+
+import warnings
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from ._blur_layers import (
+    BlurConv1d,
+    BlurConv2d,
+    BlurConv3d,
+    BlurMaxPool1d,
+    BlurMaxPool2d,
+    BlurMaxPool3d,
+    _Blurred,
+    _each,
+)
+from ._checks import check_count
+from ._surgery import replace_modules
+from ._warnings import NoEffectWarning
+
+__all__ = ["blurpool"]
+
+LAYERS: dict[type[nn.Module], type[_Blurred]] = {
+    nn.Conv1d: BlurConv1d,
+    nn.Conv2d: BlurConv2d,
+    nn.Conv3d: BlurConv3d,
+    nn.MaxPool1d: BlurMaxPool1d,
+    nn.MaxPool2d: BlurMaxPool2d,
+    nn.MaxPool3d: BlurMaxPool3d,
+}
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+
+
+def blurpool(
+    model: nn.Module,
+    *,
+    replace_convs: bool = True,
+    replace_maxpools: bool = True,
+    blur_first: bool = True,
+    min_channels: int = 16,
+) -> nn.Module:
+    r"""Replace strided convolutions and max-pools, in 1 to 3 dimensions, by anti-aliased ones.
+
+    With the blur $b = [1, 2, 1] / 4$ along every dimension whose stride is above 1:
+
+    $$\mathrm{pool}_s \to (\cdot)_{\downarrow s} \circ b \circ \mathrm{pool}_1, \quad
+    \mathrm{conv}_s \to \mathrm{conv}_s \circ b \quad\text{or}\quad (\cdot)_{\downarrow s} \circ
+    b \circ \mathrm{conv}_1$$
+
+    Shapes, dtype, device, mode, hooks, parametrizations, bias, groups, dilation and padding
+    mode stay; so do the keys of the state dict. Layers that are blurred already are left alone,
+    so twice is once.
+
+    At the border the last value is repeated (a circular convolution's blur is circular), so
+    constants stay constant. Blurs with zero padding, which are common, darken the border; the
+    paper's own code reflects. Beyond the border a `ceil_mode` window repeats the last maximum.
+
+    Args:
+        model: Any module; it is left as it was. The result shares its parameters.
+        replace_convs: Replace convolutions with a stride above 1.
+        replace_maxpools: Replace max-pools with a stride above 1. One that returns indices
+            stays, with a warning, since a blurred maximum has no index. Subclasses of torch's
+            pools stay, too.
+        blur_first: Blur a convolution's input, which costs little, rather than its output at
+            full resolution, as in the paper, which costs as much as the convolution without its
+            stride.
+        min_channels: Convolutions with fewer input channels stay: the first one of an image
+            model.
+
+    Returns:
+        The new model; `model` itself where there was nothing to replace.
+
+    Raises:
+        ValueError: Neither kind is to be replaced, `min_channels` is negative, or a convolution
+            is lazy and does not know its channels yet.
+
+    Warns:
+        NoEffectWarning: Nothing was found, or a replacement may be bypassed.
+
+    Example:
+        >>> first, second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 32, 3, stride=2)
+        >>> model = nn.Sequential(first, nn.MaxPool2d(2), second)
+        >>> [type(layer).__name__ for layer in blurpool(model)]
+        ['Conv2d', 'BlurMaxPool2d', 'BlurConv2d']
+    """
+    if not (replace_convs or replace_maxpools):
+        raise ValueError(
+            "replace_convs and replace_maxpools are both False: nothing is left to replace."
+        )
+    check_count("min_channels", min_channels)
+    like = next((p for p in model.parameters() if p.is_floating_point()), None)
+
+    def rule(name: str, module: nn.Module) -> nn.Module:
+        if replace_convs and _aliasing_conv(name, module, min_channels):
+            return _take_over(module, blur_first, next(module.parameters()))
+        if replace_maxpools and _aliasing_pool(name, module):
+            return _take_over(module, False, like)
+        return module
+
+    blurred, count = replace_modules(model, rule)
+    if count == 0 and not any(isinstance(module, _Blurred) for module in model.modules()):
+        convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input channels"
+        pools = "MaxPool1d, MaxPool2d and MaxPool3d"
+        sought = " or ".join([convs] * replace_convs + [pools] * replace_maxpools)
+        warnings.warn(
+            f"blurpool found nothing to replace. It looked for a stride above 1 in {sought}.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+    return blurred
+
+
+def _aliasing_conv(name: str, module: nn.Module, min_channels: int) -> bool:
+    if isinstance(module, _Blurred) or not isinstance(module, CONVS):
+        return False
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        raise ValueError(
+            f"{name or 'the model'} is lazy and does not know its channels yet. Call the model "
+            "once on a batch, then apply blurpool."
+        )
+    return max(module.stride) > 1 and module.in_channels >= min_channels
+
+
+def _aliasing_pool(name: str, module: nn.Module) -> bool:
+    if type(module) not in MAX_POOLS:
+        return False
+    pool = cast(nn.MaxPool2d, module)
+    if max(_each(pool.stride, 1)) == 1:
+        return False
+    if pool.return_indices:
+        warnings.warn(
+            f"blurpool left {name or 'the model'} as it was, because it returns indices, and a "
+            "blurred maximum has none.",
+            NoEffectWarning,
+            stacklevel=4,
+        )
+    return not pool.return_indices
+
+
+def _take_over(module: nn.Module, blur_first: bool, like: Tensor | None) -> nn.Module:
+    """Build the blurred layer around what the old one holds: nothing is drawn anew."""
+    kind = _blurred(type(module))
+    new = kind.__new__(kind)
+    new.__dict__.update(vars(module))
+    new._start_blur(blur_first=blur_first, like=like)
+    return new
+
+
+def _blurred(kind: type[nn.Module]) -> type[_Blurred]:
+    """Find or make the blurred class of a layer's class."""
+    if kind in LAYERS:
+        return LAYERS[kind]
+    base = kind.__bases__[0]
+    if kind.__name__ == f"Parametrized{base.__name__}":
+        # torch made this class for one layer: its base, with properties in the body. It is made
+        # again on the blurred base, so that the parametrizations can still be removed.
+        left_out = ("__dict__", "__weakref__")
+        body = {key: value for key, value in vars(kind).items() if key not in left_out}
+        return type(f"Parametrized{_blurred(base).__name__}", (_blurred(base),), body)
+    plain = next(plain for plain in CONVS if issubclass(kind, plain))
+    return type(f"Blur{kind.__name__}", (LAYERS[plain], kind), {})

@@ -1,0 +1,122 @@
+"""The result of mixing the examples of a batch in pairs: `mixup`, and others like it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._targets import class_probabilities, count_classes
+
+__all__ = ["Mixed", "MixedTargets"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class MixedTargets(NamedTuple):
+    """Two targets for each example, and the weight of the first.
+
+    Attributes:
+        targets: Targets of the examples themselves, `[batch, ...]`.
+        partner_targets: Targets of their partners, the same shape.
+        weight: Share of the example itself, in [0, 1]: one number, or one per example.
+    """
+
+    targets: Tensor
+    partner_targets: Tensor
+    weight: Tensor
+
+    def soft(self, num_classes: int | None = None) -> Tensor:
+        """Blend the two targets into class probabilities.
+
+        Args:
+            num_classes: Number of classes. Needed where the targets are class indices.
+
+        Returns:
+            `[batch, classes, ...]` in the default dtype for class indices `[batch, ...]`; the
+            shape and dtype of the targets where they are floats already.
+
+        Raises:
+            ValueError: `num_classes` is missing, or is not that of the targets.
+
+        Example:
+            >>> pair = MixedTargets(torch.tensor([0]), torch.tensor([2]), torch.tensor(0.75))
+            >>> pair.soft(3)
+            tensor([[0.7500, 0.0000, 0.2500]])
+        """
+        kept, partner = self.targets, self.partner_targets
+        if not kept.is_floating_point():
+            classes = count_classes(kept, num_classes)
+            kept, partner = (class_probabilities(t, classes) for t in (kept, partner))
+        elif num_classes is not None:
+            count_classes(kept, num_classes)
+        return torch.lerp(partner, kept, across(self.weight, kept))
+
+    def loss(self, loss_fn: Loss, outputs: Tensor) -> Tensor:
+        """Blend the losses against the two targets: right for any loss function.
+
+        Args:
+            loss_fn: Called twice, as `loss_fn(outputs, targets)`. Where there is one weight per
+                example it must give one loss per example (`reduction="none"`).
+            outputs: What the model made of the mixed inputs.
+
+        Returns:
+            `weight * loss_fn(outputs, targets) + (1 - weight) * loss_fn(outputs,
+            partner_targets)`, averaged over everything where there is one weight per example.
+
+        Raises:
+            ValueError: There is one weight per example, but the losses are already reduced.
+
+        Example:
+            >>> pair = MixedTargets(torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor(0.5))
+            >>> pair.loss(torch.nn.functional.mse_loss, torch.tensor([1.0]))
+            tensor(2.)
+        """
+        kept = loss_fn(outputs, self.targets)
+        partner = loss_fn(outputs, self.partner_targets)
+        if self.weight.ndim == 0:
+            return torch.lerp(partner, kept, self.weight.to(kept.dtype))
+        if kept.shape[:1] != self.weight.shape:
+            raise ValueError(
+                f"loss_fn gave a loss of shape {tuple(kept.shape)}, but there is one weight "
+                "per "
+                f"example (per_sample=True), so it must give {len(self.weight)} losses, one "
+                "per "
+                'example: build it with reduction="none", or mix with per_sample=False.'
+            )
+        return torch.lerp(partner, kept, across(self.weight, kept)).mean()
+
+
+class Mixed(NamedTuple):
+    """A mixed batch.
+
+    Attributes:
+        inputs: The mixed inputs.
+        targets: Targets of the examples themselves, as they came.
+        partner_targets: Targets of their partners.
+        weight: Share of the example itself: one number, or one per example.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    partner_targets: Tensor
+    weight: Tensor
+
+    @property
+    def mixed_targets(self) -> MixedTargets:
+        """The batch without its inputs."""
+        return MixedTargets(self.targets, self.partner_targets, self.weight)
+
+    def soft_targets(self, num_classes: int | None = None) -> Tensor:
+        """Blend the two targets into class probabilities: see `MixedTargets.soft`."""
+        return self.mixed_targets.soft(num_classes)
+
+    def loss(self, loss_fn: Loss, outputs: Tensor) -> Tensor:
+        """Blend the losses against the two targets: see `MixedTargets.loss`."""
+        return self.mixed_targets.loss(loss_fn, outputs)
+
+
+def across(weight: Tensor, tensor: Tensor) -> Tensor:
+    """Give the weight the dtype and device of a tensor, and room to broadcast along it."""
+    trailing = (1,) * (tensor.ndim - 1) if weight.ndim else ()
+    return weight.to(tensor, non_blocking=True).reshape(weight.shape + trailing)

@@ -1,0 +1,54 @@
+"""Label smoothing: move a little of each label's probability to all classes.
+
+Szegedy, Vanhoucke, Ioffe, Shlens and Wojna, "Rethinking the Inception Architecture for Computer
+Vision", CVPR 2016, section 7, https://arxiv.org/abs/1512.00567
+"""
+
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from ._checks import check_range
+from ._targets import class_probabilities, count_classes
+
+__all__ = ["smooth_labels"]
+
+
+def smooth_labels(
+    targets: Shaped[Tensor, " *shape"],
+    *,
+    smoothing: float = 0.1,
+    num_classes: int | None = None,
+) -> Float[Tensor, " *smooth"]:
+    r"""Blend labels with the uniform distribution over the classes.
+
+    $$y' = (1 - s) y + s / C$$
+
+    Args:
+        targets: Class indices `[batch, ...]`, or class probabilities `[batch, classes, ...]`
+            (`[classes]` for a single example).
+        smoothing: The share $s$ that is spread over all classes, in [0, 1].
+        num_classes: The number of classes $C$. Needed for class indices.
+
+    Returns:
+        Probabilities `[batch, classes, ...]`: in the default dtype for class indices, else in
+        that of `targets`. They are for a loss that takes probabilities, as `cross_entropy`
+        does.
+
+    Raises:
+        ValueError: `smoothing` is not in [0, 1], or `num_classes` is missing or wrong.
+        RuntimeError: An index is not in [0, num_classes). It comes from torch, on a GPU at the
+            next synchronisation, because looking at the values would make every step wait. An
+            index that means "ignore" (-100) is no class: filter such positions out first.
+
+    Example:
+        >>> import torch
+        >>> smooth_labels(torch.tensor([2, 0]), smoothing=0.3, num_classes=3)
+        tensor([[0.1000, 0.1000, 0.8000],
+                [0.8000, 0.1000, 0.1000]])
+    """
+    check_range("smoothing", smoothing, 0, 1, advice="0.1 is usual.")
+    classes = count_classes(targets, num_classes)
+    rest = smoothing / max(classes, 1)
+    if targets.is_floating_point():
+        return targets * (1 - smoothing) + rest
+    return class_probabilities(targets, classes, on=1 - smoothing + rest, off=rest)

@@ -1,0 +1,1 @@
+"""Tests, and what they share: import helpers as `from tests.<module> import ...`."""

@@ -1,0 +1,309 @@
+"""The laws of gradient clipping."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from composable.functional import clip_gradients
+from tests.functional.no_sync import NoSync
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+METHODS = ["norm", "value", "adaptive"]
+
+
+def tensors(seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(4, 3, 2, 2), (5, 4), (5,), ()]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def norm_of(grads):
+    return torch.cat([grad.double().flatten() for grad in grads if grad is not None]).norm()
+
+
+@pytest.mark.parametrize("threshold", [0.01, 1.0, 1e6])
+@pytest.mark.parametrize("name", ["norm", "value"])
+def test_agrees_with_torch(name, threshold):
+    params = [nn.Parameter(torch.zeros_like(grad)) for grad in tensors()]
+    for param, grad in zip(params, tensors(), strict=True):
+        param.grad = grad.clone()
+    getattr(nn.utils, f"clip_grad_{name}_")(params, threshold)
+
+    clipped = clip_gradients(tensors(), threshold=threshold, method=name)
+
+    assert_close(clipped, [param.grad for param in params])
+
+
+def test_units_are_clipped_as_in_the_paper():
+    grads, params = tensors(0), tensors(1)
+
+    clipped = clip_gradients(grads, threshold=0.1, method="adaptive", params=params)
+
+    for grad, param, new in zip(grads, params, clipped, strict=True):
+        units = [slice(None)] if grad.ndim < 2 else [[row] for row in range(len(grad))]
+        for unit in units if grad.ndim else [...]:
+            bound = 0.1 * max(param[unit].norm(), 1e-3)
+            size = grad[unit].norm()
+            expected = grad[unit] * bound / size if size > bound else grad[unit]
+            assert_close(new[unit], expected)
+
+
+def test_what_starts_at_zero_still_trains():
+    grad = torch.ones(4)
+
+    clipped = clip_gradients([grad], threshold=0.01, method="adaptive", params=[torch.zeros(4)])
+
+    assert_close(clipped[0].norm(), torch.tensor(0.01 * 1e-3))
+
+
+def test_the_global_norm_is_bounded():
+    assert norm_of(clip_gradients(tensors(), threshold=0.5)) <= 0.5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_small_stays_exactly(method):
+    clipped = clip_gradients(tensors(), threshold=1e6, method=method, params=tensors(1))
+
+    assert all(torch.equal(a, b) for a, b in zip(clipped, tensors(), strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_infinite_threshold_clips_nothing(method):
+    clipped = clip_gradients(
+        tensors(), threshold=float("inf"), method=method, params=tensors(1)
+    )
+
+    assert all(torch.equal(a, b) for a, b in zip(clipped, tensors(), strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_threshold_of_zero_leaves_nothing(method):
+    clipped = clip_gradients(tensors(), threshold=0.0, method=method, params=tensors(1))
+
+    assert all((new == 0).all() for new in clipped)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zeros_stay_zeros(method):
+    zeros = [torch.zeros(3, 2), torch.zeros(())]
+
+    clipped = clip_gradients(zeros, threshold=1.0, method=method, params=zeros)
+
+    assert all(torch.equal(a, b) for a, b in zip(clipped, zeros, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dtypes_stay(method, dtype):
+    grads, params = tensors(0, dtype), tensors(1, dtype)
+
+    clipped = clip_gradients(grads, threshold=0.1, method=method, params=params)
+
+    wide = clip_gradients(
+        [g.double() for g in grads],
+        threshold=0.1,
+        method=method,
+        params=[p.double() for p in params],
+    )
+    assert all(new.dtype == dtype for new in clipped)
+    assert_close(clipped, [w.to(dtype) for w in wide], rtol=0.02, atol=1e-4)
+
+
+def test_the_norm_of_short_floats_does_not_overflow():
+    clipped = clip_gradients([torch.full((100,), 300.0, dtype=torch.float16)], threshold=1.0)
+
+    assert_close(clipped[0], torch.full((100,), 0.1, dtype=torch.float16), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dtypes_may_be_mixed(method):
+    grads = [torch.ones(2, dtype=dtype) for dtype in FLOATS]
+
+    clipped = clip_gradients(grads, threshold=0.5, method=method, params=grads)
+
+    assert [new.dtype for new in clipped] == FLOATS
+    if method == "norm":
+        assert norm_of(clipped) == pytest.approx(0.5, rel=0.01)
+
+
+def test_weights_may_be_shorter_than_gradients_and_longer():
+    for dtype in FLOATS:
+        clipped = clip_gradients(
+            [torch.ones(4)],
+            threshold=0.5,
+            method="adaptive",
+            params=[torch.ones(4, dtype=dtype)],
+        )
+        assert_close(clipped[0], torch.full((4,), 0.5))
+
+
+class Pair(NamedTuple):
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_container_is_of_the_same_type_and_none_stays(method):
+    grad = torch.ones(2)
+    for grads in (
+        [grad, None],
+        (grad, None),
+        Pair(grad, None),
+        {"weight": grad, "bias": None},
+        OrderedDict(weight=grad, bias=None),
+    ):
+        clipped = clip_gradients(grads, threshold=9.0, method=method, params=grads)
+        values = list(clipped.values() if isinstance(clipped, dict) else clipped)
+        assert type(clipped) is type(grads)
+        assert torch.equal(values[0], grad)
+        assert values[1] is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("grads", [[], {}, (), [None], {"w": None}])
+def test_no_gradients_are_no_trouble(method, grads):
+    assert clip_gradients(grads, threshold=1.0, method=method, params=grads) == grads
+
+
+def test_parameters_are_found_by_name_in_any_order():
+    grads = {"a": torch.ones(2), "b": torch.ones(2)}
+    params = {"b": torch.full((2,), 100.0), "a": torch.zeros(2)}
+
+    clipped = clip_gradients(grads, threshold=1.0, method="adaptive", params=params)
+
+    assert_close(clipped["a"].norm(), torch.tensor(1e-3))
+    assert torch.equal(clipped["b"], grads["b"])
+
+
+def test_a_norm_that_is_not_finite_is_as_in_torch():
+    for bad, first in ((float("inf"), 0.0), (float("nan"), float("nan"))):
+        clipped = clip_gradients([torch.tensor([1.0, bad])], threshold=1.0)[0]
+        assert_close(clipped, torch.tensor([first, float("nan")]), equal_nan=True)
+
+
+def test_adaptive_clipping_confines_nan_to_its_unit():
+    grads = [torch.tensor([[float("nan"), 1.0], [3.0, 4.0]])]
+
+    clipped = clip_gradients(grads, threshold=1.0, method="adaptive", params=[torch.ones(2, 2)])
+
+    assert clipped[0][0].isnan().all()
+    assert_close(clipped[0][1].norm(), torch.tensor(2.0).sqrt())
+
+
+def test_values_bound_infinity_and_keep_nan():
+    grads = [torch.tensor([float("inf"), -float("inf"), float("nan")])]
+
+    clipped = clip_gradients(grads, threshold=2.0, method="value")
+
+    assert_close(clipped[0], torch.tensor([2.0, -2.0, float("nan")]), equal_nan=True)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_arguments_and_global_generators_stay(method, still_generators):
+    grads, params = tensors(0), [nn.Parameter(param) for param in tensors(1)]
+
+    clipped = clip_gradients(grads, threshold=1e6, method=method, params=params)
+
+    assert all(torch.equal(a, b) for a, b in zip(grads, tensors(0), strict=True))
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(grads, clipped, strict=True))
+    assert not any(new.requires_grad for new in clipped)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_layout_stays(method):
+    maps = [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]
+
+    clipped = clip_gradients(maps, threshold=0.1, method=method, params=maps)
+
+    assert clipped[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_waits_for_the_device(method):
+    grads, params = tensors(0), tensors(1)
+    with NoSync():
+        clip_gradients(grads, threshold=0.1, method=method, params=params)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_are_right(method):
+    grads = [grad.requires_grad_() for grad in tensors(0, torch.float64)]
+    params = tensors(1, torch.float64)
+
+    def clip(*grads):
+        return clip_gradients(grads, threshold=0.4, method=method, params=params)
+
+    assert gradcheck(clip, grads)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stacked_models_are_clipped_by_vmap(method):
+    grads, params = torch.randn(3, 4, 2), torch.randn(3, 4, 2)
+
+    def clip(grad, param):
+        return clip_gradients([grad], threshold=0.1, method=method, params=[param])[0]
+
+    together = torch.func.vmap(clip)(grads, params)
+
+    alone = [clip(g, p) for g, p in zip(grads, params, strict=True)]
+    assert_close(together, torch.stack(alone))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("method", METHODS)
+def test_compiles_into_one_graph(method):
+    def clip(grads, params):
+        return clip_gradients(grads, threshold=0.1, method=method, params=params)
+
+    compiled = torch.compile(clip, fullgraph=True, backend="aot_eager")
+
+    assert_close(compiled(tensors(0), tensors(1)), clip(tensors(0), tensors(1)))
+    named = {"w": torch.ones(2)}
+    assert_close(compiled(named, named), clip(named, named))
+
+
+@pytest.mark.parametrize("threshold", [-1.0, float("nan")])
+def test_the_threshold_is_not_negative(threshold):
+    with pytest.raises(ValueError, match=r"threshold is .*, but must be in \[0, inf\]"):
+        clip_gradients(tensors(), threshold=threshold)
+
+
+def test_the_method_exists():
+    with pytest.raises(
+        ValueError, match="method is 'l2', but must be one of norm, value, adapt"
+    ):
+        clip_gradients(tensors(), threshold=1.0, method="l2")
+
+
+def test_adaptive_clipping_needs_the_parameters():
+    with pytest.raises(ValueError, match='params is None, but method="adaptive" needs'):
+        clip_gradients(tensors(), threshold=1.0, method="adaptive")
+
+
+@pytest.mark.parametrize("params", [tensors()[:-1], tensors()[::-1], [None] * 4])
+def test_parameters_match_the_gradients(params):
+    with pytest.raises(
+        ValueError, match=r"params \(\d\) and grads \(4\) must match one by one"
+    ):
+        clip_gradients(tensors(), threshold=1.0, method="adaptive", params=params)
+
+
+def test_names_match_the_gradients():
+    grads, params = {"w": torch.ones(1)}, {"v": torch.ones(1)}
+    with pytest.raises(ValueError, match="only params has v and only grads has w"):
+        clip_gradients(grads, threshold=1.0, method="adaptive", params=params)
+
+
+def test_an_iterator_is_refused(unchecked):
+    with pytest.raises(TypeError, match="grads is a generator, but must be a mapping"):
+        clip_gradients((grad for grad in tensors()), threshold=1.0)
+
+
+def test_a_single_tensor_is_refused(unchecked):
+    with pytest.raises(TypeError, match="grads is a Tensor, but must be a mapping"):
+        clip_gradients(torch.ones(2), threshold=1.0)
