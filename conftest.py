@@ -1,0 +1,72 @@
+"""What every test and every documented example gets."""
+
+import doctest
+import os
+import random
+import re
+import sys
+
+import pytest
+import torch
+from hypothesis import register_random, settings
+
+# Results on one thread and on two differ in the last bits.
+torch.set_num_threads(1)
+
+# Files that pytest would import in search of examples, but that are not modules of ours.
+collect_ignore = ["docs/conf.py", "run.py"]
+
+
+class TorchRandom:
+    """Torch's global generator, as Hypothesis wants to see it."""
+
+    def seed(self, value: int) -> None:
+        torch.default_generator.manual_seed(value)
+
+    def getstate(self) -> torch.Tensor:
+        return torch.default_generator.get_state()
+
+    def setstate(self, state: torch.Tensor) -> None:
+        torch.default_generator.set_state(state)
+
+
+# Hypothesis seeds what it knows of: Python's generator and NumPy's, and with this torch's. It
+# holds only a weak reference, so the name must stay.
+torch_random = TorchRandom()
+register_random(torch_random)
+
+# The first call of many a torch function takes seconds, so no example has a deadline. The
+# examples are the same in every run, except in "thorough", which looks for new ones.
+settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=25)
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=5)
+settings.register_profile("thorough", deadline=None, max_examples=300, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+# In Markdown a fence ends an example; doctest alone would take it for a line of the output.
+_get_doctest = doctest.DocTestParser.get_doctest
+doctest.DocTestParser.get_doctest = lambda self, string, *rest: _get_doctest(
+    self, re.sub("^ *```.*$", "", string, flags=re.MULTILINE), *rest
+)
+
+
+@pytest.fixture(autouse=True)
+def _restore_global_generators():
+    """Leave the global generators as the test found them."""
+    numpy = sys.modules.get("numpy")  # the library does without it, so may a test
+    before = random.getstate(), torch_random.getstate(), numpy and numpy.random.get_state()
+    yield
+    random.setstate(before[0])
+    torch_random.setstate(before[1])
+    if before[2] is not None:
+        numpy.random.set_state(before[2])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _names_in_examples(doctest_namespace):
+    """Let the examples in docstrings and in docs say `torch` and `F` without importing them."""
+    # Imported here, not above: the check of shapes must be installed before the package is.
+    import composable.functional
+
+    doctest_namespace["torch"] = torch
+    doctest_namespace["F"] = composable.functional

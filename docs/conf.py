@@ -1,0 +1,60 @@
+"""How Sphinx builds the documentation; the Markdown is plain, and its examples are tests."""
+
+import re
+from importlib import metadata
+
+project = "composable"
+author = "The composable contributors"
+copyright = "2026, The composable contributors"
+release = metadata.version("composable")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"composable {release}"
+
+myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+# In the signature a type is what the code says; the list of arguments below it says the rest.
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+python_maximum_signature_line_length = 88
+
+# Docstrings write `name` as Markdown does, and it becomes a link where there is such a name.
+default_role = "py:obj"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Source", "References")]
+
+
+def _equations(app, what, name, obj, options, lines):
+    """Let docstrings write equations as the Markdown pages do: $x$, and $$x$$ on its own."""
+    text = "\n".join(lines)
+    text = re.sub(r"^( *)\$\$(.+?)\$\$", _display, text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(?<![\\$`\w])\$([^$`]+)\$", r":math:`\1`", text)
+    lines[:] = text.split("\n")
+
+
+def _display(match):
+    indent, equation = match.groups()
+    return f"{indent}.. math:: {' '.join(equation.split())}\n"
+
+
+def _skip_field(app, what, name, obj, skip, options):
+    """Leave out the fields of named tuples; Python says no more than their numbers."""
+    return True if (obj.__doc__ or "").startswith("Alias for field number") else None
+
+
+def setup(app):
+    # After napoleon, which runs at 500.
+    app.connect("autodoc-process-docstring", _equations, priority=600)
+    app.connect("autodoc-skip-member", _skip_field)
