@@ -22,18 +22,18 @@ __all__ = ["bind_loss", "evaluate", "predict"]
 
 
 def evaluate(
-    fire: Dispatcher, state: State, evaluator: Evaluator, weigh: Callable[[Any], Any]
+    dispatcher: Dispatcher, state: State, evaluator: Evaluator, weigh: Callable[[Any], Any]
 ) -> State:
     """Evaluate a model; the state comes back as it was, with results and memory.
 
     Args:
-        fire: Runs the plan.
+        dispatcher: Runs the plan.
         state: Where the run stands. What algorithms do to it at `EVAL_START` (other weights, say)
             holds until `EVAL_END`.
         evaluator: What to evaluate on.
         weigh: Counts in a batch what its loss is the mean of.
     """
-    outer = state
+    fire, outer = dispatcher.fire, state
     state = bind_loss(fire(Event.EVAL_START, state))
     key = state.key.fold("eval", evaluator.label)
     averages = Averages(evaluator.metrics or {})
@@ -50,7 +50,7 @@ def evaluate(
     metrics = MappingProxyType({**state.metrics, evaluator.label: results})
     state = fire(Event.EVAL_END, state.evolve(metrics=metrics))
     names = {f"metrics/{evaluator.label}/{name}": value for name, value in results.items()}
-    fire.logger.log_metrics(names, state.timestamp)
+    dispatcher.logger.log_metrics(names, state.timestamp)
     return outer.evolve(memory=state.memory, metrics=state.metrics)
 
 
@@ -62,9 +62,11 @@ def _update(averages: Averages, state: State, weigh: Callable[[Any], Any]) -> No
         averages.update(state.outputs, state.targets, count_examples(inputs))
 
 
-def predict(fire: Dispatcher, state: State, dataloader: Iterable[Any]) -> tuple[State, list[Any]]:
+def predict(
+    dispatcher: Dispatcher, state: State, dataloader: Iterable[Any]
+) -> tuple[State, list[Any]]:
     """Call the model on every batch: the state with what was remembered, and the outputs."""
-    outer = state
+    fire, outer = dispatcher.fire, state
     outputs = []
     state = fire(Event.PREDICT_START, state)
     key = state.key.fold("predict")

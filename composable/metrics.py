@@ -87,6 +87,8 @@ class Averages:
     def add(self, name: str, value: Tensor | float, weight: Tensor | float) -> None:
         """Take in one value for each example, or a mean with its weight."""
         value = torch.as_tensor(value).detach().double()
+        if isinstance(weight, Tensor):  # a mean over nothing is NaN, and has no weight
+            value = torch.where(weight > 0, value, 0.0)
         total: Any = value.sum() if value.ndim else value * weight
         seen: Any = float(value.numel()) if value.ndim else weight
         self._sums[name] = self._sums.get(name, 0.0) + total

@@ -152,12 +152,13 @@ class Trainer:
         self._log_interval = Time.parse(log_interval)
         self._iteration_length = check.check_iteration_length(iteration_length)
         self._saver = saver
-        self._evaluated_at = -1  # the batch after which the last evaluation was
+        self._evaluated_at: dict[str, int] = {}  # by evaluator: the batch after which it was
 
         bar = [ProgressBarLogger()] if progress_bar else []
         self.plan = Plan.compile(algorithms, callbacks, [*as_list(loggers), *bar])
         self.logger = Logger(self.plan.destinations)
-        self._fire = self.plan.dispatcher(self.logger)
+        self._dispatcher = self.plan.dispatcher(self.logger)
+        self._fire = self._dispatcher.fire
 
         where = check.check_device(device)
         state = State(
@@ -208,7 +209,8 @@ class Trainer:
             state = self._epoch(state)
             if state.timestamp.epoch_in_iteration == self._iteration_length:
                 state = self._end_iteration(state)
-        if self._iteration_length is None and state.timestamp.batch_in_epoch == 0:
+        now = state.timestamp
+        if self._iteration_length is None and now.epoch_in_iteration and not now.batch_in_epoch:
             state = self._end_iteration(state)
         state = self._evaluate_at_the_end(state)
         return self._fire(Event.FIT_END, state)
@@ -225,7 +227,7 @@ class Trainer:
             if batch is _EXHAUSTED:
                 break
             self.state = state = self._batch(state, batch, started)
-            if self._fire.take(Control.END_EPOCH):
+            if self._dispatcher.take(Control.END_EPOCH):
                 break
             if self._finished(state) and state.timestamp.batch_in_epoch != state.epoch_length:
                 return state  # in the middle of an epoch: a later fit goes on from here
@@ -262,8 +264,9 @@ class Trainer:
         state = fire(Event.BEFORE_TRAIN_BATCH, state)
         state = self._forward_backward(state)
         state = fire(Event.AFTER_TRAIN_BATCH, state)
-        # The batch that was trained on is gone, and with it all that was done to it.
-        state = state.evolve(batch=outer.batch, loss_fn=outer.loss_fn)
+        if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
+            # The batch that was trained on is gone, and with it all that was done to it.
+            state = state.evolve(batch=outer.batch, loss_fn=outer.loss_fn)
         state = fire(Event.BEFORE_OPTIMIZER_STEP, state)
         _write_gradients(state)
         for optimizer in state.optimizers:
@@ -322,7 +325,7 @@ class Trainer:
         state = self._fire(Event.EPOCH_END, state)
         if self._evaluators:
             state = self._evaluate_where_due(before, state, Event.EPOCH_END)
-        if self._rates.plateaus and self._evaluated_at == state.timestamp.batch:
+        if self._rates.plateaus and self._is_evaluated(self._evaluators[0], state):
             state = self._fire(Event.BEFORE_SCHEDULER_STEP, state)
             self._rates.step_plateaus(state.metrics[self._evaluators[0].label]["loss"])
             state = self._fire(Event.AFTER_SCHEDULER_STEP, state)
@@ -335,7 +338,7 @@ class Trainer:
 
     def _checkpoint(self, event: Event, state: State) -> State:
         state = self._fire(event, state)
-        if not self._fire.take(Control.SAVE):
+        if not self._dispatcher.take(Control.SAVE):
             return state
         if self._saver is None:
             warnings.warn(
@@ -350,7 +353,7 @@ class Trainer:
         return self._fire(Event.AFTER_SAVE, state)
 
     def _log(self, before: State, state: State, rates: dict[str, float]) -> State:
-        if not (self._fire.take(Control.LOG) or crossed(before, state, self._log_interval)):
+        if not (self._dispatcher.take(Control.LOG) or crossed(before, state, self._log_interval)):
             return state
         self.logger.log_metrics({"loss/train": state.loss, **rates}, state.timestamp)
         return self._fire(Event.LOG, state)
@@ -358,22 +361,26 @@ class Trainer:
     # --- evaluation ---
 
     def _evaluate_where_due(self, before: State, state: State, event: Event) -> State:
-        asked = self._fire.take(Control.EVALUATE)
-        due = [e for e in self._evaluators if asked or _is_due(e, before, state, event)]
+        asked = self._dispatcher.take(Control.EVALUATE)
+        length = self._iteration_length
+        due = [e for e in self._evaluators if asked or _is_due(e, before, state, event, length)]
         return self._evaluate(state, due) if due else state
 
     def _evaluate_at_the_end(self, state: State) -> State:
-        due = [e for e in self._evaluators if e.eval_interval is not None]
-        done = self._evaluated_at == state.timestamp.batch
-        return self._evaluate(state, due) if due and not done else state
+        wanted = [e for e in self._evaluators if e.eval_interval is not None]
+        due = [e for e in wanted if not self._is_evaluated(e, state)]
+        return self._evaluate(state, due) if due else state
+
+    def _is_evaluated(self, evaluator: Evaluator, state: State) -> bool:
+        return self._evaluated_at.get(evaluator.label) == state.timestamp.batch
 
     def _evaluate(self, state: State, evaluators: Iterable[Evaluator]) -> State:
         outer = state
         state = self._fire(Event.EVAL_BEFORE_ALL, state)
         for evaluator in evaluators:
-            state = evaluate(self._fire, state, evaluator, self._weigh)
+            state = evaluate(self._dispatcher, state, evaluator, self._weigh)
+            self._evaluated_at[evaluator.label] = state.timestamp.batch
         state = self._fire(Event.EVAL_AFTER_ALL, state)
-        self._evaluated_at = state.timestamp.batch
         return outer.evolve(memory=state.memory, metrics=state.metrics)
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
@@ -394,7 +401,7 @@ class Trainer:
         with preserve_rng(), self._closing():
             state = self._fire(Event.EVAL_STANDALONE_START, self.state)
             for evaluator in evaluators:
-                state = evaluate(self._fire, state, evaluator, self._weigh)
+                state = evaluate(self._dispatcher, state, evaluator, self._weigh)
             state = self._fire(Event.EVAL_STANDALONE_END, state)
         self.state = self.state.evolve(memory=state.memory, metrics=state.metrics)
         return {evaluator.label: dict(state.metrics[evaluator.label]) for evaluator in evaluators}
@@ -403,7 +410,7 @@ class Trainer:
         """Call the model on every batch of a loader; its outputs, a batch each, on the CPU."""
         loader = check.check_loader("dataloader", dataloader)
         with preserve_rng(), self._closing():
-            self.state, outputs = predict(self._fire, self.state, loader)
+            self.state, outputs = predict(self._dispatcher, self.state, loader)
         return outputs
 
     # --- what the loop stands on ---
@@ -430,7 +437,7 @@ class Trainer:
         return batches
 
     def _finished(self, state: State) -> bool:
-        if self._fire.requests and Control.STOP in self._fire.requests:
+        if self._dispatcher.requests and Control.STOP in self._dispatcher.requests:
             return True
         whole = state.max_duration
         if whole is None:
@@ -459,7 +466,7 @@ class Trainer:
                 "schedulers has a ReduceLROnPlateau, which follows the loss of an evaluation: give "
                 "the Trainer an eval_dataloader."
             )
-        self._fire.requests = Control.NONE
+        self._dispatcher.requests = Control.NONE
         if duration is not None:
             longer = check.check_max_duration(duration)
             state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
@@ -499,18 +506,23 @@ class Trainer:
         }
 
 
-def _is_due(evaluator: Evaluator, before: State, state: State, event: Event) -> bool:
+def _is_due(
+    evaluator: Evaluator, before: State, state: State, event: Event, iteration_length: int | None
+) -> bool:
     interval = evaluator.eval_interval
     if interval is None:
         return False
     if not isinstance(interval, Time):
         return bool(interval(state, event))
-    at_epochs = interval.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
-    if at_epochs is not (event is Event.EPOCH_END):
+    if interval.unit not in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+        return crossed(before, state, interval)  # the end of an epoch alone may cross it too
+    if event is not Event.EPOCH_END:
         return False
-    if at_epochs:
-        return state.timestamp.epoch % int(interval.value) == 0
-    return crossed(before, state, interval)
+    now = state.timestamp
+    if interval.unit is TimeUnit.ITERATION:  # with the last epoch of the iteration
+        ends = now.epoch_in_iteration == iteration_length
+        return ends and (now.iteration + 1) % int(interval.value) == 0
+    return now.epoch % int(interval.value) == 0
 
 
 def _zero_grad(state: State) -> None:

@@ -17,11 +17,11 @@ class GradientClipping(Algorithm):
 
     Args:
         clipping_type: "norm", "value" or "adaptive".
-        clipping_threshold: The bound, 0 or more.
+        clipping_threshold: The bound, above 0.
     """
 
     clipping_type: str = attrs.field(validator=one_of("norm", "value", "adaptive"))
-    clipping_threshold: float = attrs.field(validator=number(0))
+    clipping_threshold: float = attrs.field(validator=number(0, ends="(]"))
 
     events = frozenset({Event.BEFORE_OPTIMIZER_STEP})
     stage = Stage.GRADIENTS

@@ -6,6 +6,7 @@ dataclasses. Nothing here changes a batch; what is changed is rebuilt.
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,9 @@ class BatchSpec:
 
     def inputs(self, batch: Any) -> Any:
         """The input of a batch; a batch that is a tensor is its own input."""
+        kind = type(batch)
+        if (kind is tuple or kind is list) and self.input_key == 0 and batch:
+            return batch[0]  # almost always, and several times a step
         if isinstance(batch, Tensor):
             return batch
         return _get(batch, self.input_key, "input_key")
@@ -60,6 +64,8 @@ class BatchSpec:
 
 def _get(batch: Any, key: Any, argument: str) -> Any:
     kind = type(key)
+    if kind is int and type(batch) is tuple and -len(batch) <= key < len(batch):
+        return batch[key]
     if kind is int or kind is str:
         return _get_item(batch, key, argument)
     if callable(key):
@@ -112,8 +118,8 @@ def _set_item(batch: Any, key: int | str, value: Any, argument: str) -> Any:
         items = list(batch)
         items[key] = value
         return type(batch)(items)
-    if attrs.has(type(batch)) and isinstance(key, str):
-        return attrs.evolve(batch, **{key: value})
+    if isinstance(key, str) and key in _fields(batch):
+        return _rebuild(batch, {key: value})
     if isinstance(key, str) and hasattr(batch, key):
         new = copy.copy(batch)
         setattr(new, key, value)
@@ -129,8 +135,10 @@ def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if type(like) is dict:
         return items
     try:
+        if not isinstance(like, (dict, UserDict)):  # a shallow copy may share what it holds
+            return type(like)(items)  # type: ignore[call-arg]
         new = copy.copy(like)
-        new.update(items)  # type: ignore[attr-defined]
+        new.update(items)
         return new
     except (AttributeError, TypeError):
         return items
@@ -164,6 +172,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """
     if isinstance(tree, Tensor):
         return function(tree)
+    if type(tree) is tuple or type(tree) is list:  # almost every batch
+        return type(tree)([map_tensors(function, child) for child in tree])
     children = _children(tree)
     if children is None:
         return tree
@@ -187,11 +197,16 @@ def _children(tree: Any) -> Mapping[Any, Any] | None:
         return tree
     if isinstance(tree, (tuple, list)):
         return dict(enumerate(tree))
+    return {name: getattr(tree, name) for name in _fields(tree)} or None
+
+
+def _fields(tree: Any) -> Mapping[str, str]:
+    """The names of the fields of an attrs class or dataclass, and of their arguments."""
     if attrs.has(type(tree)):
-        return {field.name: getattr(tree, field.name) for field in attrs.fields(type(tree))}
+        return {field.name: field.alias for field in attrs.fields(type(tree)) if field.init}
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
-    return None
+        return {field.name: field.name for field in dataclasses.fields(tree) if field.init}
+    return {}
 
 
 def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
@@ -201,9 +216,9 @@ def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
         return type(tree)(*children.values())
     if isinstance(tree, (tuple, list)):
         return type(tree)(children.values())
-    if attrs.has(type(tree)):
-        return attrs.evolve(tree, **children)
-    return dataclasses.replace(tree, **children)
+    names = _fields(tree)
+    evolve = attrs.evolve if attrs.has(type(tree)) else dataclasses.replace
+    return evolve(tree, **{names[name]: child for name, child in children.items()})
 
 
 def count_examples(inputs: Any) -> int:
@@ -284,5 +299,7 @@ def microbatch_sizes(count: int, *, parts: int | None, size: int | None) -> list
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch on a device; itself where it is there already."""
+    """The batch on a device. A loader's batches are on the CPU, so for it they stay as they are."""
+    if device.type == "cpu":
+        return batch
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)

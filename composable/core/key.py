@@ -45,7 +45,9 @@ class Key:
         seed = self.seed
         for item in data:
             seed = _fold(seed, item)
-        return Key(seed)
+        folded = object.__new__(Key)  # every step folds: the checks would cost more than the fold
+        object.__setattr__(folded, "seed", seed)
+        return folded
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A new generator at the start of this key's stream."""

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -14,6 +14,9 @@ from composable.core.logger import Logger, LoggerDestination
 from composable.core.state import State
 
 __all__ = ["AmbiguousOrderWarning", "Dispatcher", "Plan"]
+
+
+Listeners: TypeAlias = tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]
 
 
 class AmbiguousOrderWarning(UserWarning):
@@ -144,7 +147,7 @@ class Plan:
 
 
 class Dispatcher:
-    """Runs a plan: call it with an event and a state.
+    """Runs a plan: `fire(event, state)`.
 
     `requests` joins what the callbacks have asked for and nobody has granted yet.
     """
@@ -155,18 +158,19 @@ class Dispatcher:
         self.logger = logger
         self.requests = Control.NONE
         hooks = [hooks_of(callback) for callback in plan.callbacks]
-        self._table: dict[Event, tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]] = {}
+        self._table: dict[Event, Listeners] = {}
         for event in Event:
             transforms = plan.transforms(event)
             watching = tuple(of_one[event] for of_one in hooks if event in of_one)
             if transforms or watching:
                 self._table[event] = (transforms, watching)
 
-    def __call__(self, event: Event, state: State) -> State:
+    def fire(self, event: Event, state: State) -> State:
         """The state after everyone who listens to the event has run."""
         listeners = self._table.get(event)
-        if listeners is None:
-            return state
+        return state if listeners is None else self._run(listeners, event, state)
+
+    def _run(self, listeners: Listeners, event: Event, state: State) -> State:
         transforms, watching = listeners
         at_work: Any = None
         try:

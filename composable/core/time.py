@@ -32,6 +32,11 @@ class TimeUnit(Enum):
 
     __hash__ = object.__hash__
 
+    @property
+    def plural(self) -> str:
+        """Its name in a message."""
+        return "batches" if self is TimeUnit.BATCH else f"{self.name.lower()}s"
+
 
 _FRACTIONAL = (TimeUnit.DURATION, TimeUnit.SECOND)
 _ALLOWED = (
@@ -78,7 +83,7 @@ class Time:
             raise ValueError(f"value={value!r} is negative: a Time is at least 0.")
         if exact.denominator != 1 and unit not in _FRACTIONAL:
             raise ValueError(
-                f"value={value!r} is not whole, and {unit.name.lower()}s can't be split: "
+                f"value={value!r} is not whole, and {unit.plural} can't be split: "
                 "give an integer, or a fraction of the run such as '0.5dur'."
             )
         self.__attrs_init__(exact.numerator if exact.denominator == 1 else exact, unit)
@@ -158,8 +163,8 @@ class Time:
     def _same_unit(self, other: "Time", verb: str) -> None:
         if self.unit is not other.unit:
             raise TypeError(
-                f"{self} can't be {verb} {other}: {self.unit.name.lower()}s and "
-                f"{other.unit.name.lower()}s are different units, and how they relate depends on "
+                f"{self} can't be {verb} {other}: {self.unit.plural} and "
+                f"{other.unit.plural} are different units, and how they relate depends on "
                 "the run. Use one unit, or measure both against a run: Clock.fraction_of(time)."
             )
 
@@ -206,7 +211,10 @@ def _parse(text: str) -> Time:
         number, unit = match.groups()
         if number.endswith("/0") or re.search(r"/0+$", number):
             raise ValueError(f"time {text!r} divides by zero.")
-        return Time(Fraction(number), unit)
+        try:
+            return Time(Fraction(number), unit)
+        except ValueError as error:
+            raise ValueError(f"time {text!r} can't be read: {error}") from None
     if match := _WALL_CLOCK.fullmatch(text):
         hours, minutes, seconds = match.groups(default="0")
         total = int(hours) * 3600 + int(minutes) * 60 + Fraction(seconds)
@@ -214,7 +222,7 @@ def _parse(text: str) -> Time:
     raise ValueError(f"time {text!r} can't be read: a time is {_ALLOWED}.")
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Timestamp:
     """What a run has done so far.
 
@@ -247,20 +255,21 @@ class Timestamp:
         self, samples: int = 0, tokens: int = 0, seconds: float = 0.0
     ) -> "Timestamp":
         """The timestamp after one more batch."""
-        return Timestamp(  # positional, since this runs every step
-            self.iteration,
-            self.epoch,
-            self.batch + 1,
-            self.sample + samples,
-            self.token + tokens,
-            self.epoch_in_iteration,
-            self.batch_in_epoch + 1,
-            self.sample_in_epoch + samples,
-            self.token_in_epoch + tokens,
-            self.total_wct + seconds,
-            self.epoch_wct + seconds,
-            seconds,
-        )
+        new = object.__new__(Timestamp)  # every step pays for this, and the constructor is slow
+        fields = {
+            **self.__dict__,
+            "batch": self.batch + 1,
+            "sample": self.sample + samples,
+            "token": self.token + tokens,
+            "batch_in_epoch": self.batch_in_epoch + 1,
+            "sample_in_epoch": self.sample_in_epoch + samples,
+            "token_in_epoch": self.token_in_epoch + tokens,
+            "total_wct": self.total_wct + seconds,
+            "epoch_wct": self.epoch_wct + seconds,
+            "batch_wct": seconds,
+        }
+        object.__setattr__(new, "__dict__", fields)
+        return new
 
     def next_epoch(self) -> "Timestamp":
         """The timestamp after the end of an epoch."""

@@ -42,6 +42,9 @@ def seeded_batches(
             sampler.set_epoch(epoch)
             break
     seed_epoch(seed, epoch)
+    if isinstance(dataloader, (list, tuple)):  # whose batches are there: nothing is drawn
+        yield from dataloader
+        return
     for step, batch in enumerate(dataloader, start=first_step + 1):
         yield batch
         seed_fetch(seed, step)

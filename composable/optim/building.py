@@ -93,7 +93,7 @@ def repoint_optimizers(
         gone.pop(id(parameter), None)
     known = {id(p) for p in old.values()}
     added = {name: p for name, p in new.items() if id(p) not in known}
-    if not gone and not added:
+    if not optimizers or not (gone or added):
         return
     for name, parameter in added.items():
         place = _nearest(name, old, optimizers)

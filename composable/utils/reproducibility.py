@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 
+_HAS_MPS = torch.backends.mps.is_available()
+
+
 def seed_all(seed: int) -> None:
     """Seed the global generators of Python, NumPy (where it is loaded) and PyTorch.
 
@@ -48,7 +52,10 @@ def seed_all(seed: int) -> None:
         >>> torch.equal(torch.rand(2), first)
         True
     """
-    seed = Key(seed).seed
+    _seed_all(Key(seed).seed)
+
+
+def _seed_all(seed: int) -> None:
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed & 0xFFFFFFFF)
@@ -61,7 +68,7 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
-    if torch.backends.mps.is_available():
+    if _HAS_MPS:
         torch.mps.manual_seed(seed)
 
 
@@ -77,22 +84,27 @@ def seed_epoch(seed: int | Key, epoch: int) -> None:
         ...         seed_step(17, step)
         ...         outputs = model(batch)  # the dropout that a Trainer with seed 17 has here
     """
-    seed_all(_key(seed).fold("epoch", epoch).seed)
+    _seed_all(_stream(_number(seed), "epoch").fold(epoch).seed)
 
 
 def seed_fetch(seed: int | Key, step: int) -> None:
     """Seed the global generators for fetching the batch of a step."""
-    seed_all(_key(seed).fold("fetch", step).seed)
+    _seed_all(_stream(_number(seed), "fetch").fold(step).seed)
 
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step: its dropout."""
-    key = _key(seed).fold("step", step)
+    key = _stream(_number(seed), "step").fold(step)
     seed_torch(key.fold(microbatch).seed if microbatch else key.seed)
 
 
-def _key(seed: int | Key) -> Key:
-    return seed if isinstance(seed, Key) else Key(seed)
+def _number(seed: int | Key) -> int:
+    return seed.seed if isinstance(seed, Key) else seed
+
+
+@lru_cache(maxsize=64, typed=True)
+def _stream(seed: int, name: str) -> Key:
+    return Key(seed).fold(name)
 
 
 def get_random_seed() -> int:
