@@ -54,18 +54,33 @@ def check_device(device: Any) -> torch.device:
     return chosen
 
 
-def check_max_duration(max_duration: Any) -> Time | None:
+def check_time(name: str, time: Any) -> Time:
+    """A time."""
+    try:
+        return Time.parse(time)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}={time!r}: {error}") from None
+
+
+def check_function(name: str, function: Any, call: str) -> Any:
+    """A function, or None."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{name}={function!r} must be a function {call}.")
+    return function
+
+
+def check_max_duration(max_duration: Any, name: str = "max_duration") -> Time | None:
     """A length of training above zero, or None."""
     if max_duration is None:
         return None
-    length = Time.parse(max_duration)
+    length = check_time(name, max_duration)
     if length.unit is TimeUnit.DURATION:
         raise ValueError(
-            f"max_duration={str(length)!r} is a fraction of itself: give epochs, batches, samples, "
+            f"{name}={str(length)!r} is a fraction of itself: give epochs, batches, samples, "
             "tokens or seconds, such as '10ep'."
         )
     if not length.value:
-        raise ValueError(f"max_duration={str(length)!r} must be longer than nothing.")
+        raise ValueError(f"{name}={str(length)!r} must be longer than nothing.")
     return length
 
 
@@ -117,6 +132,7 @@ def check_evaluators(
     given: Any, metrics: Any, eval_interval: Any
 ) -> tuple[Evaluator, ...]:
     """Evaluators from a loader, an Evaluator, or several; what one doesn't say is filled in."""
+    check_interval("eval_interval", eval_interval)
     if given is None:
         return ()
     if isinstance(given, Evaluator):
@@ -168,9 +184,20 @@ def check_interval(name: str, interval: Any) -> "Time | Callable[..., bool] | No
     """A time, a function `(state, event) -> bool`, or None for never."""
     if interval is None or (callable(interval) and not isinstance(interval, Time)):
         return interval  # type: ignore[no-any-return]
-    length = Time.parse(interval)
+    length = check_time(name, interval)
     if not length.value:
         raise ValueError(f"{name}={interval!r} must be longer than nothing; None means never.")
+    return length
+
+
+def check_log_interval(interval: Any) -> Time:
+    """A time above zero."""
+    length = check_time("log_interval", interval)
+    if not length.value:
+        raise ValueError(
+            f"log_interval={interval!r} must be longer than nothing: without loggers, nothing is "
+            "logged."
+        )
     return length
 
 
@@ -178,7 +205,7 @@ def check_iteration_length(length: Any) -> int | None:
     """Whole epochs, or None."""
     if length is None:
         return None
-    time = Time.parse(length)
+    time = check_time("iteration_length", length)
     if time.unit is not TimeUnit.EPOCH or not time.value:
         raise ValueError(f"iteration_length={length!r} must be epochs, such as '2ep'.")
     return int(time.value)

@@ -37,6 +37,7 @@ def evaluate(
     state = bind_loss(fire(Event.EVAL_START, state))
     key = state.key.fold("eval", evaluator.label)
     averages = Averages(evaluator.metrics or {})
+    step = -1
     with _evaluating(state.model):
         for step, batch in enumerate(seeded_batches(evaluator.dataloader, key, epoch=0)):
             state = state.evolve(batch=to_device(batch, state.device), outputs=None)
@@ -46,6 +47,11 @@ def evaluate(
             state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=state.forward()))
             _update(averages, state, weigh)
             state = fire(Event.EVAL_BATCH_END, state)
+    if step < 0:
+        raise ValueError(
+            f"the dataloader of Evaluator {evaluator.label!r} gave no batch: check the dataset, and "
+            "that the loader can be gone through more than once."
+        )
     (results,) = to_numbers([averages.compute()])
     metrics = MappingProxyType({**state.metrics, evaluator.label: results})
     state = fire(Event.EVAL_END, state.evolve(metrics=metrics))

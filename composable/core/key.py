@@ -1,7 +1,7 @@
 """Randomness as a function of seed and names."""
 
 from hashlib import blake2b
-from struct import pack
+from struct import Struct
 
 import attrs
 import torch
@@ -44,7 +44,7 @@ class Key:
         """The key that this one and `data` determine."""
         seed = self.seed
         for item in data:
-            seed = _fold(seed, item)
+            seed = fold_in(seed, item)
         folded = object.__new__(Key)  # every step folds: the checks would cost more than the fold
         object.__setattr__(folded, "seed", seed)
         return folded
@@ -56,12 +56,17 @@ class Key:
         return generator
 
 
-def _fold(seed: int, item: str | int) -> int:
+def fold_in(seed: int, item: str | int) -> int:
+    """The seed that `seed` and `item` determine."""
     # Tagged, so that the name "1" and the number 1 are different.
-    if isinstance(item, str):
-        data = b"s" + item.encode()
-    elif isinstance(item, int):
-        data = b"i" + pack("<q", item)
+    if type(item) is int:
+        data = _WITH_INT(seed, b"i", item)
+    elif isinstance(item, str):
+        data = _WITH_STR(seed, b"s") + item.encode()
     else:
         raise TypeError(f"{item!r} can't be folded into a key: use a string or an integer.")
-    return int.from_bytes(blake2b(pack("<Q", seed) + data, digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+_WITH_INT = Struct("<Qcq").pack
+_WITH_STR = Struct("<Qc").pack

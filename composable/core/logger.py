@@ -47,7 +47,14 @@ class Logger:
     def log_metrics(
         self, metrics: Mapping[str, Any], timestamp: Timestamp | None = None
     ) -> None:
-        """Log metrics, by default with the timestamp of the event at hand."""
+        """Log metrics, by default with the timestamp of the event at hand.
+
+        Raises:
+            ValueError: A metric is neither a number, a string nor a tensor of one element.
+        """
+        if self.destinations:  # here, where it can still be told who logged it
+            for name, value in metrics.items():
+                _check_metric(name, value)
         for destination in self.destinations:
             destination.log_metrics(metrics, timestamp or self.timestamp)
 
@@ -67,18 +74,23 @@ def to_numbers(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     places: dict[torch.device, list[tuple[dict[str, Any], str, Tensor]]] = {}
     for record in copies:
         for name, value in record.items():
+            _check_metric(name, value)
             if isinstance(value, Tensor):
-                if value.numel() != 1:
-                    raise ValueError(
-                        f"metric {name!r} has {value.numel()} elements and must have one: log "
-                        "its mean, or each element under a name of its own."
-                    )
                 places.setdefault(value.device, []).append((record, name, value))
-            elif not isinstance(value, (Real, str)) and value is not None:
-                raise ValueError(f"metric {name!r} is {value!r}, not a number.")
     for found in places.values():
         # float64 holds every float32 and every count exactly.
         values = torch.stack([value.detach().reshape(()).double() for _, _, value in found])
         for (record, name, value), number in zip(found, values.tolist(), strict=True):
             record[name] = number if value.is_floating_point() else int(number)
     return copies
+
+
+def _check_metric(name: str, value: object) -> None:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"metric {name!r} has {value.numel()} elements and must have one: log "
+                "its mean, or each element under a name of its own."
+            )
+    elif not isinstance(value, (Real, str)) and value is not None:
+        raise ValueError(f"metric {name!r} is {value!r}, not a number.")

@@ -52,6 +52,10 @@ class ConsoleLogger(LoggerDestination):
         if before is not None and crossed(before, state, self._interval):
             self._print(state)
 
+    def epoch_end(self, state: "State", logger: "Logger") -> None:
+        """Print where the interval has passed: an epoch of unknown length is over only now."""
+        self.log(state, logger)
+
     def eval_after_all(self, state: "State", logger: "Logger") -> None:
         """Print the evaluation."""
         self._print(state)

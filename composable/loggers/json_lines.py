@@ -64,25 +64,27 @@ class JSONLinesLogger(LoggerDestination):
 
     def flush(self) -> None:
         """Write what is held."""
-        pending, self._pending = self._pending, []
-        if not pending:
+        if not self._pending:
             return
         if self._file is None:  # closed at the end of an earlier fit
             self._file = self.path.open("a", encoding="utf-8")
-        numbers = to_numbers(metrics for _, metrics in pending)
+        numbers = to_numbers(metrics for _, metrics in self._pending)
         lines = [
             json.dumps({**_times(timestamp), **_printable(metrics)}, allow_nan=False)
-            for (timestamp, _), metrics in zip(pending, numbers, strict=True)
+            for (timestamp, _), metrics in zip(self._pending, numbers, strict=True)
         ]
+        self._pending = []  # not before: an interruption up to here loses nothing
         self._file.write("\n".join(lines) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         """Write what is held and close the file; it opens again when there is more."""
-        self.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        try:
+            self.flush()
+        finally:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
 
 def _times(timestamp: Timestamp) -> dict[str, Any]:

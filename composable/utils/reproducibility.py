@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from composable.core.key import Key
+from composable.core.key import Key, fold_in
 
 __all__ = [
     "configure_deterministic_mode",
@@ -84,18 +84,18 @@ def seed_epoch(seed: int | Key, epoch: int) -> None:
         ...         seed_step(17, step)
         ...         outputs = model(batch)  # the dropout that a Trainer with seed 17 has here
     """
-    _seed_all(_stream(_number(seed), "epoch").fold(epoch).seed)
+    _seed_all(fold_in(_stream(_number(seed), "epoch"), epoch))
 
 
 def seed_fetch(seed: int | Key, step: int) -> None:
     """Seed the global generators for fetching the batch of a step."""
-    _seed_all(_stream(_number(seed), "fetch").fold(step).seed)
+    _seed_all(fold_in(_stream(_number(seed), "fetch"), step))
 
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step: its dropout."""
-    key = _stream(_number(seed), "step").fold(step)
-    seed_torch(key.fold(microbatch).seed if microbatch else key.seed)
+    folded = fold_in(_stream(_number(seed), "step"), step)
+    seed_torch(fold_in(folded, microbatch) if microbatch else folded)
 
 
 def _number(seed: int | Key) -> int:
@@ -103,8 +103,8 @@ def _number(seed: int | Key) -> int:
 
 
 @lru_cache(maxsize=64, typed=True)
-def _stream(seed: int, name: str) -> Key:
-    return Key(seed).fold(name)
+def _stream(seed: int, name: str) -> int:
+    return Key(seed).fold(name).seed
 
 
 def get_random_seed() -> int:

@@ -1,0 +1,250 @@
+"""What the Trainer costs above a well-written plain loop.
+
+Both loops run in one process in alternating blocks of steps, on one thread, and are compared
+block by block in CPU time of the thread, so that the machine's drift cancels. Repeat with
+
+    python benchmarks/overhead.py            # all of it, a few minutes
+    python benchmarks/overhead.py tiny       # one case: tiny, callbacks, methods, midsize, ...
+
+The figures in docs/performance.md come from this script.
+"""
+
+import argparse
+import gc
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composable import Callback, Event, Trainer
+from composable.algorithms import (
+    EMA,
+    BlurPool,
+    GradientClipping,
+    LabelSmoothing,
+    MixUp,
+    SelectiveBackprop,
+)
+
+BLOCK = 50  # steps
+Step = Callable[[], None]
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def midsize() -> nn.Module:
+    layers = [nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)]
+    return nn.Sequential(*layers)
+
+
+def convnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 16, 10),
+    )
+
+
+class DoNothing(Callback):
+    """A callback with an empty method for every event."""
+
+
+for _event in Event:
+    setattr(DoNothing, _event.value, lambda self, state, logger: None)
+
+
+def optimizer_and_scheduler(model: nn.Module):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+class PlainLoop:
+    """The loop that one would write."""
+
+    def __init__(self, model: nn.Module, batches: list) -> None:
+        self.model, self.batches = model, batches
+        self.optimizer, self.scheduler = optimizer_and_scheduler(model)
+
+    def run(self, steps: int) -> None:
+        model, optimizer, scheduler = self.model, self.optimizer, self.scheduler
+        for i in range(steps):
+            inputs, targets = self.batches[i % len(self.batches)]
+            loss = cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+
+
+class Interleaved(list):
+    """A loader that stops the clock between blocks to let the plain loop run one of its own."""
+
+    def __init__(self, batches: list, other: PlainLoop, blocks: int) -> None:
+        super().__init__(batches[i % len(batches)] for i in range(blocks * BLOCK))
+        self.batches, self.other, self.blocks = batches, other, blocks
+        self.ours: list[float] = []
+        self.plain: list[float] = []
+
+    def __iter__(self) -> Iterator:
+        for _ in range(self.blocks):
+            started = time.thread_time()
+            for i in range(BLOCK):
+                yield self.batches[i % len(self.batches)]
+            between = time.thread_time()
+            self.other.run(BLOCK)
+            self.ours.append((between - started) / BLOCK)
+            self.plain.append((time.thread_time() - between) / BLOCK)
+
+
+def compare(build: Callable[[], nn.Module], shape: tuple[int, ...], blocks: int, **options) -> dict:
+    """The Trainer against the plain loop: microseconds a step and their ratio."""
+    torch.manual_seed(0)
+    batches = [(torch.randn(shape), torch.randint(10, shape[:1])) for _ in range(8)]
+    model, twin = build(), build()
+    twin.load_state_dict(model.state_dict())
+    optimizer, scheduler = optimizer_and_scheduler(model)
+    loader = Interleaved(batches, PlainLoop(twin, batches), blocks)
+    trainer = Trainer(
+        model,
+        train_dataloader=loader,
+        loss_fn=cross_entropy,
+        optimizers=optimizer,
+        schedulers=scheduler,
+        step_schedulers_every_batch=True,
+        max_duration="1ep",
+        seed=17,
+        progress_bar=False,
+        **options,
+    )
+    trainer.fit()
+    if not options:
+        same = all(map(torch.equal, model.parameters(), twin.parameters()))
+        if not same:
+            raise SystemExit("the Trainer's weights differ from the plain loop's")
+    warm = max(2, blocks // 10)
+    ours, plain = loader.ours[warm:], loader.plain[warm:]
+    ratios = [a / b for a, b in zip(ours, plain, strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4)
+    return {
+        "ratio": round(statistics.median(ratios), 3),
+        "quartiles": [round(quartiles[0], 3), round(quartiles[2], 3)],
+        "plain_us": round(1e6 * statistics.median(plain), 1),
+        "above_us": round(1e6 * (statistics.median(ours) - statistics.median(plain)), 1),
+    }
+
+
+def run_tiny(blocks: int) -> dict:
+    return compare(tiny, (32, 64), blocks)
+
+
+def run_callbacks(blocks: int) -> dict:
+    return compare(tiny, (32, 64), blocks, callbacks=[DoNothing() for _ in range(5)])
+
+
+def run_methods(blocks: int) -> dict:
+    return compare(
+        convnet,
+        (32, 1, 8, 8),
+        blocks,
+        algorithms=[
+            MixUp(),
+            LabelSmoothing(),
+            BlurPool(),
+            EMA("100ba"),
+            SelectiveBackprop(start=0.0, end=1.0),
+            GradientClipping("norm", 1.0),
+        ],
+    )
+
+
+def run_midsize(blocks: int) -> dict:
+    return compare(midsize, (128, 512), max(10, blocks // 6))
+
+
+def run_same_cost(blocks: int) -> dict:
+    """The n-th step at n = 10 and at n = 100,000, and the memory in between."""
+    torch.manual_seed(0)
+    batch = (torch.randn(4, 8), torch.randint(10, (4,)))
+    model = nn.Linear(8, 10)
+    seen: dict[int, float] = {}
+    memory: dict[int, float] = {}
+
+    class Marks:
+        def __iter__(self):
+            for step in range(100_500):
+                if step in (10, 510, 100_000 - 1, 100_499 - 1):
+                    seen[step] = time.thread_time()
+                if step in (1_000, 100_000):
+                    gc.collect()
+                    memory[step] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                yield batch
+
+    trainer = Trainer(
+        model,
+        train_dataloader=Marks(),
+        loss_fn=cross_entropy,
+        optimizers=partial(torch.optim.SGD, lr=0.0),
+        max_duration="1ep",
+        seed=0,
+        progress_bar=False,
+    )
+    trainer.fit()
+    first, last = (seen[510] - seen[10]) / 500, (seen[100_498] - seen[99_999]) / 499
+    return {
+        "step_10_us": round(1e6 * first, 1),
+        "step_100000_us": round(1e6 * last, 1),
+        "ratio": round(last / first, 3),
+        "peak_mb_at_1000": round(memory[1_000], 1),
+        "peak_mb_at_100000": round(memory[100_000], 1),
+    }
+
+
+def run_imports(blocks: int) -> dict:
+    """Import time above torch's, in processes of their own."""
+    code = (
+        "import sys, time; import torch; n = len(sys.modules); t = time.process_time(); "
+        "import composable, composable.algorithms; "
+        "print(1000 * (time.process_time() - t), len(sys.modules) - n)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            for _ in range(7)]
+    times, modules = zip(*(map(float, run.stdout.split()) for run in runs), strict=True)
+    return {"cpu_ms_above_torch": round(statistics.median(times), 1), "modules": int(modules[0])}
+
+
+CASES = {
+    "tiny": run_tiny,
+    "callbacks": run_callbacks,
+    "methods": run_methods,
+    "midsize": run_midsize,
+    "same_cost": run_same_cost,
+    "imports": run_imports,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="all by default")
+    parser.add_argument("--blocks", type=int, default=120, help=f"blocks of {BLOCK} steps")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in arguments.cases or CASES:
+        print(name, json.dumps(CASES[name](arguments.blocks)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
