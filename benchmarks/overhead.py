@@ -43,7 +43,13 @@ def tiny() -> nn.Module:
 
 
 def midsize() -> nn.Module:
-    layers = [nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)]
+    layers = [
+        nn.Linear(512, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 10),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -220,10 +226,15 @@ def run_imports(blocks: int) -> dict:
         "import composable, composable.algorithms; "
         "print(1000 * (time.process_time() - t), len(sys.modules) - n)"
     )
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-            for _ in range(7)]
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(7)
+    ]
     times, modules = zip(*(map(float, run.stdout.split()) for run in runs), strict=True)
-    return {"cpu_ms_above_torch": round(statistics.median(times), 1), "modules": int(modules[0])}
+    return {
+        "cpu_ms_above_torch": round(statistics.median(times), 1),
+        "modules": int(modules[0]),
+    }
 
 
 CASES = {

@@ -9,8 +9,9 @@ from composable.core.logger import Logger, LoggerDestination
 from composable.core.plan import AmbiguousOrderWarning, Plan
 from composable.core.state import FrozenStateError, State
 from composable.core.time import Clock, Time, Timestamp, TimeUnit
+from composable.loop import UnmetRequestWarning
 from composable.metrics import Evaluator
-from composable.trainer import Trainer, UnmetRequestWarning
+from composable.trainer import Trainer
 
 __version__ = "0.1.0"
 

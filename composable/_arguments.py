@@ -37,7 +37,7 @@ def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> TargetLoss
 
 
 def check_device(device: Any) -> torch.device:
-    """cpu or cuda; cuda where it is at hand by default."""
+    """One of cpu and cuda; by default cuda where it is at hand."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -69,10 +69,8 @@ def check_function(name: str, function: Any, call: str) -> Any:
     return function
 
 
-def check_max_duration(max_duration: Any, name: str = "max_duration") -> Time | None:
-    """A length of training above zero, or None."""
-    if max_duration is None:
-        return None
+def check_duration(max_duration: Any, name: str = "max_duration") -> Time:
+    """A length of training above zero."""
     length = check_time(name, max_duration)
     if length.unit is TimeUnit.DURATION:
         raise ValueError(
@@ -93,6 +91,15 @@ def check_positive(name: str, value: Any) -> int | None:
     if value < 1:
         raise ValueError(f"{name}={value!r} must be 1 or more.")
     return value
+
+
+def check_split(parts: int | None, size: int | None) -> None:
+    """How batches are split is said in one way."""
+    if parts is not None and size is not None:
+        raise ValueError(
+            f"grad_accum={parts} and microbatch_size={size} were both given: give the number of "
+            "microbatches or their size."
+        )
 
 
 def check_loader(name: str, loader: Any) -> Any:
@@ -128,9 +135,7 @@ def length_of(loader: Any) -> int | None:
         return None
 
 
-def check_evaluators(
-    given: Any, metrics: Any, eval_interval: Any
-) -> tuple[Evaluator, ...]:
+def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Evaluator, ...]:
     """Evaluators from a loader, an Evaluator, or several; what one doesn't say is filled in."""
     check_interval("eval_interval", eval_interval)
     if given is None:
@@ -183,7 +188,7 @@ def check_metrics(metrics: Any) -> dict[str, Any]:
 def check_interval(name: str, interval: Any) -> "Time | Callable[..., bool] | None":
     """A time, a function `(state, event) -> bool`, or None for never."""
     if interval is None or (callable(interval) and not isinstance(interval, Time)):
-        return interval  # type: ignore[no-any-return]
+        return interval
     length = check_time(name, interval)
     if not length.value:
         raise ValueError(f"{name}={interval!r} must be longer than nothing; None means never.")
@@ -213,9 +218,9 @@ def check_iteration_length(length: Any) -> int | None:
 
 def check_iterations(max_duration: Time | None, iteration_length: int | None) -> None:
     """Iterations as a length of training need to have a length themselves."""
-    if max_duration is not None and max_duration.unit is TimeUnit.ITERATION:
-        if iteration_length is None:
-            raise ValueError(
-                f"max_duration={str(max_duration)!r} counts iterations: give the Trainer an "
-                "iteration_length, such as '2ep'."
-            )
+    counts = max_duration is not None and max_duration.unit is TimeUnit.ITERATION
+    if counts and iteration_length is None:
+        raise ValueError(
+            f"max_duration={str(max_duration)!r} counts iterations: give the Trainer an "
+            "iteration_length, such as '2ep'."
+        )

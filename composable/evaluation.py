@@ -49,7 +49,7 @@ def evaluate(
             state = fire(Event.EVAL_BATCH_END, state)
     if step < 0:
         raise ValueError(
-            f"the dataloader of Evaluator {evaluator.label!r} gave no batch: check the dataset, and "
+            f"the dataloader of Evaluator {evaluator.label!r} gave no batch: check the dataset and "
             "that the loader can be gone through more than once."
         )
     (results,) = to_numbers([averages.compute()])

@@ -14,6 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from composable.core.event import Event
+from composable.core.state import State
+from composable.core.time import Time, TimeUnit, crossed
+
 __all__ = ["Evaluator", "accuracy"]
 
 
@@ -55,6 +59,31 @@ class Evaluator:
     dataloader: Iterable[Any]
     metrics: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
     eval_interval: Any = attrs.field(default=None, kw_only=True)
+
+    def is_due(
+        self, before: State, state: State, event: Event, iteration_length: int | None
+    ) -> bool:
+        """Whether `eval_interval` has passed between two states.
+
+        Args:
+            before: The state before the batch (or the end of the epoch).
+            state: The state after it.
+            event: `BATCH_END` or `EPOCH_END`.
+            iteration_length: Epochs in an iteration.
+        """
+        interval = self.eval_interval
+        if interval is None:
+            return False
+        if not isinstance(interval, Time):
+            return bool(interval(state, event))
+        if interval.unit not in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+            return crossed(before, state, interval)  # the end of an epoch alone may cross it too
+        if event is not Event.EPOCH_END:
+            return False
+        now, count = state.timestamp, int(interval.value)
+        if interval.unit is TimeUnit.ITERATION:  # with the last epoch of the iteration
+            return now.epoch_in_iteration == iteration_length and not (now.iteration + 1) % count
+        return not now.epoch % count
 
 
 class Averages:

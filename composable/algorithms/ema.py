@@ -9,7 +9,7 @@ from composable.algorithms._validators import number
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeUnit
+from composable.core.time import Time, TimeLike, TimeUnit
 from composable.functional import ema, ema_smoothing, with_tensors
 
 __all__ = ["EMA"]
@@ -18,7 +18,11 @@ _TAKES_OVER = (Event.EVAL_START, Event.PREDICT_START)
 _UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 
 
-def _optional_time(value: Any) -> Time | None:
+def _time(value: TimeLike) -> Time:
+    return Time.parse(value)
+
+
+def _optional_time(value: TimeLike | None) -> Time | None:
     return None if value is None else Time.parse(value)
 
 
@@ -42,11 +46,13 @@ class EMA(Algorithm):
             not batches or epochs, or differ.
     """
 
-    half_life: Time | None = attrs.field(default="1000ba", converter=_optional_time)
+    half_life: Time | None = attrs.field(
+        default=Time(1000, TimeUnit.BATCH), converter=_optional_time
+    )
     smoothing: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(number(0, 1))
     )
-    ema_start: Time = attrs.field(default="0dur", converter=Time.parse)
+    ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_time)
     update_interval: Time | None = attrs.field(default=None, converter=_optional_time)
 
     events = frozenset({Event.BATCH_END, Event.EPOCH_END, *_TAKES_OVER})

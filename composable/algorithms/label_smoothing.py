@@ -1,5 +1,7 @@
 """Label smoothing, as an algorithm."""
 
+from functools import partial
+
 import attrs
 
 from composable.algorithms._validators import number
@@ -32,11 +34,8 @@ class LabelSmoothing(Algorithm):
     def apply(self, event: Event, state: State) -> State:
         """Smooth the targets of the loss, also those of a mixed batch."""
         targets, classes = state.targets, classes_of(state.outputs)
+        smooth = partial(smooth_labels, smoothing=self.smoothing, num_classes=classes)
         if isinstance(targets, MixedTargets):
-            smoothed = [
-                smooth_labels(one, smoothing=self.smoothing, num_classes=classes)
-                for one in (targets.targets, targets.partner_targets)
-            ]
-            return state.with_batch(targets=MixedTargets(*smoothed, targets.weight))
-        smooth = smooth_labels(targets, smoothing=self.smoothing, num_classes=classes)
-        return state.with_batch(targets=smooth)
+            pair = (smooth(targets.targets), smooth(targets.partner_targets))
+            return state.with_batch(targets=MixedTargets(*pair, targets.weight))
+        return state.with_batch(targets=smooth(targets))

@@ -64,7 +64,7 @@ class Algorithm:
         ...     def apply(self, event, state):
         ...         return state.evolve(max_duration=state.max_duration * self.factor)
         >>> ShortenTraining(0.25)
-        ShortenTraining(factor=0.25)
+        ShortenTraining(name='ShortenTraining', factor=0.25)
     """
 
     events: ClassVar[Any] = frozenset(Event)

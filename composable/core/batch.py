@@ -270,12 +270,10 @@ def _split(tree: Any, sizes: list[int], place: str) -> list[Any]:
                 "batch can't be split into microbatches: make every tensor of the batch have "
                 "one row an example, or train without grad_accum and microbatch_size."
             )
-        return list(tree.split(sizes))
+        return list(torch.split(tree, sizes))
     if isinstance(tree, (tuple, list)) and len(tree) == count and _is_plain(tree):
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        return [
-            type(tree)(tree[start : start + n]) for start, n in zip(starts, sizes, strict=True)
-        ]
+        return [type(tree)(tree[start : start + n]) for start, n in zip(starts, sizes, strict=True)]
     children = _children(tree)
     if not children:
         return [tree] * len(sizes)

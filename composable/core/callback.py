@@ -48,9 +48,7 @@ class Callback:
 class FunctionCallback(Callback):
     """A plain function `(event, state, logger) -> Control | None` as a callback."""
 
-    def __init__(
-        self, function: Callable[[Event, "State", "Logger"], Control | None]
-    ) -> None:
+    def __init__(self, function: Callable[[Event, "State", "Logger"], Control | None]) -> None:
         self.function = function
 
     @property

@@ -48,11 +48,12 @@ class Event(Enum):
                     # <AFTER_SCHEDULER_STEP>
                     # <BATCH_END>
                     # <LOG>
-                    evaluate()                  # where it is due
+                    evaluate()  # where it is due
                     # <BATCH_CHECKPOINT>
-                    save()                      # where it is asked for
+                    save()  # where it is asked for
+                # <LOG>, where it is due only now: the length of the epoch was unknown
                 # <BEFORE_SCHEDULER_STEP>
-                scheduler.step()                # those that step each epoch
+                scheduler.step()  # those that step each epoch
                 # <AFTER_SCHEDULER_STEP>
                 # <EPOCH_END>
                 evaluate()
@@ -61,8 +62,9 @@ class Event(Enum):
             # <ITERATION_END>
             # <ITERATION_CHECKPOINT>
             save()
-        evaluate()                              # unless it was done just now
+        evaluate()  # unless it was done just now
         # <FIT_END>
+
 
         def evaluate():
             # <EVAL_BEFORE_ALL>
@@ -77,6 +79,7 @@ class Event(Enum):
                     # <EVAL_BATCH_END>
                 # <EVAL_END>
             # <EVAL_AFTER_ALL>
+
 
         def save():
             # <BEFORE_SAVE>
@@ -95,7 +98,7 @@ class Event(Enum):
     """
 
     INIT = "init"
-    """Once, while the `Trainer` is built, before optimizer factories are called: for model surgery."""
+    """Once, while the `Trainer` is built, before optimizer factories are called: for surgery."""
     BEFORE_LOAD = "before_load"
     """Once, while the `Trainer` is built, before a saved state would be read."""
     AFTER_LOAD = "after_load"
@@ -107,9 +110,9 @@ class Event(Enum):
     EPOCH_START = "epoch_start"
     """Before the first batch of an epoch."""
     BEFORE_DATALOADER = "before_dataloader"
-    """Before each batch is fetched, and once more when the loader turns out to be exhausted."""
+    """Before each batch is fetched, and once more when the loader is found to be exhausted."""
     AFTER_DATALOADER = "after_dataloader"
-    """After the batch was fetched and moved to the device: for selection, resizing, augmentation."""
+    """After the batch was fetched and moved to the device: to select, resize, augment."""
     BATCH_START = "batch_start"
     """Before a batch is trained on."""
     BEFORE_TRAIN_BATCH = "before_train_batch"

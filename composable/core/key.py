@@ -24,8 +24,10 @@ class Key:
     Example:
         >>> from composable import Key
         >>> key = Key(17).fold("MixUp", 3)
-        >>> torch.equal(torch.rand(4, generator=key.generator()),
-        ...             torch.rand(4, generator=key.generator()))
+        >>> torch.equal(
+        ...     torch.rand(4, generator=key.generator()),
+        ...     torch.rand(4, generator=key.generator()),
+        ... )
         True
         >>> key == Key(17).fold("MixUp").fold(3)
         True

@@ -44,9 +44,7 @@ class Logger:
         self.destinations = tuple(destinations)
         self.timestamp = Timestamp()
 
-    def log_metrics(
-        self, metrics: Mapping[str, Any], timestamp: Timestamp | None = None
-    ) -> None:
+    def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp | None = None) -> None:
         """Log metrics, by default with the timestamp of the event at hand.
 
         Raises:

@@ -74,7 +74,7 @@ def _one_by_one(function: Callable[..., Tensor], outputs: Any, rest: Any) -> Ten
         lone = partial(map_tensors, lambda tensor: tensor.unsqueeze(0))
         return function(lone(output), lone(other))
 
-    return torch.func.vmap(of_one)(outputs, rest)  # type: ignore[no-any-return]
+    return torch.func.vmap(of_one)(outputs, rest)
 
 
 def count_loss_tokens(targets: Any, ignore_index: int = -100) -> Tensor:
@@ -101,8 +101,8 @@ def weigher(mean_over: Any, spec: BatchSpec) -> Callable[[Any], Any]:
     )
 
 
-def check_loss(loss: Any) -> None:
-    """Refuse what can't be differentiated as the loss of a batch."""
+def check_loss(loss: Any) -> Tensor:
+    """The loss, where it can be differentiated as that of a batch."""
     if not isinstance(loss, Tensor):
         raise TypeError(
             f"loss_fn returned {type(loss).__name__} and must return a tensor without dimensions."
@@ -117,3 +117,4 @@ def check_loss(loss: Any) -> None:
             "loss_fn returned a loss without a gradient: it doesn't depend on the model's "
             "parameters. Check that outputs are not detached and that parameters require grad."
         )
+    return loss

@@ -51,9 +51,11 @@ class Plan:
         >>> plan == Plan.compile([MixUp(), LabelSmoothing(0.1)])
         True
         >>> print(plan.explain())
-        event               who             stage    reads            writes  why here...
-        before_train_batch  MixUp           mix      batch, key       batch   alone here
-        before_loss         MixUp           mix      batch, outputs   batch, loss_fn  ...
+        event               who             stage    reads  ...  writes          why here
+        ------------------  --------------  -------  -----  ...  --------------  -----------...
+        before_train_batch  MixUp           mix      batch, ...  batch, loss_fn  alone here
+        before_loss         MixUp           mix      batch, ...  batch, loss_fn  first of the...
+        before_loss         LabelSmoothing  targets  batch, ...  batch           targets comes...
     """
 
     algorithms: tuple[Algorithm, ...] = ()
@@ -264,9 +266,7 @@ def as_destination(logger: object) -> LoggerDestination:
     if isinstance(logger, LoggerDestination):
         return logger
     hint = f": write {logger.__name__}()" if isinstance(logger, type) else ""
-    raise TypeError(
-        f"loggers has {logger!r}: each must be an instance of LoggerDestination{hint}."
-    )
+    raise TypeError(f"loggers has {logger!r}: each must be an instance of LoggerDestination{hint}.")
 
 
 def as_list(given: Any) -> list[Any]:
@@ -307,7 +307,7 @@ def _report_conflicts(algorithms: Sequence[Algorithm]) -> None:
 def _why(event: Event, order: Sequence[Algorithm], i: int) -> str:
     if len(order) == 1:
         return "alone here"
-    if event.closes and event.partner in order[i].events:
+    if event.closes and event.partner and event.partner in order[i].events:
         return f"closes {event.partner.value}, in reverse"
     if i == 0:
         return "first of the stages here"

@@ -74,9 +74,7 @@ class State:
     """What all randomness of the run is derived from."""
     memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_read_only)
     """What algorithms remember, by their names."""
-    metrics: Mapping[str, Mapping[str, float]] = attrs.field(
-        default=_EMPTY, converter=_read_only
-    )
+    metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_read_only)
     """The results of the last evaluation, by evaluator and metric."""
     device: torch.device = torch.device("cpu")
     spec: BatchSpec = BatchSpec()

@@ -14,7 +14,16 @@ from typing import Protocol, TypeAlias
 
 import attrs
 
-__all__ = ["Clock", "HasTime", "Time", "TimeLike", "TimeUnit", "Timestamp", "crossed", "elapsed"]
+__all__ = [
+    "Clock",
+    "HasTime",
+    "Time",
+    "TimeLike",
+    "TimeUnit",
+    "Timestamp",
+    "crossed",
+    "elapsed",
+]
 
 
 class TimeUnit(Enum):
@@ -86,7 +95,9 @@ class Time:
                 f"value={value!r} is not whole, and {unit.plural} can't be split: "
                 "give an integer, or a fraction of the run such as '0.5dur'."
             )
-        self.__attrs_init__(exact.numerator if exact.denominator == 1 else exact, unit)
+        self.__attrs_init__(  # type: ignore[attr-defined]
+            exact.numerator if exact.denominator == 1 else exact, unit
+        )
 
     @classmethod
     def parse(cls, text: "TimeLike") -> "Time":
@@ -212,7 +223,7 @@ def _parse(text: str) -> Time:
         if number.endswith("/0") or re.search(r"/0+$", number):
             raise ValueError(f"time {text!r} divides by zero.")
         try:
-            return Time(Fraction(number), unit)
+            return Time(Fraction(number), TimeUnit(unit))
         except ValueError as error:
             raise ValueError(f"time {text!r} can't be read: {error}") from None
     if match := _WALL_CLOCK.fullmatch(text):
@@ -251,9 +262,7 @@ class Timestamp:
     epoch_wct: float = 0.0
     batch_wct: float = 0.0
 
-    def next_batch(
-        self, samples: int = 0, tokens: int = 0, seconds: float = 0.0
-    ) -> "Timestamp":
+    def next_batch(self, samples: int = 0, tokens: int = 0, seconds: float = 0.0) -> "Timestamp":
         """The timestamp after one more batch."""
         new = object.__new__(Timestamp)  # every step pays for this, and the constructor is slow
         fields = {
@@ -316,6 +325,10 @@ class HasTime(Protocol):
     def epoch_length(self) -> int | None: ...
 
 
+def _as_optional_time(value: TimeLike | None) -> Time | None:
+    return None if value is None else Time.parse(value)
+
+
 @attrs.frozen
 class Clock:
     """A timestamp together with the length of the run. A `State` can stand in for it.
@@ -335,15 +348,11 @@ class Clock:
     """
 
     timestamp: Timestamp
-    max_duration: Time | None = attrs.field(
-        default=None, converter=attrs.converters.optional(Time.parse)
-    )
+    max_duration: Time | None = attrs.field(default=None, converter=_as_optional_time)
     epoch_length: int | None = None
 
     @classmethod
-    def at(
-        cls, *, batch: int, max_duration: TimeLike, epoch_length: int | None = None
-    ) -> "Clock":
+    def at(cls, *, batch: int, max_duration: TimeLike, epoch_length: int | None = None) -> "Clock":
         """The clock of a run that has done `batch` batches: for schedules in your own loop."""
         epoch, within = divmod(batch, epoch_length) if epoch_length else (0, batch)
         now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=within)

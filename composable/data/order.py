@@ -37,9 +37,9 @@ def seeded_batches(
         True
     """
     for owner in (dataloader, getattr(dataloader, "batch_sampler", None)):
-        sampler = getattr(owner, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+        set_epoch = getattr(getattr(owner, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
             break
     seed_epoch(seed, epoch)
     if isinstance(dataloader, (list, tuple)):  # whose batches are there: nothing is drawn

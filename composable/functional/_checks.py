@@ -49,9 +49,7 @@ def check_blendable(name: str, tensor: Tensor) -> None:
         )
 
 
-def check_same_names(
-    first: str, names: Iterable[str], second: str, others: Iterable[str]
-) -> None:
+def check_same_names(first: str, names: Iterable[str], second: str, others: Iterable[str]) -> None:
     """Refuse two mappings that do not hold the same names."""
     left, right = set(names), set(others)
     if left != right:

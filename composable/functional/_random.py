@@ -23,9 +23,7 @@ def draw_exponential(size: tuple[int, ...], *, generator: torch.Generator | None
     )
 
 
-def draw_beta(
-    alpha: float, size: tuple[int, ...], *, generator: torch.Generator | None
-) -> Tensor:
+def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
     """Draw from Beta(alpha, alpha), for any alpha > 0.
 
     A Beta variable is G1 / (G1 + G2) with two Gammas. For small alpha both underflow to zero,

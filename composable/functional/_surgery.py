@@ -169,9 +169,7 @@ def _held(
     stale = {id(module) for name, module in originals if name in changed} | set(replaced)
     for name, module in new.named_modules():
         for value in _plain_values(module):
-            if isinstance(value, FunctionType) and any(
-                id(m) in stale for m in _closes_over(value)
-            ):
+            if isinstance(value, FunctionType) and any(id(m) in stale for m in _closes_over(value)):
                 yield (
                     f"{name or 'the model'} holds the function {value.__qualname__}, which "
                     "refers to a module "

@@ -121,9 +121,7 @@ def _matching(params: Tensors | None, grads: Tensors) -> list[Tensor]:
         check_same_names("params", params, "grads", grads)
         params = [params[name] for name in grads]
     pairs = list(zip(_entries("params", params), _entries("grads", grads), strict=False))
-    shapes = [
-        (None if p is None else p.shape, None if g is None else g.shape) for p, g in pairs
-    ]
+    shapes = [(None if p is None else p.shape, None if g is None else g.shape) for p, g in pairs]
     if len(params) != len(grads) or any(g is not None and p != g for p, g in shapes):
         raise ValueError(
             f"params ({len(params)}) and grads ({len(grads)}) must match one by one, with the "

@@ -59,9 +59,7 @@ def ema(
             )
     means = _lerp(average, current, 1 - smoothing)
     return {
-        name: means[name]
-        if name in means
-        else current[name].detach().to(kept.device, copy=True)
+        name: means[name] if name in means else current[name].detach().to(kept.device, copy=True)
         for name, kept in average.items()
     }
 

@@ -112,17 +112,15 @@ def repoint_optimizers(
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in gone]
-        for parameter in [p for p in optimizer.state if id(p) in gone]:
-            del optimizer.state[parameter]
+        for tensor in [p for p in optimizer.state if id(p) in gone]:
+            del optimizer.state[tensor]
 
 
 def _nearest(
     name: str, old: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> dict[str, Any] | None:
     """The group of the old parameter whose name shares most with `name`."""
-    groups = {
-        id(p): group for o in optimizers for group in o.param_groups for p in group["params"]
-    }
+    groups = {id(p): group for o in optimizers for group in o.param_groups for p in group["params"]}
     candidates = [(_shared(name, other), other) for other, p in old.items() if id(p) in groups]
     if not candidates:
         return None

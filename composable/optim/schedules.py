@@ -19,7 +19,17 @@ import attrs
 
 from composable.core.time import HasTime, Time, TimeLike, TimeUnit, progress
 
-__all__ = ["Constant", "Cosine", "Linear", "Schedule", "Step", "constant", "cosine", "linear", "step"]
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Linear",
+    "Schedule",
+    "Step",
+    "constant",
+    "cosine",
+    "linear",
+    "step",
+]
 
 _NO_WARMUP = Time(0, TimeUnit.BATCH)
 _WHOLE_RUN = Time(1, TimeUnit.DURATION)

@@ -1,8 +1,8 @@
 """Seeding, deterministic algorithms, and the state of the global random number generators.
 
 Inside the library nothing draws from a global generator. The model may (dropout does), and
-so may a dataset: the `Trainer` therefore seeds the global generators with `seed_epoch`, `seed_fetch` and
-`seed_step`, as functions of the run's seed and of nothing else.
+so may a dataset: the `Trainer` therefore seeds the global generators with `seed_epoch`,
+`seed_fetch` and `seed_step`, as functions of the run's seed and of nothing else.
 """
 
 import os
@@ -66,7 +66,7 @@ def seed_torch(seed: int) -> None:
     """Seed PyTorch's generators on every device in use."""
     # torch.manual_seed costs a hundred times as much: it queues work for absent devices.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
     if _HAS_MPS:
         torch.mps.manual_seed(seed)
@@ -126,7 +126,7 @@ def get_rng_state() -> dict[str, Any]:
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if numpy := sys.modules.get("numpy"):
         state["numpy"] = numpy.random.get_state()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()

@@ -1,0 +1,247 @@
+"""What each method costs, beside the step that it goes with: the figures on the method cards.
+
+A step is one training step (forward, backward, SGD) of a residual network with 1.2 million
+parameters on 64 images of 64 x 64, in float32 on one thread. The candidates of a table run in
+turns, and the best CPU time of each counts, so that what else the machine does matters little.
+
+    python benchmarks/method_costs.py                  # all tables, about two minutes
+    python benchmarks/method_costs.py mixup blurpool   # some of them
+
+In each table the first line is what the others are compared with.
+"""
+
+import argparse
+import copy
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate, one_hot
+
+import composable.functional as F
+
+Candidates = dict[str, Callable[[], object]]
+
+
+def conv(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
+    """A convolution and its normalisation."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+    )
+
+
+class Block(nn.Module):
+    """A residual block of two convolutions."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            conv(inputs, outputs, 3, stride), nn.ReLU(), conv(outputs, outputs, 3, 1)
+        )
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same else conv(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block."""
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def network() -> nn.Module:
+    """The residual network of a step: a max-pool and three blocks with strides."""
+    return nn.Sequential(
+        *(conv(3, 32, 3, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        *(Block(32, 32, 1), Block(32, 64, 2), Block(64, 128, 2), Block(128, 256, 2)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)),
+    )
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """The images and labels of a step."""
+    return torch.randn(64, 3, 64, 64), torch.randint(10, (64,))
+
+
+def train_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+    """A training step that leaves the weights where they are."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def scoring(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
+    """A forward pass without gradients."""
+    return torch.no_grad()(lambda: model(images))
+
+
+def best_times(candidates: Candidates, *, rounds: int) -> dict[str, float]:
+    """The best CPU seconds of each candidate, from rounds in which they take turns."""
+    calls = {}
+    for name, candidate in candidates.items():
+        candidate()  # the first call of many a torch function takes longer
+        started = time.thread_time()
+        candidate()
+        calls[name] = max(1, int(0.005 / (time.thread_time() - started + 1e-9)))
+    best = dict.fromkeys(candidates, float("inf"))
+    for _ in range(rounds):
+        for name, candidate in candidates.items():
+            started = time.thread_time()
+            for _ in range(calls[name]):
+                candidate()
+            best[name] = min(best[name], (time.thread_time() - started) / calls[name])
+    return best
+
+
+def mixup() -> list[Candidates]:
+    """The mixing, the draw alone, and the two losses."""
+    images, labels = batch()
+    generator = torch.Generator().manual_seed(0)
+    order, outputs = torch.randperm(64), torch.randn(64, 10)
+    mixed = F.mixup(images, labels, generator=generator)
+    return [
+        {
+            "0.7 * x + 0.3 * x[perm]": lambda: 0.7 * images + 0.3 * images[order],
+            "mixup": lambda: F.mixup(images, labels, generator=generator),
+            "draw_mixup": lambda: F.draw_mixup(64, generator=generator),
+        },
+        {
+            "cross entropy": lambda: cross_entropy(outputs, labels),
+            "mixed.loss of it": lambda: mixed.loss(cross_entropy, outputs),
+        },
+    ]
+
+
+def smooth_labels() -> list[Candidates]:
+    """The targets of 256 examples of 1000 classes, and the loss on them."""
+    outputs, labels = torch.randn(256, 1000), torch.randint(1000, (256,))
+    return [
+        {
+            "one_hot(y) * (1 - s) + s / C": lambda: one_hot(labels, 1000) * 0.9 + 0.1 / 1000,
+            "smooth_labels": lambda: F.smooth_labels(labels, num_classes=1000),
+        },
+        {
+            "cross entropy": lambda: cross_entropy(outputs, labels),
+            "torch's label_smoothing": lambda: cross_entropy(outputs, labels, label_smoothing=0.1),
+            "smooth_labels and cross entropy": lambda: cross_entropy(
+                outputs, F.smooth_labels(labels, num_classes=1000)
+            ),
+        },
+    ]
+
+
+def select_using_loss() -> list[Candidates]:
+    """Scoring a batch, training on half of it, and the choice itself."""
+    model, (images, labels) = network(), batch()
+    small = interpolate(images, scale_factor=0.5, mode="bilinear")
+    losses, generator = torch.rand(64), torch.Generator().manual_seed(0)
+    return [
+        {
+            "a step": train_step(model, images, labels),
+            "a step on half of the batch": train_step(model, images[:32], labels[:32]),
+            "scoring": scoring(model, images),
+            "scoring at half the size": scoring(model, small),
+            "select_using_loss": lambda: F.select_using_loss(losses, generator=generator),
+        }
+    ]
+
+
+def blurpool() -> list[Candidates]:
+    """Steps of the network with blurred layers, in both layouts, and the surgery."""
+    model, (images, labels) = network(), batch()
+    last = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    images_last = images.to(memory_format=torch.channels_last)
+    variants = {
+        "blurpool": F.blurpool(model),
+        "replace_convs=False": F.blurpool(model, replace_convs=False),
+        "blur_first=False": F.blurpool(model, blur_first=False),
+    }
+    return [
+        {
+            "a step": train_step(model, images, labels),
+            **{name: train_step(blurred, images, labels) for name, blurred in variants.items()},
+            "the surgery": lambda: F.blurpool(model),
+        },
+        {
+            "a step in channels-last": train_step(last, images_last, labels),
+            "blurpool in channels-last": train_step(F.blurpool(last), images_last, labels),
+        },
+    ]
+
+
+def ema() -> list[Candidates]:
+    """One update of the average, and giving it to a model."""
+    model = network()
+    current = model.state_dict()
+    average = {name: tensor.clone() for name, tensor in current.items()}
+    return [
+        {
+            "s * a + (1 - s) * c, a tensor at a time": lambda: {
+                name: 0.99 * tensor + 0.01 * current[name] for name, tensor in average.items()
+            },
+            "ema": lambda: F.ema(average, current, smoothing=0.99),
+            "with_tensors": lambda: F.with_tensors(model, average),
+        }
+    ]
+
+
+def clip_gradients() -> list[Candidates]:
+    """The three methods, the first two against torch's functions, which work in place."""
+    model, (images, labels) = network(), batch()
+    train_step(model, images, labels)()
+    params = list(model.parameters())
+    grads = [param.grad.clone() for param in params]
+
+    def clip(method: str) -> Callable[[], object]:
+        return lambda: F.clip_gradients(grads, threshold=0.1, method=method, params=params)
+
+    return [
+        {
+            "clip_grad_norm_": lambda: nn.utils.clip_grad_norm_(params, 0.1),
+            "norm": clip("norm"),
+            "adaptive": clip("adaptive"),
+        },
+        {
+            "clip_grad_value_": lambda: nn.utils.clip_grad_value_(params, 0.1),
+            "value": clip("value"),
+        },
+    ]
+
+
+METHODS = {
+    method.__name__: method
+    for method in (mixup, smooth_labels, select_using_loss, blurpool, ema, clip_gradients)
+}
+
+
+def print_table(title: str, times: dict[str, float], step: float) -> None:
+    """Milliseconds, times the first line, and percent of a step."""
+    first = next(iter(times.values()))
+    print(f"\n{title:<40} {'ms':>9} {'times':>7} {'of a step':>10}")
+    for name, seconds in times.items():
+        ratio, share = seconds / first, seconds / step
+        print(f"  {name:<38} {1e3 * seconds:9.3f} {ratio:7.2f} {share:10.2%}")
+
+
+def main() -> None:
+    """Measure the methods that were named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("methods", nargs="*", choices=[*METHODS, []], help="all by default")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each candidate")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+    step = best_times({"a step": train_step(network(), *batch())}, rounds=5)["a step"]
+    print(f"A step: {1e3 * step:.0f} ms (PyTorch {torch.__version__}, CPU, one thread)")
+    for name in arguments.methods or METHODS:
+        for candidates in METHODS[name]():
+            print_table(name, best_times(candidates, rounds=arguments.rounds), step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""The training loop: it fires events, calls the model, and obeys requests.
+
+Read it next to the pseudocode of `Event`, which it follows line by line. Everything that changes
+training happens in `fire`; the in-place updates are three: `backward` writes gradients,
+`optimizer.step` writes parameters, and normalisation layers write their statistics.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.core.batch import count_examples, microbatch_sizes, split_batch, to_device
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.loss import check_loss
+from composable.core.plan import Dispatcher
+from composable.core.state import State
+from composable.core.time import Time, TimeUnit, crossed, reached
+from composable.data.order import seeded_batches
+from composable.evaluation import bind_loss, evaluate
+from composable.metrics import Evaluator
+from composable.optim.building import repoint_optimizers
+from composable.optim.learning_rates import LearningRates
+from composable.utils.reproducibility import seed_step
+
+__all__ = ["Loop", "UnmetRequestWarning"]
+
+_EXHAUSTED = object()
+
+
+class UnmetRequestWarning(UserWarning):
+    """A callback asked for something that this run can't do."""
+
+
+@attrs.define(eq=False)
+class Loop:
+    """What a run needs besides its state, and how it goes. The `Trainer` checks and fills it in.
+
+    `state` is that of the last finished batch: what is left of a run that was interrupted.
+    """
+
+    dispatcher: Dispatcher
+    state: State
+    rates: LearningRates
+    weigh: Callable[[Any], Any]
+    loader: Iterable[Any] | None
+    evaluators: tuple[Evaluator, ...]
+    parts: int | None
+    size: int | None
+    log_interval: Time
+    iteration_length: int | None
+    count_tokens: Callable[[Any], int] | None
+    saver: Callable[[State], Any] | None
+    fire: Callable[[Event, State], State] = attrs.field(init=False)
+    evaluated_at: dict[str, int] = attrs.field(init=False, factory=dict)
+    """By evaluator: the batch after which it was last run."""
+
+    def __attrs_post_init__(self) -> None:
+        self.fire = self.dispatcher.fire
+
+    # --- training ---
+
+    def fit(self, state: State) -> State:
+        """Train until `state.max_duration`, or until somebody asks to stop."""
+        while not self.finished(state):
+            now = state.timestamp
+            if now.epoch_in_iteration == 0 and now.batch_in_epoch == 0:
+                state = self.fire(Event.ITERATION_START, state)
+            state = self.epoch(state)
+            if state.timestamp.epoch_in_iteration == self.iteration_length:
+                state = self.end_iteration(state)
+        now = state.timestamp
+        if self.iteration_length is None and now.epoch_in_iteration and not now.batch_in_epoch:
+            state = self.end_iteration(state)
+        state = self.evaluate_at_the_end(state)
+        return self.fire(Event.FIT_END, state)
+
+    def epoch(self, state: State) -> State:
+        """Train on the batches of the loader, or on those that are left of them."""
+        if state.timestamp.batch_in_epoch == 0:
+            state = surgery(self.fire, Event.EPOCH_START, state)
+        self.rates.set(state)
+        batches = self.batches(state)
+        while True:
+            started = time.perf_counter()
+            state = self.fire(Event.BEFORE_DATALOADER, state)
+            batch = next(batches, _EXHAUSTED)
+            if batch is _EXHAUSTED:
+                break
+            self.state = state = self.batch(state, batch, started)
+            if self.dispatcher.take(Control.END_EPOCH):
+                break
+            if self.finished(state) and state.timestamp.batch_in_epoch != state.epoch_length:
+                return state  # in the middle of an epoch: a later fit goes on from here
+        return self.end_epoch(state)
+
+    def batch(self, state: State, batch: Any, started: float) -> State:
+        """Train on one batch, and do what is due after it."""
+        fire, before = self.fire, state
+        state = state.evolve(batch=to_device(batch, state.device))
+        samples = count_examples(state.spec.inputs(state.batch))
+        tokens = self.count_tokens(state.batch) if self.count_tokens else 0
+        state = self.train_batch(fire(Event.AFTER_DATALOADER, state))
+        rates = self.rates.read() if self.dispatcher.logger.destinations else None
+        now = state.timestamp.next_batch(samples, tokens, time.perf_counter() - started)
+        state = state.evolve(timestamp=now)
+        if self.rates.steps_each_batch:
+            state = fire(Event.BEFORE_SCHEDULER_STEP, state)
+            self.rates.step_batch(state)
+            state = fire(Event.AFTER_SCHEDULER_STEP, state)
+        state = fire(Event.BATCH_END, state)
+        if rates is not None:
+            state = self.log(before, state, rates)
+        if self.evaluators or self.dispatcher.requests:
+            state = self.evaluate_where_due(before, state, Event.BATCH_END)
+        return self.checkpoint(Event.BATCH_CHECKPOINT, state)
+
+    def train_batch(self, state: State) -> State:
+        """One step on `state.batch`, from `BATCH_START` to `AFTER_ZERO_GRAD`."""
+        fire = self.fire
+        state = outer = fire(Event.BATCH_START, state)
+        state = fire(Event.BEFORE_TRAIN_BATCH, state)
+        state = self.forward_backward(state)
+        state = fire(Event.AFTER_TRAIN_BATCH, state)
+        if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
+            # The batch that was trained on is gone, and with it all that was done to it.
+            state = state.evolve(batch=outer.batch, loss_fn=outer.loss_fn)
+        state = fire(Event.BEFORE_OPTIMIZER_STEP, state)
+        write_gradients(state)
+        for optimizer in state.optimizers:
+            optimizer.step()
+        state = fire(Event.AFTER_OPTIMIZER_STEP, state)
+        state = fire(Event.BEFORE_ZERO_GRAD, state)
+        zero_grad(state)
+        if state.gradients is not None:
+            state = state.evolve(gradients=None)
+        return fire(Event.AFTER_ZERO_GRAD, state)
+
+    def forward_backward(self, state: State) -> State:
+        """The gradients of the batch, in one go or summed over microbatches."""
+        if self.parts is None and self.size is None:
+            return self.microbatch(state, 0, None)
+        count = count_examples(state.spec.inputs(state.batch))
+        sizes = microbatch_sizes(count, parts=self.parts, size=self.size)
+        if len(sizes) == 1:
+            return self.microbatch(state, 0, None)
+        whole, total = state, self.weigh(state.batch)
+        loss: Any = 0.0
+        for i, batch in enumerate(split_batch(state.batch, sizes)):
+            state = self.microbatch(state.evolve(batch=batch), i, self.weigh(batch) / total)
+            loss = loss + state.loss
+        return state.evolve(batch=whole.batch, loss=loss)
+
+    def microbatch(self, state: State, index: int, share: Any) -> State:
+        """Forward, loss and backward of a microbatch that has a `share` of the batch's loss."""
+        fire, start = self.fire, state
+        state = fire(Event.BEFORE_FORWARD, state)
+        seed_step(state.key, state.timestamp.batch, index)
+        state = fire(Event.AFTER_FORWARD, state.evolve(outputs=state.forward()))
+        state = fire(Event.BEFORE_LOSS, state)
+        loss = state.loss_fn(state.outputs, state.batch)  # type: ignore[misc]
+        state = fire(Event.AFTER_LOSS, state.evolve(loss=check_loss(loss)))
+        state = fire(Event.BEFORE_BACKWARD, state)
+        scaled: Any = state.loss if share is None else state.loss * share
+        scaled.backward()
+        if share is not None and isinstance(share, Tensor):
+            scaled = torch.where(share > 0, scaled, 0.0)  # a mean over no tokens is NaN
+        state = state.evolve(loss=scaled.detach(), batch=start.batch, loss_fn=start.loss_fn)
+        return fire(Event.AFTER_BACKWARD, state)
+
+    def end_epoch(self, state: State) -> State:
+        """Count the epoch, and do what is due after it."""
+        if state.timestamp.batch_in_epoch == 0:
+            raise ValueError(
+                f"train_dataloader gave no batch in epoch {state.timestamp.epoch}: check the "
+                "dataset, and that the loader can be gone through more than once."
+            )
+        before = state
+        state = state.evolve(timestamp=state.timestamp.next_epoch())
+        if self.dispatcher.logger.destinations:  # an epoch of unknown length is over only now
+            state = self.log(before, state, self.rates.read())
+        if self.rates.every_epoch:
+            state = self.fire(Event.BEFORE_SCHEDULER_STEP, state)
+            self.rates.step_epoch()
+            state = self.fire(Event.AFTER_SCHEDULER_STEP, state)
+        state = self.fire(Event.EPOCH_END, state)
+        state = self.evaluate_where_due(before, state, Event.EPOCH_END)
+        if self.rates.plateaus and self.is_evaluated(self.evaluators[0], state):
+            state = self.fire(Event.BEFORE_SCHEDULER_STEP, state)
+            self.rates.step_plateaus(state.metrics[self.evaluators[0].label]["loss"])
+            state = self.fire(Event.AFTER_SCHEDULER_STEP, state)
+        return self.checkpoint(Event.EPOCH_CHECKPOINT, state)
+
+    def end_iteration(self, state: State) -> State:
+        """Count the iteration."""
+        state = state.evolve(timestamp=state.timestamp.next_iteration())
+        state = self.fire(Event.ITERATION_END, state)
+        return self.checkpoint(Event.ITERATION_CHECKPOINT, state)
+
+    def checkpoint(self, event: Event, state: State) -> State:
+        """Save, where somebody asks for it."""
+        state = self.fire(event, state)
+        if not self.dispatcher.take(Control.SAVE):
+            return state
+        if self.saver is None:
+            _warn_unmet("Control.SAVE", "saver=, a function of the state")
+            return state
+        state = self.fire(Event.BEFORE_SAVE, state)
+        self.saver(state)
+        return self.fire(Event.AFTER_SAVE, state)
+
+    def log(self, before: State, state: State, rates: dict[str, Any]) -> State:
+        """Hand the loop's own metrics to the loggers, where it is time or somebody asks."""
+        asked = self.dispatcher.take(Control.LOG)
+        if not (asked or crossed(before, state, self.log_interval)):
+            return state
+        metrics = {"loss/train": state.loss, **rates}
+        self.dispatcher.logger.log_metrics(metrics, state.timestamp)
+        return self.fire(Event.LOG, state)
+
+    # --- evaluation ---
+
+    def evaluate_where_due(self, before: State, state: State, event: Event) -> State:
+        """Run the evaluators that are due, or all of them where somebody asks."""
+        asked = self.dispatcher.take(Control.EVALUATE)
+        if asked and not self.evaluators:
+            _warn_unmet("Control.EVALUATE", "an eval_dataloader")
+        length = self.iteration_length
+        due = [e for e in self.evaluators if asked or e.is_due(before, state, event, length)]
+        return self.evaluate(state, due) if due else state
+
+    def evaluate_at_the_end(self, state: State) -> State:
+        """Run the evaluators that have not been run after the last batch."""
+        wanted = [e for e in self.evaluators if e.eval_interval is not None]
+        due = [e for e in wanted if not self.is_evaluated(e, state)]
+        return self.evaluate(state, due) if due else state
+
+    def is_evaluated(self, evaluator: Evaluator, state: State) -> bool:
+        """Whether an evaluator was run after the last batch."""
+        return self.evaluated_at.get(evaluator.label) == state.timestamp.batch
+
+    def evaluate(self, state: State, evaluators: Iterable[Evaluator]) -> State:
+        """Run evaluators; training goes on with its own model and batch."""
+        outer = state
+        state = self.fire(Event.EVAL_BEFORE_ALL, state)
+        for evaluator in evaluators:
+            state = evaluate(self.dispatcher, state, evaluator, self.weigh)
+            self.evaluated_at[evaluator.label] = state.timestamp.batch
+        state = self.fire(Event.EVAL_AFTER_ALL, state)
+        return outer.evolve(memory=state.memory, metrics=state.metrics)
+
+    # --- what it stands on ---
+
+    def batches(self, state: State) -> Iterator[Any]:
+        """The batches of the epoch that have not been trained on."""
+        now = state.timestamp
+        first = now.batch - now.batch_in_epoch
+        batches = seeded_batches(self.loader or (), state.key, epoch=now.epoch, first_step=first)
+        for _ in range(now.batch_in_epoch):  # where an earlier fit stopped in this epoch
+            next(batches, None)
+        return batches
+
+    def finished(self, state: State) -> bool:
+        """Whether training is over."""
+        if self.dispatcher.requests and Control.STOP in self.dispatcher.requests:
+            return True
+        whole = state.max_duration
+        if whole is None:
+            return False
+        if whole.unit is TimeUnit.EPOCH:  # one is over when the loader is, whatever its length
+            return state.timestamp.epoch >= whole.value
+        return reached(state, whole)
+
+
+def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -> State:
+    """Fire an event at which models are replaced; the optimizers and the loss follow."""
+    before = state.model
+    state = fire(event, state)
+    if state.model is before:
+        return state
+    repoint_optimizers(state.optimizers, before, state.model)
+    return bind_loss(state)
+
+
+def write_gradients(state: State) -> None:
+    """Give the parameters the gradients that an algorithm made of theirs."""
+    if state.gradients is None:
+        return
+    for name, parameter in state.model.named_parameters():
+        if name in state.gradients:
+            parameter.grad = state.gradients[name]
+
+
+def zero_grad(state: State) -> None:
+    """Drop the gradients."""
+    torchs_own = torch.optim.Optimizer.zero_grad
+    for optimizer in state.optimizers:
+        if getattr(optimizer.zero_grad, "__func__", None) is not torchs_own:
+            optimizer.zero_grad()
+            continue
+        # What torch's does, without its profiling, which would be a third of the loop's cost.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
+def _warn_unmet(asked: str, missing: str) -> None:
+    warnings.warn(
+        f"a callback asked for {asked}, which this Trainer can't do: give it {missing}.",
+        UnmetRequestWarning,
+        stacklevel=4,
+    )
