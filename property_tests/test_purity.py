@@ -114,9 +114,7 @@ def test_a_generator_decides_everything(name, seed, batch):
 @settings(deadline=None)
 def test_the_mixed_loss_is_the_loss_of_the_soft_targets(seed, batch, alpha, per_sample):
     c = Case(seed, batch)
-    mixed = F.mixup(
-        c.images, c.labels, alpha=alpha, per_sample=per_sample, generator=c.generator
-    )
+    mixed = F.mixup(c.images, c.labels, alpha=alpha, per_sample=per_sample, generator=c.generator)
     loss_fn = partial(cross_entropy, reduction="none" if per_sample else "mean")
 
     soft = cross_entropy(c.outputs, mixed.soft_targets(CLASSES))

@@ -50,12 +50,11 @@ class Plan:
         >>> plan = Plan.compile([LabelSmoothing(0.1), MixUp()])
         >>> plan == Plan.compile([MixUp(), LabelSmoothing(0.1)])
         True
-        >>> print(plan.explain())
-        event               who             stage    reads  ...  writes          why here
-        ------------------  --------------  -------  -----  ...  --------------  -----------...
-        before_train_batch  MixUp           mix      batch, ...  batch, loss_fn  alone here
-        before_loss         MixUp           mix      batch, ...  batch, loss_fn  first of the...
-        before_loss         LabelSmoothing  targets  batch, ...  batch           targets comes...
+        >>> for step in plan.steps():
+        ...     print(step.event.value, step.who, step.why, sep=" | ")
+        before_train_batch | MixUp | alone here
+        before_loss | MixUp | first of the stages here
+        before_loss | LabelSmoothing | targets comes after mix
     """
 
     algorithms: tuple[Algorithm, ...] = ()

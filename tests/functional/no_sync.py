@@ -21,9 +21,7 @@ WAITING = {
 class NoSync(TorchDispatchMode):
     """Refuse operations that wait. The operations are the same on the CPU."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name in WAITING:
             raise AssertionError(f"{name} would make the host wait for the device")

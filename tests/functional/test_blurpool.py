@@ -106,9 +106,7 @@ def test_channels_do_not_mix():
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4, 4, 4, 4)])
 def test_the_blur_has_one_to_three_dimensions(shape):
-    with pytest.raises(
-        ValueError, match=r"but must be \[batch, channels, ...\] with 1 to 3 more"
-    ):
+    with pytest.raises(ValueError, match=r"but must be \[batch, channels, ...\] with 1 to 3 more"):
         blur(torch.zeros(shape))
 
 
@@ -120,9 +118,7 @@ def test_the_blur_takes_floats():
 def test_the_blur_has_positive_strides_and_known_borders():
     with pytest.raises(ValueError, match="stride is 0, but must be at least 1"):
         blur(torch.zeros(1, 1, 3), stride=0)
-    with pytest.raises(
-        ValueError, match="padding_mode is 'mirror', but must be one of replicate"
-    ):
+    with pytest.raises(ValueError, match="padding_mode is 'mirror', but must be one of replicate"):
         blur(torch.zeros(1, 1, 3), padding_mode="mirror")
 
 
@@ -399,9 +395,7 @@ def test_compiles_into_one_graph(blur_first):
 
 def test_a_model_without_anything_to_replace_is_reported():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.MaxPool2d(3, stride=1))
-    with pytest.warns(
-        NoEffectWarning, match=r"found nothing .* at least 16 input channels or Max"
-    ):
+    with pytest.warns(NoEffectWarning, match=r"found nothing .* at least 16 input channels or Max"):
         assert blurpool(model) is model
 
 

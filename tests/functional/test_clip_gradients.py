@@ -74,9 +74,7 @@ def test_what_is_small_stays_exactly(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_infinite_threshold_clips_nothing(method):
-    clipped = clip_gradients(
-        tensors(), threshold=float("inf"), method=method, params=tensors(1)
-    )
+    clipped = clip_gradients(tensors(), threshold=float("inf"), method=method, params=tensors(1))
 
     assert all(torch.equal(a, b) for a, b in zip(clipped, tensors(), strict=True))
 
@@ -274,9 +272,7 @@ def test_the_threshold_is_not_negative(threshold):
 
 
 def test_the_method_exists():
-    with pytest.raises(
-        ValueError, match="method is 'l2', but must be one of norm, value, adapt"
-    ):
+    with pytest.raises(ValueError, match="method is 'l2', but must be one of norm, value, adapt"):
         clip_gradients(tensors(), threshold=1.0, method="l2")
 
 
@@ -287,9 +283,7 @@ def test_adaptive_clipping_needs_the_parameters():
 
 @pytest.mark.parametrize("params", [tensors()[:-1], tensors()[::-1], [None] * 4])
 def test_parameters_match_the_gradients(params):
-    with pytest.raises(
-        ValueError, match=r"params \(\d\) and grads \(4\) must match one by one"
-    ):
+    with pytest.raises(ValueError, match=r"params \(\d\) and grads \(4\) must match one by one"):
         clip_gradients(tensors(), threshold=1.0, method="adaptive", params=params)
 
 

@@ -184,17 +184,11 @@ def test_of_many_wrong_names_a_few_are_shown():
 
 
 def test_shapes_must_agree():
-    with pytest.raises(
-        ValueError, match=r"average\['w'\] has shape \(2,\), but current\['w'\]"
-    ):
+    with pytest.raises(ValueError, match=r"average\['w'\] has shape \(2,\), but current\['w'\]"):
         ema({"w": torch.zeros(2)}, {"w": torch.zeros(3)}, smoothing=0.5)
 
 
-@pytest.mark.parametrize(
-    ("half_life", "interval"), [(0, 1), (-1, 1), (float("inf"), 1), (1, 0)]
-)
+@pytest.mark.parametrize(("half_life", "interval"), [(0, 1), (-1, 1), (float("inf"), 1), (1, 0)])
 def test_times_are_positive(half_life, interval):
-    with pytest.raises(
-        ValueError, match=r"(half_life|update_interval) is .* must be in \(0, inf"
-    ):
+    with pytest.raises(ValueError, match=r"(half_life|update_interval) is .* must be in \(0, inf"):
         ema_smoothing(half_life, interval)

@@ -320,9 +320,7 @@ def test_a_batch_size_is_a_whole_number(unchecked):
 
 
 def test_integers_have_nothing_in_between():
-    with pytest.raises(
-        TypeError, match=r"inputs has dtype torch.uint8, but .*\.float\(\) / 255"
-    ):
+    with pytest.raises(TypeError, match=r"inputs has dtype torch.uint8, but .*\.float\(\) / 255"):
         mixup(images().byte(), labels())
 
 

@@ -35,9 +35,7 @@ def test_ranks_are_drawn_without_replacement_by_their_weights():
         expected[[first, second]] += chance
     generator = seeded()
 
-    drawn = torch.stack(
-        [draw_selection(n, keep=keep, generator=generator) for _ in range(draws)]
-    )
+    drawn = torch.stack([draw_selection(n, keep=keep, generator=generator) for _ in range(draws)])
 
     share = torch.bincount(drawn.flatten(), minlength=n).double() / draws
     assert_close(share, expected, rtol=0, atol=0.015)
@@ -147,9 +145,7 @@ def test_keep_is_a_share(keep):
 @pytest.mark.parametrize("shape", [(), (4, 2)])
 def test_there_is_one_loss_per_example(shape):
     for call in (select_using_loss, lambda x: apply_selection(x, torch.tensor([0]))):
-        with pytest.raises(
-            ValueError, match=r'must hold one loss per example.*reduction="none"'
-        ):
+        with pytest.raises(ValueError, match=r'must hold one loss per example.*reduction="none"'):
             call(torch.zeros(shape))
 
 

@@ -137,9 +137,7 @@ def test_smoothing_is_a_share(smoothing):
 
 
 def test_indices_need_a_class_count():
-    with pytest.raises(
-        ValueError, match=r"num_classes is None.*torch.int64.*outputs.shape\[1\]"
-    ):
+    with pytest.raises(ValueError, match=r"num_classes is None.*torch.int64.*outputs.shape\[1\]"):
         smooth_labels(torch.arange(3))
 
 

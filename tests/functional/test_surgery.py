@@ -204,9 +204,7 @@ def test_an_unknown_name_is_refused():
 
 
 def test_another_shape_is_refused():
-    with pytest.raises(
-        ValueError, match=r"tensors\['weight'\] has shape \(1,\), but the model"
-    ):
+    with pytest.raises(ValueError, match=r"tensors\['weight'\] has shape \(1,\), but the model"):
         with_tensors(nn.Linear(4, 2), {"weight": torch.ones(1)})
 
 

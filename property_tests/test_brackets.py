@@ -1,0 +1,130 @@
+"""Law: before and after are brackets. Who opens first closes last."""
+
+import re
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composable import Algorithm, Event, Plan, Stage
+from tests.runs import batches, trainer
+
+PAIRS = [(event, event.partner) for event in Event if event.opens]
+SINGLE = [event for event in Event if event.partner is None]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Listener(Algorithm):
+    """Writes down when it runs."""
+
+    listens: frozenset
+    place: Stage
+    trace: list
+
+    events = property(lambda self: self.listens)
+    stage = property(lambda self: self.place)
+
+    def apply(self, event, state):
+        self.trace.append((event, self.name))
+        return state
+
+
+@st.composite
+def sets_of_listeners(draw, trace):
+    """Algorithms that listen to both events of some pairs, and to single events."""
+    chosen = []
+    for name in draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1)):
+        pairs = draw(st.lists(st.sampled_from(PAIRS), unique=True, max_size=6))
+        alone = draw(st.lists(st.sampled_from(SINGLE), unique=True, max_size=2))
+        events = frozenset(event for pair in pairs for event in pair) | frozenset(alone)
+        chosen.append(Listener(events, draw(st.sampled_from(Stage)), trace, name=name))
+    return chosen
+
+
+@given(st.data())
+def test_the_trace_of_a_run_nests_like_brackets(data):
+    trace = []
+    listeners = data.draw(sets_of_listeners(trace))
+    # Everyone listens to what surrounds them too, so that pairs of different events must nest.
+    training = trainer(
+        algorithms=listeners,
+        eval_dataloader=batches(),
+        grad_accum=data.draw(st.integers(1, 2)),
+        schedulers=data.draw(st.sampled_from([None, lambda clock: 0.5])),
+    )
+    training.fit()
+    training.eval()
+    training.predict(batches())
+
+    is_open = []
+    for event, name in without_the_last_look_at_the_loader(trace):
+        if event.opens:
+            is_open.append((event.partner, name))
+        elif event.closes:
+            assert is_open, f"{event} of {name} closes what was not open"
+            assert is_open.pop() == (event, name)
+
+    assert is_open == []
+
+
+def without_the_last_look_at_the_loader(trace):
+    """A trace without the BEFORE_DATALOADER at which the loader turned out to be exhausted."""
+    kept = list(trace)
+    names = {name for event, name in trace if event is Event.BEFORE_DATALOADER}
+    for name in names:
+        fetches = [
+            i
+            for i, (event, who) in enumerate(kept)
+            if who == name and event in (Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER)
+        ]
+        in_vain = [
+            i
+            for i, following in zip(fetches, [*fetches[1:], None], strict=True)
+            if kept[i][0] is Event.BEFORE_DATALOADER
+            and (following is None or kept[following][0] is Event.BEFORE_DATALOADER)
+        ]
+        kept = [entry for i, entry in enumerate(kept) if i not in in_vain]
+    return kept
+
+
+@st.composite
+def pairs_and_listeners(draw):
+    """A pair, and algorithms that listen to none, one or both of its events."""
+    pair = draw(st.sampled_from(PAIRS))
+    events = st.frozensets(st.sampled_from(pair)) | st.frozensets(st.sampled_from(Event))
+    names = draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1))
+    stages = st.sampled_from([Stage.AUGMENT, Stage.MIX, Stage.OTHER])
+    return pair, [Listener(draw(events), draw(stages), [], name=name) for name in names]
+
+
+@given(pairs_and_listeners())
+def test_those_who_listen_to_both_events_of_a_pair_run_in_reverse_at_the_second(drawn):
+    (opening, closing), listeners = drawn
+    plan = Plan.compile(listeners)
+    both = {a.name for a in listeners if {opening, closing} <= a.events}
+
+    opened = [a.name for a in plan.transforms(opening) if a.name in both]
+    closed = [a.name for a in plan.transforms(closing) if a.name in both]
+
+    assert closed == opened[::-1]
+
+
+@given(pairs_and_listeners())
+def test_those_who_listen_to_the_second_event_alone_run_inside_the_brackets(drawn):
+    (opening, closing), listeners = drawn
+    plan = Plan.compile(listeners)
+
+    kinds = "".join(")" if opening in a.events else "." for a in plan.transforms(closing))
+
+    assert re.fullmatch(r"\.*\)*", kinds)
+
+
+@given(pairs_and_listeners(), st.sampled_from([event for event in Event if not event.closes]))
+def test_at_every_other_event_stages_run_in_order_and_names_within_a_stage(drawn, single):
+    (opening, _), listeners = drawn
+    plan = Plan.compile(listeners)
+
+    for event in (opening, single):
+        order = [(a.stage, a.name) for a in plan.transforms(event)]
+        assert order == sorted(order)
+        assert {name for _, name in order} == {a.name for a in listeners if event in a.events}

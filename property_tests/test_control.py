@@ -1,0 +1,81 @@
+"""Law: requests are joined by "or". In which order callbacks ask never matters."""
+
+from functools import reduce
+from operator import or_
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composable import Control
+from property_tests.strategies import requests, wishes
+from tests.runs import Asks, Trace, batches, mlp, same, trainer, weights
+
+# Requests are drawn at random: some can't be met.
+pytestmark = pytest.mark.filterwarnings("ignore::composable.UnmetRequestWarning")
+
+
+@given(requests, requests, requests)
+def test_joining_requests_is_associative_commutative_and_idempotent_and_none_is_its_identity(
+    a, b, c
+):
+    assert (a | b) | c == a | (b | c)
+    assert a | b == b | a
+    assert a | a == a
+    assert a | Control.NONE == a == Control.NONE | a
+
+
+@given(st.lists(requests))
+def test_what_was_asked_for_is_what_anyone_asked_for(asked):
+    joined = reduce(or_, asked, Control.NONE)
+
+    for request in (
+        Control.STOP,
+        Control.END_EPOCH,
+        Control.EVALUATE,
+        Control.SAVE,
+        Control.LOG,
+    ):
+        assert (request in joined) is any(request in one for one in asked)
+
+
+@st.composite
+def wishes_in_two_orders(draw):
+    one = draw(wishes())
+    return one, draw(st.permutations(one))
+
+
+@settings(max_examples=40)
+@given(wishes_in_two_orders(), st.booleans())
+def test_the_order_of_the_callbacks_that_ask_never_matters(orders, evaluates):
+    def run(asked):
+        trace, saved = Trace(), []
+        training = trainer(
+            mlp(dropout=0.5),
+            max_duration="3ep",
+            eval_dataloader=batches() if evaluates else None,
+            callbacks=[*(Asks(*wish) for wish in asked), trace],
+            saver=lambda state: saved.append(state.timestamp.batch),
+        )
+        training.fit()
+        return weights(training.state.model), trace.events, saved
+
+    (weights_of_one, *rest_of_one), (weights_of_other, *rest_of_other) = map(run, orders)
+
+    assert same(weights_of_one, weights_of_other)
+    assert rest_of_one == rest_of_other
+
+
+@settings(max_examples=40)
+@given(wishes(), wishes())
+def test_asking_twice_for_the_same_is_asking_once(asked, more):
+    def run(asked):
+        trace = Trace()
+        trainer(
+            eval_dataloader=batches(),
+            callbacks=[*(Asks(*wish) for wish in asked), trace],
+            saver=lambda state: None,
+        ).fit()
+        return trace.events
+
+    assert run([*asked, *more]) == run([*asked, *more, *asked])

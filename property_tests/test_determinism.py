@@ -1,0 +1,261 @@
+"""Law: a run is a function of its arguments: it can be repeated, replayed and split."""
+
+import random
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composable import Event
+from composable.algorithms import EMA, BlurPool, LabelSmoothing, MixUp
+from composable.loggers import InMemoryLogger
+from property_tests.strategies import algorithm_sets, seeds
+from tests.runs import (
+    Watch,
+    adam,
+    batches,
+    conv_net,
+    mlp,
+    noisy_loader,
+    same,
+    shuffling_loader,
+    stream,
+    trained,
+    trainer,
+    weights,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+
+LOADERS = st.sampled_from([batches, stream, shuffling_loader, noisy_loader])
+
+
+@given(LOADERS, algorithm_sets(), seeds, st.integers(1, 3))
+def test_the_same_seed_gives_the_same_weights_and_the_same_logged_losses(
+    loader, algorithms, seed, split
+):
+    def run():
+        memory = InMemoryLogger()
+        trained_weights = trained(
+            conv_net(),
+            loader(images=True),
+            eval_dataloader=loader(images=True),
+            algorithms=algorithms,
+            loggers=memory,
+            seed=seed,
+            grad_accum=split,
+        )
+        return trained_weights, [metrics for _, metrics in memory.records]
+
+    (weights_of_one, metrics_of_one), (weights_of_other, metrics_of_other) = run(), run()
+
+    assert same(weights_of_one, weights_of_other)
+    assert metrics_of_one == metrics_of_other
+    assert sum("loss/train" in metrics for metrics in metrics_of_one) == 6
+
+
+@given(st.lists(seeds, min_size=2, max_size=2, unique=True))
+def test_another_seed_gives_another_order_another_dropout_and_other_draws(two_seeds):
+    def run(seed):
+        watch = Watch(lambda state: (state.inputs, state.outputs), Event.AFTER_FORWARD)
+        model = mlp(dropout=0.5)
+        trainer(model, shuffling_loader(40, 40), callbacks=watch, seed=seed).fit()
+        return watch.seen
+
+    def mixed(seed):
+        return trained(mlp(), batches(), algorithms=MixUp(alpha=1.0), seed=seed)
+
+    def noise(seed):
+        model = mlp(dropout=0.5)
+        return trained(model, batches(40, 40), max_duration="1ba", seed=seed)
+
+    one, other = map(run, two_seeds)
+
+    for (ours, _), (theirs, _) in zip(one, other, strict=True):
+        assert not torch.equal(ours, theirs)
+    assert not same(*map(mixed, two_seeds))
+    assert not same(*map(noise, two_seeds))
+
+
+@given(st.data(), algorithm_sets(), seeds, st.integers(0, 5), st.integers(1, 3))
+def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms, seed, k, split):
+    options = {
+        "loader": noisy_loader(images=True),
+        "algorithms": algorithms,
+        "seed": seed,
+        "grad_accum": split,
+        "optimizers": adam,
+    }
+    before = Watch(
+        lambda state: {
+            "model": weights(state.model),
+            "optimizer": copied(state.optimizers[0].state_dict()),
+            "now": {"batch": state.batch, "timestamp": state.timestamp, "memory": state.memory},
+        },
+        Event.AFTER_DATALOADER,
+    )
+    after = Watch(
+        lambda state: (weights(state.model), state.loss, state.memory.get("Draws")),
+        Event.AFTER_ZERO_GRAD,
+    )
+    trainer(conv_net(), callbacks=[before, after], **options).fit()
+    torch.rand(data.draw(st.integers(0, 3)))  # what happened before must not matter
+
+    fresh = trainer(conv_net(seed=1), **options)
+    load(fresh, before.seen[k])
+    state = fresh.train_batch(fresh.state.evolve(**before.seen[k]["now"]))
+
+    expected_weights, expected_loss, expected_draws = after.seen[k]
+    assert same(weights(state.model), expected_weights)
+    assert torch.equal(state.loss, expected_loss)
+    assert state.memory.get("Draws") == expected_draws
+
+
+def copied(tree):
+    if isinstance(tree, torch.Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {key: copied(value) for key, value in tree.items()}
+    return tree
+
+
+def load(fresh, saved):
+    (optimizer,) = fresh.state.optimizers
+    optimizer.load_state_dict(saved["optimizer"])
+    tensors = fresh.state.model.state_dict().values()
+    with torch.no_grad():
+        for tensor, value in zip(tensors, saved["model"], strict=True):
+            tensor.copy_(value)
+
+
+# Nothing here depends on the length of the run, as a fraction of it ("0.5dur") would.
+@given(
+    LOADERS,
+    st.lists(
+        st.sampled_from(
+            [MixUp(), LabelSmoothing(), BlurPool(min_channels=0), EMA(half_life="1ba")]
+        ),
+        unique=True,
+    ),
+    seeds,
+    st.lists(st.integers(1, 7), min_size=2, max_size=4),
+    st.booleans(),
+    st.sampled_from(["1ep", "2ep"]),
+)
+def test_fitting_in_parts_gives_the_weights_of_fitting_at_once(
+    loader, algorithms, seed, parts, evaluates, iteration_length
+):
+    def run(parts):
+        training = trainer(
+            conv_net(),
+            loader(images=True),
+            eval_dataloader=loader(images=True) if evaluates else None,
+            max_duration=None,
+            iteration_length=iteration_length,
+            algorithms=algorithms,
+            seed=seed,
+        )
+        for part in parts:
+            training.fit(duration=f"{part}ba")
+        return training.state
+
+    once, split = run([sum(parts)]), run(parts)
+
+    assert same(weights(once.model), weights(split.model))
+    assert counts(once.timestamp) == counts(split.timestamp)
+    assert {**once.memory}.keys() == {**split.memory}.keys()
+    if "EMA" in once.memory:
+        assert same(*(run.memory["EMA"]["average"].values() for run in (once, split)))
+
+
+@given(
+    LOADERS,
+    seeds,
+    st.lists(st.integers(1, 2), min_size=2, max_size=3),
+    st.integers(1, 5),
+)
+def test_fitting_in_epochs_and_in_an_interrupted_epoch_gives_the_weights_of_fitting_at_once(
+    loader, seed, parts, interruption
+):
+    def fresh():
+        return trainer(mlp(dropout=0.5), loader(), max_duration=None, seed=seed)
+
+    once = fresh()
+    once.fit(duration=sum(parts))
+    split = fresh()
+    for part in parts:
+        split.fit(duration=part)
+    interrupted = fresh()
+    interrupted.fit(duration=f"{interruption}ba")
+    interrupted.fit(duration=f"{3 * sum(parts) - interruption}ba")
+
+    assert same(weights(once.state.model), weights(split.state.model))
+    assert same(weights(once.state.model), weights(interrupted.state.model))
+
+
+def counts(timestamp):
+    return {name: n for name, n in attrs.asdict(timestamp).items() if "wct" not in name}
+
+
+@given(LOADERS, algorithm_sets(), seeds, st.integers(0, 2**32 - 1))
+def test_the_callers_global_generators_are_left_as_they_were_found(
+    loader, algorithms, seed, seed_of_the_caller
+):
+    training = trainer(
+        conv_net(),
+        loader(images=True),
+        eval_dataloader=loader(images=True),
+        algorithms=algorithms,
+        seed=seed,
+    )
+
+    def numbers_after(act):
+        torch.manual_seed(seed_of_the_caller)
+        random.seed(seed_of_the_caller)
+        np.random.seed(seed_of_the_caller)  # noqa: NPY002
+        act()
+        return torch.rand(3).tolist(), random.random(), np.random.rand()  # noqa: NPY002
+
+    untouched = numbers_after(lambda: None)
+
+    assert numbers_after(training.fit) == untouched
+    assert numbers_after(training.eval) == untouched
+    assert numbers_after(lambda: training.predict(loader(images=True))) == untouched
+
+
+@given(LOADERS, algorithm_sets(), seeds, st.integers(0, 2**32 - 1))
+def test_the_callers_global_generators_do_not_matter(loader, algorithms, seed, seed_of_the_caller):
+    def run(*callers_draws):
+        for draw in callers_draws:
+            draw()
+        return trained(conv_net(), loader(images=True), algorithms=algorithms, seed=seed)
+
+    def reseed():
+        torch.manual_seed(seed_of_the_caller)
+        random.seed(seed_of_the_caller)
+        np.random.seed(seed_of_the_caller)  # noqa: NPY002
+
+    assert same(run(), run(reseed))
+
+
+@given(seeds, st.integers(0, 5))
+def test_the_callers_global_generators_are_put_back_after_an_error_too(seed, at):
+    class Disaster(Exception):
+        pass
+
+    def fail(event, state, logger):
+        if event is Event.AFTER_FORWARD and state.timestamp.batch == at:
+            raise Disaster
+
+    training = trainer(mlp(dropout=0.5), noisy_loader(), callbacks=fail, seed=seed)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+
+    with pytest.raises(Disaster):
+        training.fit()
+
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert str(np.random.get_state()) == str(before[2])  # noqa: NPY002

@@ -1,0 +1,402 @@
+"""Law: the events of a run are a word of the grammar that the docstring of `Event` draws.
+
+The recogniser is a regular expression over one character an event, made for each run from its
+configuration alone: it knows nothing of how the Trainer works.
+"""
+
+import re
+from fractions import Fraction
+from functools import partial
+from itertools import cycle, islice, takewhile
+
+import attrs
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+from composable import Control, Evaluator, Event, Time
+from composable.loggers import InMemoryLogger
+from composable.optim import cosine
+from property_tests.strategies import requests, wishes
+from tests.runs import Asks, Trace, batches, mlp, stream, trainer
+
+# Requests are drawn at random: some can't be met.
+pytestmark = pytest.mark.filterwarnings("ignore::composable.UnmetRequestWarning")
+
+LETTERS = {event: chr(ord("Ā") + i) for i, event in enumerate(Event)}
+
+
+def spelled(events):
+    """The word of some events, one character each."""
+    return "".join(LETTERS[event] for event in events)
+
+
+def word(*names):
+    return spelled(Event[name] for name in names)
+
+
+def maybe(pattern):
+    return f"(?:{pattern})?"
+
+
+def some(pattern):
+    return f"(?:{pattern})+"
+
+
+def any_number(pattern):
+    return f"(?:{pattern})*"
+
+
+def one_of(*patterns):
+    return f"(?:{'|'.join(patterns)})"
+
+
+@attrs.frozen
+class Run:
+    """What a run is made of, as far as its events depend on it."""
+
+    count: int = 10
+    """Examples, in batches of 4."""
+    max_duration: str = "2ep"
+    knows_its_length: bool = True
+    split: dict = attrs.field(factory=dict)
+    evaluators: tuple = ()
+    """For each, when it is due: the first has one batch, the second two, and so on."""
+    schedulers: str = "none"
+    iteration_length: str | None = None
+    logs: bool = False
+    log_interval: str = "1ba"
+    asked: tuple = ()
+
+    def train(self, *more):
+        """The trainer after training, and the trace."""
+        trace = Trace()
+        evaluators = [
+            Evaluator(str(i), batches(4 * (i + 1)), eval_interval=interval)
+            for i, interval in enumerate(self.evaluators)
+        ]
+        schedulers, every_batch = SCHEDULERS[self.schedulers]
+        training = trainer(
+            mlp(),
+            (batches if self.knows_its_length else stream)(self.count),
+            eval_dataloader=evaluators or None,
+            schedulers=schedulers,
+            step_schedulers_every_batch=every_batch,
+            max_duration=self.max_duration,
+            iteration_length=self.iteration_length,
+            loggers=InMemoryLogger() if self.logs else (),
+            log_interval=self.log_interval,
+            callbacks=[*(Asks(*wish) for wish in self.asked), trace],
+            saver=lambda state: None,
+            **self.split,
+        )
+        training.fit()
+        for longer in more:
+            training.fit(duration=longer)
+        return training, trace
+
+    # --- the grammar ---
+
+    @property
+    def saves(self):
+        can = any(Control.SAVE in request for _, _, request in self.asked)
+        return maybe(word("BEFORE_SAVE", "AFTER_SAVE")) if can else ""
+
+    @property
+    def evaluates(self):
+        if not self.evaluators:
+            return ""
+        batch = word(
+            "EVAL_BATCH_START", "EVAL_BEFORE_FORWARD", "EVAL_AFTER_FORWARD", "EVAL_BATCH_END"
+        )
+        each = [
+            maybe(word("EVAL_START") + batch * (i + 1) + word("EVAL_END"))
+            for i in range(len(self.evaluators))
+        ]
+        return maybe(
+            word("EVAL_BEFORE_ALL")
+            + f"(?!{word('EVAL_AFTER_ALL')})"  # at least one of them
+            + "".join(each)
+            + word("EVAL_AFTER_ALL")
+        )
+
+    @property
+    def trains(self):
+        """One batch: at full length, or the short last one."""
+        microbatch = word(
+            "BEFORE_FORWARD",
+            "AFTER_FORWARD",
+            "BEFORE_LOSS",
+            "AFTER_LOSS",
+            "BEFORE_BACKWARD",
+            "AFTER_BACKWARD",
+        )
+        sizes = {len(targets) for _, targets in batches(self.count)}
+        batch = (
+            word("BATCH_START", "BEFORE_TRAIN_BATCH")
+            + one_of(*(microbatch * self.microbatches(size) for size in sizes))
+            + word("AFTER_TRAIN_BATCH", "BEFORE_OPTIMIZER_STEP", "AFTER_OPTIMIZER_STEP")
+            + word("BEFORE_ZERO_GRAD", "AFTER_ZERO_GRAD")
+        )
+        steps = word("BEFORE_SCHEDULER_STEP", "AFTER_SCHEDULER_STEP")
+        logging = maybe(word("LOG")) if self.logs else ""
+        if self.logs and self.log_interval == "1ba":
+            logging = word("LOG")
+        return (
+            word("BEFORE_DATALOADER", "AFTER_DATALOADER")
+            + batch
+            + (steps if self.schedulers in ("schedule", "every batch") else "")
+            + word("BATCH_END")
+            + logging
+            + self.evaluates
+            + word("BATCH_CHECKPOINT")
+            + self.saves
+        )
+
+    def microbatches(self, count):
+        size = self.split.get("microbatch_size") or -(-count // self.split.get("grad_accum", 1))
+        return -(-count // size)
+
+    @property
+    def fits(self):
+        steps = word("BEFORE_SCHEDULER_STEP", "AFTER_SCHEDULER_STEP")
+        begun = word("EPOCH_START") + some(self.trains)
+        epoch = (
+            begun
+            + maybe(word("BEFORE_DATALOADER"))  # the loader was exhausted
+            + (maybe(word("LOG")) if self.logs else "")
+            + (steps if self.schedulers == "every epoch" else "")
+            + word("EPOCH_END")
+            + self.evaluates
+            + (maybe(steps) if self.schedulers == "plateau" else "")
+            + word("EPOCH_CHECKPOINT")
+            + self.saves
+        )
+        start = word("ITERATION_START")
+        iteration = start + some(epoch) + word("ITERATION_END", "ITERATION_CHECKPOINT") + self.saves
+        stopped = start + one_of(some(epoch) + maybe(begun), begun)
+        return (
+            word("FIT_START")
+            + any_number(iteration)
+            + maybe(stopped)
+            + self.evaluates
+            + word("FIT_END")
+        )
+
+
+SCHEDULERS = {
+    "none": (None, False),
+    "schedule": (cosine(), False),
+    "every batch": (partial(StepLR, step_size=1), True),
+    "every epoch": (partial(StepLR, step_size=1), False),
+    "plateau": (ReduceLROnPlateau, False),
+}
+BUILDING = word("INIT", "BEFORE_LOAD", "AFTER_LOAD")
+
+intervals = st.sampled_from(["1ba", "2ba", "1ep", "2ep", "0.5dur", "5sp"])
+
+
+@st.composite
+def runs(draw, *, asked=None):
+    """Runs of every kind."""
+    evaluators = tuple(draw(st.lists(intervals, max_size=2)))
+    kinds = [kind for kind in SCHEDULERS if evaluators or kind != "plateau"]
+    iteration_length = draw(st.sampled_from([None, "1ep", "2ep"]))
+    durations = ["1ep", "2ep", "3ep", "1ba", "4ba", "6ba", "9sp", "20sp"]
+    durations += ["1iter", "2iter"] if iteration_length else []
+    return Run(
+        count=draw(st.integers(1, 12)),
+        max_duration=draw(st.sampled_from(durations)),
+        knows_its_length=draw(st.booleans()),
+        split=draw(
+            st.sampled_from([{}, {"grad_accum": 2}, {"grad_accum": 3}, {"microbatch_size": 3}])
+        ),
+        evaluators=evaluators,
+        schedulers=draw(st.sampled_from(kinds)),
+        iteration_length=iteration_length,
+        logs=draw(st.booleans()),
+        log_interval=draw(st.sampled_from(["1ba", "3ba", "1ep", "0.5dur"])),
+        asked=draw(wishes() if asked is None else asked),
+    )
+
+
+@settings(max_examples=100)
+@given(runs())
+@example(Run(asked=[(Event.FIT_START, 0, Control.STOP)]))
+@example(Run(asked=[(Event.ITERATION_START, 0, Control.STOP)], iteration_length="1ep"))
+@example(Run(asked=[(Event.BATCH_END, 1, Control.STOP | Control.END_EPOCH | Control.SAVE)]))
+@example(Run(asked=[(Event.EVAL_END, 0, Control.EVALUATE)], evaluators=("2ba", "1ep")))
+def test_the_events_of_a_run_are_a_word_of_the_grammar(run):
+    _, trace = run.train()
+
+    assert re.fullmatch(BUILDING + run.fits, spelled(trace.events)), named(trace)
+
+
+@settings(max_examples=50)
+@given(runs(), st.lists(st.sampled_from(["1ep", "2ba", "1ba", "5sp"]), min_size=1, max_size=3))
+def test_the_events_of_several_fits_are_a_word_of_the_grammar_once_the_seams_are_undone(run, more):
+    _, trace = run.train(*more)
+
+    seam = run.evaluates + word("FIT_END", "FIT_START")
+    sewn = re.sub(seam, "", spelled(trace.events))
+    assert re.fullmatch(BUILDING + run.fits, sewn), named(trace)
+    assert trace.events.count(Event.FIT_START) == 1 + len(more)
+
+
+def named(trace):
+    return " ".join(event.value for event in trace.events)
+
+
+def evaluations(trace):
+    """Which evaluator was gone through after how many batches, in order."""
+    found, seen = [], 0
+    for event, now in zip(trace.events, trace.timestamps, strict=True):
+        seen = 0 if event is Event.EVAL_START else seen + (event is Event.EVAL_BATCH_START)
+        if event is Event.EVAL_END:  # evaluator i has i + 1 batches
+            found.append((seen - 1, now.batch))
+    return found
+
+
+@settings(max_examples=50)
+@given(runs())
+@example(Run(evaluators=("3ba", "2ep"), max_duration="1ep"))
+def test_training_ends_with_an_evaluation_by_every_evaluator_before_fit_end(run):
+    training, trace = run.train()
+
+    last = training.state.timestamp.batch
+    at_the_end = {i for i, batch in evaluations(trace) if batch == last}
+    assert at_the_end == set(range(len(run.evaluators)))
+    assert trace.events[-1] is Event.FIT_END
+
+
+def samples_after(run):
+    """The number of samples done after each batch, for ever."""
+    sizes, done = [len(targets) for _, targets in batches(run.count)], 0
+    for size in cycle(sizes):
+        done += size
+        yield done
+
+
+def batches_of(run):
+    """How many batches a run has in which nobody asks for anything, worked out by hand."""
+    time = Time.parse(run.max_duration)
+    number, unit = time.value, time.unit.value
+    length = len(batches(run.count))
+    if unit == "ba":
+        return number
+    if unit == "sp":
+        return 1 + sum(1 for _ in takewhile(lambda done: done < number, samples_after(run)))
+    return number * length * (int(run.iteration_length[0]) if unit == "iter" else 1)
+
+
+@settings(max_examples=50)
+@given(runs(asked=st.just([])))
+def test_a_run_in_which_nobody_asks_is_as_long_as_max_duration_says(run):
+    training, trace = run.train()
+
+    assert training.state.timestamp.batch == batches_of(run)
+    assert trace.events.count(Event.BATCH_END) == batches_of(run)
+
+
+def due_after(run, interval):
+    """After which batches an evaluation is due, worked out by hand."""
+    total, length = batches_of(run), len(batches(run.count))
+    time = Time.parse(interval)
+    number, unit = time.value, time.unit.value
+    if unit == "ba":
+        return [k for k in range(1, total + 1) if k % number == 0]
+    if unit == "ep":
+        ends = [k for k in range(1, total + 1) if k % (number * length) == 0]
+        # A run that was told to stop here can't know that the loader has no more.
+        in_doubt = not run.knows_its_length and not run.max_duration.endswith("ep")
+        return [k for k in ends if k < total or not in_doubt]
+    if unit == "sp":
+        done = [0, *islice(samples_after(run), total)]
+        return [k for k in range(1, total + 1) if done[k - 1] // number != done[k] // number]
+    halves = {  # "0.5dur" of a run that is measured in this
+        "ba": lambda k: Fraction(2 * k, total),
+        "ep": lambda k: Fraction(2 * (k // length * length), total),
+    }
+    half = halves["ep" if run.max_duration.endswith("ep") else "ba"]
+    if run.knows_its_length:
+        half = halves["ba"]
+    return [k for k in range(1, total + 1) if half(k - 1) // 1 != half(k) // 1]
+
+
+in_batches_or_epochs = st.sampled_from(["1ep", "2ep", "3ep", "1ba", "4ba", "6ba", "7ba"])
+
+
+@settings(max_examples=50)
+@given(runs(asked=st.just([])), in_batches_or_epochs)
+@example(Run(evaluators=("0.5dur",), knows_its_length=False), "2ep")
+def test_evaluators_are_due_when_their_intervals_say_and_at_the_end(run, max_duration):
+    run = attrs.evolve(run, max_duration=max_duration)
+
+    training, trace = run.train()
+
+    last = [training.state.timestamp.batch]
+    for i, interval in enumerate(run.evaluators):
+        found = [batch for who, batch in evaluations(trace) if who == i]
+        assert found == sorted({*due_after(run, interval), *last})
+
+
+@settings(max_examples=50)
+@given(runs(asked=st.just([])), in_batches_or_epochs)
+@example(Run(log_interval="1ep", knows_its_length=False), "2ep")
+def test_the_loss_is_logged_when_the_interval_says(run, max_duration):
+    run = attrs.evolve(run, max_duration=max_duration, logs=True)
+
+    _, trace = run.train()
+
+    stamped = zip(trace.events, trace.timestamps, strict=True)
+    logged = [now.batch for event, now in stamped if event is Event.LOG]
+    assert logged == due_after(run, run.log_interval)
+
+
+IN_A_BATCH = st.sampled_from(
+    [
+        Event.AFTER_DATALOADER,
+        Event.BATCH_START,
+        Event.BEFORE_FORWARD,
+        Event.AFTER_BACKWARD,
+        Event.AFTER_OPTIMIZER_STEP,
+        Event.BATCH_END,
+    ]
+)
+
+
+@settings(max_examples=50)
+@given(IN_A_BATCH, st.integers(0, 5), requests)
+def test_what_is_asked_for_in_a_batch_is_done_after_that_batch_and_only_then(event, n, request):
+    run = Run(evaluators=("9ep",), asked=[(event, n, request)], logs=True, log_interval="100ba")
+
+    _, trace = run.train()
+
+    found = list(zip(trace.events, trace.timestamps, strict=True))
+    starts = [i for i, (event, _) in enumerate(found) if event is Event.AFTER_DATALOADER]
+    assert [found[i][1].epoch for i in starts] == epochs_of_two(n, request)
+    after = [event for event, _ in found[starts[n] :] if event in ANSWERS]
+    expected = [event for event in ANSWERS if ANSWERS[event] in request]
+    assert after[: len(expected)] == expected
+    at_the_end = [] if Control.EVALUATE in request and n == len(starts) - 1 else [EVALUATION]
+    assert after[len(expected) :] == at_the_end
+    assert not any(event in ANSWERS for event, _ in found[: starts[n]])
+
+
+EVALUATION = Event.EVAL_BEFORE_ALL
+ANSWERS = {
+    Event.LOG: Control.LOG,
+    EVALUATION: Control.EVALUATE,
+    Event.BEFORE_SAVE: Control.SAVE,
+}
+
+
+def epochs_of_two(n, request):
+    """The epoch of each batch, of two epochs of three, where something is asked for in one."""
+    shortened, early = divmod(n, 3)
+    lengths = [3, 3]
+    if Control.END_EPOCH in request:
+        lengths[shortened] = early + 1
+    epochs = [epoch for epoch, length in enumerate(lengths) for _ in range(length)]
+    return epochs[: n + 1] if Control.STOP in request else epochs

@@ -1,0 +1,194 @@
+"""Law: nobody's random numbers depend on anybody else, whether they watch or train."""
+
+from functools import partial
+
+import attrs
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from composable import Algorithm, Event
+from composable.algorithms import (
+    EMA,
+    GradientClipping,
+    LabelSmoothing,
+    MixUp,
+    SelectiveBackprop,
+)
+from property_tests.strategies import algorithm_sets, mixups, seeds
+from tests.runs import (
+    Draws,
+    Gambler,
+    Jitter,
+    Watch,
+    batches,
+    conv_net,
+    mlp,
+    noisy_loader,
+    same,
+    shuffling_loader,
+    trained,
+    trainer,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+
+LOADERS = {"fixed": batches, "shuffling": shuffling_loader, "noisy": noisy_loader}
+
+
+@attrs.frozen(repr=False)
+class Nothing(Algorithm):
+    """Acts at every event, and changes nothing."""
+
+    copies: bool = False
+
+    def apply(self, event, state):
+        return state.evolve() if self.copies else state
+
+
+@attrs.frozen(repr=False)
+class GamblesToo(Algorithm):
+    """Draws from the global generators at every event, which algorithms are told not to do."""
+
+    def apply(self, event, state):
+        Gambler().run_event(event, state, None)
+        return state
+
+
+class OnlyNoise(nn.Module):
+    """Its outputs show which random numbers the forward pass drew, whatever the batch is."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs):
+        return self.scale * torch.rand(len(inputs), 3)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@given(seed=seeds, algorithms=algorithm_sets(), copies=st.booleans(), split=st.integers(1, 3))
+def test_an_algorithm_that_does_nothing_changes_no_weight(loader, seed, algorithms, copies, split):
+    def run(*more):
+        return trained(
+            conv_net(),
+            LOADERS[loader](images=True),
+            algorithms=[*algorithms, *more],
+            seed=seed,
+            grad_accum=split,
+            max_duration="1ep",
+        )
+
+    assert same(run(), run(Nothing(copies)))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@given(seed=seeds, algorithms=algorithm_sets(), split=st.integers(1, 3), evaluates=st.booleans())
+def test_a_callback_that_draws_random_numbers_changes_no_weight(
+    loader, seed, algorithms, split, evaluates
+):
+    def run(*callbacks):
+        return trained(
+            conv_net(),
+            LOADERS[loader](images=True),
+            eval_dataloader=LOADERS[loader](images=True) if evaluates else None,
+            eval_interval="2ba",
+            algorithms=algorithms,
+            callbacks=callbacks,
+            seed=seed,
+            grad_accum=split,
+            max_duration="1ep",
+        )
+
+    assert same(run(), run(Gambler()))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@given(seed=seeds, mixup=mixups)
+def test_even_an_algorithm_that_draws_from_global_generators_shifts_nobody(loader, seed, mixup):
+    def run(*more):
+        return trained(mlp(dropout=0.5), LOADERS[loader](), algorithms=[mixup, *more], seed=seed)
+
+    assert same(run(), run(GamblesToo()))
+
+
+@given(seed=seeds, mixup=mixups, algorithms=algorithm_sets())
+def test_adding_algorithms_does_not_shift_what_another_one_draws(seed, mixup, algorithms):
+    others = [a for a in algorithms if not isinstance(a, (MixUp, Draws))]
+
+    def draws_of(*algorithms):
+        run = trainer(conv_net(), shuffling_loader(images=True), algorithms=algorithms, seed=seed)
+        return run.fit().memory["Draws"]
+
+    assert draws_of(Draws()) == draws_of(Draws(), mixup, *others)
+
+
+@given(
+    seed=seeds,
+    mixup=mixups,
+    others=st.lists(
+        st.sampled_from(
+            [
+                SelectiveBackprop(start=0.0, end=1.0, keep=1.0, interrupt=0),
+                EMA(half_life="1ba"),
+                LabelSmoothing(0.2),
+                GradientClipping("norm", 0.1),
+                Draws(),
+            ]
+        ),
+        unique=True,
+        min_size=1,
+    ),
+)
+def test_mixup_mixes_each_batch_alike_with_and_without_other_algorithms(seed, mixup, others):
+    def mixed_batches(*algorithms):
+        watch = Watch(lambda state: state.batch, Event.BEFORE_TRAIN_BATCH)
+        trainer(
+            mlp(dropout=0.5),
+            shuffling_loader(),
+            algorithms=algorithms,
+            callbacks=watch,
+            seed=seed,
+        ).fit()
+        return [[inputs, *targets] for inputs, targets in watch.seen]
+
+    alone, together = mixed_batches(mixup), mixed_batches(mixup, *others)
+
+    assert all(map(same, alone, together))
+    assert len(alone) == len(together) == 6
+
+
+@given(seed=seeds, algorithms=algorithm_sets(surgery=False))
+def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(seed, algorithms):
+    def seen(*algorithms):
+        order = Watch(lambda state: state.targets, Event.AFTER_DATALOADER)
+        noise = Watch(lambda state: state.outputs, Event.AFTER_FORWARD)  # of dropout alone
+        run = trainer(
+            OnlyNoise(),
+            noisy_loader(),
+            algorithms=algorithms,
+            callbacks=[order, noise],
+            seed=seed,
+            optimizers=partial(torch.optim.SGD, lr=0.0),
+        )
+        run.fit()
+        return order.seen, noise.seen
+
+    selecting = (SelectiveBackprop, Jitter)
+    others = [a for a in algorithms if not isinstance(a, selecting)]
+    (order_alone, noise_alone), (order_together, noise_together) = seen(), seen(*others)
+
+    assert same(order_alone, order_together)
+    assert same(noise_alone, noise_together)
+
+
+@given(seed=seeds, name=st.text("ab", max_size=3))
+def test_two_names_draw_different_numbers(seed, name):
+    algorithms = [Draws(name=name), Draws(name=name + "2")]
+
+    memory = trainer(algorithms=algorithms, seed=seed).fit().memory
+
+    assert memory[name] != memory[name + "2"]
+    assert len(set(memory[name])) == 6

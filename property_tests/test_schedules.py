@@ -1,0 +1,191 @@
+"""Law: the learning rate of batch k is the schedule at k times the initial one, and no more."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from composable import Clock, Control, Event
+from composable.optim import constant, cosine, linear, step
+from tests.runs import Watch, batches, mlp, trainer
+
+
+@st.composite
+def lengths(draw, *, epochs, length, least=0):
+    """A part of a run in batches: as a number and, in one of three units, as a time."""
+    unit = draw(st.sampled_from(["ba", "ep", "dur"]))
+    if unit == "ba":
+        n = draw(st.integers(least, epochs * length))
+        return n, f"{n}ba"
+    if unit == "ep":
+        n = draw(st.integers(least, epochs))
+        return n * length, f"{n}ep"
+    tenths = draw(st.integers(least, 10))
+    return tenths * epochs * length / 10, f"{tenths / 10}dur"
+
+
+@st.composite
+def scheduled_runs(draw):
+    """A run's epochs and batches, a schedule, and the same schedule as a formula of k."""
+    epochs, length = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    part = partial(lengths, epochs=epochs, length=length)
+    ramp, warmup = draw(part())
+    end, duration = draw(part(least=1))
+    a, b = draw(st.floats(0.1, 2)), draw(st.floats(0.0, 2))
+    size, step_size = draw(part(least=1))
+
+    def done(k):
+        return 1.0 if end <= ramp else min((k - ramp) / (end - ramp), 1.0)
+
+    schedule, start, after = draw(
+        st.sampled_from(
+            [
+                (constant(a, warmup=warmup), a, lambda k: a),
+                (
+                    linear(a, b, duration=duration, warmup=warmup),
+                    a,
+                    lambda k: a + done(k) * (b - a),
+                ),
+                (
+                    cosine(b, duration=duration, warmup=warmup),
+                    1.0,
+                    lambda k: b + (1 - b) * (1 + math.cos(math.pi * done(k))) / 2,
+                ),
+                (step(step_size, a, warmup=warmup), 1.0, lambda k: a ** ((k + 1e-9) // size)),
+            ]
+        )
+    )
+    return epochs, length, schedule, lambda k: start * k / ramp if k < ramp else after(k)
+
+
+def rates_used(epochs, length, schedules, *, in_epochs=True, **options):
+    """The learning rates of each batch, just before and just after the optimizer steps."""
+    watches = [
+        Watch(lambda state: [g["lr"] for o in state.optimizers for g in o.param_groups], event)
+        for event in (Event.BEFORE_OPTIMIZER_STEP, Event.AFTER_OPTIMIZER_STEP)
+    ]
+    trainer(
+        loader=batches(length, 1),
+        schedulers=schedules,
+        callbacks=watches,
+        max_duration=f"{epochs}ep" if in_epochs else f"{epochs * length}ba",
+        **options,
+    ).fit()
+    before, after = (watch.seen for watch in watches)
+    assert before == after
+    return before
+
+
+def clocks(epochs, length):
+    return [
+        Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)
+        for k in range(epochs * length)
+    ]
+
+
+@given(scheduled_runs(), st.floats(1e-3, 10), st.booleans(), st.booleans())
+def test_the_learning_rate_of_batch_k_is_the_schedule_at_k_times_the_initial_one(
+    run, initial, in_epochs, evaluates
+):
+    epochs, length, schedule, formula = run
+    optimizer = partial(torch.optim.SGD, lr=initial)
+
+    rates = rates_used(
+        epochs,
+        length,
+        schedule,
+        optimizers=optimizer,
+        in_epochs=in_epochs,
+        eval_dataloader=batches() if evaluates else None,
+    )
+
+    assert rates == [[initial * schedule(clock)] for clock in clocks(epochs, length)]
+    assert [rate for (rate,) in rates] == pytest.approx(
+        [initial * formula(k) for k in range(epochs * length)], abs=1e-12
+    )
+
+
+@given(scheduled_runs(), st.floats(0.1, 1), st.floats(0.1, 1))
+def test_every_group_of_every_optimizer_follows_the_schedule_from_its_own_rate(run, first, second):
+    epochs, length, schedule, _ = run
+    model = mlp()
+    groups = [
+        {"params": [model[0].weight], "lr": first},
+        {"params": [model[0].bias], "lr": second},
+    ]
+    optimizers = [
+        torch.optim.SGD(groups, lr=0.1),
+        torch.optim.SGD(model[3].parameters(), lr=0.3),
+    ]
+
+    rates = rates_used(epochs, length, schedule, optimizers=optimizers, model=model)
+
+    assert rates == [
+        [initial * schedule(clock) for initial in (first, second, 0.3)]
+        for clock in clocks(epochs, length)
+    ]
+
+
+@given(scheduled_runs(), st.floats(0.1, 1))
+def test_several_schedules_are_multiplied(run, factor):
+    epochs, length, schedule, _ = run
+    optimizer = partial(torch.optim.SGD, lr=0.5)
+
+    rates = rates_used(epochs, length, [schedule, constant(factor)], optimizers=optimizer)
+
+    assert [rate for (rate,) in rates] == pytest.approx(
+        [0.5 * schedule(clock) * factor for clock in clocks(epochs, length)]
+    )
+
+
+@given(scheduled_runs(), st.data())
+def test_the_learning_rate_does_not_depend_on_where_a_run_was_interrupted(run, data):
+    epochs, length, schedule, _ = run
+    whole = Clock.at(batch=0, max_duration=f"{epochs}ep", epoch_length=length)
+    total = epochs * length
+    at = data.draw(st.integers(1, total), label="interrupted after")
+    watch = Watch(
+        lambda state: state.optimizers[0].param_groups[0]["lr"], Event.AFTER_OPTIMIZER_STEP
+    )
+
+    def stop(event, state, logger):
+        if event is Event.BATCH_END and state.timestamp.batch == at:
+            return Control.STOP
+        return None
+
+    training = trainer(
+        loader=batches(length, 1),
+        schedulers=schedule,
+        callbacks=[watch, stop],
+        max_duration=whole.max_duration,
+        optimizers=partial(torch.optim.SGD, lr=1.0),
+    )
+    training.fit()
+    if at < total:
+        training.fit()
+
+    assert watch.seen == [schedule(clock) for clock in clocks(epochs, length)]
+
+
+@given(scheduled_runs())
+def test_a_schedule_is_the_same_in_a_loop_of_ones_own(run):
+    epochs, length, schedule, _ = run
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    by_hand = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda k: schedule(Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)),
+    )
+    rates = []
+    for _ in range(epochs * length):
+        rates.append([optimizer.param_groups[0]["lr"]])
+        optimizer.step()
+        by_hand.step()
+
+    assert rates == rates_used(
+        epochs, length, schedule, optimizers=partial(torch.optim.SGD, lr=1.0)
+    )

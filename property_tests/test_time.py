@@ -1,0 +1,308 @@
+"""Laws of time: lengths are exact, however they are written, added and split."""
+
+import operator
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from composable import Clock, Event, Time, Timestamp, TimeUnit
+from composable.core.time import crossed, elapsed
+from property_tests.strategies import (
+    factors,
+    parts_of_the_run,
+    times,
+    times_of_one_unit,
+    whole_factors,
+)
+from tests.runs import Trace, batches, trainer
+
+units = st.sampled_from(TimeUnit)
+fractional = st.sampled_from([TimeUnit.DURATION, TimeUnit.SECOND])
+
+# --- parsing and printing ---
+
+
+@given(times())
+def test_parsing_what_is_printed_gives_the_time_back(time):
+    assert Time.parse(str(time)) == time
+    assert Time.parse(str(time)).unit is time.unit
+    assert Time.parse(time) is time
+
+
+@given(st.integers(0, 10**15), units)
+def test_printing_what_is_parsed_gives_the_text_back(value, unit):
+    text = f"{value}{unit.value}"
+
+    assert str(Time.parse(text)) == text
+
+
+@given(st.decimals(0, 1000, places=3), fractional)
+def test_a_decimal_is_taken_for_what_it_says(value, unit):
+    time = Time.parse(f"{value}{unit.value}")
+
+    assert time.value == Fraction(value)
+    assert Time(float(value), unit) == time
+
+
+@given(st.integers(0, 99), st.integers(1, 99), fractional)
+def test_a_fraction_is_taken_for_what_it_says(numerator, denominator, unit):
+    time = Time.parse(f"{numerator}/{denominator}{unit.value}")
+
+    assert time == Time(Fraction(numerator, denominator), unit)
+
+
+@given(st.integers(0, 99), st.integers(0, 59), st.integers(0, 59))
+def test_hours_minutes_and_seconds_are_seconds(hours, minutes, seconds):
+    expected = Time(3600 * hours + 60 * minutes + seconds, "sec")
+
+    assert Time.parse(f"{hours}h{minutes}m{seconds}s") == expected
+    assert Time.parse(f"{seconds}s") == Time(seconds, "sec")
+
+
+@given(st.integers(0, 10**6))
+def test_an_integer_means_epochs(epochs):
+    assert Time.parse(epochs) == Time(epochs, TimeUnit.EPOCH)
+
+
+# --- arithmetic ---
+
+
+@given(times_of_one_unit(3))
+def test_addition_is_associative_and_commutative_and_nothing_is_its_identity(of_one_unit):
+    a, b, c = of_one_unit
+
+    assert (a + b) + c == a + (b + c)
+    assert a + b == b + a
+    assert a + Time(0, a.unit) == a
+
+
+@given(times_of_one_unit(2))
+def test_taking_away_undoes_adding(of_one_unit):
+    a, b = of_one_unit
+
+    assert (a + b) - b == a
+
+
+@given(times_of_one_unit(2), whole_factors, whole_factors)
+def test_scaling_distributes_over_addition(of_one_unit, m, n):
+    a, b = of_one_unit
+
+    assert (a + b) * n == a * n + b * n
+    assert a * (m + n) == a * m + a * n
+    assert (a * m) * n == a * (m * n)
+    assert n * a == a * n
+    assert a * 1 == a
+
+
+@given(fractional.flatmap(times), factors, factors.filter(bool))
+def test_fractions_scale_exactly_too(time, factor, divisor):
+    assert (time * factor) * divisor == time * (factor * divisor)
+    assert (time / divisor) * divisor == time
+
+
+@given(times_of_one_unit(2))
+def test_the_quotient_of_two_times_is_a_fraction_of_the_run_that_scales_back(of_one_unit):
+    part, whole = of_one_unit
+    assume(whole.value)
+
+    quotient = part / whole
+
+    assert quotient.unit is TimeUnit.DURATION
+    assert whole * Fraction(quotient.value) == part
+
+
+@given(st.integers(1, 999), st.integers(1, 99))
+def test_fractions_of_the_run_are_exact(thousandths, n):
+    one = Time.parse(f"{Fraction(thousandths, 1000)}dur")
+
+    assert one * n == Time(Fraction(thousandths * n, 1000), "dur")
+    assert one * n == sum([one] * (n - 1), one)
+    assert Time.parse("0.1dur") * 3 == Time.parse("0.3dur")
+
+
+@given(times_of_one_unit(2))
+def test_no_time_is_negative(of_one_unit):
+    a, b = of_one_unit
+    assume(a < b)
+
+    with pytest.raises(ValueError, match="negative"):
+        a - b
+
+
+# --- order ---
+
+
+@given(times_of_one_unit(3))
+def test_the_order_is_total_and_that_of_the_values(of_one_unit):
+    a, b, c = of_one_unit
+
+    assert (a < b) + (a == b) + (a > b) == 1
+    assert (a <= b) is (a.value <= b.value)
+    assert (a <= b) is (b >= a) is not (a > b)
+    assert not (a <= b and b <= c) or a <= c
+    assert not a <= b or a + c <= b + c
+    assert sorted(of_one_unit) == sorted(of_one_unit, key=lambda time: time.value)
+
+
+@given(times_of_one_unit(2))
+def test_equal_times_have_equal_hashes_and_a_time_equals_its_text(of_one_unit):
+    a, b = of_one_unit
+
+    assert a != b or hash(a) == hash(b)
+    assert a == str(a)
+    assert hash(a) == hash(Time.parse(str(a)))
+
+
+@given(times(), times())
+def test_times_of_two_units_can_be_neither_compared_nor_added(a, b):
+    assume(a.unit is not b.unit)
+    operations = "eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "truediv"
+
+    for name in operations:
+        with pytest.raises(TypeError, match="different units"):
+            getattr(operator, name)(a, b)
+
+
+@given(times(), st.sampled_from([TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.TOKEN]))
+def test_what_is_counted_can_not_be_split(time, unit):
+    assume(time.value != int(time.value))
+
+    with pytest.raises(ValueError, match="can't be split"):
+        Time(time.value, unit)
+
+
+# --- timestamps ---
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4), max_size=4))
+def test_a_timestamp_counts_batches_samples_tokens_and_epochs(epochs):
+    now = Timestamp()
+    for epoch in epochs:
+        for samples, tokens in epoch:
+            now = now.next_batch(samples, tokens, 0.5)
+        within = now.batch_in_epoch, now.sample_in_epoch, now.token_in_epoch
+        assert within == (len(epoch), sum(n for n, _ in epoch), sum(n for _, n in epoch))
+        now = now.next_epoch()
+    all_batches = [batch for epoch in epochs for batch in epoch]
+
+    assert now.get("ep") == Time(len(epochs), "ep")
+    assert now.get("ba") == Time(len(all_batches), "ba")
+    assert now.get("sp") == Time(sum(n for n, _ in all_batches), "sp")
+    assert now.get("tok") == Time(sum(n for _, n in all_batches), "tok")
+    assert now.get("sec") == Time(0.5 * len(all_batches), "sec")
+    assert now.batch_in_epoch == now.sample_in_epoch == now.token_in_epoch == 0
+    assert now.next_iteration().get("iter") == Time(1, "iter")
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_the_timestamp_of_a_run_counts_what_the_loader_gave(count, size, epochs, iteration):
+    trace, loader = Trace(), batches(count, size)
+    now = (
+        trainer(
+            loader=loader,
+            max_duration=epochs,
+            iteration_length=iteration,
+            count_tokens=lambda batch: 2 * len(batch[0]),
+            callbacks=trace,
+        )
+        .fit()
+        .timestamp
+    )
+
+    ended = [t for e, t in zip(trace.events, trace.timestamps, strict=True) if e is Event.BATCH_END]
+    assert (now.epoch, now.batch) == (epochs, epochs * len(loader))
+    assert (now.sample, now.token) == (epochs * count, 2 * epochs * count)
+    assert now.iteration == epochs // iteration
+    assert [t.batch for t in ended] == list(range(1, epochs * len(loader) + 1))
+    assert [t.batch_in_epoch for t in ended] == list(range(1, len(loader) + 1)) * epochs
+    assert [t.epoch for t in ended] == [e for e in range(epochs) for _ in loader]
+
+
+# --- clocks ---
+
+
+@st.composite
+def runs(draw):
+    """How many batches a run has, its length, and how many batches an epoch has if known."""
+    epochs, length = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    total = epochs * length
+    in_epochs = draw(st.booleans())
+    return total, f"{epochs}ep" if in_epochs else f"{total}ba", length
+
+
+@st.composite
+def intervals(draw):
+    """A length in any unit that a clock of batches can measure."""
+    unit = draw(st.sampled_from(["ba", "ep", "dur"]))
+    return Time(draw(parts_of_the_run) if unit == "dur" else draw(st.integers(1, 7)), unit)
+
+
+@given(runs(), intervals(), st.tuples(*[st.integers(0, 40)] * 3).map(sorted))
+def test_crossing_splits(run, interval, moments):
+    _, whole, length = run
+    a, b, c = (Clock.at(batch=n, max_duration=whole, epoch_length=length) for n in moments)
+
+    assert crossed(a, c, interval) is (crossed(a, b, interval) or crossed(b, c, interval))
+    assert not crossed(a, a, interval)
+
+
+def in_batches(interval, run):
+    total, _, length = run
+    scale = {TimeUnit.BATCH: 1, TimeUnit.EPOCH: length, TimeUnit.DURATION: total}
+    return Fraction(interval.value) * scale[interval.unit]
+
+
+@given(runs(), intervals())
+def test_batches_that_cross_are_those_after_which_a_multiple_has_been_reached(run, interval):
+    total, whole, length = run
+    clocks = [Clock.at(batch=n, max_duration=whole, epoch_length=length) for n in range(total + 1)]
+    every = in_batches(interval, run)
+
+    crossing = [n for n in range(1, total + 1) if crossed(clocks[n - 1], clocks[n], interval)]
+
+    multiples = [k * every for k in range(1, int(total / every) + 1)]
+    assert crossing == sorted({-int(-m // 1) for m in multiples})  # rounded up
+
+
+@given(runs(), intervals())
+def test_a_time_is_reached_once_and_for_all_at_the_batch_that_it_says(run, time):
+    total, whole, length = run
+
+    reached = [
+        Clock.at(batch=n, max_duration=whole, epoch_length=length).reached(time)
+        for n in range(total + 1)
+    ]
+
+    assert reached == [n >= in_batches(time, run) for n in range(total + 1)]
+
+
+@given(runs(), intervals())
+def test_the_first_multiple_is_crossed_when_it_is_reached(run, interval):
+    total, whole, length = run
+    clocks = [Clock.at(batch=n, max_duration=whole, epoch_length=length) for n in range(total + 1)]
+
+    for before, after in pairwise(clocks):
+        just_reached = after.reached(interval) and not before.reached(interval)
+        assert not just_reached or crossed(before, after, interval)
+        assert after.reached(interval) or not crossed(before, after, interval)
+
+
+@given(runs(), st.integers(0, 40))
+def test_elapsed_is_the_fraction_of_the_run_that_is_done_and_at_most_1(run, batch):
+    total, whole, length = run
+    clock = Clock.at(batch=batch, max_duration=whole, epoch_length=length)
+
+    assert elapsed(clock) == min(batch / total, 1.0)
+    assert clock.fraction_of("1dur") == Fraction(batch, total)
+    assert (elapsed(clock) == 1.0) is clock.reached("1dur")
+
+
+@given(runs(), parts_of_the_run, st.integers(0, 40))
+def test_a_fraction_of_the_run_is_reached_when_that_fraction_has_elapsed(run, part, batch):
+    total, whole, length = run
+    clock = Clock.at(batch=batch, max_duration=whole, epoch_length=length)
+
+    assert clock.reached(Time(part, "dur")) is (Fraction(batch, total) >= part)

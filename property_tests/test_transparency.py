@@ -1,0 +1,174 @@
+"""Law: the Trainer adds nothing: without algorithms it trains as a loop by hand does."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+
+from composable import Clock
+from composable.optim import cosine, linear, step
+from composable.utils.reproducibility import seed_epoch, seed_step
+from property_tests.strategies import seeds
+from tests.runs import (
+    adam,
+    batches,
+    conv_net,
+    mlp,
+    noisy_loader,
+    plain_loop,
+    plain_seeded_loop,
+    same,
+    sgd,
+    shuffling_loader,
+    trained,
+    trainer,
+    weights,
+)
+
+optimizers = st.sampled_from([sgd, adam, partial(torch.optim.AdamW, lr=0.01)])
+counts = st.integers(3, 11)  # of examples, in batches of 4: the last one is short or not
+epochs = st.integers(1, 3)
+torch_schedulers = st.sampled_from(
+    [
+        partial(StepLR, step_size=1, gamma=0.5),
+        partial(StepLR, step_size=2, gamma=0.1),
+        partial(CosineAnnealingLR, T_max=4),
+    ]
+)
+schedules = st.sampled_from([cosine(), linear(warmup="0.3dur"), step("2ba", 0.5, warmup="1ba")])
+
+
+@given(optimizers, counts, epochs)
+def test_without_algorithms_the_weights_are_those_of_a_plain_loop(optimizer, count, epochs):
+    by_hand = mlp()
+
+    expected = plain_loop(by_hand, batches(count), optimizer(by_hand.parameters()), epochs=epochs)
+    actual = trained(mlp(), batches(count), optimizers=optimizer, max_duration=epochs)
+
+    assert same(actual, expected)
+
+
+@given(optimizers, counts, epochs, torch_schedulers, st.booleans())
+def test_with_a_torch_scheduler_the_weights_are_those_of_a_plain_loop(
+    optimizer, count, epochs, scheduler, every_batch
+):
+    by_hand = mlp()
+    optimizer_by_hand = optimizer(by_hand.parameters())
+    scheduler_by_hand = scheduler(optimizer_by_hand)
+    when = "after_batch" if every_batch else "after_epoch"
+
+    expected = plain_loop(
+        by_hand,
+        batches(count),
+        optimizer_by_hand,
+        epochs=epochs,
+        **{when: scheduler_by_hand.step},
+    )
+    actual = trained(
+        mlp(),
+        batches(count),
+        optimizers=optimizer,
+        schedulers=scheduler,
+        step_schedulers_every_batch=every_batch,
+        max_duration=epochs,
+    )
+
+    assert same(actual, expected)
+
+
+@given(optimizers, counts, epochs, schedules)
+def test_with_a_schedule_the_weights_are_those_of_a_plain_loop_that_sets_the_rate(
+    optimizer, count, epochs, schedule
+):
+    by_hand, loader = mlp(), batches(count)
+    optimizer_by_hand = optimizer(by_hand.parameters())
+    (group,) = optimizer_by_hand.param_groups
+    initial = group["lr"]
+
+    def set_the_rate(step):
+        clock = Clock.at(batch=step, max_duration=epochs, epoch_length=len(loader))
+        group["lr"] = initial * schedule(clock)
+
+    expected = plain_loop(
+        by_hand, loader, optimizer_by_hand, epochs=epochs, before_batch=set_the_rate
+    )
+    actual = trained(mlp(), loader, optimizers=optimizer, schedulers=schedule, max_duration=epochs)
+
+    assert same(actual, expected)
+
+
+@given(optimizers, st.integers(6, 11), epochs, seeds, st.booleans())
+def test_with_dropout_and_shuffling_the_weights_are_those_of_a_plain_loop_that_seeds(
+    optimizer, count, epochs, seed, convolutional
+):
+    make = conv_net if convolutional else partial(mlp, dropout=0.5)
+    loader = partial(shuffling_loader, count, images=convolutional)
+    model = make()
+    optimizer_by_hand = optimizer(model.parameters())
+
+    step = 0
+    for epoch in range(epochs):
+        seed_epoch(seed, epoch)
+        for inputs, targets in loader():
+            seed_step(seed, step)
+            cross_entropy(model(inputs), targets).backward()
+            optimizer_by_hand.step()
+            optimizer_by_hand.zero_grad()
+            step += 1
+    actual = trained(make(), loader(), optimizers=optimizer, max_duration=epochs, seed=seed)
+
+    assert same(actual, weights(model))
+
+
+@given(optimizers, counts, epochs, seeds)
+def test_with_a_data_set_that_draws_the_weights_are_those_of_a_plain_loop_that_seeds(
+    optimizer, count, epochs, seed
+):
+    by_hand = mlp(dropout=0.5)
+
+    expected = plain_seeded_loop(
+        by_hand,
+        noisy_loader(count),
+        optimizer(by_hand.parameters()),
+        seed=seed,
+        epochs=epochs,
+    )
+    actual = trained(
+        mlp(dropout=0.5),
+        noisy_loader(count),
+        optimizers=optimizer,
+        max_duration=epochs,
+        seed=seed,
+    )
+
+    assert same(actual, expected)
+
+
+@pytest.mark.parametrize("loader", [batches, shuffling_loader, noisy_loader])
+@given(seed=seeds, interval=st.sampled_from(["1ba", "2ba", "1ep", "0.5dur", "3sp"]))
+def test_evaluating_in_between_changes_no_weight(loader, seed, interval):
+    def run(**evaluation):
+        return trained(conv_net(), loader(images=True), seed=seed, **evaluation)
+
+    evaluated = run(eval_dataloader=noisy_loader(images=True), eval_interval=interval)
+
+    assert same(evaluated, run())
+
+
+@given(seed=seeds, at=st.integers(1, 5))
+def test_evaluating_and_predicting_between_two_fits_changes_no_weight(seed, at):
+    def run(between):
+        training = trainer(conv_net(), noisy_loader(images=True), max_duration=None, seed=seed)
+        training.fit(duration=f"{at}ba")
+        between(training)
+        return weights(training.fit(duration=f"{6 - at}ba").model)
+
+    def look(training):
+        training.eval(noisy_loader(images=True))
+        training.predict(noisy_loader(images=True))
+
+    assert same(run(look), run(lambda training: None))

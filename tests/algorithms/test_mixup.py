@@ -1,0 +1,184 @@
+"""MixUp in the loop does what the function does, with the generator of its name and step."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from composable import Event, Key
+from composable.algorithms import MixUp
+from composable.functional import mixup
+from tests.helpers import CLASSES, Watch, batches, linear, make_trainer, sgd, weights
+
+
+def generator(batch, name="MixUp"):
+    return Key(17).fold(name, batch).generator()
+
+
+def by_hand(loss_of, **options):
+    """Train a plain loop with the function."""
+    model = linear()
+    optimizer = sgd(model.parameters())
+    for step, (inputs, targets) in enumerate(batches()):
+        mixed = mixup(inputs, targets, generator=generator(step), **options)
+        loss_of(mixed, model(mixed.inputs)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def trained(**options):
+    trainer = make_trainer(algorithms=[MixUp(**options)], max_duration="1ep")
+    trainer.fit()
+    return weights(trainer.state.model)
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_blended_targets_are_those_of_the_function(per_sample):
+    ours = trained(alpha=0.4, per_sample=per_sample)
+
+    theirs = by_hand(
+        lambda mixed, outputs: cross_entropy(outputs, mixed.soft_targets(CLASSES)),
+        alpha=0.4,
+        per_sample=per_sample,
+    )
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_blended_losses_are_those_of_the_formula():
+    ours = trained(alpha=0.4, interpolate_loss=True)
+
+    def loss(mixed, outputs):
+        first = cross_entropy(outputs, mixed.targets)
+        second = cross_entropy(outputs, mixed.partner_targets)
+        return mixed.weight * first + (1 - mixed.weight) * second
+
+    torch.testing.assert_close(ours, by_hand(loss, alpha=0.4))
+
+
+def test_blended_losses_of_weighted_examples_are_those_of_the_formula():
+    ours = trained(alpha=0.4, interpolate_loss=True, per_sample=True)
+
+    def loss(mixed, outputs):
+        first = cross_entropy(outputs, mixed.targets, reduction="none")
+        second = cross_entropy(outputs, mixed.partner_targets, reduction="none")
+        return (mixed.weight * first + (1 - mixed.weight) * second).mean()
+
+    torch.testing.assert_close(ours, by_hand(loss, alpha=0.4, per_sample=True))
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_both_ways_are_one_for_cross_entropy(per_sample):
+    torch.testing.assert_close(
+        trained(per_sample=per_sample), trained(per_sample=per_sample, interpolate_loss=True)
+    )
+
+
+@pytest.mark.parametrize("interpolate_loss", [False, True])
+def test_the_loss_of_the_step_is_the_one_of_a_known_draw(interpolate_loss):
+    model = linear()
+    inputs, targets = batches([4])[0]
+    losses = Watch(Event.BATCH_END, read=lambda s: s.loss)
+    make_trainer(
+        model,
+        train_dataloader=[(inputs, targets)],
+        max_duration="1ba",
+        algorithms=[MixUp(alpha=0.4, interpolate_loss=interpolate_loss)],
+        callbacks=[losses],
+    ).fit()
+
+    permutation = torch.randperm(4, generator=generator(0))
+    mixed = mixup(inputs, targets, alpha=0.4, generator=generator(0))
+    w = mixed.weight
+    assert torch.equal(mixed.partner_targets, targets[permutation])
+    outputs = linear()(w * inputs + (1 - w) * inputs[permutation])
+    expected = w * cross_entropy(outputs, targets) + (1 - w) * cross_entropy(
+        outputs, targets[permutation]
+    )
+    torch.testing.assert_close(losses.values[0], expected.detach())
+
+
+def test_a_name_of_its_own_is_a_stream_of_its_own():
+    def first_inputs(**options):
+        watch = Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs)
+        make_trainer(algorithms=[MixUp(1.0, **options)], callbacks=[watch]).fit()
+        return watch.values[0]
+
+    x, y = batches()[0]
+    drawn = mixup(x, y, alpha=1.0, generator=generator(0, "Other")).inputs
+
+    assert torch.equal(first_inputs(name="Other"), drawn)
+    assert not torch.equal(first_inputs(), drawn)
+
+
+def test_evaluation_sees_the_examples_as_they_are():
+    watch = Watch(Event.EVAL_BEFORE_FORWARD, read=lambda s: s.batch)
+    data = batches([4])
+    make_trainer(algorithms=[MixUp()], eval_dataloader=data, callbacks=[watch]).fit()
+
+    for inputs, targets in watch.values:
+        assert inputs is data[0][0]
+        assert targets is data[0][1]
+
+
+def test_the_whole_batch_is_mixed_before_it_is_split():
+    whole = Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs)
+    parts = Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs)
+    for watch, split in [(whole, None), (parts, 2)]:
+        make_trainer(
+            algorithms=[MixUp(1.0, per_sample=True)], callbacks=[watch], grad_accum=split
+        ).fit()
+
+    assert len(parts.values) == 2 * len(whole.values)
+    joined = [torch.cat(parts.values[i : i + 2]) for i in range(0, len(parts.values), 2)]
+    assert all(torch.equal(a, b) for a, b in zip(whole.values, joined, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"per_sample": True}, {"interpolate_loss": True}])
+def test_microbatches_of_a_mixed_batch_add_up(options):
+    def trained_in(parts):
+        trainer = make_trainer(algorithms=[MixUp(1.0, **options)], grad_accum=parts)
+        trainer.fit()
+        return weights(trainer.state.model)
+
+    torch.testing.assert_close(trained_in(2), trained_in(None))
+
+
+def test_outputs_that_are_no_logits_are_answered_with_the_other_way():
+    class Pair(torch.nn.Linear):
+        def forward(self, inputs):
+            return {"logits": super().forward(inputs)}
+
+    trainer = make_trainer(
+        Pair(4, CLASSES),
+        loss_fn=lambda o, t: cross_entropy(o["logits"], t),
+        algorithms=[MixUp()],
+    )
+
+    with pytest.raises(TypeError, match=r"must be logits of .*got dict.*interpolate_loss=True"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"alpha": 0}, ValueError, "alpha=0 must be above 0"),
+        ({"alpha": -0.2}, ValueError, "alpha=-0.2 must be above 0"),
+        ({"alpha": float("nan")}, ValueError, "alpha=nan must be above 0"),
+        ({"alpha": float("inf")}, ValueError, "alpha=inf must be"),
+        ({"alpha": "0.2"}, TypeError, "alpha='0.2' must be a number"),
+        ({"alpha": True}, TypeError, "alpha=True must be a number"),
+        ({"per_sample": 1}, TypeError, "per_sample=1 must be True or False"),
+        ({"interpolate_loss": "no"}, TypeError, "interpolate_loss='no' must be True or False"),
+        ({"name": 3}, TypeError, "name"),
+    ],
+)
+def test_hyperparameters_are_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        MixUp(**options)
+
+
+def test_an_algorithm_is_a_frozen_value():
+    assert MixUp(0.2) == MixUp(alpha=0.2)
+    assert repr(MixUp(0.3)) == "MixUp(alpha=0.3, per_sample=False, interpolate_loss=False)"
+    with pytest.raises(AttributeError):
+        MixUp().alpha = 1.0

@@ -1,0 +1,142 @@
+"""Observers: which of their methods run, and what happens when one fails."""
+
+import sys
+
+import pytest
+
+from composable import Callback, Control, Event, Plan, State
+from composable.core.logger import Logger
+from tests.helpers import linear
+
+
+def dispatcher(*callbacks):
+    return Plan.compile(callbacks=callbacks).dispatcher(Logger())
+
+
+def run(fire, *events):
+    for event in events:
+        fire.fire(event, State(linear()))
+
+
+class ByName(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def batch_start(self, state, logger):
+        self.seen.append("batch_start")
+
+    def training_start(self, state, logger):
+        self.seen.append("training_start")
+
+
+class ByEvent(ByName):
+    def run_event(self, event, state, logger):
+        self.seen.append(event)
+
+
+@pytest.mark.parametrize("event", list(Event))
+def test_a_method_named_like_an_event_runs_at_it(event):
+    seen = []
+    cls = type("One", (Callback,), {event.value: lambda self, state, logger: seen.append(state)})
+    state = State(linear())
+
+    fire = dispatcher(cls())
+    fire.fire(event, state)
+
+    assert len(seen) == 1
+    assert seen[0] is state
+    assert [e for e in Event if fire.listens(e)] == [event]
+
+
+def test_methods_with_the_older_names_run_too():
+    watcher = ByName()
+
+    run(dispatcher(watcher), Event.FIT_START, Event.BATCH_START, Event.BATCH_END)
+
+    assert watcher.seen == ["training_start", "batch_start"]
+
+
+def test_run_event_sees_every_event_and_switches_the_methods_off():
+    watcher = ByEvent()
+
+    run(dispatcher(watcher), *Event)
+
+    assert watcher.seen == list(Event)
+
+
+def test_run_event_of_the_base_calls_the_method():
+    watcher = ByName()
+
+    watcher.run_event(Event.BATCH_START, State(linear()), Logger())
+    watcher.run_event(Event.BATCH_END, State(linear()), Logger())
+
+    assert watcher.seen == ["batch_start"]
+
+
+def test_a_function_is_a_callback_of_every_event():
+    seen = []
+
+    def look(event, state, logger):
+        seen.append(event)
+
+    fire = dispatcher(look)
+    run(fire, Event.INIT, Event.LOG)
+
+    assert seen == [Event.INIT, Event.LOG]
+
+
+def test_requests_are_joined_until_they_are_taken():
+    fire = dispatcher(lambda *_: Control.STOP, lambda *_: None, lambda *_: Control.SAVE)
+    run(fire, Event.BATCH_END)
+
+    assert fire.requests == Control.STOP | Control.SAVE
+    assert fire.take(Control.SAVE)
+    assert not fire.take(Control.SAVE)
+    assert fire.requests == Control.STOP
+
+
+def test_a_callback_that_returns_anything_else_is_refused():
+    with pytest.raises(TypeError, match=r"returned True and must return None or a Control.*STOP"):
+        run(dispatcher(lambda *_: True), Event.BATCH_END)
+
+
+class Fails(Callback):
+    def batch_end(self, state, logger):
+        raise RuntimeError("no disk")
+
+
+def fails_too(event, state, logger):
+    raise RuntimeError("no disk")
+
+
+@pytest.mark.parametrize(("watcher", "name"), [(Fails(), "Fails"), (fails_too, "fails_too")])
+def test_an_exception_carries_who_and_when(watcher, name):
+    with pytest.raises(RuntimeError, match=r"^no disk") as caught:
+        run(dispatcher(watcher), Event.BATCH_END)
+
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == [f"raised by {name} at BATCH_END"]
+
+
+def test_an_exception_of_an_algorithm_carries_who_and_when():
+    def breaks(event, state):
+        raise KeyError("x")
+
+    fire = Plan.compile([breaks]).dispatcher(Logger())
+    with pytest.raises(KeyError) as caught:
+        run(fire, Event.BEFORE_LOSS)
+
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == ["raised by breaks at BEFORE_LOSS"]
+
+
+@pytest.mark.parametrize("returned", [None, 3, "state"])
+def test_an_algorithm_that_returns_no_state_is_told_what_to_write(returned):
+    fire = Plan.compile([lambda event, state: returned]).dispatcher(Logger())
+
+    with pytest.raises(TypeError, match=r"apply returned .* and must return a State: end it with"):
+        run(fire, Event.INIT)
+
+
+def test_the_name_of_a_callback_is_its_class():
+    assert Fails().name == "Fails"

@@ -1,0 +1,78 @@
+"""Keys. Their numbers are pinned: another scheme would change every recorded run."""
+
+import pytest
+import torch
+
+from composable import Key
+
+
+@pytest.mark.parametrize(
+    ("key", "seed"),
+    [
+        (Key(17).fold("MixUp", 3), 2305534748593641217),
+        (Key(17).fold("step", 0), 3449308234173918557),
+        (Key(0).fold(-1), 6286905796721103099),
+        (Key(0).fold(""), 4193173797084441101),
+        (Key(2**64 - 1).fold("x"), 3956763313842255146),
+    ],
+)
+def test_folding_gives_the_same_key_in_every_version(key, seed):
+    assert key.seed == seed
+
+
+def test_a_key_gives_the_same_numbers_in_every_version():
+    key = Key(17).fold("MixUp", 3)
+
+    drawn = torch.rand(3, generator=key.generator())
+
+    expected = torch.tensor([0.7903134226799011, 0.9125686287879944, 0.5219321846961975])
+    assert torch.equal(drawn, expected)
+    assert torch.randint(100, (5,), generator=key.generator()).tolist() == [15, 41, 17, 5, 40]
+
+
+def test_folding_nothing_changes_nothing():
+    assert Key(17).fold() == Key(17)
+
+
+def test_folding_twice_is_folding_both():
+    assert Key(17).fold("a").fold(2) == Key(17).fold("a", 2)
+
+
+def test_order_and_type_matter():
+    seeds = [Key(17).fold(*d).seed for d in [("a", "b"), ("b", "a"), ("ab",), (1,), ("1",), ()]]
+
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_generators_of_a_key_do_not_share_their_progress():
+    key = Key(17)
+
+    first = torch.rand(2, generator=key.generator())
+
+    assert torch.equal(torch.rand(2, generator=key.generator()), first)
+
+
+def test_no_global_generator_moves():
+    before = torch.get_rng_state()
+
+    torch.rand(2, generator=Key(17).fold("a").generator())
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_out_of_range_is_refused(seed):
+    with pytest.raises(ValueError, match=rf"seed={seed} is out of range: use 0 to 2\*\*64 - 1"):
+        Key(seed)
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, "17", None])
+def test_a_seed_is_an_integer(seed):
+    with pytest.raises(TypeError, match=r"seed=.* must be an integer from 0 to 2\*\*64 - 1"):
+        Key(seed)
+
+
+@pytest.mark.parametrize("item", [1.5, None, ("a",)])
+def test_only_names_and_numbers_are_folded_in(item):
+    with pytest.raises(TypeError, match="can't be folded into a key: use a string or an int"):
+        Key(0).fold(item)

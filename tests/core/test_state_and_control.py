@@ -1,0 +1,147 @@
+"""The state is a value; requests are flags."""
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+from composable import Control, FrozenStateError, Key, State, Time, Timestamp
+from composable.core.batch import BatchSpec
+from tests.helpers import linear
+
+
+def state(**fields):
+    return State(model=linear(), **fields)
+
+
+def test_evolving_gives_another_state_and_keeps_the_first():
+    before = state(loss=torch.tensor(1.0))
+
+    after = before.evolve(loss=torch.tensor(2.0), batch="new")
+
+    assert (before.loss, before.batch) == (torch.tensor(1.0), None)
+    assert (after.loss, after.batch) == (torch.tensor(2.0), "new")
+    assert after.model is before.model
+    assert type(after) is State
+
+
+def test_every_field_can_be_evolved():
+    before = state()
+
+    for field in attrs.fields(State):
+        value = getattr(before, field.name)
+        assert getattr(before.evolve(**{field.name: value}), field.name) == value
+
+
+def test_an_unknown_field_is_answered_with_the_known_ones():
+    with pytest.raises(TypeError, match=r"State has no field \['losss'\]: it has \['batch'"):
+        state().evolve(losss=1)
+
+
+@pytest.mark.parametrize("name", ["loss", "model", "anything"])
+def test_assignment_is_answered_with_what_to_write_instead(name):
+    with pytest.raises(FrozenStateError, match=rf"state\.{name} .*Return state\.evolve"):
+        setattr(state(), name, 1)
+    with pytest.raises(FrozenStateError):
+        delattr(state(), "loss")
+
+
+def test_the_error_is_an_attribute_error():
+    assert issubclass(FrozenStateError, AttributeError)
+
+
+def test_memory_is_remembered_by_name_and_read_only():
+    before = state()
+
+    after = before.remember("A", 1).remember("B", 2).remember("A", 3)
+
+    assert dict(before.memory) == {}
+    assert dict(after.memory) == {"A": 3, "B": 2}
+    with pytest.raises(TypeError):
+        after.memory["A"] = 4
+
+
+def test_memory_does_not_follow_the_dictionary_it_was_made_from():
+    given = {"A": 1}
+    after = state().evolve(memory=given)
+
+    given["A"] = 2
+
+    assert after.memory["A"] == 1
+
+
+def test_inputs_and_targets_are_read_by_the_spec():
+    one = state(batch={"x": 1, "y": 2}, spec=BatchSpec("x", "y"))
+
+    assert (one.inputs, one.targets) == (1, 2)
+    assert one.with_batch(targets=3).batch == {"x": 1, "y": 3}
+    assert one.batch == {"x": 1, "y": 2}
+
+
+def test_forward_calls_the_model_on_the_inputs_or_on_the_whole_batch():
+    model = nn.Identity()
+    batch = (torch.zeros(1), torch.ones(1))
+
+    assert State(model, batch=batch).forward() is batch[0]
+    assert State(model, batch=batch, takes_batch=True).forward() is batch
+
+
+def test_gradients_are_those_of_the_parameters_unless_replaced():
+    one = state()
+    assert one.grads() == {}
+
+    one.model.weight.grad = torch.ones_like(one.model.weight)
+
+    assert list(one.grads()) == ["weight"]
+    assert one.evolve(gradients={"bias": 1}).grads() == {"bias": 1}
+
+
+def test_a_generator_depends_on_seed_name_and_batch_alone():
+    one = state(key=Key(17), timestamp=Timestamp(batch=3, sample=96, total_wct=1.0))
+
+    drawn = torch.rand(2, generator=one.generator("MixUp"))
+
+    assert torch.equal(drawn, torch.rand(2, generator=Key(17).fold("MixUp", 3).generator()))
+
+
+def test_elapsed_and_reached_measure_against_the_run():
+    one = state(
+        timestamp=Timestamp(epoch=1, batch=6, batch_in_epoch=1),
+        max_duration=Time.parse("4ep"),
+        epoch_length=5,
+    )
+
+    assert one.elapsed == 0.3
+    assert one.reached("0.3dur")
+    assert one.reached("1ep")
+    assert not one.reached("7ba")
+
+
+def test_a_run_without_a_length_has_no_elapsed_fraction():
+    with pytest.raises(ValueError, match="the run has no max_duration"):
+        _ = state().elapsed
+
+
+def test_a_state_prints_where_it_stands():
+    assert repr(state().remember("EMA", 1)) == (
+        "<State of Linear: epoch 0, batch 0, max_duration None, memory ['EMA']>"
+    )
+
+
+def test_requests_are_joined_in_any_order():
+    asked = [Control.STOP, Control.SAVE, Control.LOG]
+
+    forward, backward = Control.NONE, Control.NONE
+    for one in asked:
+        forward |= one
+    for one in reversed(asked):
+        backward |= one
+
+    assert forward == backward
+    assert Control.SAVE in forward
+    assert Control.EVALUATE not in forward
+
+
+def test_no_request_is_false():
+    assert not Control.NONE
+    assert all(Control)

@@ -1,0 +1,175 @@
+"""Times: the strings of the documentation, arithmetic, and what is refused."""
+
+import pickle
+from fractions import Fraction
+
+import pytest
+
+from composable import Time, TimeUnit
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("10ep", 10, TimeUnit.EPOCH),
+        ("2ba", 2, TimeUnit.BATCH),
+        ("0ba", 0, TimeUnit.BATCH),
+        ("100sp", 100, TimeUnit.SAMPLE),
+        ("1000tok", 1000, TimeUnit.TOKEN),
+        ("2iter", 2, TimeUnit.ITERATION),
+        ("0.5dur", Fraction(1, 2), TimeUnit.DURATION),
+        ("1dur", 1, TimeUnit.DURATION),
+        ("1/3dur", Fraction(1, 3), TimeUnit.DURATION),
+        ("30sec", 30, TimeUnit.SECOND),
+        ("90s", 90, TimeUnit.SECOND),
+        ("0.25s", Fraction(1, 4), TimeUnit.SECOND),
+        ("5m", 300, TimeUnit.SECOND),
+        ("2h", 7200, TimeUnit.SECOND),
+        ("1h30m", 5400, TimeUnit.SECOND),
+        ("1h30m15s", 5415, TimeUnit.SECOND),
+        ("1h15s", 3615, TimeUnit.SECOND),
+        (3, 3, TimeUnit.EPOCH),
+    ],
+)
+def test_every_documented_form_is_read(text, value, unit):
+    time = Time.parse(text)
+
+    assert time.value == value
+    assert time.unit is unit
+
+
+def test_a_time_is_read_as_itself():
+    time = Time(3, "ba")
+
+    assert Time.parse(time) is time
+
+
+FORMS = r"'10ep' \(epochs\), '2ba' .*'0\.5dur' .*'1h30m'; a plain integer means epochs"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1ba", "infdur", "nandur", "10", "10 ep", "1e3tok", "ep", "1h30", "10EP", " "]
+)
+def test_an_unreadable_string_is_answered_with_the_readable_ones(text):
+    with pytest.raises(ValueError, match=rf"^time '{text}' can't be read: .*{FORMS}\.$"):
+        Time.parse(text)
+
+
+@pytest.mark.parametrize("value", [True, None, 1.5, b"1ep", ["1ep"]])
+def test_another_type_is_answered_with_the_readable_ones(value):
+    with pytest.raises(TypeError, match=rf"^A time must be a number and a unit: {FORMS}; got"):
+        Time.parse(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"), [("1.5ep", "epoch"), ("0.5ba", "batch"), ("1/2sp", "sample")]
+)
+def test_a_fraction_of_what_is_counted_is_refused_in_the_words_of_the_user(text, unit):
+    with pytest.raises(ValueError, match=rf"'{text}'.*not whole.*'0\.5dur'"):
+        Time.parse(text)
+
+
+def test_a_division_by_zero_is_named():
+    with pytest.raises(ValueError, match="time '1/0dur' divides by zero"):
+        Time.parse("1/0dur")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "error", "message"),
+    [
+        (-1, "ba", ValueError, "value=-1 is negative: a Time is at least 0"),
+        (float("inf"), "dur", ValueError, "value=inf is not finite"),
+        (float("nan"), "dur", ValueError, "value=nan is not finite"),
+        (1.5, "ep", ValueError, "value=1.5 is not whole, and epochs can't be split"),
+        (True, "ep", TypeError, "value=True must be an int, a float or a Fraction"),
+        ("1", "ep", TypeError, "value='1' must be an int, a float or a Fraction"),
+        (1, "min", ValueError, "unit='min' is unknown: use one of 'iter', 'ep', 'ba', 'sp'"),
+    ],
+)
+def test_a_wrong_value_or_unit_is_refused(value, unit, error, message):
+    with pytest.raises(error, match=message):
+        Time(value, unit)
+
+
+def test_negative_epochs_are_refused():
+    with pytest.raises(ValueError, match="value=-1 is negative"):
+        Time.parse(-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("10ep", "10ep"),
+        ("0.50dur", "0.5dur"),
+        ("0.05dur", "0.05dur"),
+        ("1/3dur", "1/3dur"),
+        ("1h30m", "5400sec"),
+    ],
+)
+def test_a_time_prints_as_a_string_that_reads_as_itself(text, printed):
+    time = Time.parse(text)
+
+    assert str(time) == printed
+    assert repr(time) == f"Time('{printed}')"
+    assert Time.parse(printed) == time
+
+
+def test_arithmetic_is_exact():
+    assert Time.parse("0.1dur") * 3 == Time.parse("0.3dur")
+    assert Time.parse("0.1dur") + "0.2dur" == "0.3dur"
+    assert Time(0.1, "dur") == Time.parse("1/10dur")
+    assert Time.parse("3ba") / "30ba" == "0.1dur"
+    assert Time.parse("30ba") / 3 == Time(10, "ba")
+    assert 2 * Time.parse("3ep") - "1ep" == Time(5, "ep")
+    assert Time.parse("30ba") * 0.1 == Time(3, "ba")
+
+
+def test_a_difference_below_zero_is_refused():
+    with pytest.raises(ValueError, match="is negative: a Time is at least 0"):
+        Time.parse("1ba") - "2ba"
+
+
+def test_half_of_an_odd_number_of_epochs_is_refused():
+    with pytest.raises(ValueError, match="epochs can't be split"):
+        Time.parse("3ep") * 0.5
+
+
+def test_times_of_one_unit_are_ordered():
+    times = [Time.parse(t) for t in ("2ba", "10ba", "1ba")]
+
+    assert [str(t) for t in sorted(times)] == ["1ba", "2ba", "10ba"]
+    assert Time.parse("2ba") < "10ba"
+    assert Time.parse("2ba") >= "2ba"
+
+
+@pytest.mark.parametrize(
+    "compare",
+    [lambda a, b: a == b, lambda a, b: a < b, lambda a, b: a + b, lambda a, b: a / b],
+)
+def test_two_units_never_mix(compare):
+    with pytest.raises(TypeError, match=r"2ba can't be .* 1ep: .* Clock\.fraction_of"):
+        compare(Time.parse("2ba"), Time.parse("1ep"))
+
+
+def test_a_time_is_unequal_to_what_is_no_time():
+    assert Time.parse("1ep") != 1
+    assert Time.parse("1ep") != None  # noqa: E711
+
+
+def test_equal_times_have_one_hash():
+    assert hash(Time.parse("90s")) == hash(Time(90, "sec"))
+    assert {Time.parse("1h"): "an hour"}[Time(3600, "sec")] == "an hour"
+
+
+def test_only_seconds_have_seconds():
+    assert Time.parse("1m").seconds == 60.0
+    with pytest.raises(TypeError, match="1ep is not in seconds"):
+        _ = Time.parse("1ep").seconds
+
+
+def test_a_time_is_frozen_and_can_be_pickled():
+    time = Time.parse("1/3dur")
+
+    with pytest.raises(AttributeError):
+        time.value = 2
+    assert pickle.loads(pickle.dumps(time)) == time

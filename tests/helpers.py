@@ -1,0 +1,114 @@
+"""What the tests share: a tiny problem, and observers that write down what they see."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
+
+from composable import Callback, Trainer
+
+CLASSES = 3
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def examples(count, *, seed=0, features=4):
+    draw = generator(seed)
+    inputs = torch.randn(count, features, generator=draw)
+    return inputs, torch.randint(CLASSES, (count,), generator=draw)
+
+
+def batches(sizes=(4, 4, 4), *, seed=0, features=4):
+    """Batches (inputs, targets) of the given sizes."""
+    inputs, targets = examples(sum(sizes), seed=seed, features=features)
+    return list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
+
+
+def linear(seed=0):
+    """A linear classifier, the same for the same seed."""
+    return seeded(lambda: nn.Linear(4, CLASSES), seed)
+
+
+def seeded(build, seed=0):
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(seed)
+        return build()
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def make_trainer(model=None, **changes):
+    """A trainer of a tiny classifier, with some arguments changed."""
+    arguments = {
+        "train_dataloader": batches(),
+        "max_duration": "2ep",
+        "loss_fn": cross_entropy,
+        "optimizers": sgd,
+        "progress_bar": False,
+        "device": "cpu",
+        "seed": 17,
+    }
+    return Trainer(linear() if model is None else model, **{**arguments, **changes})
+
+
+def weights(module):
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def same(left, right):
+    """Whether two state dicts agree to the bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+READS = {
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.cpu,
+    Tensor.__bool__,
+    Tensor.__int__,
+    Tensor.__float__,
+    Tensor.__index__,
+}
+
+
+class NoRead(TorchFunctionMode):
+    """Refuse to turn tensors into numbers: on a GPU that waits for all work queued."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in READS:
+            raise AssertionError(f"{func.__name__} would make the host wait for the device")
+        return func(*args, **(kwargs or {}))
+
+
+class Watch(Callback):
+    """Writes down `read(state)` at some events."""
+
+    def __init__(self, *events, read=None):
+        self.events = events
+        self.read = read or (lambda state: None)
+        self.seen = []
+
+    def run_event(self, event, state, logger):
+        if not self.events or event in self.events:
+            self.seen.append((event, self.read(state)))
+
+    @property
+    def values(self):
+        return [value for _, value in self.seen]
+
+
+class Ask(Callback):
+    """Asks for something at one event, once a batch number is reached."""
+
+    def __init__(self, control, event, batch=0):
+        self.control, self.event, self.batch = control, event, batch
+
+    def run_event(self, event, state, logger):
+        if event is self.event and state.timestamp.batch == self.batch:
+            return self.control
+        return None

@@ -1,0 +1,145 @@
+"""Metrics in a file, one JSON object a line."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from composable import Timestamp
+from composable.loggers import JSONLinesLogger
+from tests.functional.no_sync import NoSync
+from tests.helpers import NoRead, batches, make_trainer
+
+
+def lines(path):
+    # Strictly: JSON has no NaN, though Python would read it.
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def test_a_line_holds_the_time_and_the_metrics(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    logger = JSONLinesLogger(path)
+    now = Timestamp(epoch=1, batch=7, sample=28, total_wct=1.23456789)
+
+    logger.log_metrics({"loss": torch.tensor(0.5), "n": torch.tensor(3), "by": "a"}, now)
+    logger.close()
+
+    assert lines(path) == [
+        {
+            "epoch": 1,
+            "batch": 7,
+            "sample": 28,
+            "seconds": 1.234568,
+            "loss": 0.5,
+            "n": 3,
+            "by": "a",
+        }
+    ]
+
+
+@pytest.mark.parametrize("wrap", [float, torch.tensor])
+def test_what_is_not_finite_is_a_string(tmp_path, wrap):
+    path = tmp_path / "metrics.jsonl"
+    logger = JSONLinesLogger(path)
+
+    values = {"a": wrap(math.nan), "b": wrap(math.inf), "c": wrap(-math.inf)}
+    logger.log_metrics(values, Timestamp())
+    logger.close()
+
+    (line,) = lines(path)
+    assert (line["a"], line["b"], line["c"]) == ("NaN", "Infinity", "-Infinity")
+
+
+def test_an_existing_file_is_not_touched(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("old\n")
+
+    with pytest.raises(FileExistsError, match=r"path='.*metrics.jsonl' exists: .*overwrite=True"):
+        JSONLinesLogger(path)
+
+    assert path.read_text() == "old\n"
+
+
+def test_an_existing_file_is_replaced_where_asked(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("old\n")
+
+    logger = JSONLinesLogger(path, overwrite=True)
+    logger.log_metrics({"loss": 1.0}, Timestamp())
+    logger.close()
+
+    assert [line["loss"] for line in lines(path)] == [1.0]
+
+
+def test_the_folder_is_made(tmp_path):
+    path = tmp_path / "runs" / "17" / "metrics.jsonl"
+
+    JSONLinesLogger(str(path)).close()
+
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("interval", [0, -1, 1.5, "100", None])
+def test_the_flush_interval_is_checked(tmp_path, interval):
+    with pytest.raises(ValueError, match=r"flush_interval=.* must be an integer from 1 on"):
+        JSONLinesLogger(tmp_path / "metrics.jsonl", flush_interval=interval)
+
+
+def test_lines_are_written_each_flush_interval(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    logger = JSONLinesLogger(path, flush_interval=3)
+    written = []
+    for batch in range(7):
+        logger.log_metrics({"loss": float(batch)}, Timestamp(batch=batch))
+        written.append(len(lines(path)))
+    logger.close()
+
+    assert written == [0, 0, 3, 3, 3, 6, 6]
+    assert [line["batch"] for line in lines(path)] == list(range(7))
+
+
+def test_a_second_fit_appends(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    trainer = make_trainer(loggers=[JSONLinesLogger(path)], max_duration="1ep")
+    trainer.fit()
+    assert len(lines(path)) == 3
+    trainer.fit(duration="1ep")
+
+    assert [line["batch"] for line in lines(path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_closing_twice_is_closing_once(tmp_path):
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
+    logger.close()
+    logger.close()
+
+
+def test_a_run_leaves_its_losses_exactly(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    losses = []
+
+    def watch(event, state, logger):
+        if event.value == "batch_end":
+            losses.append(state.loss)
+
+    make_trainer(
+        loggers=[JSONLinesLogger(path)], callbacks=[watch], eval_dataloader=batches([4])
+    ).fit()
+
+    assert [x["loss/train"] for x in lines(path) if "lr" in x] == [x.item() for x in losses]
+    assert [x["batch"] for x in lines(path) if "metrics/eval/loss" in x] == [3, 6]
+
+
+def test_nothing_is_read_from_the_device_before_it_is_written(tmp_path):
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl", flush_interval=100)
+
+    with NoSync(), NoRead():
+        for batch in range(99):
+            logger.log_metrics({"loss": torch.tensor(1.0)}, Timestamp(batch=batch))
+    logger.close()
+
+    assert len(lines(logger.path)) == 99

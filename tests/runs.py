@@ -1,0 +1,301 @@
+"""Small runs: models, data, a plain loop, algorithms for tests, and callbacks that watch."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from composable import Algorithm, Callback, Control, Event, Stage, State, Trainer
+from composable.algorithms import (
+    EMA,
+    BlurPool,
+    GradientClipping,
+    LabelSmoothing,
+    MixUp,
+    SelectiveBackprop,
+)
+from composable.core.logger import Logger
+from composable.data import seeded_batches
+from composable.utils.reproducibility import seed_context, seed_step
+
+FEATURES, CLASSES, SIDE = 4, 3, 8
+
+# --- models ---
+
+
+def mlp(*, dropout: float = 0.0, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Two layers; the weights are those of the seed."""
+    with seed_context(seed):
+        layers = [nn.Linear(FEATURES, 5), nn.ReLU(), nn.Dropout(dropout), nn.Linear(5, CLASSES)]
+        return nn.Sequential(*layers).to(dtype)
+
+
+def conv_net(*, seed: int = 0) -> nn.Module:
+    """A strided convolution, a normalisation with statistics, a max-pool and dropout."""
+    with seed_context(seed):
+        return nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2, 2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(4 * (SIDE // 4) ** 2, CLASSES),
+        )
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    """Copies of all parameters and buffers."""
+    return [tensor.detach().clone() for tensor in model.state_dict().values()]
+
+
+def same(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
+    """Whether two lists of tensors are equal to the bit."""
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+# --- data ---
+
+
+def examples(
+    count: int = 10, *, images: bool = False, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Inputs and class indices, the same at every call."""
+    generator = torch.Generator().manual_seed(count)
+    shape = (2, SIDE, SIDE) if images else (FEATURES,)
+    inputs = torch.randn(count, *shape, generator=generator, dtype=dtype)
+    return inputs, torch.randint(CLASSES, (count,), generator=generator)
+
+
+def batches(count: int = 10, size: int = 4, **options: Any) -> list[tuple[Tensor, Tensor]]:
+    """A loader without shuffling: a list of batches, of which the last may be short."""
+    inputs, targets = examples(count, **options)
+    return list(zip(inputs.split(size), targets.split(size), strict=True))
+
+
+class Stream:
+    """A loader that doesn't know its length."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def stream(count: int = 10, size: int = 4, **options: Any) -> Stream:
+    """The batches of `batches`, without their number."""
+    return Stream(batches(count, size, **options))
+
+
+def shuffling_loader(count: int = 10, size: int = 4, **options: Any) -> DataLoader[Any]:
+    """A DataLoader that shuffles; its last batch may be short."""
+    return DataLoader(TensorDataset(*examples(count, **options)), batch_size=size, shuffle=True)
+
+
+class NoisyExamples(Dataset[Any]):
+    """Examples with noise from the global generators of torch, Python and NumPy."""
+
+    def __init__(self, count: int = 10, **options: Any) -> None:
+        self.inputs, self.targets = examples(count, **options)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        numpy_noise = float(np.random.normal())  # noqa: NPY002
+        noise = 0.1 * (torch.randn(()) + random.gauss(0, 1) + numpy_noise)
+        return self.inputs[i] + noise, self.targets[i]
+
+
+def noisy_loader(count: int = 10, size: int = 4, **options: Any) -> DataLoader[Any]:
+    """A DataLoader that shuffles, and whose dataset draws random numbers."""
+    return DataLoader(NoisyExamples(count, **options), batch_size=size, shuffle=True)
+
+
+# --- loops ---
+
+sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+adam = partial(torch.optim.Adam, lr=0.01)
+
+
+def trainer(model: nn.Module | None = None, loader: Any = None, **options: Any) -> Trainer:
+    """A Trainer with small defaults."""
+    defaults: dict[str, Any] = {
+        "train_dataloader": batches() if loader is None else loader,
+        "loss_fn": cross_entropy,
+        "optimizers": sgd,
+        "max_duration": "2ep",
+        "seed": 17,
+        "device": "cpu",
+        "progress_bar": False,
+    }
+    return Trainer(mlp() if model is None else model, **{**defaults, **options})
+
+
+def trained(model: nn.Module | None = None, loader: Any = None, **options: Any) -> list[Tensor]:
+    """The weights after training with `trainer(...)`."""
+    return weights(trainer(model, loader, **options).fit().model)
+
+
+def plain_loop(
+    model: nn.Module,
+    loader: Iterable[Any],
+    optimizer: torch.optim.Optimizer,
+    *,
+    epochs: int = 2,
+    before_batch: Callable[[int], object] = lambda step: None,
+    after_batch: Callable[[], object] = lambda: None,
+    after_epoch: Callable[[], object] = lambda: None,
+) -> list[Tensor]:
+    """Train as anyone would by hand, without this library, and return the weights."""
+    step = 0
+    model.train()
+    for _ in range(epochs):
+        for inputs, targets in loader:
+            before_batch(step)
+            cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            after_batch()
+            step += 1
+        after_epoch()
+    return weights(model)
+
+
+def plain_seeded_loop(
+    model: nn.Module,
+    loader: Iterable[Any],
+    optimizer: torch.optim.Optimizer,
+    *,
+    seed: int,
+    epochs: int = 2,
+) -> list[Tensor]:
+    """Train by hand, with the public helpers that make randomness depend on the seed alone."""
+    step = 0
+    model.train()
+    for epoch in range(epochs):
+        for inputs, targets in seeded_batches(loader, seed, epoch=epoch, first_step=step):
+            seed_step(seed, step)
+            cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+    return weights(model)
+
+
+# --- algorithms ---
+
+
+@attrs.frozen(repr=False)
+class Jitter(Algorithm):
+    """Scales each batch by a number that it draws."""
+
+    events = frozenset({Event.AFTER_DATALOADER})
+    stage = Stage.AUGMENT
+    reads = frozenset({"batch", "key", "timestamp"})
+    writes = frozenset({"batch"})
+
+    def apply(self, event: Event, state: State) -> State:
+        factor = 1 + 0.1 * torch.rand((), generator=state.generator(self.name))
+        return state.with_batch(inputs=state.inputs * factor)
+
+
+@attrs.frozen(repr=False)
+class GradientNoise(Algorithm):
+    """Adds noise to the gradients, in the stage in which they are clipped too."""
+
+    events = frozenset({Event.BEFORE_OPTIMIZER_STEP})
+    stage = Stage.GRADIENTS
+    reads = frozenset({"gradients", "key", "timestamp"})
+    writes = frozenset({"gradients"})
+
+    def apply(self, event: Event, state: State) -> State:
+        generator = state.generator(self.name)
+        noise = {
+            name: 0.01 * torch.randn(grad.shape, generator=generator)
+            for name, grad in state.grads().items()
+        }
+        noisy = {name: grad + noise[name] for name, grad in state.grads().items()}
+        return state.evolve(gradients=noisy)
+
+
+@attrs.frozen(repr=False)
+class Draws(Algorithm):
+    """Changes nothing, and remembers what it drew at each batch."""
+
+    events = frozenset({Event.BATCH_START})
+    reads = frozenset({"key", "timestamp", "memory"})
+    writes = frozenset({"memory"})
+
+    def apply(self, event: Event, state: State) -> State:
+        number = torch.rand((), generator=state.generator(self.name)).item()
+        return state.remember(self.name, [*state.memory.get(self.name, []), number])
+
+
+def six_algorithms() -> list[Algorithm]:
+    """Every algorithm of the library, with hyperparameters that make it act in a short run."""
+    return [
+        MixUp(alpha=0.4),
+        LabelSmoothing(0.1),
+        BlurPool(min_channels=0),
+        EMA(half_life="2ba"),
+        SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=2),
+        GradientClipping("norm", 0.5),
+    ]
+
+
+# --- callbacks ---
+
+
+class Trace(Callback):
+    """Records every event, in order, and the timestamp at it."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.timestamps: list[Any] = []
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        self.events.append(event)
+        self.timestamps.append(state.timestamp)
+
+
+class Watch(Callback):
+    """Records what `read(state)` returns at some events."""
+
+    def __init__(self, read: Callable[[State], Any], *events: Event) -> None:
+        self.read, self.events = read, events
+        self.seen: list[Any] = []
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if event in self.events:
+            self.seen.append(self.read(state))
+
+
+class Gambler(Callback):
+    """Draws from every global generator at every event."""
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        torch.rand(3)
+        random.random()
+        np.random.rand()  # noqa: NPY002
+
+
+class Asks(Callback):
+    """Asks for something when an event happens for the n-th time, counted from 0."""
+
+    def __init__(self, event: Event, n: int, request: Control) -> None:
+        self.event, self.n, self.request = event, n, request
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> Control | None:
+        if event is not self.event:
+            return None
+        self.n -= 1
+        return self.request if self.n == -1 else None

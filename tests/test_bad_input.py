@@ -1,0 +1,469 @@
+"""Every mistake is answered: which argument, what it was, what is allowed, what to do."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composable import Callback, Evaluator, Event, Trainer
+from composable.algorithms import MixUp
+from composable.loggers import ConsoleLogger, InMemoryLogger
+from tests.helpers import CLASSES, batches, linear, make_trainer
+
+CUDA = torch.cuda.is_available()
+
+
+class Shapeless:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        # The model and its loss
+        ({"model": 3}, TypeError, r"model=3 must be a torch\.nn\.Module"),
+        ({"model": nn.Linear}, TypeError, r"model is the class Linear: give an instance"),
+        ({"loss_fn": 3}, TypeError, r"loss_fn=3 must be a function \(outputs, targets\)"),
+        (
+            {"loss_fn": nn.CrossEntropyLoss},
+            TypeError,
+            r"loss_fn is the class CrossEntropyLoss: give an instance, CrossEntropyLoss\(\)",
+        ),
+        (
+            {"loss_mean_over": "words"},
+            ValueError,
+            "loss_mean_over='words' must be 'examples', 't",
+        ),
+        ({"loss_mean_over": 3}, ValueError, "loss_mean_over=3 must be 'examples', 'tokens'"),
+        ({"count_tokens": 3}, TypeError, "count_tokens=3 must be a function"),
+        # Loaders
+        (
+            {"train_dataloader": 3},
+            TypeError,
+            "train_dataloader=3 must be an iterable of batches",
+        ),
+        (
+            {"train_dataloader": "mnist"},
+            TypeError,
+            "train_dataloader='mnist' must be an iterable",
+        ),
+        ({"train_dataloader": []}, ValueError, "train_dataloader is empty: it has no batch"),
+        (
+            {"train_dataloader": iter(batches())},
+            TypeError,
+            "train_dataloader=.* is an iterator, which is used up after one epoch",
+        ),
+        (
+            {"train_dataloader": (b for b in batches())},
+            TypeError,
+            "train_dataloader=.* is an iterator, which is used up after one epoch",
+        ),
+        ({"eval_dataloader": 3}, TypeError, "eval_dataloader=3 must be an iterable of batches"),
+        ({"eval_dataloader": []}, ValueError, "eval_dataloader is empty"),
+        ({"eval_dataloader": iter(batches())}, TypeError, "eval_dataloader=.* is an iterator"),
+        (
+            {"eval_dataloader": Evaluator("test", [])},
+            ValueError,
+            "the dataloader of Evaluator 'test' is empty",
+        ),
+        (
+            {"eval_dataloader": {"test": iter(batches())}},
+            TypeError,
+            "the dataloader of Evaluator 'test'=.* is an iterator",
+        ),
+        (
+            {"eval_dataloader": [Evaluator("a", batches()), batches()]},
+            TypeError,
+            "eval_dataloader mixes Evaluators with",
+        ),
+        (
+            {"eval_dataloader": [Evaluator("a", batches()), Evaluator("a", batches())]},
+            ValueError,
+            r"eval_dataloader has Evaluators of one label: \['a', 'a'\]. Name them apart",
+        ),
+        # Times
+        ({"max_duration": "soon"}, ValueError, "max_duration='soon'.*can't be read: .*'10ep'"),
+        ({"max_duration": "10"}, ValueError, "max_duration='10'.*can't be read: .*'10ep'"),
+        ({"max_duration": "-1ep"}, ValueError, "max_duration='-1ep'.*can't be read"),
+        ({"max_duration": -1}, ValueError, "max_duration=-1.*is negative"),
+        ({"max_duration": 1.5}, TypeError, "max_duration=1.5.*'10ep'"),
+        ({"max_duration": True}, TypeError, "max_duration=True.*'10ep'"),
+        ({"max_duration": 0}, ValueError, "max_duration='0ep' must be longer than nothing"),
+        ({"max_duration": "1dur"}, ValueError, "max_duration='1dur' is a fraction of itself"),
+        ({"eval_interval": "soon"}, ValueError, "eval_interval='soon'.*can't be read"),
+        ({"eval_interval": 0}, ValueError, "eval_interval=0 must be longer than nothing; None"),
+        ({"eval_interval": 1.5}, TypeError, "eval_interval=1.5.*'10ep'"),
+        ({"log_interval": "often"}, ValueError, "log_interval='often'.*can't be read"),
+        ({"log_interval": None}, TypeError, "log_interval=None.*'10ep'"),
+        ({"log_interval": "0ba"}, ValueError, "log_interval='0ba' must be longer than nothing"),
+        ({"iteration_length": "soon"}, ValueError, "iteration_length='soon'.*can't be read"),
+        (
+            {"iteration_length": "2ba"},
+            ValueError,
+            "iteration_length='2ba' must be epochs, such",
+        ),
+        (
+            {"iteration_length": 0},
+            ValueError,
+            "iteration_length=0 must be epochs, such as '2ep'",
+        ),
+        # Numbers
+        ({"grad_accum": 0}, ValueError, "grad_accum=0 must be 1 or more"),
+        ({"grad_accum": 2.0}, TypeError, "grad_accum=2.0 must be an integer from 1 on"),
+        ({"grad_accum": True}, TypeError, "grad_accum=True must be an integer from 1 on"),
+        ({"microbatch_size": -1}, ValueError, "microbatch_size=-1 must be 1 or more"),
+        ({"microbatch_size": "4"}, TypeError, "microbatch_size='4' must be an integer"),
+        (
+            {"grad_accum": 2, "microbatch_size": 4},
+            ValueError,
+            "grad_accum=2 and microbatch_size=4 were both given: give one",
+        ),
+        ({"seed": -1}, ValueError, r"seed=-1 is out of range: use 0 to 2\*\*64 - 1"),
+        ({"seed": 1.5}, TypeError, "seed=1.5 must be an integer"),
+        ({"seed": "17"}, TypeError, "seed='17' must be an integer"),
+        # Devices
+        (
+            {"device": "tpu"},
+            ValueError,
+            "device='tpu' is unknown: use 'cpu', 'cuda' or 'cuda:1'",
+        ),
+        ({"device": "meta"}, ValueError, "device='meta' is not supported: use 'cpu', 'cuda'"),
+        ({"device": 1.5}, ValueError, "device=1.5 is unknown: use 'cpu', 'cuda' or 'cuda:1'"),
+        *(
+            [
+                (
+                    ({"device": "cuda"}),
+                    ValueError,
+                    "device='cuda' was asked for.*use 'cpu', or ins",
+                )
+            ]
+            if not CUDA
+            else []
+        ),
+        # What changes and what watches
+        (
+            {"algorithms": [MixUp]},
+            TypeError,
+            r"algorithms has the class MixUp.*write MixUp\(\)",
+        ),
+        ({"algorithms": [Callback()]}, TypeError, r"a callback: pass it in callbacks=\[...\]"),
+        ({"algorithms": [3]}, TypeError, "algorithms has 3: each must be an Algorithm"),
+        (
+            {"algorithms": [MixUp(), MixUp()]},
+            ValueError,
+            "algorithms has two named 'MixUp'.*name=",
+        ),
+        ({"callbacks": [MixUp()]}, TypeError, r"an algorithm: pass it in algorithms=\[...\]"),
+        ({"callbacks": InMemoryLogger()}, TypeError, r"a logger: pass it in loggers=\[...\]"),
+        ({"callbacks": Callback}, TypeError, r"the class Callback.*write Callback\(\)"),
+        ({"loggers": [Callback()]}, TypeError, "loggers has .*instance of LoggerDestination"),
+        ({"loggers": InMemoryLogger}, TypeError, r"write InMemoryLogger\(\)"),
+        ({"saver": "checkpoints"}, TypeError, "saver='checkpoints' must be a function"),
+        # Metrics
+        ({"metrics": ["accuracy"]}, TypeError, r"metrics=\['accuracy'\] must be a mapping"),
+        (
+            {"metrics": lambda o, t: 0},
+            TypeError,
+            "metrics=<function.* must be a mapping of names",
+        ),
+        (
+            {"metrics": {"a": 3}},
+            TypeError,
+            r"metrics\['a'\]=3 must be a function \(outputs, tar",
+        ),
+        (
+            {"metrics": {"a": nn.L1Loss}},
+            TypeError,
+            r"metrics\['a'\]=<class .* must be a function",
+        ),
+        # Optimizers and schedules
+        (
+            {"optimizers": torch.optim.SGD},
+            TypeError,
+            r"optimizers has the class SGD: give an instance, .*functools\.partial\(SGD, lr=",
+        ),
+        (
+            {"optimizers": "sgd"},
+            TypeError,
+            r"optimizers has 'sgd': each must be a torch\.optim",
+        ),
+        ({"optimizers": 0.1}, TypeError, "optimizers has 0.1: each must be"),
+        ({"optimizers": lambda p: None}, TypeError, "optimizers has <function.*returns one"),
+        (
+            {"optimizers": torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)},
+            ValueError,
+            r"optimizers\[0\], SGD, has none of the model's parameters: make it from",
+        ),
+        (
+            {"optimizers": partial(torch.optim.LBFGS)},
+            TypeError,
+            "optimizers has an LBFGS.*closure",
+        ),
+        (
+            {"schedulers": 0.1},
+            TypeError,
+            "schedulers has 0.1: each must be a schedule, such as",
+        ),
+        (
+            {
+                "schedulers": torch.optim.lr_scheduler.StepLR(
+                    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), 1
+                )
+            },
+            ValueError,
+            "schedulers has a StepLR of an optimizer that the Trainer was not given: pass that",
+        ),
+        # Names that don't exist
+        ({"max_epochs": 3}, TypeError, "unexpected keyword argument 'max_epochs'"),
+    ],
+)
+def test_an_argument_of_the_trainer_is_refused_with_what_to_give_instead(given, error, message):
+    with pytest.raises(error, match=message):
+        make_trainer(**given)
+
+
+def test_a_parameter_in_two_optimizers_is_named():
+    model = linear()
+    optimizers = [
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.optim.Adam([model.bias]),
+    ]
+
+    with pytest.raises(
+        ValueError, match=r"optimizers\[0\] and optimizers\[1\] both have the parameter 'bias'"
+    ):
+        make_trainer(model, optimizers=optimizers)
+
+
+def test_a_scheduler_to_be_built_needs_one_optimizer():
+    model = linear()
+    optimizers = [
+        torch.optim.SGD([model.weight], lr=0.1),
+        torch.optim.SGD([model.bias], lr=0.1),
+    ]
+    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+
+    with pytest.raises(ValueError, match=r"schedulers has .* for 2 optimizers: give instances"):
+        make_trainer(model, optimizers=optimizers, schedulers=scheduler)
+
+
+@pytest.mark.skipif(CUDA, reason="is about machines without CUDA")
+def test_cuda_is_refused_where_there_is_none():
+    with pytest.raises(
+        ValueError, match=r"device='cuda:1' was asked for, and this PyTorch .* find"
+    ):
+        make_trainer(device="cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("absent", "message"),
+    [
+        ("train_dataloader", "train_dataloader was not given to the Trainer, and fit needs it"),
+        ("optimizers", "optimizers was not given to the Trainer, and fit needs it"),
+        ("max_duration", "max_duration was not given to the Trainer, and fit needs it"),
+        (
+            "loss_fn",
+            r"loss_fn was not given to the Trainer, and Linear has no loss\(outputs, batch",
+        ),
+    ],
+)
+def test_what_fit_needs_is_asked_for_by_name(absent, message):
+    trainer = make_trainer(**{absent: None})
+
+    with pytest.raises(ValueError, match=message):
+        trainer.fit()
+
+
+def test_a_trainer_needs_a_model_alone_until_it_is_asked_to_train():
+    trainer = Trainer(linear(), device="cpu", progress_bar=False)
+
+    assert trainer.predict([torch.zeros(2, 4)])[0].shape == (2, CLASSES)
+
+
+def test_a_run_that_is_over_is_told_how_to_go_on():
+    trainer = make_trainer()
+    trainer.fit()
+
+    with pytest.raises(
+        ValueError, match=r"max_duration='2ep' is reached, at <State .*: call fit\(duration="
+    ):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("duration", "error", "message"),
+    [
+        ("soon", ValueError, "duration='soon'.*can't be read"),
+        (1.5, TypeError, "duration=1.5"),
+        ("0ba", ValueError, "duration='0ba' must be longer than nothing"),
+        ("0.5dur", ValueError, "duration='0.5dur' is a fraction of itself"),
+        ("1iter", ValueError, "give the Trainer an iteration_length, such as '2ep'"),
+    ],
+)
+def test_a_duration_is_checked_as_a_length_of_training_is(duration, error, message):
+    trainer = make_trainer()
+
+    with pytest.raises(error, match=rf"(?<!max_){message}"):
+        trainer.fit(duration=duration)
+
+
+def test_iterations_need_a_length():
+    with pytest.raises(ValueError, match="max_duration='2iter' counts iterations: give the Train"):
+        make_trainer(max_duration="2iter").fit()
+
+
+def test_a_plateau_needs_an_evaluation():
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+
+    with pytest.raises(ValueError, match=r"a ReduceLROnPlateau.*eval_dataloader"):
+        make_trainer(schedulers=partial(plateau)).fit()
+
+
+def test_there_must_be_something_to_evaluate_on():
+    with pytest.raises(ValueError, match="eval_dataloader was given neither to eval nor to the T"):
+        make_trainer().eval()
+
+
+@pytest.mark.parametrize(
+    ("loader", "error", "message"),
+    [
+        (3, TypeError, "dataloader=3 must be an iterable of batches"),
+        ([], ValueError, "dataloader is empty"),
+        (iter(batches()), TypeError, "dataloader=.* is an iterator"),
+    ],
+)
+def test_predict_and_eval_check_their_loader(loader, error, message):
+    with pytest.raises(error, match=message):
+        make_trainer().predict(loader)
+    with pytest.raises(error, match=message):
+        make_trainer().eval(loader)
+
+
+# What only shows while training
+
+
+class Silent:
+    """An iterable without a length that yields nothing."""
+
+    def __iter__(self):
+        return iter(())
+
+
+class Once:
+    """An iterable that yields batches the first time only."""
+
+    def __init__(self):
+        self.left = batches()
+
+    def __iter__(self):
+        left, self.left = self.left, []
+        return iter(left)
+
+
+@pytest.mark.parametrize(("loader", "epoch"), [(Silent(), 0), (Once(), 1)])
+def test_an_epoch_without_a_batch_is_an_error(loader, epoch):
+    with pytest.raises(
+        ValueError, match=f"train_dataloader gave no batch in epoch {epoch}: check the dataset"
+    ):
+        make_trainer(train_dataloader=loader).fit()
+
+
+def test_an_evaluation_without_a_batch_is_an_error():
+    with pytest.raises(ValueError, match="Evaluator 'test' gave no batch: check the dataset"):
+        make_trainer().eval({"test": Silent()})
+
+
+@pytest.mark.parametrize(
+    ("batch", "changes", "message"),
+    [
+        (
+            {"x": torch.zeros(4, 4)},
+            {},
+            "input_key=0 is not in the batch, which is a dict with t",
+        ),
+        (
+            {"x": torch.zeros(4, 4)},
+            {"input_key": "x", "target_key": "label"},
+            "target_key='label' is not in the batch, .*Give the Trainer the target_key",
+        ),
+        (Shapeless(), {}, "input_key=0 is not in the batch, which is a Shapeless"),
+        (("a", "b"), {}, "examples of the batch can't be counted: its input is a str"),
+        (
+            (torch.zeros(4, 4), torch.zeros(3, dtype=torch.long)),
+            {"grad_accum": 2},
+            r"batch\[1\] has 3 rows and the input has 4 examples.*train without grad_accum and",
+        ),
+    ],
+)
+def test_a_batch_that_can_not_be_read_or_split_is_described(batch, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(train_dataloader=[batch], **changes).fit()
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "error", "message"),
+    [
+        (
+            partial(cross_entropy, reduction="none"),
+            ValueError,
+            r"loss_fn returned a tensor of shape \(4,\) .*such as loss\.mean\(\)",
+        ),
+        (lambda o, t: 0.5, TypeError, "loss_fn returned float and must return a tensor"),
+        (lambda o, t: None, TypeError, "loss_fn returned NoneType and must return a tensor"),
+        (lambda o, t: {"loss": o.sum()}, TypeError, "loss_fn returned dict and must return a"),
+        (
+            lambda o, t: o.detach().sum(),
+            ValueError,
+            "loss_fn returned a loss without a gradient.*outputs are not detached",
+        ),
+    ],
+)
+def test_a_loss_that_can_not_be_trained_on_is_refused(loss_fn, error, message):
+    with pytest.raises(error, match=message):
+        make_trainer(loss_fn=loss_fn).fit()
+
+
+def test_an_algorithm_that_returns_nothing_is_told_what_to_return():
+    def forgets(event, state):
+        state.evolve(loss=None)
+
+    with pytest.raises(TypeError, match="apply returned None and must return a State: end it with"):
+        make_trainer(algorithms=[forgets])
+
+
+def test_a_callback_that_returns_true_is_told_what_to_return():
+    class Wrong(Callback):
+        def batch_end(self, state, logger):
+            return True
+
+    with pytest.raises(TypeError, match="a callback returned True and must return None or a Contr"):
+        make_trainer(callbacks=[Wrong()]).fit()
+
+
+def test_an_algorithm_that_assigns_to_the_state_is_told_what_to_write():
+    def assigns(event, state):
+        if event is Event.BATCH_START:
+            state.batch = None
+        return state
+
+    with pytest.raises(AttributeError, match=r"Return state\.evolve\(batch=\.\.\.\)"):
+        make_trainer(algorithms=[assigns]).fit()
+
+
+def test_a_metric_of_several_values_is_refused():
+    with pytest.raises(ValueError, match="metric 'grad' has 3 elements and must have one"):
+        make_trainer(
+            loggers=[ConsoleLogger("1ba")],
+            callbacks=[lambda e, s, logger: logger.log_metrics({"grad": torch.zeros(3)})],
+        ).fit()
+
+
+def test_the_arguments_of_an_evaluator_are_checked():
+    with pytest.raises(TypeError, match="label"):
+        Evaluator(3, batches())
+    with pytest.raises(TypeError, match=r"metrics=3 must be a mapping"):
+        make_trainer(eval_dataloader=Evaluator("a", batches(), metrics=3))
+    with pytest.raises(ValueError, match=r"eval_interval='x'.*can't be read"):
+        make_trainer(eval_dataloader=Evaluator("a", batches(), eval_interval="x"))

@@ -1,0 +1,240 @@
+"""Seeding, and the state of the global generators."""
+
+import os
+import random
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+
+from composable import Key
+from composable.utils.reproducibility import (
+    get_random_seed,
+    get_rng_state,
+    load_rng_state,
+    preserve_rng,
+    seed_all,
+    seed_context,
+    seed_epoch,
+    seed_fetch,
+    seed_step,
+)
+from tests.helpers import make_trainer, same, weights
+
+
+def draw():
+    """The next numbers of every global generator."""
+    return random.random(), numpy.random.rand(), torch.rand(()).item()  # noqa: NPY002
+
+
+def test_one_seed_seeds_every_generator():
+    seed_all(17)
+    first = draw()
+    seed_all(17)
+
+    assert draw() == first
+    seed_all(18)
+    assert all(a != b for a, b in zip(draw(), first, strict=True))
+
+
+def test_a_small_seed_means_what_it_means_elsewhere():
+    seed_all(17)
+    ours = draw()
+
+    random.seed(17), numpy.random.seed(17), torch.manual_seed(17)  # noqa: NPY002
+    assert draw() == ours
+
+
+@pytest.mark.parametrize("seed", [0, 2**32, 2**64 - 1])
+def test_every_seed_of_64_bits_will_do(seed):
+    seed_all(seed)
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "message"),
+    [
+        (-1, ValueError, r"seed=-1 is out of range: use 0 to 2\*\*64 - 1"),
+        (2**64, ValueError, "is out of range"),
+        (1.5, TypeError, "seed=1.5 must be an integer"),
+        (None, TypeError, "seed=None must be an integer"),
+        (True, TypeError, "seed=True must be an integer"),
+    ],
+)
+def test_another_seed_is_refused_and_nothing_moves(seed, error, message):
+    before = get_rng_state()["python"]
+
+    with pytest.raises(error, match=message):
+        seed_all(seed)
+
+    assert get_rng_state()["python"] == before
+
+
+def test_a_state_can_be_read_and_loaded():
+    state = get_rng_state()
+    first = draw()
+    draw()
+
+    load_rng_state(state)
+
+    assert draw() == first
+    assert {"python", "numpy", "torch"} <= state.keys()
+
+
+def test_reading_a_state_moves_nothing():
+    seed_all(17)
+    first = draw()
+    seed_all(17)
+    get_rng_state()
+
+    assert draw() == first
+
+
+@pytest.mark.parametrize("state", [None, {}, {"python": 1}, 17])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match=r"state=.* is not a value of get_rng_state\(\)"):
+        load_rng_state(state)
+
+
+def test_a_context_seeds_inside_and_leaves_no_trace_outside():
+    seed_all(1)
+    first = draw(), draw()
+    seed_all(1)
+    outside = [draw()]
+    with seed_context(17):
+        inside = draw()
+    outside.append(draw())
+
+    assert tuple(outside) == first
+    seed_all(17)
+    assert draw() == inside
+
+
+@pytest.mark.parametrize("context", [lambda: seed_context(17), preserve_rng])
+def test_an_exception_leaves_no_trace_either(context):
+    seed_all(1)
+    expected = draw()
+    seed_all(1)
+
+    def fail():
+        with context():
+            draw()
+            raise RuntimeError("no disk")
+
+    with pytest.raises(RuntimeError, match="no disk"):
+        fail()
+
+    assert draw() == expected
+
+
+def test_contexts_nest():
+    with seed_context(17):
+        first = draw()
+        with seed_context(18):
+            draw()
+        second = draw()
+
+    with seed_context(17):
+        assert (draw(), draw()) == (first, second)
+
+
+def test_the_streams_of_a_run_are_pinned():
+    # Another scheme would change every run that was ever recorded.
+    with preserve_rng():
+        seed_step(17, 3)
+        assert torch.randint(1000, (4,)).tolist() == [87, 775, 139, 768]
+        seed_step(17, 3, 1)
+        assert torch.randint(1000, (4,)).tolist() == [832, 135, 922, 285]
+        seed_epoch(17, 3)
+        assert torch.randint(1000, (4,)).tolist() == [259, 719, 611, 401]
+        seed_fetch(17, 3)
+        assert torch.randint(1000, (4,)).tolist() == [514, 580, 238, 244]
+
+
+@pytest.mark.parametrize("seed", [17, Key(17)])
+def test_a_stream_depends_on_the_seed_and_the_number_alone(seed):
+    def drawn(helper, *args):
+        helper(*args)
+        return torch.rand(()).item()
+
+    for helper in (seed_step, seed_epoch, seed_fetch):
+        first = drawn(helper, seed, 3)
+        assert drawn(helper, 17, 3) == first
+        assert drawn(helper, 17, 4) != first
+        assert drawn(helper, 18, 3) != first
+    assert len({drawn(helper, 17, 3) for helper in (seed_step, seed_epoch, seed_fetch)}) == 3
+
+
+def test_a_step_leaves_python_and_numpy_alone():
+    before = random.getstate(), numpy.random.get_state()[1].tolist()  # noqa: NPY002
+
+    seed_step(17, 3)
+
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before  # noqa: NPY002
+
+
+def test_a_random_seed_moves_no_generator():
+    before = get_rng_state()
+    seeds = {get_random_seed() for _ in range(4)}
+
+    assert len(seeds) > 1
+    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert random.getstate() == before["python"]
+    assert torch.equal(torch.get_rng_state(), before["torch"])
+
+
+DETERMINISTIC = """
+import os
+import torch
+from composable import Trainer
+from composable.utils.reproducibility import configure_deterministic_mode
+
+{call}
+assert torch.are_deterministic_algorithms_enabled()
+assert not torch.is_deterministic_algorithms_warn_only_enabled()
+assert torch.backends.cudnn.deterministic
+assert not torch.backends.cudnn.benchmark
+assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == {workspace!r}
+try:
+    torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+except RuntimeError as error:
+    assert "deterministic" in str(error)
+else:
+    raise AssertionError("an operation that is not deterministic ran")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "workspace"),
+    [
+        ("configure_deterministic_mode()", ":16:8"),
+        ("Trainer(torch.nn.Linear(1, 1), deterministic_mode=True, progress_bar=False)", None),
+    ],
+)
+def test_deterministic_mode_refuses_what_is_not_deterministic(call, workspace):
+    environment = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
+    if workspace:  # what a user has set stays
+        environment["CUBLAS_WORKSPACE_CONFIG"] = workspace
+    script = DETERMINISTIC.format(call=call, workspace=workspace or ":4096:8")
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_deterministic_mode_is_off_unless_asked_for():
+    make_trainer().fit()
+
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_two_runs_of_one_seed_are_one():
+    first, second = make_trainer(), make_trainer()
+    first.fit()
+    torch.rand(7), random.random()
+    second.fit()
+
+    assert same(weights(first.state.model), weights(second.state.model))
