@@ -118,7 +118,7 @@ class Shapeless:
         (
             {"grad_accum": 2, "microbatch_size": 4},
             ValueError,
-            "grad_accum=2 and microbatch_size=4 were both given: give one",
+            "grad_accum=2 and microbatch_size=4 were both given: give ",
         ),
         ({"seed": -1}, ValueError, r"seed=-1 is out of range: use 0 to 2\*\*64 - 1"),
         ({"seed": 1.5}, TypeError, "seed=1.5 must be an integer"),

@@ -63,7 +63,8 @@ class Time:
     """A length of training in one unit, exact.
 
     Args:
-        value: At least 0. An integer, but for fractions of the run and seconds.
+        value: At least 0. An integer, but for fractions of the run and seconds. Or a string that
+            has the unit: see `Time.parse`.
         unit: A `TimeUnit`, or its short name.
 
     Raises:
@@ -72,7 +73,7 @@ class Time:
 
     Example:
         >>> from composable import Time
-        >>> Time.parse("10ep")
+        >>> Time("10ep")
         Time('10ep')
         >>> Time.parse("1h30m") == Time(5400, "sec")
         True
@@ -85,9 +86,14 @@ class Time:
     value: int | Fraction
     unit: TimeUnit
 
-    def __init__(self, value: int | float | Fraction, unit: TimeUnit | str) -> None:
+    def __init__(
+        self, value: int | float | Fraction | str, unit: TimeUnit | str | None = None
+    ) -> None:
+        if unit is None:
+            parsed = Time.parse(value)  # type: ignore[arg-type]
+            value, unit = parsed.value, parsed.unit
         unit = _as_unit(unit)
-        exact = _as_exact(value)
+        exact = _as_exact(value)  # type: ignore[arg-type]
         if exact < 0:
             raise ValueError(f"value={value!r} is negative: a Time is at least 0.")
         if exact.denominator != 1 and unit not in _FRACTIONAL:
@@ -136,16 +142,16 @@ class Time:
         return hash((self.value, self.unit))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (Time, str)):
+        if isinstance(other, str):  # equal things must have equal hashes
+            raise TypeError(f"{self!r} can't be compared with a string: use Time({other!r}).")
+        if not isinstance(other, Time):
             return NotImplemented
-        other = Time.parse(other)
         self._same_unit(other, "compared with")
         return self.value == other.value
 
-    def __lt__(self, other: "Time | str") -> bool:
-        if not isinstance(other, (Time, str)):
+    def __lt__(self, other: "Time") -> bool:
+        if not isinstance(other, Time):
             return NotImplemented
-        other = Time.parse(other)
         self._same_unit(other, "compared with")
         return self.value < other.value
 

@@ -116,9 +116,9 @@ def test_a_time_prints_as_a_string_that_reads_as_itself(text, printed):
 
 def test_arithmetic_is_exact():
     assert Time.parse("0.1dur") * 3 == Time.parse("0.3dur")
-    assert Time.parse("0.1dur") + "0.2dur" == "0.3dur"
+    assert Time.parse("0.1dur") + "0.2dur" == Time("0.3dur")
     assert Time(0.1, "dur") == Time.parse("1/10dur")
-    assert Time.parse("3ba") / "30ba" == "0.1dur"
+    assert Time.parse("3ba") / "30ba" == Time("0.1dur")
     assert Time.parse("30ba") / 3 == Time(10, "ba")
     assert 2 * Time.parse("3ep") - "1ep" == Time(5, "ep")
     assert Time.parse("30ba") * 0.1 == Time(3, "ba")
@@ -138,8 +138,8 @@ def test_times_of_one_unit_are_ordered():
     times = [Time.parse(t) for t in ("2ba", "10ba", "1ba")]
 
     assert [str(t) for t in sorted(times)] == ["1ba", "2ba", "10ba"]
-    assert Time.parse("2ba") < "10ba"
-    assert Time.parse("2ba") >= "2ba"
+    assert Time.parse("2ba") < Time("10ba")
+    assert Time.parse("2ba") >= Time("2ba")
 
 
 @pytest.mark.parametrize(
@@ -173,3 +173,16 @@ def test_a_time_is_frozen_and_can_be_pickled():
     with pytest.raises(AttributeError):
         time.value = 2
     assert pickle.loads(pickle.dumps(time)) == time
+
+
+def test_a_time_prints_as_the_call_that_makes_it():
+    for text in ("10ep", "0.25dur", "1/3dur", "90sec"):
+        assert eval(repr(Time(text))) == Time(text)
+    assert Time(3) == Time("3ep")
+
+
+def test_a_time_is_not_compared_with_a_string():
+    with pytest.raises(TypeError, match=r"can't be compared with a string: use Time\('1ep'\)"):
+        Time("1ep") == "1ep"  # noqa: B015
+    with pytest.raises(TypeError):
+        Time("1ep") < "2ep"  # noqa: B015
