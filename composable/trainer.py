@@ -183,7 +183,8 @@ class Trainer:
         """Train, to `max_duration` or for `duration` more, and return the last state.
 
         Args:
-            duration: How much longer to train: "2ep", "100ba", or an integer of epochs.
+            duration: How much longer to train: "2ep", "100ba", or an integer of epochs. An epoch
+                that was begun counts as the first of them.
 
         Raises:
             ValueError: Something that training needs was not given, or nothing is left to do.

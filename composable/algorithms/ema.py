@@ -47,15 +47,14 @@ class EMA(Algorithm):
     """
 
     half_life: Time | None = attrs.field(
-        default=Time(1000, TimeUnit.BATCH), converter=_optional_time
+        default=Time(1000, TimeUnit.BATCH), converter=_optional_time, eq=str
     )
     smoothing: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(number(0, 1))
     )
-    ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_time)
-    update_interval: Time | None = attrs.field(default=None, converter=_optional_time)
+    ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_time, eq=str)
+    update_interval: Time | None = attrs.field(default=None, converter=_optional_time, eq=str)
 
-    events = frozenset({Event.BATCH_END, Event.EPOCH_END, *_TAKES_OVER})
     stage = Stage.AVERAGE
     reads = frozenset({"model", "timestamp", "memory"})
     writes = frozenset({"model", "memory"})
@@ -80,6 +79,16 @@ class EMA(Algorithm):
             )
 
     @property
+    def events(self) -> frozenset[Event]:
+        """Updates come at the end of batches or of epochs."""
+        return frozenset({self._updates_at, *_TAKES_OVER})
+
+    @property
+    def _updates_at(self) -> Event:
+        by_epoch = self.interval.unit is TimeUnit.EPOCH
+        return Event.EPOCH_END if by_epoch else Event.BATCH_END
+
+    @property
     def interval(self) -> Time:
         """Time between two updates."""
         if self.update_interval is not None:
@@ -97,10 +106,9 @@ class EMA(Algorithm):
         """Where an update is due, or an average is to take over."""
         if event in _TAKES_OVER:
             return self.name in state.memory
-        unit = self.interval.unit
-        if event is not (Event.BATCH_END if unit is TimeUnit.BATCH else Event.EPOCH_END):
+        if event is not self._updates_at:
             return False
-        now = state.timestamp.batch if unit is TimeUnit.BATCH else state.timestamp.epoch
+        now = state.timestamp.batch if event is Event.BATCH_END else state.timestamp.epoch
         return now % int(self.interval.value) == 0 and state.reached(self.ema_start)
 
     def apply(self, event: Event, state: State) -> State:

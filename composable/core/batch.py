@@ -51,6 +51,8 @@ class BatchSpec:
 
     def targets(self, batch: Any) -> Any:
         """The target of a batch."""
+        if type(batch) is tuple and self.target_key == 1 and len(batch) == 2:
+            return batch[1]
         return _get(batch, self.target_key, "target_key")
 
     def replace(self, batch: Any, **parts: Any) -> Any:

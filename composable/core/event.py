@@ -93,7 +93,7 @@ class Event(Enum):
         >>> from composable import Event
         >>> Event("batch_end") is Event.BATCH_END
         True
-        >>> Event.TRAINING_START is Event.FIT_START  # the older name of the same point
+        >>> Event.TRAINING_START is Event.FIT_START  # another name of the same point
         True
     """
 
@@ -197,9 +197,11 @@ class Event(Enum):
     PREDICT_END = "predict_end"
     """At the end of `Trainer.predict`."""
 
-    # Older names of the same points.
+    # Other names of the same points.
     TRAINING_START = "fit_start"
     TRAINING_END = "fit_end"
+    BEFORE_EVAL_ALL = "eval_before_all"
+    AFTER_EVAL_ALL = "eval_after_all"
 
     # Events are dictionary keys in the hot path: identity is all that tells them apart.
     __hash__ = object.__hash__

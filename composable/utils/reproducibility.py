@@ -94,7 +94,7 @@ def seed_fetch(seed: int | Key, step: int) -> None:
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step: its dropout."""
-    folded = fold_in(_stream(_number(seed), "step"), step)
+    folded = fold_in(_stream(seed.seed if type(seed) is Key else seed, "step"), step)
     seed_torch(fold_in(folded, microbatch) if microbatch else folded)
 
 
