@@ -2,16 +2,18 @@
 
 A step is one training step (forward, backward, SGD) of a residual network with 1.2 million
 parameters on 64 images of 64 x 64, in float32 on one thread. The candidates of a table run in
-turns, and the best CPU time of each counts, so that what else the machine does matters little.
+turns, and ratios are taken turn by turn, so that what else the machine does matters little.
 
     python benchmarks/method_costs.py                  # all tables, about two minutes
     python benchmarks/method_costs.py mixup blurpool   # some of them
 
-In each table the first line is what the others are compared with.
+In each table the first line is what the others are compared with: the best CPU time of each, and
+the median over the turns of its ratio to the first.
 """
 
 import argparse
 import copy
+import statistics
 import time
 from collections.abc import Callable
 
@@ -79,22 +81,22 @@ def scoring(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
     return torch.no_grad()(lambda: model(images))
 
 
-def best_times(candidates: Candidates, *, rounds: int) -> dict[str, float]:
-    """The best CPU seconds of each candidate, from rounds in which they take turns."""
+def take_turns(candidates: Candidates, *, rounds: int) -> dict[str, list[float]]:
+    """The CPU seconds of a call of each candidate, a number for each round."""
     calls = {}
     for name, candidate in candidates.items():
         candidate()  # the first call of many a torch function takes longer
         started = time.thread_time()
         candidate()
         calls[name] = max(1, int(0.005 / (time.thread_time() - started + 1e-9)))
-    best = dict.fromkeys(candidates, float("inf"))
+    times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, candidate in candidates.items():
             started = time.thread_time()
             for _ in range(calls[name]):
                 candidate()
-            best[name] = min(best[name], (time.thread_time() - started) / calls[name])
-    return best
+            times[name].append((time.thread_time() - started) / calls[name])
+    return times
 
 
 def mixup() -> list[Candidates]:
@@ -218,13 +220,14 @@ METHODS = {
 }
 
 
-def print_table(title: str, times: dict[str, float], step: float) -> None:
+def print_table(title: str, times: dict[str, list[float]], step: float) -> None:
     """Milliseconds, times the first line, and percent of a step."""
     first = next(iter(times.values()))
     print(f"\n{title:<40} {'ms':>9} {'times':>7} {'of a step':>10}")
     for name, seconds in times.items():
-        ratio, share = seconds / first, seconds / step
-        print(f"  {name:<38} {1e3 * seconds:9.3f} {ratio:7.2f} {share:10.2%}")
+        ratio = statistics.median(a / b for a, b in zip(seconds, first, strict=True))
+        share = min(seconds) / step
+        print(f"  {name:<38} {1e3 * min(seconds):9.3f} {ratio:7.2f} {share:10.2%}", flush=True)
 
 
 def main() -> None:
@@ -236,11 +239,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
-    step = best_times({"a step": train_step(network(), *batch())}, rounds=5)["a step"]
+    step = min(take_turns({"a step": train_step(network(), *batch())}, rounds=10)["a step"])
     print(f"A step: {1e3 * step:.0f} ms (PyTorch {torch.__version__}, CPU, one thread)")
     for name in arguments.methods or METHODS:
         for candidates in METHODS[name]():
-            print_table(name, best_times(candidates, rounds=arguments.rounds), step)
+            print_table(name, take_turns(candidates, rounds=arguments.rounds), step)
 
 
 if __name__ == "__main__":

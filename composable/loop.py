@@ -108,7 +108,7 @@ class Loop:
         state = self.train_batch(fire(Event.AFTER_DATALOADER, state))
         rates = self.rates.read() if self.dispatcher.logger.destinations else None
         now = state.timestamp.next_batch(samples, tokens, time.perf_counter() - started)
-        state = state.evolve(timestamp=now)
+        state = state.evolve(timestamp=now, loss_fn=before.loss_fn)
         if self.rates.steps_each_batch:
             state = fire(Event.BEFORE_SCHEDULER_STEP, state)
             self.rates.step_batch(state)
@@ -116,7 +116,7 @@ class Loop:
         state = fire(Event.BATCH_END, state)
         if rates is not None:
             state = self.log(before, state, rates)
-        if self.evaluators or self.dispatcher.requests:
+        if self.evaluators or self.dispatcher.pending:
             state = self.evaluate_where_due(before, state, Event.BATCH_END)
         return self.checkpoint(Event.BATCH_CHECKPOINT, state)
 
@@ -267,7 +267,7 @@ class Loop:
 
     def finished(self, state: State) -> bool:
         """Whether training is over."""
-        if self.dispatcher.requests and Control.STOP in self.dispatcher.requests:
+        if self.dispatcher.pending and Control.STOP in self.dispatcher.requests:
             return True
         whole = state.max_duration
         if whole is None:

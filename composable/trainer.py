@@ -10,7 +10,6 @@ from torch import nn
 
 from composable import _arguments as check
 from composable.core.batch import BatchSpec
-from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.logger import Logger
@@ -258,7 +257,7 @@ class Trainer:
                 "schedulers has a ReduceLROnPlateau, which follows the loss of an evaluation: give "
                 "the Trainer an eval_dataloader."
             )
-        loop.dispatcher.requests = Control.NONE
+        loop.dispatcher.forget()
         if duration is not None:
             longer = check.check_duration(duration, "duration")
             state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)

@@ -150,14 +150,15 @@ class Plan:
 class Dispatcher:
     """Runs a plan: `fire(event, state)`.
 
-    `requests` joins what the callbacks have asked for and nobody has granted yet.
+    `requests` joins what the callbacks have asked for and nobody has granted yet; `pending` says
+    whether there is any such request, at a tenth of the price of asking a `Control`.
     """
 
-    __slots__ = ("_table", "logger", "requests")
+    __slots__ = ("_table", "logger", "pending", "requests")
 
     def __init__(self, plan: Plan, logger: Logger) -> None:
         self.logger = logger
-        self.requests = Control.NONE
+        self.forget()
         hooks = [hooks_of(callback) for callback in plan.callbacks]
         self._table: dict[Event, Listeners] = {}
         for event in Event:
@@ -188,30 +189,37 @@ class Dispatcher:
                 for at_work in watching:
                     asked = at_work(state, logger)
                     if asked is not None:
-                        self.requests = self._join(asked)
+                        self._join(asked)
         except Exception as error:
             _say_where(error, at_work, event)
             raise
         return state
 
-    def _join(self, asked: object) -> Control:
+    def _join(self, asked: object) -> None:
         if not isinstance(asked, Control):
             raise TypeError(
                 f"a callback returned {asked!r} and must return None or a Control, such as "
                 "Control.STOP."
             )
-        return self.requests | asked
+        self.requests |= asked
+        self.pending = bool(self.requests)
 
     def listens(self, event: Event) -> bool:
         """Whether anyone listens to an event."""
         return event in self._table
 
+    def forget(self) -> None:
+        """Drop what was asked for."""
+        self.requests = Control.NONE
+        self.pending = False
+
     def take(self, request: Control) -> bool:
         """Whether something was asked for; it counts as granted from here on."""
-        if not self.requests:  # almost always
+        if not self.pending:
             return False
         asked = bool(self.requests & request)
         self.requests &= ~request
+        self.pending = bool(self.requests)
         return asked
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+import torch
+
 from composable.core.key import Key
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
@@ -42,9 +44,17 @@ def seeded_batches(
             set_epoch(epoch)
             break
     seed_epoch(seed, epoch)
+    if getattr(dataloader, "persistent_workers", False) and _is_running(dataloader):
+        # A fresh iterator draws a seed for its workers before the order, one that goes on doesn't.
+        torch.empty((), dtype=torch.int64).random_()
     if isinstance(dataloader, (list, tuple)):  # whose batches are there: nothing is drawn
         yield from dataloader
         return
     for step, batch in enumerate(dataloader, start=first_step + 1):
         yield batch
         seed_fetch(seed, step)
+
+
+def _is_running(dataloader: object) -> bool:
+    own = getattr(dataloader, "generator", None)
+    return own is None and getattr(dataloader, "_iterator", None) is not None

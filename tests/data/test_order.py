@@ -75,3 +75,12 @@ def test_the_trainer_reads_its_loader_in_this_order():
     ]
     assert len(watch.values) == len(expected) == 8
     assert all(torch.equal(a, b) for a, b in zip(watch.values, expected, strict=True))
+
+
+def test_workers_that_persist_change_no_order():
+    data = torch.arange(12)
+    persistent = DataLoader(data, 3, shuffle=True, num_workers=1, persistent_workers=True)
+    fresh = DataLoader(data, 3, shuffle=True, num_workers=1)
+
+    for epoch in range(3):
+        assert order(persistent, 17, epoch=epoch) == order(fresh, 17, epoch=epoch)
