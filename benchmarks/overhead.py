@@ -16,8 +16,10 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -32,6 +34,7 @@ from composable.algorithms import (
     MixUp,
     SelectiveBackprop,
 )
+from composable.loggers import JSONLinesLogger
 
 BLOCK = 50  # steps
 Step = Callable[[], None]
@@ -115,7 +118,24 @@ class Interleaved(list):
             self.plain.append((time.thread_time() - between) / BLOCK)
 
 
-def compare(build: Callable[[], nn.Module], shape: tuple[int, ...], blocks: int, **options) -> dict:
+class Stream:
+    """Batches that may be drawn as they come, for all that the Trainer can tell."""
+
+    def __init__(self, batches: list) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator:
+        return iter(self.batches)
+
+
+def compare(
+    build: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    blocks: int,
+    *,
+    wrap: Callable = lambda loader: loader,
+    **options,
+) -> dict:
     """The Trainer against the plain loop: microseconds a step and their ratio."""
     torch.manual_seed(0)
     batches = [(torch.randn(shape), torch.randint(10, shape[:1])) for _ in range(8)]
@@ -125,7 +145,7 @@ def compare(build: Callable[[], nn.Module], shape: tuple[int, ...], blocks: int,
     loader = Interleaved(batches, PlainLoop(twin, batches), blocks)
     trainer = Trainer(
         model,
-        train_dataloader=loader,
+        train_dataloader=wrap(loader),
         loss_fn=cross_entropy,
         optimizers=optimizer,
         schedulers=scheduler,
@@ -154,6 +174,16 @@ def compare(build: Callable[[], nn.Module], shape: tuple[int, ...], blocks: int,
 
 def run_tiny(blocks: int) -> dict:
     return compare(tiny, (32, 64), blocks)
+
+
+def run_stream(blocks: int) -> dict:
+    return compare(tiny, (32, 64), blocks, wrap=Stream)
+
+
+def run_loggers(blocks: int) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        return compare(tiny, (32, 64), blocks, loggers=[JSONLinesLogger(path)])
 
 
 def run_callbacks(blocks: int) -> dict:
@@ -252,6 +282,8 @@ def run_imports(blocks: int) -> dict:
 
 CASES = {
     "tiny": run_tiny,
+    "stream": run_stream,
+    "loggers": run_loggers,
     "callbacks": run_callbacks,
     "methods": run_methods,
     "midsize": run_midsize,

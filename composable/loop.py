@@ -32,6 +32,27 @@ __all__ = ["Loop", "UnmetRequestWarning"]
 
 _EXHAUSTED = object()
 
+# The events of a step: on Python 3.11 an attribute of an Enum costs more than firing it.
+BEFORE_DATALOADER = Event.BEFORE_DATALOADER
+AFTER_DATALOADER = Event.AFTER_DATALOADER
+BATCH_START = Event.BATCH_START
+BEFORE_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH
+BEFORE_FORWARD = Event.BEFORE_FORWARD
+AFTER_FORWARD = Event.AFTER_FORWARD
+BEFORE_LOSS = Event.BEFORE_LOSS
+AFTER_LOSS = Event.AFTER_LOSS
+BEFORE_BACKWARD = Event.BEFORE_BACKWARD
+AFTER_BACKWARD = Event.AFTER_BACKWARD
+AFTER_TRAIN_BATCH = Event.AFTER_TRAIN_BATCH
+BEFORE_OPTIMIZER_STEP = Event.BEFORE_OPTIMIZER_STEP
+AFTER_OPTIMIZER_STEP = Event.AFTER_OPTIMIZER_STEP
+BEFORE_ZERO_GRAD = Event.BEFORE_ZERO_GRAD
+AFTER_ZERO_GRAD = Event.AFTER_ZERO_GRAD
+BEFORE_SCHEDULER_STEP = Event.BEFORE_SCHEDULER_STEP
+AFTER_SCHEDULER_STEP = Event.AFTER_SCHEDULER_STEP
+BATCH_END = Event.BATCH_END
+BATCH_CHECKPOINT = Event.BATCH_CHECKPOINT
+
 
 class UnmetRequestWarning(UserWarning):
     """A callback asked for something that this run can't do."""
@@ -88,12 +109,12 @@ class Loop:
         batches = self.batches(state)
         while True:
             started = time.perf_counter()
-            state = self.fire(Event.BEFORE_DATALOADER, state)
+            state = self.fire(BEFORE_DATALOADER, state)
             batch = next(batches, _EXHAUSTED)
             if batch is _EXHAUSTED:
                 break
             self.state = state = self.batch(state, batch, started)
-            if self.dispatcher.take(Control.END_EPOCH):
+            if self.dispatcher.pending and self.dispatcher.take(Control.END_EPOCH):
                 break
             if self.finished(state) and state.timestamp.batch_in_epoch != state.epoch_length:
                 return state  # in the middle of an epoch: a later fit goes on from here
@@ -105,41 +126,42 @@ class Loop:
         state = state.evolve(batch=to_device(batch, state.device))
         samples = count_examples(state.spec.inputs(state.batch))
         tokens = self.count_tokens(state.batch) if self.count_tokens else 0
-        state = self.train_batch(fire(Event.AFTER_DATALOADER, state))
+        state = self.train_batch(fire(AFTER_DATALOADER, state))
         rates = self.rates.read() if self.dispatcher.logger.destinations else None
         now = state.timestamp.next_batch(samples, tokens, time.perf_counter() - started)
         state = state.evolve(timestamp=now, loss_fn=before.loss_fn)
         if self.rates.steps_each_batch:
-            state = fire(Event.BEFORE_SCHEDULER_STEP, state)
+            state = fire(BEFORE_SCHEDULER_STEP, state)
             self.rates.step_batch(state)
-            state = fire(Event.AFTER_SCHEDULER_STEP, state)
-        state = fire(Event.BATCH_END, state)
+            state = fire(AFTER_SCHEDULER_STEP, state)
+        state = fire(BATCH_END, state)
         if rates is not None:
             state = self.log(before, state, rates)
         if self.evaluators or self.dispatcher.pending:
-            state = self.evaluate_where_due(before, state, Event.BATCH_END)
-        return self.checkpoint(Event.BATCH_CHECKPOINT, state)
+            state = self.evaluate_where_due(before, state, BATCH_END)
+        return self.checkpoint(BATCH_CHECKPOINT, state)
 
     def train_batch(self, state: State) -> State:
         """One step on `state.batch`, from `BATCH_START` to `AFTER_ZERO_GRAD`."""
         fire = self.fire
-        state = outer = fire(Event.BATCH_START, state)
-        state = fire(Event.BEFORE_TRAIN_BATCH, state)
+        state = outer = fire(BATCH_START, state)
+        state = fire(BEFORE_TRAIN_BATCH, state)
         state = self.forward_backward(state)
-        state = fire(Event.AFTER_TRAIN_BATCH, state)
+        state = fire(AFTER_TRAIN_BATCH, state)
         if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
             # The batch that was trained on is gone, and with it all that was done to it.
             state = state.evolve(batch=outer.batch, loss_fn=outer.loss_fn)
-        state = fire(Event.BEFORE_OPTIMIZER_STEP, state)
-        write_gradients(state)
+        state = fire(BEFORE_OPTIMIZER_STEP, state)
+        if state.gradients is not None:
+            write_gradients(state)
         for optimizer in state.optimizers:
             optimizer.step()
-        state = fire(Event.AFTER_OPTIMIZER_STEP, state)
-        state = fire(Event.BEFORE_ZERO_GRAD, state)
+        state = fire(AFTER_OPTIMIZER_STEP, state)
+        state = fire(BEFORE_ZERO_GRAD, state)
         zero_grad(state)
         if state.gradients is not None:
             state = state.evolve(gradients=None)
-        return fire(Event.AFTER_ZERO_GRAD, state)
+        return fire(AFTER_ZERO_GRAD, state)
 
     def forward_backward(self, state: State) -> State:
         """The gradients of the batch, in one go or summed over microbatches."""
@@ -159,19 +181,19 @@ class Loop:
     def microbatch(self, state: State, index: int, share: Any) -> State:
         """Forward, loss and backward of a microbatch that has a `share` of the batch's loss."""
         fire, start = self.fire, state
-        state = fire(Event.BEFORE_FORWARD, state)
+        state = fire(BEFORE_FORWARD, state)
         seed_step(state.key, state.timestamp.batch, index)
-        state = fire(Event.AFTER_FORWARD, state.evolve(outputs=state.forward()))
-        state = fire(Event.BEFORE_LOSS, state)
+        state = fire(AFTER_FORWARD, state.evolve(outputs=state.forward()))
+        state = fire(BEFORE_LOSS, state)
         loss = state.loss_fn(state.outputs, state.batch)  # type: ignore[misc]
-        state = fire(Event.AFTER_LOSS, state.evolve(loss=check_loss(loss)))
-        state = fire(Event.BEFORE_BACKWARD, state)
+        state = fire(AFTER_LOSS, state.evolve(loss=check_loss(loss)))
+        state = fire(BEFORE_BACKWARD, state)
         scaled: Any = state.loss if share is None else state.loss * share
         scaled.backward()
         if share is not None and isinstance(share, Tensor):
             scaled = torch.where(share > 0, scaled, 0.0)  # a mean over no tokens is NaN
         state = state.evolve(loss=scaled.detach(), batch=start.batch, loss_fn=start.loss_fn)
-        return fire(Event.AFTER_BACKWARD, state)
+        return fire(AFTER_BACKWARD, state)
 
     def end_epoch(self, state: State) -> State:
         """Count the epoch, and do what is due after it."""
@@ -185,15 +207,15 @@ class Loop:
         if self.dispatcher.logger.destinations:  # an epoch of unknown length is over only now
             state = self.log(before, state, self.rates.read())
         if self.rates.every_epoch:
-            state = self.fire(Event.BEFORE_SCHEDULER_STEP, state)
+            state = self.fire(BEFORE_SCHEDULER_STEP, state)
             self.rates.step_epoch()
-            state = self.fire(Event.AFTER_SCHEDULER_STEP, state)
+            state = self.fire(AFTER_SCHEDULER_STEP, state)
         state = self.fire(Event.EPOCH_END, state)
         state = self.evaluate_where_due(before, state, Event.EPOCH_END)
         if self.rates.plateaus and self.is_evaluated(self.evaluators[0], state):
-            state = self.fire(Event.BEFORE_SCHEDULER_STEP, state)
+            state = self.fire(BEFORE_SCHEDULER_STEP, state)
             self.rates.step_plateaus(state.metrics[self.evaluators[0].label]["loss"])
-            state = self.fire(Event.AFTER_SCHEDULER_STEP, state)
+            state = self.fire(AFTER_SCHEDULER_STEP, state)
         return self.checkpoint(Event.EPOCH_CHECKPOINT, state)
 
     def end_iteration(self, state: State) -> State:
@@ -205,7 +227,7 @@ class Loop:
     def checkpoint(self, event: Event, state: State) -> State:
         """Save, where somebody asks for it."""
         state = self.fire(event, state)
-        if not self.dispatcher.take(Control.SAVE):
+        if not (self.dispatcher.pending and self.dispatcher.take(Control.SAVE)):
             return state
         if self.saver is None:
             _warn_unmet("Control.SAVE", "saver=, a function of the state")
@@ -289,11 +311,10 @@ def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -
 
 def write_gradients(state: State) -> None:
     """Give the parameters the gradients that an algorithm made of theirs."""
-    if state.gradients is None:
-        return
+    gradients = state.gradients or {}
     for name, parameter in state.model.named_parameters():
-        if name in state.gradients:
-            parameter.grad = state.gradients[name]
+        if name in gradients:
+            parameter.grad = gradients[name]
 
 
 def zero_grad(state: State) -> None:

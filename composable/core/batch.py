@@ -230,7 +230,7 @@ def count_examples(inputs: Any) -> int:
         ValueError: There is no tensor with a first dimension.
     """
     if isinstance(inputs, Tensor) and inputs.ndim:
-        return inputs.shape[0]
+        return inputs.size(0)
     for tensor in tensors_of(inputs):
         if tensor.ndim:
             return tensor.shape[0]

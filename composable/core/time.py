@@ -270,19 +270,17 @@ class Timestamp:
 
     def next_batch(self, samples: int = 0, tokens: int = 0, seconds: float = 0.0) -> "Timestamp":
         """The timestamp after one more batch."""
-        new = object.__new__(Timestamp)  # every step pays for this, and the constructor is slow
-        fields = {
-            **self.__dict__,
-            "batch": self.batch + 1,
-            "sample": self.sample + samples,
-            "token": self.token + tokens,
-            "batch_in_epoch": self.batch_in_epoch + 1,
-            "sample_in_epoch": self.sample_in_epoch + samples,
-            "token_in_epoch": self.token_in_epoch + tokens,
-            "total_wct": self.total_wct + seconds,
-            "epoch_wct": self.epoch_wct + seconds,
-            "batch_wct": seconds,
-        }
+        fields = self.__dict__.copy()  # every step pays for this, and the constructor is slow
+        fields["batch"] += 1
+        fields["batch_in_epoch"] += 1
+        fields["sample"] += samples
+        fields["sample_in_epoch"] += samples
+        fields["token"] += tokens
+        fields["token_in_epoch"] += tokens
+        fields["total_wct"] += seconds
+        fields["epoch_wct"] += seconds
+        fields["batch_wct"] = seconds
+        new = object.__new__(Timestamp)
         object.__setattr__(new, "__dict__", fields)
         return new
 

@@ -66,7 +66,7 @@ def seed_torch(seed: int) -> None:
     """Seed PyTorch's generators on every device in use."""
     # torch.manual_seed costs a hundred times as much: it queues work for absent devices.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.default_generators:  # there are none until CUDA is in use
         torch.cuda.manual_seed_all(seed)
     if _HAS_MPS:
         torch.mps.manual_seed(seed)
