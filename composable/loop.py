@@ -26,7 +26,7 @@ from composable.evaluation import bind_loss, evaluate
 from composable.metrics import Evaluator
 from composable.optim.building import repoint_optimizers
 from composable.optim.learning_rates import LearningRates
-from composable.utils.reproducibility import seed_step
+from composable.utils.reproducibility import seed_microbatch, step_stream
 
 __all__ = ["Loop", "UnmetRequestWarning"]
 
@@ -77,12 +77,18 @@ class Loop:
     iteration_length: int | None
     count_tokens: Callable[[Any], int] | None
     saver: Callable[[State], Any] | None
+    stream: int = attrs.field(init=False)
+    """What the seeds of the steps are folded from."""
+    moves: bool = attrs.field(init=False)
+    """Whether batches go to another device. A loader's own are on the CPU."""
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     evaluated_at: dict[str, int] = attrs.field(init=False, factory=dict)
     """By evaluator: the batch after which it was last run."""
 
     def __attrs_post_init__(self) -> None:
         self.fire = self.dispatcher.fire
+        self.stream = step_stream(self.state.key)
+        self.moves = self.state.device.type != "cpu"
 
     # --- training ---
 
@@ -123,8 +129,10 @@ class Loop:
     def batch(self, state: State, batch: Any, started: float) -> State:
         """Train on one batch, and do what is due after it."""
         fire, before = self.fire, state
-        state = state.evolve(batch=to_device(batch, state.device))
-        samples = count_examples(state.spec.inputs(state.batch))
+        if self.moves:
+            batch = to_device(batch, state.device)
+        state = state.evolve(batch=batch)
+        samples = count_examples(state.spec.inputs(batch))
         tokens = self.count_tokens(state.batch) if self.count_tokens else 0
         state = self.train_batch(fire(AFTER_DATALOADER, state))
         rates = self.rates.read() if self.dispatcher.logger.destinations else None
@@ -146,7 +154,10 @@ class Loop:
         fire = self.fire
         state = outer = fire(BATCH_START, state)
         state = fire(BEFORE_TRAIN_BATCH, state)
-        state = self.forward_backward(state)
+        if self.parts or self.size:
+            state = self.accumulate(state)
+        else:
+            state = self.microbatch(state, 0, None)
         state = fire(AFTER_TRAIN_BATCH, state)
         if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
             # The batch that was trained on is gone, and with it all that was done to it.
@@ -163,10 +174,8 @@ class Loop:
             state = state.evolve(gradients=None)
         return fire(AFTER_ZERO_GRAD, state)
 
-    def forward_backward(self, state: State) -> State:
+    def accumulate(self, state: State) -> State:
         """The gradients of the batch, in one go or summed over microbatches."""
-        if self.parts is None and self.size is None:
-            return self.microbatch(state, 0, None)
         count = count_examples(state.spec.inputs(state.batch))
         sizes = microbatch_sizes(count, parts=self.parts, size=self.size)
         if len(sizes) == 1:
@@ -182,7 +191,7 @@ class Loop:
         """Forward, loss and backward of a microbatch that has a `share` of the batch's loss."""
         fire, start = self.fire, state
         state = fire(BEFORE_FORWARD, state)
-        seed_step(state.key, state.timestamp.batch, index)
+        seed_microbatch(self.stream, state.timestamp.batch, index)
         state = fire(AFTER_FORWARD, state.evolve(outputs=state.forward()))
         state = fire(BEFORE_LOSS, state)
         loss = state.loss_fn(state.outputs, state.batch)  # type: ignore[misc]
