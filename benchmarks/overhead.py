@@ -207,7 +207,7 @@ def run_methods(blocks: int) -> dict:
 
 
 def run_midsize(blocks: int) -> dict:
-    return compare(midsize, (128, 512), max(10, blocks // 6))
+    return compare(midsize, (256, 512), max(10, blocks // 6))
 
 
 def run_same_cost(blocks: int) -> dict:

@@ -31,6 +31,7 @@ from composable.utils.reproducibility import seed_microbatch, step_stream
 __all__ = ["Loop", "UnmetRequestWarning"]
 
 _EXHAUSTED = object()
+_TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
 
 # The events of a step: on Python 3.11 an attribute of an Enum costs more than firing it.
 BEFORE_DATALOADER = Event.BEFORE_DATALOADER
@@ -328,9 +329,8 @@ def write_gradients(state: State) -> None:
 
 def zero_grad(state: State) -> None:
     """Drop the gradients."""
-    torchs_own = torch.optim.Optimizer.zero_grad
     for optimizer in state.optimizers:
-        if getattr(optimizer.zero_grad, "__func__", None) is not torchs_own:
+        if getattr(optimizer.zero_grad, "__func__", None) is not _TORCHS_ZERO_GRAD:
             optimizer.zero_grad()
             continue
         # What torch's does, without its profiling, which would be a third of the loop's cost.

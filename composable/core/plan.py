@@ -183,13 +183,12 @@ class Dispatcher:
                         f"apply returned {state!r} and must return a State: end it with "
                         "return state.evolve(...), or return state where nothing changes."
                     )
-            if watching:
-                logger = self.logger
-                logger.timestamp = state.timestamp
-                for at_work in watching:
-                    asked = at_work(state, logger)
-                    if asked is not None:
-                        self._join(asked)
+            logger = self.logger
+            logger.timestamp = state.timestamp
+            for at_work in watching:
+                asked = at_work(state, logger)
+                if asked is not None:
+                    self._join(asked)
         except Exception as error:
             _say_where(error, at_work, event)
             raise
