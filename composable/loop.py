@@ -26,7 +26,7 @@ from composable.evaluation import bind_loss, evaluate
 from composable.metrics import Evaluator
 from composable.optim.building import repoint_optimizers
 from composable.optim.learning_rates import LearningRates
-from composable.utils.reproducibility import seed_microbatch, step_stream
+from composable.utils.reproducibility import seed_step
 
 __all__ = ["Loop", "UnmetRequestWarning"]
 
@@ -78,8 +78,6 @@ class Loop:
     iteration_length: int | None
     count_tokens: Callable[[Any], int] | None
     saver: Callable[[State], Any] | None
-    stream: int = attrs.field(init=False)
-    """What the seeds of the steps are folded from."""
     moves: bool = attrs.field(init=False)
     """Whether batches go to another device. A loader's own are on the CPU."""
     fire: Callable[[Event, State], State] = attrs.field(init=False)
@@ -88,7 +86,6 @@ class Loop:
 
     def __attrs_post_init__(self) -> None:
         self.fire = self.dispatcher.fire
-        self.stream = step_stream(self.state.key)
         self.moves = self.state.device.type != "cpu"
 
     # --- training ---
@@ -192,7 +189,7 @@ class Loop:
         """Forward, loss and backward of a microbatch that has a `share` of the batch's loss."""
         fire, start = self.fire, state
         state = fire(BEFORE_FORWARD, state)
-        seed_microbatch(self.stream, state.timestamp.batch, index)
+        seed_step(state.key, state.timestamp.batch, index)
         state = fire(AFTER_FORWARD, state.evolve(outputs=state.forward()))
         state = fire(BEFORE_LOSS, state)
         loss = state.loss_fn(state.outputs, state.batch)  # type: ignore[misc]

@@ -94,17 +94,7 @@ def seed_fetch(seed: int | Key, step: int) -> None:
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step: its dropout."""
-    seed_microbatch(step_stream(seed), step, microbatch)
-
-
-def step_stream(seed: int | Key) -> int:
-    """What `seed_step` folds the step into."""
-    return _stream(_number(seed), "step")
-
-
-def seed_microbatch(stream: int, step: int, microbatch: int) -> None:
-    """`seed_step` for a loop that keeps its stream."""
-    folded = fold_in(stream, step)
+    folded = fold_in(_stream(seed.seed if type(seed) is Key else seed, "step"), step)
     seed_torch(fold_in(folded, microbatch) if microbatch else folded)
 
 
