@@ -2,11 +2,22 @@
 
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
+from composable.core.combinators import (
+    always,
+    anneal,
+    chain,
+    choose,
+    during,
+    every,
+    identity,
+    never,
+    when,
+)
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.logger import Logger, LoggerDestination
-from composable.core.plan import AmbiguousOrderWarning, Plan
+from composable.core.plan import AmbiguousOrderWarning, IdleAlgorithmWarning, Plan
 from composable.core.state import FrozenStateError, State
 from composable.core.time import Clock, Time, Timestamp, TimeUnit
 from composable.loop import UnmetRequestWarning
@@ -24,6 +35,7 @@ __all__ = [
     "Evaluator",
     "Event",
     "FrozenStateError",
+    "IdleAlgorithmWarning",
     "Key",
     "Logger",
     "LoggerDestination",
@@ -35,4 +47,13 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "UnmetRequestWarning",
+    "always",
+    "anneal",
+    "chain",
+    "choose",
+    "during",
+    "every",
+    "identity",
+    "never",
+    "when",
 ]

@@ -135,7 +135,7 @@ class Loop:
         state = self.train_batch(fire(AFTER_DATALOADER, state))
         rates = self.rates.read() if self.dispatcher.logger.destinations else None
         now = state.timestamp.next_batch(samples, tokens, time.perf_counter() - started)
-        state = state.evolve(timestamp=now, loss_fn=before.loss_fn)
+        state = state.evolve(timestamp=now, began=before.timestamp, loss_fn=before.loss_fn)
         if self.rates.steps_each_batch:
             state = fire(BEFORE_SCHEDULER_STEP, state)
             self.rates.step_batch(state)

@@ -1,6 +1,6 @@
 """What changes training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, ClassVar
 
@@ -75,6 +75,12 @@ class Algorithm:
     """The fields of the state on which its result depends."""
     writes: ClassVar[Any] = frozenset()
     """The fields of the state that it may change."""
+    before: ClassVar[Any] = frozenset()
+    """Classes of algorithms, or their names, that it comes before where the stage is the same."""
+    after: ClassVar[Any] = frozenset()
+    """Classes of algorithms, or their names, that it comes after where the stage is the same."""
+    parts: ClassVar[Any] = ()
+    """The algorithms that it is made of."""
 
     name: str = attrs.field(
         default=attrs.Factory(lambda self: type(self).__name__, takes_self=True),
@@ -90,6 +96,10 @@ class Algorithm:
         raise NotImplementedError(
             f"{type(self).__name__} must implement apply(event, state) and return a State."
         )
+
+    def why_idle(self) -> str | None:
+        """Why it can never act, or None where it can; asked when a plan is compiled."""
+        return next((why for part in self.parts if (why := part.why_idle())), None)
 
     def __call__(self, event: Event, state: State) -> State:
         """The state after it acted, or `state` itself where it doesn't."""
@@ -138,3 +148,35 @@ class FunctionAlgorithm(Algorithm):
 
     def __repr__(self) -> str:
         return f"FunctionAlgorithm({self.name})"
+
+
+def leaves(algorithm: Algorithm) -> Iterator[Algorithm]:
+    """The algorithms that an algorithm is made of in the end: itself where it has no parts."""
+    if algorithm.events and not algorithm.parts:  # identity has neither
+        yield algorithm
+    for part in algorithm.parts:
+        yield from leaves(part)
+
+
+def nested(algorithms: Sequence[Algorithm], event: Event) -> tuple[Algorithm, ...]:
+    """Those that listen to an event, in the order in which they run.
+
+    At an event that closes a pair, those that listen to both of it run in reverse, after those
+    that listen to the closing event alone: before and after are brackets.
+    """
+    listening = [a for a in algorithms if event in a.events]
+    if not event.closes:
+        return tuple(listening)
+    both = [a for a in listening if event.partner in a.events]
+    alone = [a for a in listening if event.partner not in a.events]
+    return (*alone, *reversed(both))
+
+
+def check_returned(state: Any) -> State:
+    """What an algorithm returned, if it is a state."""
+    if type(state) is not State:
+        raise TypeError(
+            f"apply returned {state!r} and must return a State: end it with "
+            "return state.evolve(...), or return state where nothing changes."
+        )
+    return state

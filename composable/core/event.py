@@ -217,6 +217,11 @@ class Event(Enum):
         return self in _CLOSING
 
     @property
+    def counts_batch(self) -> bool:
+        """Whether the timestamp already counts the batch to which this event belongs."""
+        return self in _AFTER_BATCH
+
+    @property
     def partner(self) -> "Event | None":
         """The other event of the pair, or None."""
         return CLOSED_BY.get(self) or _CLOSING.get(self)
@@ -237,3 +242,11 @@ CLOSED_BY = _find_pairs()
 """The event that closes each opening event."""
 
 _CLOSING = {closing: opening for opening, closing in CLOSED_BY.items()}
+
+_AFTER_BATCH = {
+    event
+    for event in Event
+    if event.name.startswith(("EVAL", "PREDICT"))
+    or event.name.endswith(("_SCHEDULER_STEP", "_CHECKPOINT", "_SAVE", "BATCH_END"))
+    or event in (Event.LOG, Event.EPOCH_END, Event.ITERATION_END, Event.FIT_END)
+}

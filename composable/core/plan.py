@@ -6,14 +6,20 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from composable.core.algorithm import Algorithm, FunctionAlgorithm
+from composable.core.algorithm import (
+    Algorithm,
+    FunctionAlgorithm,
+    check_returned,
+    leaves,
+    nested,
+)
 from composable.core.callback import Callback, FunctionCallback, hooks_of
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger, LoggerDestination
 from composable.core.state import State
 
-__all__ = ["AmbiguousOrderWarning", "Dispatcher", "Plan"]
+__all__ = ["AmbiguousOrderWarning", "Dispatcher", "IdleAlgorithmWarning", "Plan"]
 
 
 Listeners: TypeAlias = tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]
@@ -21,6 +27,10 @@ Listeners: TypeAlias = tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]
 
 class AmbiguousOrderWarning(UserWarning):
     """Two algorithms write the same field in the same stage, so only their names order them."""
+
+
+class IdleAlgorithmWarning(UserWarning):
+    """An algorithm can never act: its window is empty, or its events lie outside of it."""
 
 
 @attrs.frozen
@@ -39,7 +49,8 @@ class Step:
 class Plan:
     """Who runs at which event, in an order that doesn't depend on how they were listed.
 
-    Algorithms are a set: they are ordered by stage and then by name. At an event that closes a
+    Algorithms are a set: they are ordered by stage, then by what they declare in `before` and
+    `after`, and then by name. At an event that closes a
     pair (`AFTER_X`, `X_END`), those that listen to both of the pair run in reverse, so that
     pairs nest like brackets, after those that listen to the closing event alone. Callbacks
     only look and ask: they run after the algorithms, in the order given, loggers last.
@@ -73,9 +84,9 @@ class Plan:
             TypeError: One of them is of the wrong kind.
             ValueError: Two algorithms have one name.
         """
-        chosen = [as_algorithm(algorithm) for algorithm in as_list(algorithms)]
-        chosen.sort(key=lambda algorithm: (algorithm.stage, algorithm.name))
+        chosen = _in_order([as_algorithm(algorithm) for algorithm in as_list(algorithms)])
         _check_names(chosen)
+        _report_idle(chosen)
         _report_conflicts(chosen)
         watchers = [as_callback(callback) for callback in as_list(callbacks)]
         places = [as_destination(logger) for logger in as_list(loggers)]
@@ -88,12 +99,7 @@ class Plan:
 
     def transforms(self, event: Event) -> tuple[Algorithm, ...]:
         """The algorithms that listen to an event, in the order in which they run."""
-        listening = [a for a in self.algorithms if event in a.events]
-        if not event.closes:
-            return tuple(listening)
-        nested = [a for a in listening if event.partner in a.events]
-        alone = [a for a in listening if event.partner not in a.events]
-        return (*alone, *reversed(nested))
+        return nested(self.algorithms, event)
 
     def observers(self, event: Event) -> tuple[Callback, ...]:
         """The callbacks that listen to an event, in the order in which they run."""
@@ -177,12 +183,7 @@ class Dispatcher:
         at_work: Any = None
         try:
             for at_work in transforms:
-                state = at_work(event, state)
-                if type(state) is not State:
-                    raise TypeError(
-                        f"apply returned {state!r} and must return a State: end it with "
-                        "return state.evolve(...), or return state where nothing changes."
-                    )
+                state = check_returned(at_work(event, state))
             logger = self.logger
             logger.timestamp = state.timestamp
             for at_work in watching:
@@ -283,16 +284,76 @@ def as_list(given: Any) -> list[Any]:
     return [given]
 
 
-def _check_names(algorithms: Sequence[Algorithm]) -> None:
-    seen: dict[str, Algorithm] = {}
-    for algorithm in algorithms:
-        if algorithm.name in seen:
+def _in_order(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
+    """By stage, then by what they declare to come before or after, then by name."""
+    waiting = sorted(algorithms, key=lambda algorithm: (algorithm.stage, algorithm.name))
+    order: list[Algorithm] = []
+    while waiting:
+        free = (a for a in waiting if not any(_precedes(b, a) for b in waiting if b is not a))
+        first = next(free, None)
+        if first is None:
             raise ValueError(
-                f"algorithms has two named {algorithm.name!r}: {seen[algorithm.name]!r} and "
-                f"{algorithm!r}. Names tell their memory and random numbers apart: give one "
-                f"another, such as {type(algorithm).__name__}(..., name='{algorithm.name}2')."
+                f"algorithms {[a.name for a in waiting]} can't be ordered: what they declare in "
+                "before and after goes in a circle. Drop one of the declarations."
             )
-        seen[algorithm.name] = algorithm
+        order.append(first)
+        waiting.remove(first)
+    for i, later in enumerate(order):
+        for earlier in order[:i]:
+            if _declares(later, earlier):
+                raise ValueError(
+                    f"{later.name} must come before {earlier.name}, as one of them declares, and "
+                    f"its stage {later.stage.name} comes after {earlier.stage.name}. Change a "
+                    f"stage, or say the order with chain({later.name}, {earlier.name})."
+                )
+    return order
+
+
+def _precedes(first: Algorithm, second: Algorithm) -> bool:
+    if first.stage != second.stage:
+        return first.stage < second.stage
+    return _declares(first, second)
+
+
+def _declares(first: Algorithm, second: Algorithm) -> bool:
+    """Whether one of two algorithms declares that the first comes before the second."""
+    return any(
+        _is_among(b, a.before) or _is_among(a, b.after)
+        for a in leaves(first)
+        for b in leaves(second)
+    )
+
+
+def _is_among(algorithm: Algorithm, classes: Iterable[type | str]) -> bool:
+    return any(
+        kind.__name__ == one if isinstance(one, str) else kind is one
+        for kind in type(algorithm).__mro__
+        for one in classes
+    )
+
+
+def _check_names(algorithms: Sequence[Algorithm]) -> None:
+    seen: dict[str, tuple[Algorithm, Algorithm]] = {}
+    for algorithm in algorithms:
+        for leaf in leaves(algorithm):
+            other, where = seen.setdefault(leaf.name, (leaf, algorithm))
+            if where is algorithm and other == leaf:  # one algorithm in two windows, say
+                continue
+            raise ValueError(
+                f"algorithms has two named {leaf.name!r}: {other!r} and {leaf!r}. Names tell their "
+                "memory and random numbers apart: give one another, such as "
+                f"{type(leaf).__name__}(..., name='{leaf.name}2')."
+            )
+
+
+def _report_idle(algorithms: Sequence[Algorithm]) -> None:
+    for algorithm in algorithms:
+        if why := algorithm.why_idle():
+            warnings.warn(
+                f"{algorithm.name} can never act: {why}. Drop it, or change that.",
+                IdleAlgorithmWarning,
+                stacklevel=3,
+            )
 
 
 def _report_conflicts(algorithms: Sequence[Algorithm]) -> None:
@@ -300,11 +361,13 @@ def _report_conflicts(algorithms: Sequence[Algorithm]) -> None:
         for second in algorithms[i + 1 :]:
             shared = (set(first.writes) & set(second.writes)) - {"memory"}
             events = set(first.events) & set(second.events)
-            if shared and events and first.stage == second.stage:
+            declared = _declares(first, second)
+            if shared and events and first.stage == second.stage and not declared:
                 warnings.warn(
                     f"{first.name} and {second.name} both write {sorted(shared)} in the stage "
-                    f"{first.stage.name}, so only their names put {first.name} first. To say "
-                    "which comes first, give them names that sort in that order, or drop one.",
+                    f"{first.stage.name}, so only their names put {first.name} first. Say which "
+                    f"comes first, with chain({first.name}, {second.name}), or that one of them "
+                    f"acts in each batch, with choose([{first.name}, {second.name}]).",
                     AmbiguousOrderWarning,
                     stacklevel=3,
                 )
@@ -320,6 +383,8 @@ def _why(event: Event, order: Sequence[Algorithm], i: int) -> str:
     before = order[i - 1]
     if before.stage < order[i].stage:
         return f"{order[i].stage.name.lower()} comes after {before.stage.name.lower()}"
+    if _declares(before, order[i]):
+        return f"after {before.name}, as declared"
     return f"same stage as {before.name}, ordered by name"
 
 

@@ -67,6 +67,8 @@ class State:
     gradients: Mapping[str, Tensor] | None = None
     """Gradients by parameter name that replace the parameters' `.grad` at the optimizer's step."""
     timestamp: Timestamp = Timestamp()
+    began: Timestamp = Timestamp()
+    """The timestamp before the last finished batch: when that batch began."""
     max_duration: Time | None = None
     epoch_length: int | None = None
     """Batches in an epoch, or None where it isn't known."""

@@ -1,0 +1,415 @@
+"""Algorithms made of algorithms: in sequence, under a condition, in a window, one of several."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import attrs
+import torch
+
+from composable.core.algorithm import Algorithm, Stage, check_returned, nested
+from composable.core.event import Event
+from composable.core.plan import as_algorithm
+from composable.core.state import State
+from composable.core.time import Clock, HasTime, Time, TimeLike, Timestamp, TimeUnit, reached
+
+__all__ = [
+    "always",
+    "anneal",
+    "chain",
+    "choose",
+    "during",
+    "every",
+    "identity",
+    "never",
+    "when",
+]
+
+C = TypeVar("C", bound="Combined")
+
+_BEFORE_TRAINING = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD})
+
+
+@attrs.frozen(repr=False)
+class Combined(Algorithm):
+    """An algorithm made of others: its effects are all of theirs, its place the first one's."""
+
+    parts: tuple[Algorithm, ...]  # type: ignore[misc]
+    name: str = attrs.field(kw_only=True)
+
+    @property
+    def events(self) -> frozenset[Event]:
+        """Where any of its parts acts."""
+        return frozenset().union(*(part.events for part in self.parts))
+
+    @property
+    def stage(self) -> Stage:  # type: ignore[override]
+        """The stage of its first part."""
+        return self.parts[0].stage if self.parts else Stage.OTHER
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What any of its parts reads."""
+        return frozenset({"timestamp", "max_duration"}).union(*(part.reads for part in self.parts))
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """What any of its parts writes."""
+        return frozenset().union(*(part.writes for part in self.parts))
+
+    def describe(self, show: Callable[[Any], str]) -> str:
+        """The call that makes it, with each part as `show` gives it."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.describe(repr)
+
+
+# --- in sequence ---
+
+
+@attrs.frozen(repr=False)
+class Chain(Combined):
+    """See `chain`."""
+
+    def apply(self, event: Event, state: State) -> State:
+        """The state after each part, the first one first."""
+        for part in nested(self.parts, event):
+            state = _act(part, event, state)
+        return state
+
+    def describe(self, show: Callable[[Any], str]) -> str:
+        """The call that makes it."""
+        return f"chain({', '.join(map(show, self.parts))})" if self.parts else "identity"
+
+
+def chain(*algorithms: Any, name: str | None = None) -> Algorithm:
+    """Algorithms one after the other, in the order given, as one algorithm.
+
+    Where a list of algorithms is a set, a chain is a sequence. In the plan it stands where its
+    first part would. At an event that closes a pair, those that listen to both of the pair run
+    in reverse, as in the plan.
+
+    Args:
+        algorithms: Algorithms or functions `(event, state) -> state`.
+        name: What it is called in the plan.
+
+    Example:
+        >>> from composable import Plan, chain
+        >>> from composable.algorithms import LabelSmoothing, MixUp
+        >>> print(chain(LabelSmoothing(0.1), MixUp()).name)
+        chain(LabelSmoothing, MixUp)
+        >>> a, b, c = LabelSmoothing(0.1), MixUp(), MixUp(name="again")
+        >>> chain(chain(a, b), c) == chain(a, chain(b, c)) == chain(a, b, c)
+        True
+    """
+    parts: list[Algorithm] = []
+    for algorithm in map(as_algorithm, algorithms):
+        parts += algorithm.parts if isinstance(algorithm, Chain) else [algorithm]
+    return _named(Chain, name, tuple(parts))
+
+
+identity = Chain((), name="identity")
+"""The algorithm that does nothing."""
+
+
+# --- under a condition ---
+
+
+@attrs.frozen(repr=False)
+class When(Combined):
+    """See `when`."""
+
+    predicate: Callable[[State], bool] = attrs.field(kw_only=True)
+
+    def match(self, event: Event, state: State) -> bool:
+        """Whether the condition holds."""
+        return bool(self.predicate(state))
+
+    def apply(self, event: Event, state: State) -> State:
+        """The state after its part."""
+        return _act(self.parts[0], event, state)
+
+    def describe(self, show: Callable[[Any], str]) -> str:
+        """The call that makes it."""
+        name = getattr(self.predicate, "__name__", repr(self.predicate))
+        return f"when({name}, {show(self.parts[0])})"
+
+
+def when(predicate: Callable[[State], bool], algorithm: Any, *, name: str | None = None) -> When:
+    """An algorithm that acts where a condition on the state holds.
+
+    The condition is asked at each event of the algorithm. Let it be the same at both events of
+    a method that acts in two places, as MixUp does; conditions on the time are, if they ask for
+    a batch by `during` or `every`.
+
+    Args:
+        predicate: A function of the state.
+        algorithm: An algorithm or a function `(event, state) -> state`.
+        name: What it is called in the plan.
+
+    Example:
+        >>> from composable import when
+        >>> from composable.algorithms import LabelSmoothing
+        >>> def large(state):
+        ...     return len(state.targets) >= 32
+        >>> when(large, LabelSmoothing(0.1))
+        when(large, LabelSmoothing(smoothing=0.1))
+    """
+    if not callable(predicate):
+        raise TypeError(f"predicate={predicate!r} must be a function of the state.")
+    return _named(When, name, (as_algorithm(algorithm),), predicate=predicate)
+
+
+def always(state: State) -> bool:
+    """The condition that holds in every state."""
+    return True
+
+
+def never(state: State) -> bool:
+    """The condition that holds in no state."""
+    return False
+
+
+@attrs.frozen(repr=False)
+class During(Combined):
+    """See `during`."""
+
+    start: Time = attrs.field(kw_only=True, eq=str)
+    end: Time = attrs.field(kw_only=True, eq=str)
+
+    def match(self, event: Event, state: State) -> bool:
+        """Whether the batch is in the window."""
+        clock = batch_clock(event, state)
+        return reached(clock, self.start) and not reached(clock, self.end)
+
+    def apply(self, event: Event, state: State) -> State:
+        """The state after its part."""
+        return _act(self.parts[0], event, state)
+
+    def why_idle(self) -> str | None:
+        """Its window is empty, or comes after all events of its part."""
+        if self.start.unit is self.end.unit and self.end <= self.start:
+            return f"no batch lies from {self.start} up to {self.end}"
+        if self.start.value and self.parts[0].events <= _BEFORE_TRAINING:
+            return f"{self.parts[0].name} acts before training begins, and its window is later"
+        return super().why_idle()
+
+    def describe(self, show: Callable[[Any], str]) -> str:
+        """The call that makes it."""
+        return f"during({str(self.start)!r}, {str(self.end)!r}, {show(self.parts[0])})"
+
+
+def during(start: TimeLike, end: TimeLike, algorithm: Any, *, name: str | None = None) -> During:
+    """An algorithm that acts from the batch at `start` up to that before `end`.
+
+    A batch belongs to the window in which it begins, with all its events, its end and the
+    evaluation after it included. So windows that touch share no batch and leave none out.
+
+    Args:
+        start: When the window opens, in any unit: "0.2dur", "3ep", "100ba".
+        end: When it closes; the batch that begins then is outside.
+        algorithm: An algorithm or a function `(event, state) -> state`.
+        name: What it is called in the plan.
+
+    Example:
+        >>> from composable import during
+        >>> from composable.algorithms import MixUp
+        >>> during("0dur", "0.8dur", MixUp())
+        during('0dur', '0.8dur', MixUp(alpha=0.2, per_sample=False, interpolate_loss=False))
+    """
+    times = {"start": Time.parse(start), "end": Time.parse(end)}
+    return _named(During, name, (as_algorithm(algorithm),), **times)
+
+
+@attrs.frozen(repr=False)
+class Every(Combined):
+    """See `every`."""
+
+    interval: Time = attrs.field(kw_only=True, eq=str)
+
+    def match(self, event: Event, state: State) -> bool:
+        """Whether it is the turn of the batch."""
+        now = batch_clock(event, state).timestamp
+        count = now.batch if self.interval.unit is TimeUnit.BATCH else now.epoch
+        return count % int(self.interval.value) == 0
+
+    def apply(self, event: Event, state: State) -> State:
+        """The state after its part."""
+        return _act(self.parts[0], event, state)
+
+    def describe(self, show: Callable[[Any], str]) -> str:
+        """The call that makes it."""
+        return f"every({str(self.interval)!r}, {show(self.parts[0])})"
+
+
+def every(interval: TimeLike, algorithm: Any, *, name: str | None = None) -> Every:
+    """An algorithm that acts in the first of every so many batches, or epochs.
+
+    Args:
+        interval: "2ba" for batches 0, 2, 4, ...; "2ep" for all batches of epochs 0, 2, 4, ...
+        algorithm: An algorithm or a function `(event, state) -> state`.
+        name: What it is called in the plan.
+
+    Raises:
+        ValueError: `interval` is zero, or neither in batches nor in epochs.
+
+    Example:
+        >>> from composable import every
+        >>> from composable.algorithms import MixUp
+        >>> every("2ba", MixUp()).name
+        "every('2ba', MixUp)"
+    """
+    time = Time.parse(interval)
+    if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not time.value:
+        raise ValueError(
+            f"interval={interval!r} must be one or more batches or epochs: '2ba' or '3ep'."
+        )
+    return _named(Every, name, (as_algorithm(algorithm),), interval=time)
+
+
+# --- one of several ---
+
+
+@attrs.frozen(repr=False)
+class Choose(Combined):
+    """See `choose`."""
+
+    weights: tuple[float, ...] = attrs.field(kw_only=True)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What any of its parts reads, and the key."""
+        return super().reads | {"key"}
+
+    def apply(self, event: Event, state: State) -> State:
+        """The state after the part that was drawn for the batch."""
+        return _act(self.drawn(event, state), event, state)
+
+    def drawn(self, event: Event, state: State) -> Algorithm:
+        """The part that acts in the batch."""
+        batch = batch_clock(event, state).timestamp.batch
+        generator = state.key.fold(self.name, batch).generator()
+        at = float(torch.rand((), generator=generator, dtype=torch.float64)) * sum(self.weights)
+        for part, weight in zip(self.parts, self.weights, strict=True):
+            at -= weight
+            if at < 0:
+                return part
+        return self.parts[-1]
+
+    def describe(self, show: Callable[[Any], str]) -> str:
+        """The call that makes it."""
+        equal = len(set(self.weights)) == 1
+        weights = "" if equal else f", weights={list(self.weights)}"
+        return f"choose([{', '.join(map(show, self.parts))}]{weights})"
+
+
+def choose(
+    algorithms: Sequence[Any], *, weights: Sequence[float] | None = None, name: str | None = None
+) -> Choose:
+    """One of several algorithms for each batch, drawn from the key of the run.
+
+    Args:
+        algorithms: Algorithms or functions `(event, state) -> state`; `identity` for none.
+        weights: How often each is drawn, relative to the others; equally often by default.
+        name: What it is called in the plan, and what its draws depend on.
+
+    Raises:
+        ValueError: There are no algorithms, or weights that don't fit them.
+
+    Example:
+        >>> from composable import choose, identity
+        >>> from composable.algorithms import MixUp
+        >>> choose([MixUp(), identity], weights=[3, 1]).name
+        'choose([MixUp, identity], weights=[3.0, 1.0])'
+    """
+    parts = tuple(map(as_algorithm, algorithms))
+    if not parts:
+        raise ValueError("algorithms=[] must have at least one to choose from.")
+    shares = tuple(float(weight) for weight in weights) if weights is not None else ()
+    if weights is not None and (
+        len(shares) != len(parts)
+        or not all(0 <= share < float("inf") for share in shares)
+        or not sum(shares)
+    ):
+        raise ValueError(
+            f"weights={weights!r} must be {len(parts)} numbers, one for each algorithm: finite, "
+            "not negative, and not all zero."
+        )
+    return _named(Choose, name, parts, weights=shares or (1.0,) * len(parts))
+
+
+# --- hyperparameters that change ---
+
+
+@attrs.frozen(repr=False)
+class Anneal(Combined):
+    """See `anneal`."""
+
+    kind: type[Algorithm] = attrs.field(kw_only=True)
+    hyperparameters: tuple[tuple[str, Any], ...] = attrs.field(kw_only=True)
+
+    def apply(self, event: Event, state: State) -> State:
+        """The state after the algorithm with the hyperparameters of the time."""
+        values = _at(self.hyperparameters, batch_clock(event, state))
+        return _act(self.kind(**values, name=self.parts[0].name), event, state)
+
+    def describe(self, show: Callable[[Any], str]) -> str:
+        """The call that makes it."""
+        return f"anneal({show(self.parts[0])})"
+
+    def __repr__(self) -> str:
+        given = [f"{name}={value!r}" for name, value in self.hyperparameters]
+        return f"anneal({', '.join([self.kind.__name__, *given])})"
+
+
+def anneal(kind: type[Algorithm], *, name: str | None = None, **hyperparameters: Any) -> Anneal:
+    """An algorithm whose hyperparameters are functions of time.
+
+    Args:
+        kind: The class of the algorithm.
+        name: Names its memory and its random numbers; the class's name by default.
+        hyperparameters: Its arguments: values, or functions of the time such as the schedules
+            of `composable.optim`.
+
+    Raises:
+        TypeError: `kind` is not the class of an algorithm.
+
+    Example:
+        >>> from composable import anneal
+        >>> from composable.algorithms import LabelSmoothing
+        >>> from composable.optim import linear
+        >>> fading = anneal(LabelSmoothing, smoothing=linear(0.2, 0.0))
+        >>> fading.name
+        'anneal(LabelSmoothing)'
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise TypeError(f"kind={kind!r} must be the class of an algorithm, such as MixUp.")
+    beginning = Clock(Timestamp(), max_duration="1ep", epoch_length=1)
+    own = {} if name is None else {"name": name}
+    given = tuple(hyperparameters.items())
+    first = kind(**_at(given, beginning), **own)
+    return _named(Anneal, None, (first,), kind=kind, hyperparameters=given)
+
+
+def _at(hyperparameters: tuple[tuple[str, Any], ...], clock: HasTime) -> dict[str, Any]:
+    return {name: value(clock) if callable(value) else value for name, value in hyperparameters}
+
+
+# --- what they share ---
+
+
+def batch_clock(event: Event, state: State) -> State:
+    """The state at the time at which the batch that an event belongs to began."""
+    return state.evolve(timestamp=state.began) if event.counts_batch else state
+
+
+def _act(part: Algorithm, event: Event, state: State) -> State:
+    if event not in part.events:
+        return state
+    return check_returned(part(event, state))
+
+
+def _named(combinator: type[C], name: str | None, parts: tuple[Algorithm, ...], **fields: Any) -> C:
+    """A combination under a name, by default the call that makes it."""
+    made = combinator(parts, **fields, name=name or "")
+    return made if name else attrs.evolve(made, name=made.describe(lambda part: part.name))
