@@ -1,5 +1,6 @@
 """Checks of what a user gives the Trainer: each says the argument, its value and what to do."""
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -104,10 +105,10 @@ def check_split(parts: int | None, size: int | None) -> None:
 
 def check_loader(name: str, loader: Any) -> Any:
     """Batches that can be gone through more than once, with at least one where that is known."""
-    if not isinstance(loader, Iterable) or isinstance(loader, (str, bytes)):
+    if not isinstance(loader, Iterable) or isinstance(loader, (str, bytes, torch.Tensor)):
+        kind = "<a tensor>" if isinstance(loader, torch.Tensor) else repr(loader)
         raise TypeError(
-            f"{name}={loader!r} must be an iterable of batches, such as a "
-            "torch.utils.data.DataLoader."
+            f"{name}={kind} must be an iterable of batches, such as a torch.utils.data.DataLoader."
         )
     if iter_is_spent(loader):
         raise TypeError(
@@ -150,7 +151,10 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
     complete = []
     for one in given:
         if not isinstance(one, Evaluator):
-            raise TypeError(f"eval_dataloader mixes Evaluators with {one!r}: give Evaluators only.")
+            raise TypeError(
+                f"eval_dataloader mixes Evaluators with a {type(one).__name__}: give Evaluators "
+                "only, such as Evaluator('test', dataloader)."
+            )
         check_loader(f"the dataloader of Evaluator {one.label!r}", one.dataloader)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
         complete.append(
@@ -175,6 +179,11 @@ def check_metrics(metrics: Any) -> dict[str, Any]:
         raise TypeError(
             f"metrics={metrics!r} must be a mapping of names to metrics, such as "
             "{'accuracy': composable.metrics.accuracy}."
+        )
+    if "loss" in metrics:
+        raise ValueError(
+            "metrics has 'loss', the name under which an evaluation reports loss_fn: give yours "
+            "another name."
         )
     for name, metric in metrics.items():
         if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "update")):
@@ -203,7 +212,48 @@ def check_log_interval(interval: Any) -> Time:
             f"log_interval={interval!r} must be longer than nothing: without loggers, nothing is "
             "logged."
         )
+    if length.unit is TimeUnit.ITERATION:
+        raise ValueError(
+            f"log_interval={interval!r} counts iterations: give epochs, batches, samples, tokens, "
+            "seconds or a fraction of the run."
+        )
     return length
+
+
+def check_countable(name: str, time: Any, count_tokens: Any) -> None:
+    """Tokens as a length of training need somebody to count them."""
+    if isinstance(time, Time) and time.unit is TimeUnit.TOKEN and count_tokens is None:
+        raise ValueError(
+            f"{name}={str(time)!r} counts tokens: give the Trainer count_tokens, a function of the "
+            "batch that counts them."
+        )
+
+
+def check_token_counter(function: Any) -> "Callable[[Any], int] | None":
+    """A function of the batch that counts its tokens, made to say what is wrong with a count."""
+    if check_function("count_tokens", function, "of the batch") is None:
+        return None
+
+    def count(batch: Any) -> int:
+        given = function(batch)
+        try:
+            tokens = operator.index(given)
+        except (TypeError, RuntimeError):
+            tokens = -1
+        if tokens < 0:
+            raise ValueError(
+                f"count_tokens counted {given!r} in a batch, and must give a whole number."
+            )
+        return tokens
+
+    return count
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be True or False.")
+    return value
 
 
 def check_iteration_length(length: Any) -> int | None:

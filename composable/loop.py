@@ -81,6 +81,8 @@ class Loop:
     moves: bool = attrs.field(init=False)
     """Whether batches go to another device. A loader's own are on the CPU."""
     fire: Callable[[Event, State], State] = attrs.field(init=False)
+    rates_used: dict[str, Any] = attrs.field(init=False, factory=dict)
+    """The learning rates of the last batch, where there are loggers."""
     evaluated_at: dict[str, int] = attrs.field(init=False, factory=dict)
     """By evaluator: the batch after which it was last run."""
 
@@ -92,6 +94,8 @@ class Loop:
 
     def fit(self, state: State) -> State:
         """Train until `state.max_duration`, or until somebody asks to stop."""
+        if state.timestamp.epoch_in_iteration == self.iteration_length:
+            state = self.end_iteration(state)  # which an interruption kept from ending
         while not self.finished(state):
             now = state.timestamp
             if now.epoch_in_iteration == 0 and now.batch_in_epoch == 0:
@@ -109,31 +113,38 @@ class Loop:
         """Train on the batches of the loader, or on those that are left of them."""
         if state.timestamp.batch_in_epoch == 0:
             state = surgery(self.fire, Event.EPOCH_START, state)
+        if state.optimizers is not self.rates.optimizers:  # an algorithm brought others
+            self.rates = attrs.evolve(self.rates, optimizers=state.optimizers)
         self.rates.set(state)
-        batches = self.batches(state)
+        batches, over = self.batches(state), False
         while True:
             started = time.perf_counter()
             state = self.fire(BEFORE_DATALOADER, state)
             batch = next(batches, _EXHAUSTED)
             if batch is _EXHAUSTED:
                 break
+            if over:
+                return state  # the loader has more than its length says
             self.state = state = self.batch(state, batch, started)
             if self.dispatcher.pending and self.dispatcher.take(Control.END_EPOCH):
                 break
-            if self.finished(state) and state.timestamp.batch_in_epoch != state.epoch_length:
-                return state  # in the middle of an epoch: a later fit goes on from here
+            if self.finished(state):
+                if state.timestamp.batch_in_epoch != state.epoch_length:
+                    return state  # in the middle of an epoch: a later fit goes on from here
+                over = True
         return self.end_epoch(state)
 
     def batch(self, state: State, batch: Any, started: float) -> State:
         """Train on one batch, and do what is due after it."""
         fire, before = self.fire, state
+        tokens = self.count_tokens(batch) if self.count_tokens else 0
         if self.moves:
             batch = to_device(batch, state.device)
         state = state.evolve(batch=batch)
         samples = count_examples(state.spec.inputs(batch))
-        tokens = self.count_tokens(state.batch) if self.count_tokens else 0
         state = self.train_batch(fire(AFTER_DATALOADER, state))
-        rates = self.rates.read() if self.dispatcher.logger.destinations else None
+        if self.dispatcher.logger.destinations:
+            self.rates_used = self.rates.read()
         now = state.timestamp.next_batch(samples, tokens, time.perf_counter() - started)
         state = state.evolve(timestamp=now, began=before.timestamp, loss_fn=before.loss_fn)
         if self.rates.steps_each_batch:
@@ -141,8 +152,9 @@ class Loop:
             self.rates.step_batch(state)
             state = fire(AFTER_SCHEDULER_STEP, state)
         state = fire(BATCH_END, state)
-        if rates is not None:
-            state = self.log(before, state, rates)
+        if self.dispatcher.logger.destinations:
+            state = self.log(before, state)
+        self.state = state  # an interruption from here on doesn't undo the batch
         if self.evaluators or self.dispatcher.pending:
             state = self.evaluate_where_due(before, state, BATCH_END)
         return self.checkpoint(BATCH_CHECKPOINT, state)
@@ -212,12 +224,13 @@ class Loop:
         before = state
         state = state.evolve(timestamp=state.timestamp.next_epoch())
         if self.dispatcher.logger.destinations:  # an epoch of unknown length is over only now
-            state = self.log(before, state, self.rates.read())
+            state = self.log(before, state)
         if self.rates.every_epoch:
             state = self.fire(BEFORE_SCHEDULER_STEP, state)
             self.rates.step_epoch()
             state = self.fire(AFTER_SCHEDULER_STEP, state)
-        state = self.fire(Event.EPOCH_END, state)
+        self.state = state  # an interruption from here on doesn't undo the end of the epoch
+        self.state = state = self.fire(Event.EPOCH_END, state)
         state = self.evaluate_where_due(before, state, Event.EPOCH_END)
         if self.rates.plateaus and self.is_evaluated(self.evaluators[0], state):
             state = self.fire(BEFORE_SCHEDULER_STEP, state)
@@ -243,12 +256,12 @@ class Loop:
         self.saver(state)
         return self.fire(Event.AFTER_SAVE, state)
 
-    def log(self, before: State, state: State, rates: dict[str, Any]) -> State:
+    def log(self, before: State, state: State) -> State:
         """Hand the loop's own metrics to the loggers, where it is time or somebody asks."""
         asked = self.dispatcher.take(Control.LOG)
         if not (asked or crossed(before, state, self.log_interval)):
             return state
-        metrics = {"loss/train": state.loss, **rates}
+        metrics = {"loss/train": state.loss, **self.rates_used}
         self.dispatcher.logger.log_metrics(metrics, state.timestamp)
         return self.fire(Event.LOG, state)
 

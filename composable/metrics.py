@@ -55,10 +55,15 @@ class Evaluator:
         'test'
     """
 
-    label: str = attrs.field(validator=attrs.validators.instance_of(str))
+    label: str = attrs.field()
     dataloader: Iterable[Any]
     metrics: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
     eval_interval: Any = attrs.field(default=None, kw_only=True)
+
+    @label.validator
+    def _check_label(self, _: object, label: object) -> None:
+        if not isinstance(label, str) or not label:
+            raise TypeError(f"label={label!r} must be a name: Evaluator('test', dataloader).")
 
     def is_due(
         self, before: State, state: State, event: Event, iteration_length: int | None

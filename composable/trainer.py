@@ -119,6 +119,13 @@ class Trainer:
         iteration_length: TimeLike | None = None,
         saver: Callable[[State], Any] | None = None,
     ) -> None:
+        flags = {
+            "step_schedulers_every_batch": step_schedulers_every_batch,
+            "progress_bar": progress_bar,
+            "deterministic_mode": deterministic_mode,
+        }
+        for name, flag in flags.items():
+            check.check_flag(name, flag)
         if deterministic_mode:
             configure_deterministic_mode()
         spec = BatchSpec(input_key, target_key)
@@ -131,6 +138,12 @@ class Trainer:
         parts = check.check_positive("grad_accum", grad_accum)
         size = check.check_positive("microbatch_size", microbatch_size)
         check.check_split(parts, size)
+
+        counter = check.check_token_counter(count_tokens)
+        interval = check.check_log_interval(log_interval)
+        check.check_countable("log_interval", interval, counter)
+        for evaluator in evaluators:
+            check.check_countable("eval_interval", evaluator.eval_interval, counter)
 
         bar = [ProgressBarLogger()] if progress_bar else []
         self.plan = Plan.compile(algorithms, callbacks, [*as_list(loggers), *bar])
@@ -167,9 +180,9 @@ class Trainer:
             evaluators=evaluators,
             parts=parts,
             size=size,
-            log_interval=check.check_log_interval(log_interval),
+            log_interval=interval,
             iteration_length=check.check_iteration_length(iteration_length),
-            count_tokens=check.check_function("count_tokens", count_tokens, "of the batch"),
+            count_tokens=counter,
             saver=check.check_function("saver", saver, "of the state"),
         )
 
@@ -252,16 +265,18 @@ class Trainer:
                 f"loss_fn was not given to the Trainer, and {type(state.model).__name__} has no "
                 "loss(outputs, batch): give one of them."
             )
-        if loop.rates.plateaus and not loop.evaluators:
+        due = [evaluator.eval_interval is not None for evaluator in loop.evaluators[:1]]
+        if loop.rates.plateaus and not any(due):
             raise ValueError(
                 "schedulers has a ReduceLROnPlateau, which follows the loss of an evaluation: give "
-                "the Trainer an eval_dataloader."
+                "the Trainer an eval_dataloader, and an eval_interval such as '1ep'."
             )
         loop.dispatcher.forget()
         if duration is not None:
             longer = check.check_duration(duration, "duration")
             state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
         check.check_iterations(state.max_duration, loop.iteration_length)
+        check.check_countable("max_duration", state.max_duration, loop.count_tokens)
         if loop.finished(state):
             raise ValueError(
                 f"max_duration={str(state.max_duration)!r} is reached, at {state!r}: call "

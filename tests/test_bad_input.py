@@ -2,14 +2,16 @@
 
 from functools import partial
 
+import attrs
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Callback, Evaluator, Event, Trainer
+from composable import Algorithm, Callback, Evaluator, Event, Trainer
 from composable.algorithms import MixUp
 from composable.loggers import ConsoleLogger, InMemoryLogger
+from composable.optim import cosine
 from tests.helpers import CLASSES, batches, linear, make_trainer
 
 CUDA = torch.cuda.is_available()
@@ -49,6 +51,34 @@ class Shapeless:
             TypeError,
             "train_dataloader='mnist' must be an iterable",
         ),
+        (
+            {"train_dataloader": torch.zeros(3, 4)},
+            TypeError,
+            "train_dataloader=<a tensor> must be an iterable of batches",
+        ),
+        ({"progress_bar": "no"}, TypeError, "progress_bar='no' must be True or False"),
+        (
+            {"step_schedulers_every_batch": 1},
+            TypeError,
+            "step_schedulers_every_batch=1 must be True or False",
+        ),
+        ({"log_interval": "1iter"}, ValueError, "log_interval='1iter' counts iterations: give"),
+        (
+            {"log_interval": "9tok"},
+            ValueError,
+            "log_interval='9tok' counts tokens: give the Trainer count_tokens",
+        ),
+        (
+            {"eval_dataloader": batches(), "eval_interval": "9tok"},
+            ValueError,
+            "eval_interval='9tok' counts tokens: give the Trainer count_tokens",
+        ),
+        (
+            {"eval_dataloader": [Evaluator("a", batches()), batches()]},
+            TypeError,
+            "eval_dataloader mixes Evaluators with a list: give Evaluators only",
+        ),
+        ({"metrics": {"loss": len}}, ValueError, "metrics has 'loss', the name under which"),
         ({"train_dataloader": []}, ValueError, "train_dataloader is empty: it has no batch"),
         (
             {"train_dataloader": iter(batches())},
@@ -245,7 +275,9 @@ def test_a_scheduler_to_be_built_needs_one_optimizer():
     ]
     scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
 
-    with pytest.raises(ValueError, match=r"schedulers has .* for 2 optimizers: give instances"):
+    with pytest.raises(
+        ValueError, match=r"schedulers has .* for 2 optimizers: give optimizers and"
+    ):
         make_trainer(model, optimizers=optimizers, schedulers=scheduler)
 
 
@@ -467,3 +499,72 @@ def test_the_arguments_of_an_evaluator_are_checked():
         make_trainer(eval_dataloader=Evaluator("a", batches(), metrics=3))
     with pytest.raises(ValueError, match=r"eval_interval='x'.*can't be read"):
         make_trainer(eval_dataloader=Evaluator("a", batches(), eval_interval="x"))
+
+
+def test_tokens_as_a_length_need_to_be_counted():
+    with pytest.raises(ValueError, match="max_duration='100tok' counts tokens: give the Trainer"):
+        make_trainer(max_duration="100tok").fit()
+
+
+@pytest.mark.parametrize("count", [2.5, -1, None, torch.tensor(-1), torch.ones(2)])
+def test_a_count_of_tokens_is_a_whole_number(count):
+    trainer = make_trainer(count_tokens=lambda batch: count)
+
+    with pytest.raises(ValueError, match=r"count_tokens counted .* must give a whole number"):
+        trainer.fit()
+
+
+def test_a_count_of_examples_is_a_number():
+    trainer = make_trainer(loss_mean_over=lambda batch: None, grad_accum=2)
+
+    with pytest.raises(TypeError, match="loss_mean_over counted None in a batch"):
+        trainer.fit()
+
+
+def test_an_evaluator_has_a_name():
+    with pytest.raises(TypeError, match=r"label=3 must be a name: Evaluator\('test', dataloader"):
+        Evaluator(3, batches())
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        partial(torch.optim.lr_scheduler.ReduceLROnPlateau),
+    ],
+)
+def test_a_schedule_and_a_torch_scheduler_do_not_go_together(scheduler):
+    with pytest.raises(ValueError, match=r"schedulers has Cosine.* give schedules or torch sched"):
+        make_trainer(schedulers=[cosine(), scheduler])
+
+
+def test_a_schedule_that_was_not_made_is_refused():
+    with pytest.raises(TypeError, match=r"must give a number. Call what makes a schedule: cosine"):
+        make_trainer(schedulers=cosine).fit()
+
+
+def test_a_plateau_needs_an_evaluation_that_is_due():
+    trainer = make_trainer(
+        schedulers=torch.optim.lr_scheduler.ReduceLROnPlateau,
+        eval_dataloader=batches(),
+        eval_interval=None,
+    )
+
+    with pytest.raises(ValueError, match="and an eval_interval such as '1ep'"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "message"),
+    [
+        ("events", {"batch_end"}, r"Odd.events has \{'batch_end'\} and must be a set of members"),
+        ("events", "batch_end", r"Odd.events has \{'batch_end'\}"),
+        ("writes", {"weights"}, r"Odd.writes has \{'weights'\} and must be a set of fields"),
+        ("reads", {"weights"}, r"Odd.reads has \{'weights'\} and must be a set of fields"),
+    ],
+)
+def test_what_an_algorithm_declares_is_checked(declared, given, message):
+    odd = attrs.frozen(type("Odd", (Algorithm,), {declared: given}))
+
+    with pytest.raises(TypeError, match=message):
+        make_trainer(algorithms=odd())

@@ -861,3 +861,172 @@ def test_the_example_of_the_docs_needs_no_more_than_it_says():
     )
 
     assert trainer.fit().max_duration == Time.parse("1ep")
+
+
+# What an audit found
+
+
+def test_a_batch_without_a_token_has_no_share_for_a_function_that_counts_either():
+    inputs, targets = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, -100, -100])
+    trainer = make_trainer(
+        train_dataloader=[(inputs, targets)],
+        eval_dataloader=[(inputs[4:], targets[4:]), (inputs[:4], targets[:4])],
+        max_duration="1ba",
+        grad_accum=3,
+        loss_mean_over=lambda batch: int((batch[1] != -100).sum()),
+    )
+
+    model = nn.Linear(4, CLASSES)
+    model.load_state_dict(trainer.state.model.state_dict())
+    expected = cross_entropy(model(inputs), targets)
+    state = trainer.fit()
+
+    assert torch.allclose(state.loss, expected)
+    loss = cross_entropy(state.model(inputs[:4]), targets[:4]).item()
+    assert state.metrics["eval"]["loss"] == pytest.approx(loss)
+
+
+def test_the_gradients_that_the_optimizers_see_are_those_of_their_parameters():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, CLASSES))
+    seen = []
+
+    def look(event, state):
+        if event is Event.BEFORE_OPTIMIZER_STEP:
+            seen.append(set(state.grads()))
+        return state
+
+    make_trainer(
+        model, optimizers=torch.optim.SGD(model[1].parameters(), lr=0.1), algorithms=look
+    ).fit()
+
+    assert seen
+    assert all(names == {"1.weight", "1.bias"} for names in seen)
+
+
+def test_a_loader_with_more_batches_than_its_length_does_not_overshoot():
+    class Liar(list):
+        def __len__(self):
+            return 3
+
+    trained = []
+
+    def look(event, state, logger):
+        if event is Event.BATCH_START:
+            trained.append(state.timestamp.batch)
+
+    state = make_trainer(
+        train_dataloader=Liar(5 * batches()[:1]), max_duration="3ba", callbacks=look
+    ).fit()
+
+    assert trained == [0, 1, 2]
+    assert state.timestamp.batch == 3
+
+
+def test_the_rate_that_is_logged_at_the_end_of_an_epoch_is_that_of_its_last_batch():
+    class Unsized:
+        def __iter__(self):
+            return iter(batches())
+
+    used, memory = [], InMemoryLogger()
+
+    def look(event, state, logger):
+        if event is Event.BEFORE_OPTIMIZER_STEP:
+            used.append(state.optimizers[0].param_groups[0]["lr"])
+
+    make_trainer(
+        train_dataloader=Unsized(),
+        schedulers=decay(),
+        max_duration="2ep",
+        log_interval="1ep",
+        callbacks=look,
+        loggers=memory,
+    ).fit()
+
+    last_of_epochs = used[len(batches()) - 1 :: len(batches())]
+    assert memory.series("lr") == last_of_epochs
+
+
+def decay():
+    return lambda clock: 0.5**clock.timestamp.batch
+
+
+@pytest.mark.parametrize("event", [Event.EVAL_BATCH_START, Event.EVAL_END])
+@pytest.mark.parametrize("interval", ["1ep", "2ba"])
+def test_an_interrupted_evaluation_repeats_no_batch_and_steps_no_scheduler_twice(event, interval):
+    def run(interrupt):
+        rates, left = [], [interrupt]
+
+        def look(now, state, logger):
+            if now is Event.BATCH_START:
+                rates.append((state.timestamp.batch, state.optimizers[0].param_groups[0]["lr"]))
+            if now is event and left[0]:
+                left[0] = False
+                raise KeyboardInterrupt
+
+        trainer = make_trainer(
+            eval_dataloader=batches(),
+            eval_interval=interval,
+            schedulers=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5),
+            max_duration="3ep",
+            callbacks=look,
+        )
+        if interrupt:
+            with pytest.raises(KeyboardInterrupt):
+                trainer.fit()
+        trainer.fit()
+        return rates
+
+    assert run(interrupt=True) == run(interrupt=False)
+
+
+def test_an_iteration_whose_last_evaluation_was_interrupted_ends_when_training_goes_on():
+    left, ends = [True], []
+
+    def look(event, state, logger):
+        if event is Event.EVAL_START and left[0]:
+            left[0] = False
+            raise KeyboardInterrupt
+        if event is Event.ITERATION_END:
+            ends.append(state.timestamp.epoch)
+
+    trainer = make_trainer(
+        eval_dataloader=batches(), iteration_length="1ep", max_duration="3ep", callbacks=look
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    trainer.fit()
+
+    assert ends == [1, 2, 3]
+
+
+def test_optimizers_that_an_algorithm_brings_follow_the_schedule():
+    def swap(event, state):
+        if event is not Event.FIT_START:
+            return state
+        return state.evolve(optimizers=(sgd(state.model.parameters()),))
+
+    memory = InMemoryLogger()
+    state = make_trainer(
+        algorithms=swap, schedulers=lambda clock: 0.5, loggers=memory, max_duration="2ba"
+    ).fit()
+
+    rate = sgd(linear().parameters()).param_groups[0]["lr"]
+    assert state.optimizers[0].param_groups[0]["lr"] == 0.5 * rate
+    assert memory.series("lr") == [0.5 * rate] * 2
+
+
+def test_a_state_takes_a_length_of_training_as_it_is_written():
+    state = State(linear()).evolve(max_duration="3ba")
+
+    assert state.max_duration == Time("3ba")
+
+
+def test_gradients_of_a_state_are_a_copy_that_nobody_can_change():
+    given = {"weight": torch.zeros(1)}
+    state = State(linear()).evolve(gradients=given)
+
+    given["bias"] = torch.zeros(1)
+
+    assert set(state.gradients) == {"weight"}
+    with pytest.raises(TypeError):
+        state.gradients["bias"] = torch.zeros(1)

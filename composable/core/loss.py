@@ -94,11 +94,22 @@ def weigher(mean_over: Any, spec: BatchSpec) -> Callable[[Any], Any]:
     if mean_over == "tokens":
         return lambda batch: count_loss_tokens(spec.targets(batch))
     if callable(mean_over):
-        return mean_over  # type: ignore[no-any-return]
+        return lambda batch: _as_count(mean_over(batch))
     raise ValueError(
         f"loss_mean_over={mean_over!r} must be 'examples', 'tokens' (targets other than -100), or "
         "a function that counts in a batch what its loss is the mean of."
     )
+
+
+def _as_count(count: Any) -> Tensor:
+    if isinstance(count, Tensor):
+        return count
+    if isinstance(count, bool) or not isinstance(count, (int, float)):
+        raise TypeError(
+            f"loss_mean_over counted {count!r} in a batch, and must count a number or give a "
+            "tensor of one element."
+        )
+    return torch.tensor(count)
 
 
 def check_loss(loss: Any) -> Tensor:

@@ -226,6 +226,7 @@ class Dispatcher:
 def as_algorithm(algorithm: object) -> Algorithm:
     """An algorithm as it is, a plain function wrapped."""
     if isinstance(algorithm, Algorithm):
+        _check_declarations(algorithm)
         return algorithm
     if isinstance(algorithm, type):
         raise TypeError(
@@ -243,6 +244,20 @@ def as_algorithm(algorithm: object) -> Algorithm:
         f"algorithms has {algorithm!r}: each must be an Algorithm, such as MixUp(), or a function "
         "(event, state) -> state."
     )
+
+
+def _check_declarations(algorithm: Algorithm) -> None:
+    """What an algorithm declares are events, and fields of the state."""
+    fields = {field.name for field in attrs.fields(State)}
+    known: dict[str, set[Any]] = {"events": set(Event), "reads": fields, "writes": fields}
+    for declared, allowed in known.items():
+        given = getattr(algorithm, declared)
+        strange = {given} if isinstance(given, str) else set(given) - allowed
+        if strange:
+            what = "members of Event" if declared == "events" else f"fields of State: {fields}"
+            raise TypeError(
+                f"{type(algorithm).__name__}.{declared} has {strange} and must be a set of {what}."
+            )
 
 
 def as_callback(callback: object) -> Callback:

@@ -20,7 +20,19 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 def _read_only(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     """A mapping that nobody can change: not through itself, nor through what it was made from."""
-    return mapping if type(mapping) is MappingProxyType else MappingProxyType(dict(mapping))
+    return MappingProxyType({name: _frozen(value) for name, value in mapping.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return _read_only(value) if isinstance(value, (dict, MappingProxyType)) else value
+
+
+def _as_time(value: Any) -> Time | None:
+    return None if value is None else Time.parse(value)
+
+
+def _as_gradients(value: Any) -> Mapping[str, Tensor] | None:
+    return None if value is None else MappingProxyType(dict(value))
 
 
 class FrozenStateError(attrs.exceptions.FrozenInstanceError):
@@ -64,12 +76,12 @@ class State:
     """What the model made of it (of its last microbatch)."""
     loss: Tensor | None = None
     """Its loss, detached but between `AFTER_LOSS` and the backward pass."""
-    gradients: Mapping[str, Tensor] | None = None
+    gradients: Mapping[str, Tensor] | None = attrs.field(default=None, converter=_as_gradients)
     """Gradients by parameter name that replace the parameters' `.grad` at the optimizer's step."""
     timestamp: Timestamp = Timestamp()
     began: Timestamp = Timestamp()
     """The timestamp before the last finished batch: when that batch began."""
-    max_duration: Time | None = None
+    max_duration: Time | None = attrs.field(default=None, converter=_as_time)
     epoch_length: int | None = None
     """Batches in an epoch, or None where it isn't known."""
     key: Key = Key(0)
@@ -90,10 +102,9 @@ class State:
         Raises:
             TypeError: There is no such field.
         """
-        if "memory" in changes:
-            changes["memory"] = _read_only(changes["memory"])
-        if "metrics" in changes:
-            changes["metrics"] = _read_only(changes["metrics"])
+        if not _CONVERTED.isdisjoint(changes):
+            for name in _CONVERTED & changes.keys():
+                changes[name] = _CONVERTERS[name](changes[name])
         fields = {**self.__dict__, **changes}
         if len(fields) != _COUNT:
             unknown = sorted(changes.keys() - _FIELDS)
@@ -128,8 +139,13 @@ class State:
         """The gradients that the optimizers will see, by parameter name."""
         if self.gradients is not None:
             return self.gradients
-        named = self.model.named_parameters()
-        return {name: p.grad for name, p in named if p.grad is not None}
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        return {
+            name: parameter.grad
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None and (id(parameter) in held or not groups)
+        }
 
     def generator(self, *who: str | int) -> torch.Generator:
         """A CPU generator that depends on the seed, `who` and the batch number alone."""
@@ -156,6 +172,13 @@ _new = object.__new__
 _set = object.__setattr__
 _FIELDS = frozenset(field.name for field in attrs.fields(State))
 _COUNT = len(_FIELDS)
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "memory": _read_only,
+    "metrics": _read_only,
+    "gradients": _as_gradients,
+    "max_duration": _as_time,
+}
+_CONVERTED = frozenset(_CONVERTERS)
 
 
 def _refuse_assignment(self: State, name: str, value: object = None) -> None:

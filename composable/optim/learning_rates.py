@@ -50,6 +50,12 @@ class LearningRates:
         plateaus = tuple(s for s in stepped if isinstance(s, ReduceLROnPlateau))
         others = tuple(s for s in stepped if not isinstance(s, ReduceLROnPlateau))
         schedules = tuple(s for s in built if not isinstance(s, LRScheduler))
+        if schedules and stepped:
+            raise ValueError(
+                f"schedulers has {schedules[0]!r}, which sets the learning rate of every batch, "
+                f"and a {type(stepped[0]).__name__}, which sets it too: give schedules or torch "
+                "schedulers, not both."
+            )
         return cls(
             tuple(optimizers),
             schedules,
@@ -69,7 +75,7 @@ class LearningRates:
             return
         factor = 1.0
         for schedule in self.schedules:
-            factor *= schedule(clock)
+            factor *= _check_factor(schedule, schedule(clock))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 # torch's own name for it: it is saved and loaded with the optimizer.
@@ -110,6 +116,16 @@ class LearningRates:
         return rates
 
 
+def _check_factor(schedule: Any, value: Any) -> float:
+    if isinstance(value, (int, float)):
+        return value
+    raise TypeError(
+        f"schedulers has {schedule!r}, which gave {value!r} for the state of the run and must give "
+        "a number. Call what makes a schedule: cosine(). Give a torch scheduler as an instance, or "
+        "as functools.partial of its class."
+    )
+
+
 def _number(rate: Any) -> Any:
     return rate.clone() if isinstance(rate, Tensor) else rate
 
@@ -120,7 +136,7 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
         if len(optimizers) != 1:
             raise ValueError(
                 f"schedulers has {given!r} to be made for {len(optimizers)} optimizers: give "
-                "instances instead, one for each optimizer."
+                "optimizers and schedulers as instances, a scheduler for each optimizer."
             )
         return given(optimizers[0])
     if isinstance(given, LRScheduler):
