@@ -182,3 +182,10 @@ def test_an_algorithm_is_a_frozen_value():
     assert repr(MixUp(0.3)) == "MixUp(alpha=0.3, per_sample=False, interpolate_loss=False)"
     with pytest.raises(AttributeError):
         MixUp().alpha = 1.0
+
+
+def test_inputs_of_several_tensors_are_refused():
+    inputs, targets = batches()[0]
+
+    with pytest.raises(TypeError, match=r"inputs is a tuple, but must be a tensor.* apply_mixup"):
+        make_trainer(train_dataloader=[((inputs, inputs), targets)], algorithms=[MixUp()]).fit()
