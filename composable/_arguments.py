@@ -9,7 +9,7 @@ from torch import nn
 
 from composable.core.batch import BatchSpec
 from composable.core.loss import ModelLoss, TargetLoss
-from composable.core.time import Time, TimeUnit
+from composable.core.time import Time, TimeUnit, check_time
 from composable.metrics import Evaluator
 
 
@@ -53,14 +53,6 @@ def check_device(device: Any) -> torch.device:
             "CUDA device: use 'cpu', or install a CUDA build of PyTorch."
         )
     return chosen
-
-
-def check_time(name: str, time: Any) -> Time:
-    """A time."""
-    try:
-        return Time.parse(time)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}={time!r}: {error}") from None
 
 
 def check_function(name: str, function: Any, call: str) -> Any:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from composable import Clock, Time
+from composable import Clock, Time, Timestamp
 from composable.loggers import InMemoryLogger
 from composable.optim import Schedule, constant, cosine, linear, step
 from tests.helpers import batches, make_trainer
@@ -163,9 +163,10 @@ def test_a_plain_loop_can_use_a_schedule():
     ("build", "error", "message"),
     [
         (lambda: step("0ba"), ValueError, "step_size='0ba' must be longer than nothing"),
-        (lambda: step("often"), ValueError, "time 'often' can't be read"),
-        (lambda: linear(duration="late"), ValueError, "time 'late' can't be read"),
-        (lambda: cosine(warmup=1.5), TypeError, "A time must be .* got 1.5"),
+        (lambda: step("often"), ValueError, "step_size='often': time 'often' can't be read"),
+        (lambda: linear(duration="late"), ValueError, "duration='late': time 'late' can't be read"),
+        (lambda: cosine(warmup=1.5), TypeError, "warmup=1.5: A time must be .* got 1.5"),
+        (lambda: constant(warmup="5"), ValueError, "warmup='5': time '5' can't be read"),
         (lambda: cosine(0.1, "5ba"), TypeError, "positional argument"),
     ],
 )
@@ -174,16 +175,60 @@ def test_times_are_checked(build, error, message):
         build()
 
 
+@pytest.mark.parametrize("value", ["1ep", True, None, Time("1ep"), torch.tensor(1.0)])
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (constant, "alpha"),
+        (linear, "alpha_i"),
+        (partial(linear, 1.0), "alpha_f"),
+        (cosine, "alpha_f"),
+        (partial(step, "1ep"), "gamma"),
+    ],
+)
+def test_multipliers_are_numbers(build, name, value):
+    with pytest.raises(TypeError, match=rf"{name}=.* must be a number\. Lengths are given by name"):
+        build(value)
+    with pytest.raises(ValueError, match=f"{name}=nan must be finite"):
+        build(math.nan)
+
+
+@pytest.mark.parametrize("build", [constant, linear, cosine, partial(step, "2ep")])
+@pytest.mark.parametrize(("warmup", "whole"), [("1ep", "9ba"), ("1ep", "3ep"), ("0.5dur", "3ep")])
+def test_a_warm_up_in_epochs_of_unknown_length_is_refused(build, warmup, whole):
+    clock = Clock(Timestamp(batch=2, batch_in_epoch=2), whole)
+
+    with pytest.raises(ValueError, match=rf"warmup='{warmup}' can't rise within epochs of unkn"):
+        build(warmup=warmup)(clock)
+
+
+def test_a_warm_up_in_iterations_is_refused():
+    with pytest.raises(ValueError, match=r"warmup='1iter' can't rise .* in batches, such as"):
+        constant(warmup="1iter")(Clock(Timestamp(), "9ba", 3))
+
+
+def test_no_warm_up_needs_no_length():
+    assert constant(warmup="0ep")(Clock(Timestamp(), "3ep")) == 1.0
+
+
+def test_a_trainer_without_the_length_of_an_epoch_refuses_a_warm_up_in_epochs():
+    class Stream:
+        def __iter__(self):
+            return iter(batches())
+
+    with pytest.raises(ValueError, match=r"warmup='1ep' .* with a loader that has a length"):
+        make_trainer(train_dataloader=Stream(), schedulers=constant(warmup="1ep")).fit()
+    make_trainer(train_dataloader=Stream(), schedulers=constant(warmup="2ba")).fit()
+
+
 def test_units_that_can_not_be_related_are_refused():
-    clock = Clock.at(batch=7, max_duration="10ep")  # of unknown length
+    clock = Clock(Timestamp(batch=7), "10ep")  # of unknown length
 
     with pytest.raises(ValueError, match="warmup='2ba' and duration='1dur' of this run can't be"):
         linear(warmup="2ba")(clock)
 
 
 def test_a_schedule_of_a_run_without_an_end_is_refused():
-    from composable import Timestamp
-
     with pytest.raises(ValueError, match="the run has no max_duration"):
         cosine()(Clock(Timestamp()))
 

@@ -19,7 +19,7 @@ def number(low: float, high: float = float("inf"), *, ends: str = "[]") -> Valid
         below = value < high if high_open else value <= high
         if not (above and below):
             bounds = f"in {ends[0]}{low}, {high}{ends[1]}"
-            if high == float("inf"):
+            if high == float("inf") and not high_open:
                 bounds = f"above {low}" if low_open else f"{low} or more"
             raise ValueError(f"{attribute.name}={value!r} must be {bounds}.")
 

@@ -27,6 +27,13 @@ class BlurPool(Algorithm):
     blur_first: bool = attrs.field(default=True, validator=flag)
     min_channels: int = attrs.field(default=16, validator=integer(0))
 
+    def __attrs_post_init__(self) -> None:
+        if not (self.replace_convs or self.replace_maxpools):
+            raise ValueError(
+                "replace_convs=False and replace_maxpools=False leave nothing to replace: set one "
+                "of them to True, or leave BlurPool out."
+            )
+
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY
     reads = frozenset({"model"})

@@ -9,7 +9,7 @@ from composable.algorithms._validators import number
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit
+from composable.core.time import Time, TimeLike, TimeUnit, check_time
 from composable.functional import ema, ema_smoothing, with_tensors
 
 __all__ = ["EMA"]
@@ -18,12 +18,16 @@ _TAKES_OVER = (Event.EVAL_START, Event.PREDICT_START)
 _UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 
 
-def _time(value: TimeLike) -> Time:
-    return Time.parse(value)
+def _half_life(value: TimeLike | None) -> Time | None:
+    return None if value is None else check_time("half_life", value)
 
 
-def _optional_time(value: TimeLike | None) -> Time | None:
-    return None if value is None else Time.parse(value)
+def _update_interval(value: TimeLike | None) -> Time | None:
+    return None if value is None else check_time("update_interval", value)
+
+
+def _ema_start(value: TimeLike) -> Time:
+    return check_time("ema_start", value)
 
 
 @attrs.frozen(repr=False)
@@ -47,13 +51,13 @@ class EMA(Algorithm):
     """
 
     half_life: Time | None = attrs.field(
-        default=Time(1000, TimeUnit.BATCH), converter=_optional_time, eq=str
+        default=Time(1000, TimeUnit.BATCH), converter=_half_life, eq=str
     )
     smoothing: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(number(0, 1))
     )
-    ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_time, eq=str)
-    update_interval: Time | None = attrs.field(default=None, converter=_optional_time, eq=str)
+    ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_ema_start, eq=str)
+    update_interval: Time | None = attrs.field(default=None, converter=_update_interval, eq=str)
 
     stage = Stage.AVERAGE
     reads = frozenset({"model", "timestamp", "memory"})
@@ -66,16 +70,18 @@ class EMA(Algorithm):
                 "one of them, such as EMA(half_life='100ba') or "
                 "EMA(half_life=None, smoothing=0.99)."
             )
-        interval = self.interval
-        for argument, time in (("half_life", self.half_life), ("update_interval", interval)):
-            if time is not None and (time.unit is not interval.unit or not time.value):
+        given = {"half_life": self.half_life, "update_interval": self.update_interval}
+        for argument, time in given.items():
+            if time is not None and (time.unit not in _UNITS or not time.value):
                 raise ValueError(
-                    f"{argument}={_text(time)} doesn't go with update_interval={_text(interval)}: "
-                    "both must be above zero and in one unit."
+                    f"{argument}={_text(time)} must be above zero, in batches or epochs, such as "
+                    "'1ba'."
                 )
-        if interval.unit not in _UNITS:
+        if self.half_life is not None and self.half_life.unit is not self.interval.unit:
             raise ValueError(
-                f"update_interval={_text(interval)} must be in batches or epochs, such as '1ba'."
+                f"half_life={_text(self.half_life)} and "
+                f"update_interval={_text(self.update_interval)} must be in one unit: batches or "
+                "epochs."
             )
 
     @property

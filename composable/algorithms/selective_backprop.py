@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 
 from composable.algorithms._validators import integer, number
 from composable.core.algorithm import Algorithm, Stage
-from composable.core.batch import count_examples, map_tensors
+from composable.core.batch import count_examples, select_examples
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import select_using_loss, should_select
@@ -68,7 +68,7 @@ class SelectiveBackprop(Algorithm):
             self.score(state), keep=self.keep, generator=state.generator(self.name)
         )
         count = count_examples(state.inputs)
-        return state.evolve(batch=map_tensors(lambda t: _rows(t, chosen, count), state.batch))
+        return state.evolve(batch=select_examples(state.batch, chosen, count))
 
     def score(self, state: State) -> Tensor:
         """The loss of each example, computed without a trace."""
@@ -87,12 +87,6 @@ class SelectiveBackprop(Algorithm):
 def _per_example(loss_fn: Any, outputs: Any, batch: Any) -> Tensor:
     losses: Tensor = loss_fn.per_example(outputs, batch)
     return losses
-
-
-def _rows(tensor: Tensor, chosen: Tensor, count: int) -> Tensor:
-    if tensor.ndim and tensor.shape[0] == count:
-        return tensor[chosen]
-    return tensor
 
 
 def _shrink(inputs: Any, scale_factor: float) -> Tensor:

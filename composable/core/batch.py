@@ -14,7 +14,20 @@ import attrs
 import torch
 from torch import Tensor
 
-__all__ = ["BatchSpec", "count_examples", "map_tensors", "split_batch"]
+__all__ = ["BatchSpec", "count_examples", "map_tensors", "select_examples", "split_batch"]
+
+
+def _check_key(_: object, attribute: "attrs.Attribute[Any]", key: Any) -> None:
+    path = isinstance(key, (list, tuple)) and key and all(map(_is_step, key))
+    if not (_is_step(key) or path or callable(key) or _is_pair(key)):
+        raise TypeError(
+            f"{attribute.name}={key!r} must be an index (0), a name ('image'), a path of these "
+            "(['views', 0]), a function that reads the part, or a pair of functions (get, set)."
+        )
+
+
+def _is_step(key: Any) -> bool:
+    return isinstance(key, (int, str)) and not isinstance(key, bool)
 
 
 @attrs.frozen
@@ -27,6 +40,9 @@ class BatchSpec:
             returns a new batch.
         target_key: The same, for the target.
 
+    Raises:
+        TypeError: A key is none of these.
+
     Example:
         >>> from composable.core.batch import BatchSpec
         >>> spec = BatchSpec("image", "label")
@@ -37,8 +53,8 @@ class BatchSpec:
         ('new', tensor([0, 1]))
     """
 
-    input_key: Any = 0
-    target_key: Any = 1
+    input_key: Any = attrs.field(default=0, validator=_check_key)
+    target_key: Any = attrs.field(default=1, validator=_check_key)
 
     def inputs(self, batch: Any) -> Any:
         """The input of a batch; a batch that is a tensor is its own input."""
@@ -244,7 +260,9 @@ def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Split a batch along its first dimension.
 
     Tensors are split into views; lists of one plain value (a string, a number) an example are
-    split too; tensors without dimensions and other values go to every part.
+    split too, and so are tuples of one string an example, which is what a DataLoader makes of
+    strings. Tuples of numbers, such as a size, tensors without dimensions and other values go
+    to every part.
 
     Args:
         batch: Any tree of tensors, each with `sum(sizes)` rows.
@@ -273,7 +291,7 @@ def _split(tree: Any, sizes: list[int], place: str) -> list[Any]:
                 "one row an example, or train without grad_accum and microbatch_size."
             )
         return list(torch.split(tree, sizes))
-    if isinstance(tree, (tuple, list)) and len(tree) == count and _is_plain(tree):
+    if _is_column(tree, count):
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [type(tree)(tree[start : start + n]) for start, n in zip(starts, sizes, strict=True)]
     children = _children(tree)
@@ -285,8 +303,43 @@ def _split(tree: Any, sizes: list[int], place: str) -> list[Any]:
     ]
 
 
-def _is_plain(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, (str, bytes, int, float)) for value in values)
+def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
+    """A batch with some of its examples only.
+
+    Selected are the rows of tensors and the items of lists that `split_batch` would split;
+    what has another number of rows than there are examples stays whole. A list makes the host
+    wait for indices on a GPU; tensors do not.
+
+    Args:
+        batch: Any tree of tensors.
+        indices: The examples to keep.
+        count: The number of examples in the batch.
+
+    Example:
+        >>> from composable.core.batch import select_examples
+        >>> batch = (torch.arange(3), ["a", "b", "c"])
+        >>> select_examples(batch, torch.tensor([0, 2]), 3)
+        (tensor([0, 2]), ['a', 'c'])
+    """
+    if isinstance(batch, Tensor):
+        return batch[indices] if batch.ndim and batch.shape[0] == count else batch
+    if _is_column(batch, count):
+        return type(batch)(batch[i] for i in indices.tolist())
+    children = _children(batch)
+    if not children:
+        return batch
+    new = {name: select_examples(child, indices, count) for name, child in children.items()}
+    if all(new[name] is child for name, child in children.items()):
+        return batch
+    return _rebuild(batch, new)
+
+
+def _is_column(tree: Any, count: int) -> bool:
+    """Whether it is a list of one plain value an example, or a tuple of one string an example."""
+    if not (isinstance(tree, list) or type(tree) is tuple) or len(tree) != count:
+        return False
+    plain = (str, bytes, int, float) if isinstance(tree, list) else (str, bytes)
+    return all(isinstance(value, plain) for value in tree)
 
 
 def microbatch_sizes(count: int, *, parts: int | None, size: int | None) -> list[int]:

@@ -19,7 +19,8 @@ class Callback:
 
     A subclass defines a method for each event that it watches, named like the event in lower
     case, with `(state, logger)`; or `run_event(event, state, logger)` for all events, which
-    switches the single methods off. A method returns None or a `Control`.
+    switches the single methods off. A method returns None or a `Control`. An attribute that is
+    named like an event and can't be called is left alone.
 
     Example:
         >>> from composable import Callback, Control
@@ -38,7 +39,7 @@ class Callback:
 
     def run_event(self, event: Event, state: "State", logger: "Logger") -> Control | None:
         """Watch every event; by default the method named like the event is called."""
-        hook = getattr(self, event.value, None)
+        hook = _hook(self, event)
         return hook(state, logger) if hook else None
 
     def close(self) -> None:
@@ -62,12 +63,31 @@ class FunctionCallback(Callback):
 
 
 def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:
-    """The `(state, logger)` functions of a callback, by the events that it watches."""
+    """The `(state, logger)` functions of a callback, by the events that it watches.
+
+    Raises:
+        TypeError: It has functions of two names of one event.
+    """
     if type(callback).run_event is not Callback.run_event:
         return {event: partial(callback.run_event, event) for event in Event}
-    hooks = {}
-    for name, event in Event.__members__.items():  # older names of events included
-        hook = getattr(callback, name.lower(), None)
-        if hook is not None:
-            hooks[event] = hook
-    return hooks
+    hooks = {event: _hook(callback, event) for event in Event}
+    return {event: hook for event, hook in hooks.items() if hook is not None}
+
+
+_NAMES = {  # older names of events included
+    event: [name.lower() for name, same in Event.__members__.items() if same is event]
+    for event in Event
+}
+
+
+def _hook(callback: Callback, event: Event) -> Callable[..., Any] | None:
+    """The function that is named like an event; data of that name is the callback's own."""
+    found = {name: getattr(callback, name, None) for name in _NAMES[event]}
+    hooks = {name: hook for name, hook in found.items() if callable(hook)}
+    first = next(iter(hooks.values()), None)
+    if any(hook != first for hook in hooks.values()):
+        raise TypeError(
+            f"{callback.name} defines {' and '.join(hooks)}, which are names of one event: "
+            f"make {event.value} of them."
+        )
+    return first

@@ -10,7 +10,16 @@ from composable.core.algorithm import Algorithm, Stage, check_returned, nested
 from composable.core.event import Event
 from composable.core.plan import as_algorithm
 from composable.core.state import State
-from composable.core.time import Clock, HasTime, Time, TimeLike, Timestamp, TimeUnit, reached
+from composable.core.time import (
+    Clock,
+    HasTime,
+    Time,
+    TimeLike,
+    Timestamp,
+    TimeUnit,
+    check_time,
+    reached,
+)
 
 __all__ = [
     "always",
@@ -217,7 +226,7 @@ def during(start: TimeLike, end: TimeLike, algorithm: Any, *, name: str | None =
         >>> during("0dur", "0.8dur", MixUp())
         during('0dur', '0.8dur', MixUp(alpha=0.2, per_sample=False, interpolate_loss=False))
     """
-    times = {"start": Time.parse(start), "end": Time.parse(end)}
+    times = {"start": check_time("start", start), "end": check_time("end", end)}
     return _named(During, name, (as_algorithm(algorithm),), **times)
 
 
@@ -259,7 +268,7 @@ def every(interval: TimeLike, algorithm: Any, *, name: str | None = None) -> Eve
         >>> every("2ba", MixUp()).name
         "every('2ba', MixUp)"
     """
-    time = Time.parse(interval)
+    time = check_time("interval", interval)
     if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not time.value:
         raise ValueError(
             f"interval={interval!r} must be one or more batches or epochs: '2ba' or '3ep'."

@@ -53,8 +53,8 @@ _ALLOWED = (
     "(tokens), '2iter' (iterations), '0.5dur' (half of the run), '30sec', '90s' or '1h30m'; "
     "a plain integer means epochs"
 )
-_NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?|\d+/\d+)(iter|ep|ba|sp|tok|dur|sec)")
-_WALL_CLOCK = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+_NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]+)(iter|ep|ba|sp|tok|dur|sec)")
+_WALL_CLOCK = re.compile(r"(?=[0-9])(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
 
 
 @total_ordering
@@ -174,8 +174,12 @@ class Time:
         if isinstance(other, (Time, str)):
             other = Time.parse(other)
             self._same_unit(other, "divided by")
-            return Time(Fraction(self.value) / other.value, TimeUnit.DURATION)
-        return Time(Fraction(self.value) / _as_exact(other), self.unit)
+            divisor, unit = Fraction(other.value), TimeUnit.DURATION
+        else:
+            divisor, unit = _as_exact(other), self.unit
+        if not divisor:
+            raise ZeroDivisionError(f"{self} can't be divided by {other}, which is zero.")
+        return Time(Fraction(self.value) / divisor, unit)
 
     def _same_unit(self, other: "Time", verb: str) -> None:
         if self.unit is not other.unit:
@@ -187,6 +191,14 @@ class Time:
 
 
 TimeLike: TypeAlias = Time | str | int
+
+
+def check_time(name: str, time: TimeLike) -> Time:
+    """Read the time that was given as an argument; an error begins with the argument."""
+    try:
+        return Time.parse(time)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}={time!r}: {error}") from None
 
 
 def _as_unit(unit: TimeUnit | str) -> TimeUnit:
@@ -203,7 +215,8 @@ def _as_exact(value: int | float | Fraction) -> Fraction:
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
             raise ValueError(f"value={value!r} is not finite.")
-        return Fraction(repr(value))  # 0.1 means one tenth, not the binary number next to it
+        # 0.1 means one tenth, not the binary number next to it. (NumPy's repr says its type.)
+        return Fraction(float.__repr__(value))
     return Fraction(value)
 
 
@@ -329,8 +342,14 @@ class HasTime(Protocol):
     def epoch_length(self) -> int | None: ...
 
 
-def _as_optional_time(value: TimeLike | None) -> Time | None:
-    return None if value is None else Time.parse(value)
+def _as_length(value: TimeLike | None) -> Time | None:
+    length = None if value is None else check_time("max_duration", value)
+    if length is not None and length.unit is TimeUnit.DURATION:
+        raise ValueError(
+            f"max_duration={str(length)!r} is a fraction of itself: give epochs, batches, samples, "
+            "tokens or seconds, such as '10ep'."
+        )
+    return length
 
 
 @attrs.frozen
@@ -352,12 +371,32 @@ class Clock:
     """
 
     timestamp: Timestamp
-    max_duration: Time | None = attrs.field(default=None, converter=_as_optional_time)
+    max_duration: Time | None = attrs.field(default=None, converter=_as_length)
     epoch_length: int | None = None
 
     @classmethod
     def at(cls, *, batch: int, max_duration: TimeLike, epoch_length: int | None = None) -> "Clock":
-        """The clock of a run that has done `batch` batches: for schedules in your own loop."""
+        """The clock of a run that has done `batch` batches: for schedules in your own loop.
+
+        Args:
+            batch: How many batches are done.
+            max_duration: The length of the run, in batches or epochs.
+            epoch_length: Batches in an epoch. Needed where the run is in epochs.
+
+        Raises:
+            ValueError: What is done of the run can't be told from the number of batches.
+        """
+        unit = check_time("max_duration", max_duration).unit
+        if unit is TimeUnit.EPOCH and not epoch_length:
+            raise ValueError(
+                f"max_duration={max_duration!r} is in epochs, and epoch_length={epoch_length} "
+                "doesn't say how many batches they have: give epoch_length, such as len(loader)."
+            )
+        if unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+            raise ValueError(
+                f"max_duration={max_duration!r} can't be compared with batch={batch}: give batches "
+                "or epochs, or a Clock with a Timestamp of your own."
+            )
         epoch, within = divmod(batch, epoch_length) if epoch_length else (0, batch)
         now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=within)
         return cls(now, max_duration, epoch_length)

@@ -1,23 +1,79 @@
 """Argument errors: which argument, what it was, what is allowed, what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
+from numbers import Integral, Real
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-__all__ = ["check_blendable", "check_count", "check_one_of", "check_range", "check_same_names"]
+__all__ = [
+    "check_blendable",
+    "check_count",
+    "check_flag",
+    "check_generator",
+    "check_module",
+    "check_one_of",
+    "check_range",
+    "check_same_names",
+    "check_tensor",
+    "check_tensors",
+]
+
+
+def check_tensor(name: str, value: Any, *, advice: str = "") -> None:
+    """Refuse what is no tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is {_kind(value)}, but must be a tensor. {advice}".rstrip())
+
+
+def check_tensors(name: str, value: Any) -> None:
+    """Refuse what is no mapping of names to tensors."""
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"{name} is {_kind(value)}, but must be a mapping of names to tensors, such as "
+            "dict(model.named_parameters())."
+        )
+    for key, tensor in value.items():
+        if not isinstance(tensor, Tensor):  # so that names are put together for an error only
+            check_tensor(f"{name}[{key!r}]", tensor)
+
+
+def check_module(name: str, value: Any) -> None:
+    """Refuse what is no module."""
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} is {_kind(value)}, but must be a torch.nn.Module.")
+
+
+def check_generator(generator: Any) -> None:
+    """Refuse what is neither a generator nor None."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator is {_kind(generator)}, but must be a torch.Generator or None: for a seed, "
+            "write torch.Generator().manual_seed(seed)."
+        )
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, but must be True or False.")
 
 
 def check_range(
     name: str,
-    value: float,
+    value: Any,
     low: float,
     high: float = inf,
     *,
     ends: str = "[]",
     advice: str = "",
 ) -> None:
-    """Refuse a number outside the interval; `ends` says which ends belong to it."""
+    """Refuse what is no number in the interval; `ends` says which ends belong to it."""
+    if not _is_number(value):
+        allowed = f"a number in {ends[0]}{low}, {high}{ends[1]}"
+        raise TypeError(f"{name} is {value!r}, but must be {allowed}. {advice}".rstrip())
     above = value >= low if ends[0] == "[" else value > low
     below = value <= high if ends[1] == "]" else value < high
     if not (above and below):  # so that NaN, which compares to nothing, is refused
@@ -25,9 +81,10 @@ def check_range(
         raise ValueError(f"{name} is {value!r}, but must be {allowed}. {advice}".rstrip())
 
 
-def check_count(name: str, value: int, low: int = 0, *, advice: str = "") -> None:
+def check_count(name: str, value: Any, low: int = 0, *, advice: str = "") -> None:
     """Refuse what is not a whole number of at least `low`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    # Not by hasattr(value, "__index__"), which torch.compile can't ask of a size that changes.
+    if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
         raise TypeError(f"{name} is {value!r}, but must be a whole number. {advice}".rstrip())
     if value < low:
         raise ValueError(f"{name} is {value!r}, but must be at least {low}. {advice}".rstrip())
@@ -40,8 +97,9 @@ def check_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
         raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(options)}.")
 
 
-def check_blendable(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor of integers or bools, which has no values in between."""
+def check_blendable(name: str, tensor: Any, *, advice: str = "") -> None:
+    """Refuse what is no tensor, or one of integers or bools, which has no values in between."""
+    check_tensor(name, tensor, advice=advice)
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(
             f"{name} has dtype {tensor.dtype}, but must have a floating-point one. "
@@ -59,6 +117,16 @@ def check_same_names(first: str, names: Iterable[str], second: str, others: Iter
         )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _some(names: set[str]) -> str:
-    shown = ", ".join(sorted(names)[:5]) or "none"
+    shown = ", ".join(sorted(map(str, names))[:5]) or "none"
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -18,6 +18,8 @@ def count_classes(targets: Tensor, num_classes: int | None) -> int:
             )
         check_count("num_classes", num_classes, 1)
         return num_classes
+    if num_classes is not None:
+        check_count("num_classes", num_classes)
     if targets.ndim == 0:
         raise ValueError("targets has no dimension of classes: it is a single float.")
     found = targets.shape[min(1, targets.ndim - 1)]

@@ -20,7 +20,7 @@ from ._blur_layers import (
     _Blurred,
     _each,
 )
-from ._checks import check_count
+from ._checks import check_count, check_flag, check_module
 from ._surgery import replace_modules
 from ._warnings import NoEffectWarning
 
@@ -78,6 +78,7 @@ def blurpool(
         The new model; `model` itself where there was nothing to replace.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: Neither kind is to be replaced, `min_channels` is negative, or a convolution
             is lazy and does not know its channels yet.
 
@@ -90,6 +91,10 @@ def blurpool(
         >>> [type(layer).__name__ for layer in blurpool(model)]
         ['Conv2d', 'BlurMaxPool2d', 'BlurConv2d']
     """
+    check_module("model", model)
+    check_flag("replace_convs", replace_convs)
+    check_flag("replace_maxpools", replace_maxpools)
+    check_flag("blur_first", blur_first)
     if not (replace_convs or replace_maxpools):
         raise ValueError(
             "replace_convs and replace_maxpools are both False: nothing is left to replace."

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ._checks import check_one_of, check_range, check_same_names
+from ._checks import check_one_of, check_range, check_same_names, check_tensor
 from ._multi import accurate, multi, per_kind
 
 __all__ = ["clip_gradients"]
@@ -60,7 +60,7 @@ def clip_gradients(
 
     Raises:
         ValueError: `threshold` is negative, `method` is unknown, or `params` do not match.
-        TypeError: `grads` is an iterator or a single tensor.
+        TypeError: An argument is of the wrong type, such as an iterator or a single tensor.
 
     Example:
         >>> clip_gradients([torch.tensor([3.0]), None, torch.tensor([4.0])], threshold=1.0)
@@ -132,15 +132,18 @@ def _matching(params: Tensors | None, grads: Tensors) -> list[Tensor]:
 
 
 def _entries(name: str, tensors: Tensors) -> list[Tensor | None]:
-    if isinstance(tensors, Mapping):
-        return list(tensors.values())
-    if isinstance(tensors, Sequence):
-        return list(tensors)
-    raise TypeError(
-        f"{name} is a {type(tensors).__name__}, but must be a mapping or a sequence of "
-        "tensors. "
-        f"Make a list of it, as in [p.grad for p in model.parameters()]."
-    )
+    if not isinstance(tensors, (Mapping, Sequence)):
+        raise TypeError(
+            f"{name} is a {type(tensors).__name__}, but must be a mapping or a sequence of "
+            "tensors. "
+            f"Make a list of it, as in [p.grad for p in model.parameters()]."
+        )
+    entries: list[Any] = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
+    for index, tensor in enumerate(entries):
+        if tensor is not None and not isinstance(tensor, Tensor):
+            key = list(tensors)[index] if isinstance(tensors, Mapping) else index
+            check_tensor(f"{name}[{key!r}]", tensor, advice="None is for one without a gradient.")
+    return entries
 
 
 def _like(grads: Grads, clipped: list[Tensor | None]) -> Grads:

@@ -11,7 +11,7 @@ from math import inf
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ._checks import check_range, check_same_names
+from ._checks import check_range, check_same_names, check_tensors
 from ._multi import multi, per_kind
 
 __all__ = ["ema", "ema_smoothing"]
@@ -41,6 +41,7 @@ def ema(
         result, exactly.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: Names or shapes differ, or `smoothing` is not in [0, 1].
 
     Example:
@@ -50,6 +51,8 @@ def ema(
         {'w': tensor([2.])}
     """
     check_range("smoothing", smoothing, 0, 1, advice="ema_smoothing(half_life) computes it.")
+    check_tensors("average", average)
+    check_tensors("current", current)
     check_same_names("average", average, "current", current)
     for name, tensor in average.items():
         if tensor.shape != current[name].shape:
@@ -77,6 +80,7 @@ def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
         The smoothing for `ema`, in (0, 1).
 
     Raises:
+        TypeError: One of them is not a number.
         ValueError: One of them is not above 0.
 
     Example:

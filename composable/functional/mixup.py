@@ -11,7 +11,14 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ._checks import check_blendable, check_count, check_range
+from ._checks import (
+    check_blendable,
+    check_count,
+    check_flag,
+    check_generator,
+    check_range,
+    check_tensor,
+)
 from ._multi import accurate
 from ._random import draw_beta, home
 from .mixed import Mixed, across
@@ -56,7 +63,7 @@ def mixup(
         targets; and the weight of the first. Its `loss` and `soft_targets` make use of them.
 
     Raises:
-        TypeError: The inputs are integers.
+        TypeError: An argument is of the wrong type, or the inputs are integers.
         ValueError: `alpha` is not above 0, or the batch sizes differ.
 
     Example:
@@ -91,6 +98,7 @@ def draw_mixup(
         the CPU, or where the generator does: a seed means the same draw on every device.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: `alpha` is not above 0, or `batch_size` is negative.
 
     Example:
@@ -100,6 +108,8 @@ def draw_mixup(
     """
     check_count("batch_size", batch_size)
     check_range("alpha", alpha, 0, inf, ends="()", advice="Leave mixup out to mix nothing.")
+    check_flag("per_sample", per_sample)
+    check_generator(generator)
     size = (batch_size,) if per_sample else ()
     permutation = torch.randperm(batch_size, generator=generator, device=home(generator))
     share = draw_beta(alpha, size, generator=generator)
@@ -120,7 +130,7 @@ def apply_mixup(
         The mixed batch; see `mixup`. At weight 1 its inputs equal `inputs` exactly.
 
     Raises:
-        TypeError: The inputs are integers.
+        TypeError: An argument is of the wrong type, or the inputs are integers.
         ValueError: Inputs, targets and draw do not belong to one batch size.
 
     Example:
@@ -130,6 +140,10 @@ def apply_mixup(
                 [6.]])
     """
     _check(inputs, targets)
+    if not isinstance(draw, MixupDraw):
+        raise TypeError(f"draw is {draw!r}, but must be a MixupDraw, such as draw_mixup gives.")
+    check_tensor("draw.permutation", draw.permutation)
+    check_tensor("draw.weight", draw.weight)
     if draw.permutation.shape != inputs.shape[:1]:
         raise ValueError(
             f"draw has {len(draw.permutation)} partners, but inputs has {len(inputs)} "
@@ -145,7 +159,9 @@ def apply_mixup(
 
 
 def _check(inputs: Tensor, targets: Tensor) -> None:
-    check_blendable("inputs", inputs)
+    several = "Mix several with one draw: see draw_mixup and apply_mixup."
+    check_blendable("inputs", inputs, advice=several)
+    check_tensor("targets", targets, advice=several)
     if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
         raise ValueError(
             f"inputs of shape {tuple(inputs.shape)} and targets of shape "

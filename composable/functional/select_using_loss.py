@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ._checks import check_count, check_range
+from ._checks import check_count, check_generator, check_range, check_tensor
 from ._random import draw_exponential, home
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
@@ -41,6 +41,7 @@ def select_using_loss(
         nothing.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: `keep` is not in (0, 1], or there is not one loss per example.
 
     Example:
@@ -70,6 +71,7 @@ def draw_selection(
         lies.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: `keep` is not in (0, 1], or `batch_size` is negative.
 
     Example:
@@ -78,6 +80,7 @@ def draw_selection(
     """
     check_count("batch_size", batch_size)
     check_range("keep", keep, 0, 1, ends="(]", advice="0.5 trains on half of the batch.")
+    check_generator(generator)
     kept = min(batch_size, max(1, round(keep * batch_size)))
     ranks = torch.arange(batch_size, device=home(generator), dtype=torch.float64)
     log_weight = (1 / keep - 1) * ((ranks + 0.5) / max(batch_size, 1)).log()
@@ -101,6 +104,7 @@ def apply_selection(
         Indices in ascending order, on the device of the losses.
 
     Raises:
+        TypeError: An argument is not a tensor.
         ValueError: There is not one loss per example.
 
     Example:
@@ -108,6 +112,7 @@ def apply_selection(
         tensor([1, 3])
     """
     _check(losses)
+    check_tensor("draw", draw, advice="draw_selection gives it.")
     by_loss = losses.detach().argsort(stable=True)
     return by_loss[draw.to(losses.device, non_blocking=True)].sort().values
 
@@ -134,12 +139,15 @@ def should_select(
         True in `start <= elapsed < end`, but for every `interrupt`-th batch.
 
     Raises:
-        ValueError: Not `0 <= start <= end <= 1`, or `interrupt` is negative.
+        TypeError: An argument is not a number.
+        ValueError: Not `0 <= start <= end <= 1`, or one of the others is negative.
 
     Example:
         >>> [should_select(0.6, batch, interrupt=3) for batch in range(6)]
         [True, True, False, True, True, False]
     """
+    check_range("elapsed", elapsed, 0)
+    check_count("batch_index", batch_index)
     check_range("start", start, 0, 1)
     check_range("end", end, start, 1, advice="Selection ends at or after its start.")
     check_count("interrupt", interrupt, advice="0 means never.")
@@ -148,6 +156,7 @@ def should_select(
 
 
 def _check(losses: Tensor) -> None:
+    check_tensor("losses", losses)
     if losses.ndim != 1:
         raise ValueError(
             f"losses has shape {tuple(losses.shape)}, but must hold one loss per example, "

@@ -7,7 +7,7 @@ Vision", CVPR 2016, section 7, https://arxiv.org/abs/1512.00567
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ._checks import check_range
+from ._checks import check_range, check_tensor
 from ._targets import class_probabilities, count_classes
 
 __all__ = ["smooth_labels"]
@@ -35,6 +35,7 @@ def smooth_labels(
         does.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: `smoothing` is not in [0, 1], or `num_classes` is missing or wrong.
         RuntimeError: An index is not in [0, num_classes). It comes from torch, on a GPU at the
             next synchronisation, because looking at the values would make every step wait. An
@@ -46,6 +47,7 @@ def smooth_labels(
         tensor([[0.1000, 0.1000, 0.8000],
                 [0.8000, 0.1000, 0.1000]])
     """
+    check_tensor("targets", targets)
     check_range("smoothing", smoothing, 0, 1, advice="0.1 is usual.")
     classes = count_classes(targets, num_classes)
     rest = smoothing / max(classes, 1)

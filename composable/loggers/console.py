@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from composable.core.logger import LoggerDestination, to_numbers
-from composable.core.time import Time, TimeLike, Timestamp, TimeUnit, crossed
+from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -28,7 +28,7 @@ class ConsoleLogger(LoggerDestination):
     """
 
     def __init__(self, log_interval: TimeLike = "1ep", *, stream: IO[str] | None = None) -> None:
-        self._interval = Time.parse(log_interval)
+        self._interval = check_time("log_interval", log_interval)
         if self._interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION):
             raise ValueError(
                 f"log_interval={str(self._interval)!r} must be in epochs, batches or fractions of "

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ class JSONLinesLogger(LoggerDestination):
     Every line has `epoch`, `batch`, `sample` and `seconds` (of training), and the metrics.
     Lines are written whole, `flush_interval` records at a time and at the end of `fit`, however
     it ends. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and
-    "-Infinity".
+    "-Infinity". A record that can't be written raises its error once the others are written.
 
     Args:
         path: The file; its folder is made. An existing file is an error.
@@ -57,7 +58,16 @@ class JSONLinesLogger(LoggerDestination):
         self._file: IO[str] | None = self.path.open("w", encoding="utf-8")
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
-        """Take in metrics."""
+        """Take in metrics.
+
+        Raises:
+            ValueError: A metric has the name of a field that every line has.
+        """
+        if hidden := sorted(_FIELDS & metrics.keys()):
+            raise ValueError(
+                f"metric {hidden[0]!r} would hide what every line of JSONLinesLogger has by that "
+                f"name: log it under another one, such as 'metrics/{hidden[0]}'."
+            )
         self._pending.append((timestamp, metrics))
         if len(self._pending) >= self._flush_interval:
             self.flush()
@@ -68,14 +78,12 @@ class JSONLinesLogger(LoggerDestination):
             return
         if self._file is None:  # closed at the end of an earlier fit
             self._file = self.path.open("a", encoding="utf-8")
-        numbers = to_numbers(metrics for _, metrics in self._pending)
-        lines = [
-            json.dumps({**_times(timestamp), **_printable(metrics)}, allow_nan=False)
-            for (timestamp, _), metrics in zip(self._pending, numbers, strict=True)
-        ]
+        lines, error = _lines(self._pending)
         self._pending = []  # not before: an interruption up to here loses nothing
-        self._file.write("\n".join(lines) + "\n")
+        self._file.writelines(lines)
         self._file.flush()
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         """Write what is held and close the file; it opens again when there is more."""
@@ -85,6 +93,28 @@ class JSONLinesLogger(LoggerDestination):
             if self._file is not None:
                 self._file.close()
                 self._file = None
+
+
+_Records = Sequence[tuple[Timestamp, Mapping[str, Any]]]
+
+
+def _lines(records: _Records) -> tuple[list[str], Exception | None]:
+    """The lines of all records that can be written, and the first error of the others."""
+    try:
+        numbers = to_numbers(metrics for _, metrics in records)
+        return [
+            json.dumps({**_times(timestamp), **_printable(metrics)}, allow_nan=False) + "\n"
+            for (timestamp, _), metrics in zip(records, numbers, strict=True)
+        ], None
+    except Exception as error:
+        if len(records) == 1:
+            return [], error
+    parts = [_lines([record]) for record in records]
+    errors = [error for _, error in parts if error is not None]
+    return [line for lines, _ in parts for line in lines], errors[0] if errors else None
+
+
+_FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
 
 
 def _times(timestamp: Timestamp) -> dict[str, Any]:
@@ -101,6 +131,11 @@ def _printable(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Integral):  # also one of NumPy, which json doesn't know
+        return int(value)
+    number = float(value) if isinstance(value, Real) else value
+    if isinstance(number, float) and not math.isfinite(number):
+        return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return number

@@ -14,10 +14,12 @@ Example:
 
 import math
 from fractions import Fraction
+from numbers import Real
+from typing import Any
 
 import attrs
 
-from composable.core.time import HasTime, Time, TimeLike, TimeUnit, progress
+from composable.core.time import HasTime, Time, TimeLike, TimeUnit, check_time, progress
 
 __all__ = [
     "Constant",
@@ -35,8 +37,26 @@ _NO_WARMUP = Time(0, TimeUnit.BATCH)
 _WHOLE_RUN = Time(1, TimeUnit.DURATION)
 
 
-def _time(value: TimeLike) -> Time:
-    return Time.parse(value)
+def _warmup(value: TimeLike) -> Time:
+    return check_time("warmup", value)
+
+
+def _duration(value: TimeLike) -> Time:
+    return check_time("duration", value)
+
+
+def _step_size(value: TimeLike) -> Time:
+    return check_time("step_size", value)
+
+
+def _finite(_: object, attribute: "attrs.Attribute[float]", value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(
+            f"{attribute.name}={value!r} must be a number. Lengths are given by name, such as "
+            "warmup='1ep'."
+        )
+    if not math.isfinite(value):
+        raise ValueError(f"{attribute.name}={value!r} must be finite.")
 
 
 @attrs.frozen
@@ -47,11 +67,17 @@ class Schedule:
     starts; a subclass says in `after_warmup` what comes then.
     """
 
-    warmup: Time = attrs.field(default=_NO_WARMUP, converter=_time, kw_only=True)
+    warmup: Time = attrs.field(default=_NO_WARMUP, converter=_warmup, kw_only=True)
 
     def __call__(self, clock: HasTime) -> float:
-        """The multiplier at the time of `clock`."""
+        """The multiplier at the time of `clock`.
+
+        Raises:
+            ValueError: The warm-up is in epochs, and how long an epoch is isn't known.
+        """
         done, ramp = progress(clock, self.warmup)
+        if ramp:
+            _check_rises(clock, self.warmup)
         if done < ramp:
             return self.start * float(done / ramp)
         return self.after_warmup(clock)
@@ -78,9 +104,7 @@ def _in_unit_of(clock: HasTime, warmup: Time, duration: Time) -> int | Fraction:
     """The warm-up in the unit in which `progress` measures `duration`."""
     if not warmup.value:
         return 0
-    whole = clock.max_duration
-    unit = whole.unit if duration.unit is TimeUnit.DURATION and whole else duration.unit
-    ours = whole.unit if warmup.unit is TimeUnit.DURATION and whole else warmup.unit
+    unit, ours = _unit_of(clock, duration), _unit_of(clock, warmup)
     counted = {TimeUnit.BATCH, TimeUnit.EPOCH} if clock.epoch_length else set()
     if ours is unit or {ours, unit} <= counted:
         return progress(clock, warmup)[1]
@@ -90,11 +114,27 @@ def _in_unit_of(clock: HasTime, warmup: Time, duration: Time) -> int | Fraction:
     )
 
 
+def _unit_of(clock: HasTime, time: Time) -> TimeUnit:
+    """The unit in which a time counts: for a fraction of the run, that of the run."""
+    whole = clock.max_duration
+    return whole.unit if time.unit is TimeUnit.DURATION and whole else time.unit
+
+
+def _check_rises(clock: HasTime, warmup: Time) -> None:
+    """Refuse a warm-up in what is only counted whole: it would be 0 up to the end of the first."""
+    unit = _unit_of(clock, warmup)
+    if unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not clock.epoch_length):
+        raise ValueError(
+            f"warmup={str(warmup)!r} can't rise within {unit.plural} of unknown length: give it in "
+            "batches, such as '100ba', or epochs with a loader that has a length."
+        )
+
+
 @attrs.frozen
 class Constant(Schedule):
     """See `constant`."""
 
-    alpha: float = 1.0
+    alpha: float = attrs.field(default=1.0, validator=_finite)
 
     @property
     def start(self) -> float:
@@ -110,9 +150,9 @@ class Constant(Schedule):
 class Linear(Schedule):
     """See `linear`."""
 
-    alpha_i: float = 1.0
-    alpha_f: float = 0.0
-    duration: Time = attrs.field(default=_WHOLE_RUN, converter=_time)
+    alpha_i: float = attrs.field(default=1.0, validator=_finite)
+    alpha_f: float = attrs.field(default=0.0, validator=_finite)
+    duration: Time = attrs.field(default=_WHOLE_RUN, converter=_duration)
 
     @property
     def start(self) -> float:
@@ -129,8 +169,8 @@ class Linear(Schedule):
 class Cosine(Schedule):
     """See `cosine`."""
 
-    alpha_f: float = 0.0
-    duration: Time = attrs.field(default=_WHOLE_RUN, converter=_time)
+    alpha_f: float = attrs.field(default=0.0, validator=_finite)
+    duration: Time = attrs.field(default=_WHOLE_RUN, converter=_duration)
 
     def after_warmup(self, clock: HasTime) -> float:
         """From 1 to `alpha_f` on half a cosine."""
@@ -147,8 +187,8 @@ def _positive(_: object, attribute: "attrs.Attribute[Time]", value: Time) -> Non
 class Step(Schedule):
     """See `step`."""
 
-    step_size: Time = attrs.field(converter=_time, validator=_positive)
-    gamma: float = 0.1
+    step_size: Time = attrs.field(converter=_step_size, validator=_positive)
+    gamma: float = attrs.field(default=0.1, validator=_finite)
 
     def after_warmup(self, clock: HasTime) -> float:
         """`gamma` to the power of the steps taken."""

@@ -74,6 +74,11 @@ def test_it_acts_once_at_the_start():
         ({"min_channels": True}, TypeError, "min_channels=True must be an integer"),
         ({"replace_convs": 1}, TypeError, "replace_convs=1 must be True or False"),
         ({"replace_maxpools": None}, TypeError, "replace_maxpools=None must be True or False"),
+        (
+            {"replace_convs": False, "replace_maxpools": False},
+            ValueError,
+            "replace_convs=False and replace_maxpools=False leave nothing to replace",
+        ),
         ({"blur_first": "yes"}, TypeError, "blur_first='yes' must be True or False"),
     ],
 )

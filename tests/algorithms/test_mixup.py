@@ -161,9 +161,9 @@ def test_outputs_that_are_no_logits_are_answered_with_the_other_way():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"alpha": 0}, ValueError, "alpha=0 must be above 0"),
-        ({"alpha": -0.2}, ValueError, "alpha=-0.2 must be above 0"),
-        ({"alpha": float("nan")}, ValueError, "alpha=nan must be above 0"),
+        ({"alpha": 0}, ValueError, r"alpha=0 must be in \(0, inf\)"),
+        ({"alpha": -0.2}, ValueError, r"alpha=-0\.2 must be in \(0, inf\)"),
+        ({"alpha": float("nan")}, ValueError, r"alpha=nan must be in \(0, inf\)"),
         ({"alpha": float("inf")}, ValueError, "alpha=inf must be"),
         ({"alpha": "0.2"}, TypeError, "alpha='0.2' must be a number"),
         ({"alpha": True}, TypeError, "alpha=True must be a number"),
@@ -182,3 +182,10 @@ def test_an_algorithm_is_a_frozen_value():
     assert repr(MixUp(0.3)) == "MixUp(alpha=0.3, per_sample=False, interpolate_loss=False)"
     with pytest.raises(AttributeError):
         MixUp().alpha = 1.0
+
+
+def test_inputs_of_several_tensors_are_refused():
+    inputs, targets = batches()[0]
+
+    with pytest.raises(TypeError, match=r"inputs is a tuple, but must be a tensor.* apply_mixup"):
+        make_trainer(train_dataloader=[((inputs, inputs), targets)], algorithms=[MixUp()]).fit()

@@ -132,9 +132,17 @@ def test_losses_of_examples_are_found_for_the_loss_of_a_model():
     torch.testing.assert_close(losses, expected.detach())
 
 
-def test_every_tensor_with_a_row_for_each_example_is_selected():
+def test_all_that_has_a_value_for_each_example_is_selected():
     data = [
-        {"x": x, "y": y, "id": torch.arange(4), "scale": torch.tensor(2.0), "name": "a"}
+        {
+            "x": x,
+            "y": y,
+            "id": torch.arange(4),
+            "names": ["0", "1", "2", "3"],
+            "scale": torch.tensor(2.0),
+            "size": (2, 1, 2, 1),
+            "name": "a",
+        }
         for x, y in batches()
     ]
     watch = Watch(Event.BATCH_START, read=lambda s: s.batch)
@@ -150,7 +158,8 @@ def test_every_tensor_with_a_row_for_each_example_is_selected():
     for kept, whole in zip(watch.values, 2 * data, strict=True):
         assert torch.equal(kept["x"], whole["x"][kept["id"]])
         assert torch.equal(kept["y"], whole["y"][kept["id"]])
-        assert (kept["scale"], kept["name"]) == (whole["scale"], "a")
+        assert kept["names"] == [str(i) for i in kept["id"].tolist()]
+        assert (kept["scale"], kept["size"], kept["name"]) == (whole["scale"], (2, 1, 2, 1), "a")
 
 
 def test_smaller_inputs_may_be_scored():

@@ -14,6 +14,7 @@ from composable.core.batch import (
     count_examples,
     map_tensors,
     microbatch_sizes,
+    select_examples,
     split_batch,
     tensors_of,
 )
@@ -190,6 +191,13 @@ def test_what_can_not_be_replaced_asks_for_functions():
         BatchSpec().replace(7, inputs=1)
 
 
+@pytest.mark.parametrize("argument", ["input_key", "target_key"])
+@pytest.mark.parametrize("key", [None, 1.5, True, [], {"x"}, ["x", None], ("x", True), (len, 1)])
+def test_a_key_that_finds_nothing_is_refused(argument, key):
+    with pytest.raises(TypeError, match=rf"{argument}=.* must be an index \(0\), a name .*, set\)"):
+        BatchSpec(**{argument: key})
+
+
 # Trees
 
 
@@ -262,6 +270,50 @@ def test_lists_of_plain_values_split_with_the_tensors():
 
     assert [part["names"] for part in parts] == [["a"], ["b", "c"]]
     assert [part["sizes"] for part in parts] == [(1, 2), (1, 2)]  # not one an example
+
+
+SIZED = {"x": X, "size": (224, 192, 3), "pair": Pair("a", "b"), "names": ["a", "b", "c"]}
+
+
+def test_a_tuple_of_numbers_is_not_one_an_example():
+    for part in [*split_batch(SIZED, [1, 2]), select_examples(SIZED, torch.tensor([1]), 3)]:
+        assert part["size"] == (224, 192, 3)
+    assert [p["pair"] for p in split_batch({"x": Y[:2], "pair": Pair("a", "b")}, [1, 1])] == [
+        Pair("a", "b")
+    ] * 2
+
+
+def test_the_strings_of_a_loader_split_with_the_tensors():
+    data = [(X[i], i, name) for i, name in enumerate("abc")]
+    (batch,) = torch.utils.data.DataLoader(data, batch_size=3)
+
+    assert [part[2] for part in split_batch(batch, [1, 2])] == [("a",), ("b", "c")]
+    assert select_examples(batch, torch.tensor([0, 2]), 3)[2] == ("a", "c")
+
+
+@pytest.mark.parametrize("batch", [*BY_POSITION, *BY_NAME[:-1], PrivateAttrs(X, Y)], ids=name_of)
+def test_selected_examples_come_in_the_kind_of_the_whole(batch):
+    some = select_examples(batch, torch.tensor([0, 2]), 3)
+
+    assert type(some) is type(batch)
+    assert [t.tolist() for t in tensors_of(some)] == [X[[0, 2]].tolist(), [0, 2]]
+
+
+def test_selecting_leaves_whole_what_has_no_value_for_each_example():
+    batch = {
+        "x": X,
+        "scale": torch.tensor(2.0),
+        "few": Y[:2],
+        "task": "abc",
+        "size": (1, 2),
+        "ids": [7, 8, 9],
+    }
+
+    some = select_examples(batch, torch.tensor([1]), 3)
+
+    assert some["ids"] == [8]
+    assert all(some[name] is batch[name] for name in ("scale", "few", "task", "size"))
+    assert batch["ids"] == [7, 8, 9]
 
 
 def test_the_place_of_a_tensor_that_does_not_split_is_named():

@@ -6,7 +6,7 @@ import pytest
 
 from composable import Callback, Control, Event, Plan, State
 from composable.core.logger import Logger
-from tests.helpers import linear
+from tests.helpers import linear, make_trainer
 
 
 def dispatcher(*callbacks):
@@ -56,6 +56,41 @@ def test_methods_with_the_older_names_run_too():
     assert watcher.seen == ["training_start", "batch_start"]
 
 
+@pytest.mark.parametrize("data", [[], "path", None, {"a": 1}])
+def test_data_that_is_named_like_an_event_is_left_alone(data):
+    watcher = ByName()
+    watcher.log = watcher.training_end = data
+
+    run(dispatcher(watcher), *Event)
+    watcher.run_event(Event.LOG, State(linear()), Logger())
+
+    assert watcher.seen == ["training_start", "batch_start"]
+
+
+def test_two_names_of_one_event_are_refused():
+    class Both(ByName):
+        def fit_start(self, state, logger):
+            self.seen.append("fit_start")
+
+    for fails in (lambda: dispatcher(Both()), lambda: make_trainer(callbacks=[Both()])):
+        with pytest.raises(
+            TypeError,
+            match="Both defines fit_start and training_start, which are names of one event: "
+            "make fit_start of them",
+        ):
+            fails()
+
+
+def test_one_function_may_have_both_names():
+    class Alias(ByName):
+        fit_start = ByName.training_start
+
+    watcher = Alias()
+    run(dispatcher(watcher), Event.FIT_START)
+
+    assert watcher.seen == ["training_start"]
+
+
 def test_run_event_sees_every_event_and_switches_the_methods_off():
     watcher = ByEvent()
 
@@ -69,8 +104,9 @@ def test_run_event_of_the_base_calls_the_method():
 
     watcher.run_event(Event.BATCH_START, State(linear()), Logger())
     watcher.run_event(Event.BATCH_END, State(linear()), Logger())
+    watcher.run_event(Event.FIT_START, State(linear()), Logger())
 
-    assert watcher.seen == ["batch_start"]
+    assert watcher.seen == ["batch_start", "training_start"]
 
 
 def test_a_function_is_a_callback_of_every_event():

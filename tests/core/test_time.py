@@ -3,6 +3,7 @@
 import pickle
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from composable import Time, TimeUnit
@@ -48,7 +49,22 @@ FORMS = r"'10ep' \(epochs\), '2ba' .*'0\.5dur' .*'1h30m'; a plain integer means 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-1ba", "infdur", "nandur", "10", "10 ep", "1e3tok", "ep", "1h30", "10EP", " "]
+    "text",
+    [
+        "",
+        "-1ba",
+        "infdur",
+        "nandur",
+        "10",
+        "10 ep",
+        "1e3tok",
+        "ep",
+        "1h30",
+        "10EP",
+        " ",
+        "\u0661\u0660ep",
+        "\u0669s",
+    ],
 )
 def test_an_unreadable_string_is_answered_with_the_readable_ones(text):
     with pytest.raises(ValueError, match=rf"^time '{text}' can't be read: .*{FORMS}\.$"):
@@ -122,6 +138,22 @@ def test_arithmetic_is_exact():
     assert Time.parse("30ba") / 3 == Time(10, "ba")
     assert 2 * Time.parse("3ep") - "1ep" == Time(5, "ep")
     assert Time.parse("30ba") * 0.1 == Time(3, "ba")
+
+
+def test_the_floats_of_numpy_are_floats():
+    half = np.float64(0.5)
+
+    assert Time(half, "dur") == Time("0.5dur")
+    assert Time("1sec") * half == half * Time("1sec") == Time("0.5sec")
+    assert Time("1sec") / half == Time("2sec")
+
+
+@pytest.mark.parametrize(
+    ("divisor", "shown"), [(0, "0"), (0.0, "0.0"), ("0ep", "0ep"), (Time("0ep"), "0ep")]
+)
+def test_dividing_by_nothing_is_refused(divisor, shown):
+    with pytest.raises(ZeroDivisionError, match=f"1ep can't be divided by {shown}, which is zero"):
+        Time("1ep") / divisor
 
 
 def test_a_difference_below_zero_is_refused():

@@ -65,6 +65,26 @@ def test_a_clock_measures_epochs_in_batches_where_it_can():
     assert clock.fraction_of("14ba") == Fraction(1, 2)
 
 
+@pytest.mark.parametrize(
+    ("max_duration", "message"),
+    [
+        ("2ep", "max_duration='2ep' is in epochs, and epoch_length=None .*such as len"),
+        (2, "max_duration=2 is in epochs, and epoch_length=None .*such as len"),
+        ("960sp", "max_duration='960sp' can't be compared with batch=500: .*a Timestamp of your o"),
+        ("1dur", "max_duration='1dur' can't be compared with batch=500"),
+        ("soon", "max_duration='soon': time 'soon' can't be read"),
+    ],
+)
+def test_a_number_of_batches_must_tell_where_the_run_stands(max_duration, message):
+    with pytest.raises(ValueError, match=message):
+        Clock.at(batch=500, max_duration=max_duration)
+
+
+def test_the_length_of_a_run_is_no_fraction_of_itself():
+    with pytest.raises(ValueError, match=r"max_duration='0\.5dur' is a fraction of itself"):
+        Clock(Timestamp(), "0.5dur")
+
+
 def test_without_a_length_of_the_epoch_only_whole_epochs_count():
     clock = Clock(Timestamp(epoch=1, batch=7, batch_in_epoch=2), "2ep")
 

@@ -2,7 +2,9 @@
 
 import json
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,6 +54,55 @@ def test_what_is_not_finite_is_a_string(tmp_path, wrap):
 
     (line,) = lines(path)
     assert (line["a"], line["b"], line["c"]) == ("NaN", "Infinity", "-Infinity")
+
+
+def test_every_number_is_written(tmp_path):
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
+
+    values = {"a": np.float32(0.5), "b": np.int64(3), "c": np.float64(0.25), "d": Fraction(1, 4)}
+    logger.log_metrics({**values, "e": True, "f": None, "g": np.float32("inf")}, Timestamp())
+    logger.close()
+
+    (line,) = lines(logger.path)
+    written = {"a": 0.5, "b": 3, "c": 0.25, "d": 0.25, "e": True, "f": None, "g": "Infinity"}
+    assert {name: line[name] for name in written} == written
+    assert isinstance(line["b"], int)
+    assert line["e"] is True
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (torch.zeros(3), ValueError),
+        ([1.0], ValueError),
+        (torch.empty((), device="meta"), NotImplementedError),
+        (10**400 * Fraction(1, 3), OverflowError),
+    ],
+)
+def test_a_record_that_can_not_be_written_loses_no_other(tmp_path, bad, error):
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
+    for batch in range(5):
+        loss = bad if batch == 2 else torch.tensor(float(batch))
+        logger.log_metrics({"loss": loss}, Timestamp(batch=batch))
+
+    with pytest.raises(error):
+        logger.close()
+    logger.log_metrics({"loss": 5.0}, Timestamp(batch=5))
+    logger.close()
+
+    assert [line["loss"] for line in lines(logger.path)] == [0.0, 1.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("name", ["epoch", "batch", "sample", "seconds"])
+def test_a_metric_does_not_hide_the_time(tmp_path, name):
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
+    logger.log_metrics({"loss": 1.0}, Timestamp())
+
+    with pytest.raises(ValueError, match=f"metric '{name}' would hide .*'metrics/{name}'"):
+        logger.log_metrics({name: 1.0}, Timestamp())
+    logger.close()
+
+    assert [line["loss"] for line in lines(logger.path)] == [1.0]
 
 
 def test_an_existing_file_is_not_touched(tmp_path):
