@@ -1,9 +1,11 @@
 """Training speed-up methods for PyTorch: pure functions, laws of composition, and a thin loop."""
 
+from composable.core._observing import ObserverError
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
+from composable.core.global_callbacks import register_global_callback
 from composable.core.key import Key
 from composable.core.logger import Logger, LoggerDestination
 from composable.core.plan import AmbiguousOrderWarning, Plan
@@ -27,6 +29,7 @@ __all__ = [
     "Key",
     "Logger",
     "LoggerDestination",
+    "ObserverError",
     "Plan",
     "Stage",
     "State",
@@ -35,4 +38,5 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "UnmetRequestWarning",
+    "register_global_callback",
 ]
