@@ -1,6 +1,6 @@
 """Training speed-up methods for PyTorch: pure functions, laws of composition, and a thin loop."""
 
-from composable.core._observing import ObserverError
+from composable.core.observing import ObserverError
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
 from composable.core.control import Control

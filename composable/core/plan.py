@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from composable.core._notes import say_where
-from composable.core._observing import Guarded
+from composable.core.observing import Guarded
 from composable.core.algorithm import Algorithm, FunctionAlgorithm
 from composable.core.callback import Callback, FunctionCallback, hooks_of, identity
 from composable.core.control import Control

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from composable import Callback, Event, ObserverError, Plan, State
-from composable.core._observing import changes, fingerprint
+from composable.core.observing import changes, fingerprint
 from composable.core.logger import Logger
 
 
