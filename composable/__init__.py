@@ -1,6 +1,5 @@
 """Training speed-up methods for PyTorch: pure functions, laws of composition, and a thin loop."""
 
-from composable.core.observing import ObserverError
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
 from composable.core.control import Control
@@ -8,6 +7,7 @@ from composable.core.event import Event
 from composable.core.global_callbacks import register_global_callback
 from composable.core.key import Key
 from composable.core.logger import Logger, LoggerDestination
+from composable.core.observing import ObserverError
 from composable.core.plan import AmbiguousOrderWarning, Plan
 from composable.core.state import FrozenStateError, State
 from composable.core.time import Clock, Time, Timestamp, TimeUnit
