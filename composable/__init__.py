@@ -15,8 +15,10 @@ from composable.core.combinators import (
 )
 from composable.core.control import Control
 from composable.core.event import Event
+from composable.core.global_callbacks import register_global_callback
 from composable.core.key import Key
 from composable.core.logger import Logger, LoggerDestination
+from composable.core.observing import ObserverError
 from composable.core.plan import AmbiguousOrderWarning, IdleAlgorithmWarning, Plan
 from composable.core.state import FrozenStateError, State
 from composable.core.time import Clock, Time, Timestamp, TimeUnit
@@ -39,6 +41,7 @@ __all__ = [
     "Key",
     "Logger",
     "LoggerDestination",
+    "ObserverError",
     "Plan",
     "Stage",
     "State",
@@ -55,5 +58,6 @@ __all__ = [
     "every",
     "identity",
     "never",
+    "register_global_callback",
     "when",
 ]
