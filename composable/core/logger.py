@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composable.core._notes import say_where
 from composable.core.callback import Callback
 from composable.core.time import Timestamp
 
@@ -16,9 +17,9 @@ __all__ = ["Logger", "LoggerDestination", "to_numbers"]
 class LoggerDestination(Callback):
     """A place where metrics go: a file, a screen, a service.
 
-    It is a callback too, and runs after all others at each event. Metrics come as they are,
-    tensors included: a destination turns them into numbers (`to_numbers`) when it writes, not
-    at every step, for that waits for the device.
+    It is a callback too, and runs after all others at each event, since it must see what they
+    logged. Metrics come as they are, tensors included: a destination turns them into numbers
+    (`to_numbers`) when it writes, not at every step, for that waits for the device.
     """
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
@@ -54,7 +55,11 @@ class Logger:
             for name, value in metrics.items():
                 _check_metric(name, value)
         for destination in self.destinations:
-            destination.log_metrics(metrics, timestamp or self.timestamp)
+            try:
+                destination.log_metrics(metrics, timestamp or self.timestamp)
+            except Exception as error:
+                say_where(error, destination, "log_metrics")
+                raise
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Log what the run was started with."""
