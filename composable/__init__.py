@@ -1,5 +1,6 @@
 """Training speed-up methods for PyTorch: pure functions, laws of composition, and a thin loop."""
 
+from composable.core._observing import ObserverError
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
 from composable.core.combinators import (
@@ -15,6 +16,7 @@ from composable.core.combinators import (
 )
 from composable.core.control import Control
 from composable.core.event import Event
+from composable.core.global_callbacks import register_global_callback
 from composable.core.key import Key
 from composable.core.logger import Logger, LoggerDestination
 from composable.core.plan import AmbiguousOrderWarning, IdleAlgorithmWarning, Plan
@@ -39,6 +41,7 @@ __all__ = [
     "Key",
     "Logger",
     "LoggerDestination",
+    "ObserverError",
     "Plan",
     "Stage",
     "State",
@@ -56,4 +59,5 @@ __all__ = [
     "identity",
     "never",
     "when",
+    "register_global_callback",
 ]

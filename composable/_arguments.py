@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from composable.core.batch import BatchSpec
+from composable.core.callback import Callback
 from composable.core.loss import ModelLoss, TargetLoss
 from composable.core.time import Time, TimeUnit
 from composable.metrics import Evaluator
@@ -274,3 +275,14 @@ def check_iterations(max_duration: Time | None, iteration_length: int | None) ->
             f"max_duration={str(max_duration)!r} counts iterations: give the Trainer an "
             "iteration_length, such as '2ep'."
         )
+
+
+def build_callback(cls: type[Callback]) -> Callback:
+    """An instance of a class of callbacks, made without arguments."""
+    try:
+        return cls()
+    except Exception as error:
+        raise TypeError(
+            f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}. "
+            f"Give an instance, {cls.__name__}(...)."
+        ) from error

@@ -1,6 +1,5 @@
 """The training loop."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +9,14 @@ from torch import nn
 
 from composable import _arguments as check
 from composable.core.batch import BatchSpec
+from composable.core.callback import Callback, closing
+from composable.core.control import Control
 from composable.core.event import Event
+from composable.core.global_callbacks import global_callbacks
 from composable.core.key import Key
-from composable.core.logger import Logger
+from composable.core.logger import Logger, LoggerDestination
 from composable.core.loss import ModelLoss, weigher
-from composable.core.plan import Plan, as_list
+from composable.core.plan import Plan, as_callback, as_list
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.evaluation import evaluate, predict
@@ -69,6 +71,8 @@ class Trainer:
         target_key: Which part is the target.
         iteration_length: How many epochs an iteration has; the whole run where None.
         saver: A function of the state that saves it when a callback asks for `Control.SAVE`.
+        check_effects: For tests: look over everything in the state before and after each callback,
+            and raise where one of them changed it. It names the callback, the event and the tensor.
 
     Example:
         >>> from functools import partial
@@ -118,11 +122,13 @@ class Trainer:
         target_key: Any = 1,
         iteration_length: TimeLike | None = None,
         saver: Callable[[State], Any] | None = None,
+        check_effects: bool = False,
     ) -> None:
         flags = {
             "step_schedulers_every_batch": step_schedulers_every_batch,
             "progress_bar": progress_bar,
             "deterministic_mode": deterministic_mode,
+            "check_effects": check_effects,
         }
         for name, flag in flags.items():
             check.check_flag(name, flag)
@@ -146,9 +152,11 @@ class Trainer:
             check.check_countable("eval_interval", evaluator.eval_interval, counter)
 
         bar = [ProgressBarLogger()] if progress_bar else []
-        self.plan = Plan.compile(algorithms, callbacks, [*as_list(loggers), *bar])
-        self.logger = Logger(self.plan.destinations)
-        dispatcher = self.plan.dispatcher(self.logger)
+        self._plan = Plan.compile(algorithms, callbacks, loggers, core=bar)
+        self._in_call = False
+        self.logger = Logger(self._plan.destinations)
+        dispatcher = self._plan.dispatcher(self.logger, check_effects=check_effects)
+        self._dispatcher = dispatcher
 
         where = check.check_device(device)
         state = State(
@@ -163,28 +171,34 @@ class Trainer:
         )
         given = as_list(optimizers)
         instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
-        state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
-        state = state.evolve(optimizers=build_optimizers(given, state.model))
-        rates = LearningRates.build(
-            schedulers, state.optimizers, every_batch=step_schedulers_every_batch
-        )
-        state = state.evolve(schedulers=rates.all)
-        state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state)
-        state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
-        self._loop = Loop(
-            dispatcher=dispatcher,
-            state=state,
-            rates=rates,
-            weigh=weigher(loss_mean_over, spec),
-            loader=train_dataloader,
-            evaluators=evaluators,
-            parts=parts,
-            size=size,
-            log_interval=interval,
-            iteration_length=check.check_iteration_length(iteration_length),
-            count_tokens=counter,
-            saver=check.check_function("saver", saver, "of the state"),
-        )
+        with self._running(close_at_the_end=False):
+            state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
+            state = state.evolve(optimizers=build_optimizers(given, state.model))
+            rates = LearningRates.build(
+                schedulers, state.optimizers, every_batch=step_schedulers_every_batch
+            )
+            state = state.evolve(schedulers=rates.all)
+            state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state)
+            state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
+            self._loop = Loop(
+                dispatcher=dispatcher,
+                state=state,
+                rates=rates,
+                weigh=weigher(loss_mean_over, spec),
+                loader=train_dataloader,
+                evaluators=evaluators,
+                parts=parts,
+                size=size,
+                log_interval=interval,
+                iteration_length=check.check_iteration_length(iteration_length),
+                count_tokens=counter,
+                saver=check.check_function("saver", saver, "of the state"),
+            )
+
+    @property
+    def plan(self) -> Plan:
+        """Who would run when, if a run began here and now: global callbacks included."""
+        return self._plan.visited_by(global_callbacks())
 
     @property
     def state(self) -> State:
@@ -202,7 +216,7 @@ class Trainer:
             ValueError: Something that training needs was not given, or nothing is left to do.
         """
         loop, state = self._loop, self._ready_to_fit(duration)
-        with preserve_rng(), self._closing():
+        with preserve_rng(), self._running():
             zero_grad(state)
             state.model.train()
             loop.rates.set(state)
@@ -217,7 +231,8 @@ class Trainer:
         The step depends on the state alone (its weights, its batch, its key and its time), so it
         can be replayed by itself.
         """
-        return self._loop.train_batch(state)
+        with self._looked_up():
+            return self._loop.train_batch(state)
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
         """Evaluate now; the results by evaluator and metric.
@@ -235,7 +250,7 @@ class Trainer:
             raise ValueError(
                 "eval_dataloader was given neither to eval nor to the Trainer: give it to one."
             )
-        with preserve_rng(), self._closing():
+        with preserve_rng(), self._running():
             state = loop.fire(Event.EVAL_STANDALONE_START, self.state)
             for evaluator in evaluators:
                 state = evaluate(loop.dispatcher, state, evaluator, loop.weigh)
@@ -246,9 +261,47 @@ class Trainer:
     def predict(self, dataloader: Iterable[Any]) -> list[Any]:
         """Call the model on every batch of a loader; its outputs, a batch each, on the CPU."""
         loader = check.check_loader("dataloader", dataloader)
-        with preserve_rng(), self._closing():
+        with preserve_rng(), self._running():
             self._loop.state, outputs = predict(self._loop.dispatcher, self.state, loader)
         return outputs
+
+    def add_callback(
+        self, callback: Callback | type[Callback] | Callable[..., Control | None]
+    ) -> Callback:
+        """Add a callback or a logger; it runs after those that are there, from the next call on.
+
+        A run that has begun keeps the callbacks that it began with, and the events of the
+        constructor are over.
+
+        Args:
+            callback: A callback, a logger, a class of either, which is called without arguments,
+                or a function `(event, state, logger) -> Control | None`.
+
+        Returns:
+            The callback that was added: where a class was given, its instance.
+
+        Raises:
+            TypeError: It is something else, or the class can't be called without arguments.
+            ValueError: It was added before.
+
+        Example:
+            >>> from composable import Callback, Trainer
+            >>> class Count(Callback):
+            ...     fits = 0
+            ...
+            ...     def fit_start(self, state, logger):
+            ...         self.fits += 1
+            >>> trainer = Trainer(torch.nn.Linear(2, 1), progress_bar=False)
+            >>> count = trainer.add_callback(Count)
+            >>> count.fits
+            0
+        """
+        if isinstance(callback, type) and issubclass(callback, Callback):
+            callback = check.build_callback(callback)
+        if not isinstance(callback, LoggerDestination):
+            callback = as_callback(callback, "add_callback got")
+        self._plan = self._plan.with_callback(callback)
+        return callback
 
     def _ready_to_fit(self, duration: TimeLike | None) -> State:
         loop, state = self._loop, self.state
@@ -285,28 +338,39 @@ class Trainer:
         return state
 
     @contextmanager
-    def _closing(self) -> Iterator[None]:
-        """Close every callback once, whatever happens, and keep the first error."""
-        first: BaseException | None = None
-        try:
+    def _running(self, *, close_at_the_end: bool = True) -> Iterator[None]:
+        """Run with the callbacks of now, and close them once, whatever happens."""
+        with self._looked_up() as callbacks, closing(callbacks, at_the_end=close_at_the_end):
             yield
-        except BaseException as error:
-            first = error
-        for callback in self.plan.callbacks:
-            try:
-                callback.close()
-            except Exception as error:
-                if first is not None:
-                    warnings.warn(f"{callback.name} could not be closed: {error}", stacklevel=2)
-                first = first or error
-        if first is not None:
-            raise first
+
+    @contextmanager
+    def _looked_up(self) -> Iterator[tuple[Callback, ...]]:
+        """The callbacks of a call, from its beginning to its end.
+
+        A callback may call the Trainer too. That is part of the run that goes on: it has the
+        callbacks of that run, which will be closed when it ends.
+        """
+        if self._in_call:
+            yield ()
+            return
+        self._in_call = True
+        self._follow(self.plan)
+        try:
+            yield self._dispatcher.plan.callbacks
+        finally:
+            self._follow(self._plan)
+            self._in_call = False
+
+    def _follow(self, plan: Plan) -> None:
+        if plan is not self._dispatcher.plan:
+            self._dispatcher.follow(plan)
+            self.logger.destinations = plan.destinations
 
     def _hyperparameters(self, state: State) -> dict[str, Any]:
         return {
             "seed": state.key.seed,
             "max_duration": str(state.max_duration),
-            "algorithms": {a.name: repr(a) for a in self.plan.algorithms},
+            "algorithms": {a.name: repr(a) for a in self._plan.algorithms},
             "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
             "schedulers": [repr(s) for s in self._loop.rates.schedules],
             "device": str(state.device),

@@ -1,9 +1,13 @@
 """What watches training."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from composable.core._notes import say_where
 from composable.core.control import Control
 from composable.core.event import Event
 
@@ -11,7 +15,12 @@ if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["Callback", "FunctionCallback", "hooks_of"]
+__all__ = ["Callback", "FunctionCallback", "closing", "entered_callbacks", "hooks_of", "identity"]
+
+Self = TypeVar("Self", bound="Callback")
+
+# Of the context, not of the process: what one thread enters is no business of another.
+_entered: ContextVar[tuple["Callback", ...]] = ContextVar("entered_callbacks", default=())
 
 
 class Callback:
@@ -20,6 +29,9 @@ class Callback:
     A subclass defines a method for each event that it watches, named like the event in lower
     case, with `(state, logger)`; or `run_event(event, state, logger)` for all events, which
     switches the single methods off. A method returns None or a `Control`.
+
+    `with callback:` lets it watch every Trainer that is called inside the block: see
+    `register_global_callback`.
 
     Example:
         >>> from composable import Callback, Control
@@ -43,6 +55,20 @@ class Callback:
 
     def close(self) -> None:
         """Let go of files and screens: called when `fit`, `eval` or `predict` ends, however."""
+
+    def __enter__(self: Self) -> Self:
+        _entered.set((*_entered.get(), self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # No token of the variable is kept: blocks may end in another order than that in which
+        # they were nested (generators), and each must take out its own.
+        left = list(_entered.get())
+        for i in reversed(range(len(left))):
+            if left[i] is self:
+                del left[i]
+                break
+        _entered.set(tuple(left))
 
 
 class FunctionCallback(Callback):
@@ -71,3 +97,54 @@ def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:
         if hook is not None:
             hooks[event] = hook
     return hooks
+
+
+def identity(callback: Callback) -> int:
+    """What tells callbacks apart: a function is one, however often it is wrapped."""
+    return id(callback.function if isinstance(callback, FunctionCallback) else callback)
+
+
+def entered_callbacks() -> tuple[Callback, ...]:
+    """The callbacks in whose `with` blocks this code runs, the outermost first."""
+    return _entered.get()
+
+
+@contextmanager
+def closing(callbacks: Iterable[Callback], *, at_the_end: bool = True) -> Iterator[None]:
+    """Close every callback once, whatever happens, and keep the first error.
+
+    Args:
+        callbacks: Whom to close.
+        at_the_end: Close them at an ordinary end too, and not after an error only.
+
+    Example:
+        >>> from composable.core.callback import Callback, closing
+        >>> class Door(Callback):
+        ...     def close(self):
+        ...         print("closed")
+        >>> with closing([Door()]):
+        ...     print("open")
+        open
+        closed
+    """
+    first: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        first = error
+    if first is not None or at_the_end:
+        for callback in callbacks:
+            first = _close(callback, first)
+    if first is not None:
+        raise first
+
+
+def _close(callback: Callback, first: BaseException | None) -> BaseException | None:
+    try:
+        callback.close()
+    except BaseException as error:  # an interrupt must not keep the others from being closed
+        say_where(error, callback, "close")
+        if first is None:
+            return error
+        warnings.warn(f"{callback.name} could not be closed: {error}", stacklevel=4)
+    return first

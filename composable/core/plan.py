@@ -6,6 +6,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from composable.core._notes import say_where
+from composable.core._observing import Guarded
 from composable.core.algorithm import (
     Algorithm,
     FunctionAlgorithm,
@@ -13,7 +15,7 @@ from composable.core.algorithm import (
     leaves,
     nested,
 )
-from composable.core.callback import Callback, FunctionCallback, hooks_of
+from composable.core.callback import Callback, FunctionCallback, hooks_of, identity
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger, LoggerDestination
@@ -52,8 +54,11 @@ class Plan:
     Algorithms are a set: they are ordered by stage, then by what they declare in `before` and
     `after`, and then by name. At an event that closes a
     pair (`AFTER_X`, `X_END`), those that listen to both of the pair run in reverse, so that
-    pairs nest like brackets, after those that listen to the closing event alone. Callbacks
-    only look and ask: they run after the algorithms, in the order given, loggers last.
+    pairs nest like brackets, after those that listen to the closing event alone.
+
+    Callbacks only look and ask. They run after the algorithms: the library's own (`core`), then
+    the user's (`given`), then global ones (`visitors`), each in the order of their list. Loggers
+    come after all callbacks, in the same order, since they must see what was logged.
 
     Example:
         >>> from composable import Plan
@@ -69,7 +74,9 @@ class Plan:
     """
 
     algorithms: tuple[Algorithm, ...] = ()
-    callbacks: tuple[Callback, ...] = ()
+    core: tuple[Callback, ...] = ()
+    given: tuple[Callback, ...] = ()
+    visitors: tuple[Callback, ...] = ()
 
     @classmethod
     def compile(
@@ -77,12 +84,20 @@ class Plan:
         algorithms: Iterable[Algorithm | Callable[[Event, State], State]] = (),
         callbacks: Iterable[Callback | Callable[..., Control | None]] = (),
         loggers: Iterable[LoggerDestination] = (),
+        *,
+        core: Iterable[Callback] = (),
     ) -> "Plan":
         """Order algorithms and callbacks.
 
+        Args:
+            algorithms: A set of algorithms, or functions `(event, state) -> state`.
+            callbacks: Callbacks, or functions `(event, state, logger) -> Control | None`.
+            loggers: Where metrics go.
+            core: Callbacks and loggers that belong to whoever compiles, and come first.
+
         Raises:
             TypeError: One of them is of the wrong kind.
-            ValueError: Two algorithms have one name.
+            ValueError: Two algorithms have one name, or a callback is given twice.
         """
         chosen = _in_order([as_algorithm(algorithm) for algorithm in as_list(algorithms)])
         _check_names(chosen)
@@ -90,7 +105,35 @@ class Plan:
         _report_conflicts(chosen)
         watchers = [as_callback(callback) for callback in as_list(callbacks)]
         places = [as_destination(logger) for logger in as_list(loggers)]
-        return cls(tuple(chosen), (*watchers, *places))
+        plan = cls(tuple(chosen), core=tuple(core))
+        for watcher in (*watchers, *places):
+            plan = plan.with_callback(watcher)
+        return plan
+
+    def with_callback(self, callback: Callback) -> "Plan":
+        """This plan with one more callback or logger of the user's.
+
+        Raises:
+            ValueError: The plan has it already.
+        """
+        if identity(callback) in map(identity, (*self.core, *self.given)):
+            raise ValueError(
+                f"the callback {callback.name} was given twice, the same instance: it watches "
+                "already. Drop one of them, or make another instance."
+            )
+        return attrs.evolve(self, given=(*self.given, callback))
+
+    def visited_by(self, visitors: Iterable[Callback]) -> "Plan":
+        """This plan with these global callbacks, but for those that it has anyway."""
+        present = set(map(identity, (*self.core, *self.given)))
+        new = tuple(one for one in visitors if identity(one) not in present)
+        return attrs.evolve(self, visitors=new) if new or self.visitors else self
+
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """All callbacks and loggers, in the order in which they run."""
+        everyone = (*self.core, *self.given, *self.visitors)
+        return tuple(sorted(everyone, key=lambda one: isinstance(one, LoggerDestination)))
 
     @property
     def destinations(self) -> tuple[LoggerDestination, ...]:
@@ -122,10 +165,19 @@ class Plan:
                     )
                 )
             steps += [
-                Step(event, callback.name, "watches", (), (), "observes and asks, in list order")
+                Step(event, callback.name, "watches", (), (), self._why_watching(callback))
                 for callback in self.observers(event)
             ]
         return steps
+
+    def _why_watching(self, callback: Callback) -> str:
+        if isinstance(callback, LoggerDestination):
+            return "writes what was logged, after all callbacks"
+        if identity(callback) in map(identity, self.core):
+            return "observes and asks, the library's own first"
+        if identity(callback) in map(identity, self.visitors):
+            return "observes and asks, global ones after yours"
+        return "observes and asks, in list order"
 
     def explain(self) -> str:
         """The plan as a table: event, who, stage, reads, writes, why here."""
@@ -148,9 +200,14 @@ class Plan:
             "steps": steps,
         }
 
-    def dispatcher(self, logger: Logger) -> "Dispatcher":
-        """The plan made ready to run."""
-        return Dispatcher(self, logger)
+    def dispatcher(self, logger: Logger, *, check_effects: bool = False) -> "Dispatcher":
+        """The plan made ready to run.
+
+        Args:
+            logger: What callbacks log to.
+            check_effects: Refuse callbacks that change what they see.
+        """
+        return Dispatcher(self, logger, check_effects=check_effects)
 
 
 class Dispatcher:
@@ -160,18 +217,30 @@ class Dispatcher:
     whether there is any such request, at a tenth of the price of asking a `Control`.
     """
 
-    __slots__ = ("_table", "logger", "pending", "requests")
+    __slots__ = ("_table", "check_effects", "logger", "pending", "plan", "requests")
 
-    def __init__(self, plan: Plan, logger: Logger) -> None:
+    def __init__(self, plan: Plan, logger: Logger, *, check_effects: bool = False) -> None:
         self.logger = logger
+        self.check_effects = check_effects
         self.forget()
-        hooks = [hooks_of(callback) for callback in plan.callbacks]
+        self.follow(plan)
+
+    def follow(self, plan: Plan) -> None:
+        """Run this plan from here on."""
+        self.plan = plan
+        hooks = [self._hooks(callback) for callback in plan.callbacks]
         self._table: dict[Event, Listeners] = {}
         for event in Event:
             transforms = plan.transforms(event)
             watching = tuple(of_one[event] for of_one in hooks if event in of_one)
             if transforms or watching:
                 self._table[event] = (transforms, watching)
+
+    def _hooks(self, callback: Callback) -> dict[Event, Callable[..., Any]]:
+        hooks = hooks_of(callback)
+        if not self.check_effects:
+            return hooks
+        return {event: Guarded(hook, callback.name, event) for event, hook in hooks.items()}
 
     def fire(self, event: Event, state: State) -> State:
         """The state after everyone who listens to the event has run."""
@@ -191,7 +260,7 @@ class Dispatcher:
                 if asked is not None:
                     self._join(asked)
         except Exception as error:
-            _say_where(error, at_work, event)
+            say_where(error, at_work, event.name)
             raise
         return state
 
@@ -260,25 +329,25 @@ def _check_declarations(algorithm: Algorithm) -> None:
             )
 
 
-def as_callback(callback: object) -> Callback:
-    """A callback as it is, a plain function wrapped."""
+def as_callback(callback: object, place: str = "callbacks has") -> Callback:
+    """A callback as it is, a plain function wrapped. An error begins with its place."""
     if isinstance(callback, LoggerDestination):
-        raise TypeError(f"callbacks has {callback.name}, a logger: pass it in loggers=[...].")
+        raise TypeError(f"{place} {callback.name}, a logger: pass it in loggers=[...].")
     if isinstance(callback, Callback):
         return callback
     if isinstance(callback, type):
         raise TypeError(
-            f"callbacks has the class {callback.__name__}, where an instance is meant: write "
+            f"{place} the class {callback.__name__}, where an instance is meant: write "
             f"{callback.__name__}()."
         )
     if isinstance(callback, Algorithm):
         raise TypeError(
-            f"callbacks has {callback!r}, which is an algorithm: pass it in algorithms=[...]."
+            f"{place} {callback!r}, which is an algorithm: pass it in algorithms=[...]."
         )
     if callable(callback):
         return FunctionCallback(callback)
     raise TypeError(
-        f"callbacks has {callback!r}: each must be a Callback or a function "
+        f"{place} {callback!r}: each must be a Callback or a function "
         "(event, state, logger) -> Control | None."
     )
 
@@ -401,10 +470,3 @@ def _why(event: Event, order: Sequence[Algorithm], i: int) -> str:
     if _declares(before, order[i]):
         return f"after {before.name}, as declared"
     return f"same stage as {before.name}, ordered by name"
-
-
-def _say_where(error: Exception, who: Any, event: Event) -> None:
-    owner = getattr(getattr(who, "func", who), "__self__", who)
-    name = getattr(owner, "name", None) or type(owner).__name__
-    if hasattr(error, "add_note"):  # Python 3.11 on
-        error.add_note(f"raised by {name} at {event.name}")

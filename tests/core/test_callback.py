@@ -1,7 +1,5 @@
 """Observers: which of their methods run, and what happens when one fails."""
 
-import sys
-
 import pytest
 
 from composable import Callback, Control, Event, Plan, State
@@ -114,8 +112,7 @@ def test_an_exception_carries_who_and_when(watcher, name):
     with pytest.raises(RuntimeError, match=r"^no disk") as caught:
         run(dispatcher(watcher), Event.BATCH_END)
 
-    if sys.version_info >= (3, 11):
-        assert caught.value.__notes__ == [f"raised by {name} at BATCH_END"]
+    assert caught.value.__notes__ == [f"raised by {name} at BATCH_END"]
 
 
 def test_an_exception_of_an_algorithm_carries_who_and_when():
@@ -126,8 +123,7 @@ def test_an_exception_of_an_algorithm_carries_who_and_when():
     with pytest.raises(KeyError) as caught:
         run(fire, Event.BEFORE_LOSS)
 
-    if sys.version_info >= (3, 11):
-        assert caught.value.__notes__ == ["raised by breaks at BEFORE_LOSS"]
+    assert caught.value.__notes__ == ["raised by breaks at BEFORE_LOSS"]
 
 
 @pytest.mark.parametrize("returned", [None, 3, "state"])
