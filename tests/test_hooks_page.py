@@ -1,0 +1,211 @@
+"""The page of hooks: what each line says is seen in a run, and no hook is missing."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import composable
+from composable import Event
+from tests import traced
+from tests.traced import BATCHES, EPOCHS, EVAL_BATCHES, MICROBATCHES
+
+PAGE = (Path(__file__).parents[1] / "docs/hooks.md").read_text()
+SECTIONS = {
+    section.partition("\n")[0]: section for section in re.split("^## ", PAGE, flags=re.M)[1:]
+}
+
+SAVES = 1 + 2 * EPOCHS  # after batch 2, and after each epoch and iteration
+EVALUATIONS = 1 + EPOCHS
+TIMES = {
+    "once a Trainer": 1,
+    "each fit": 1,
+    "each iteration": EPOCHS,
+    "each epoch": EPOCHS,
+    "each fetch": EPOCHS * (BATCHES + 1),
+    "each batch": EPOCHS * BATCHES,
+    "each microbatch": EPOCHS * BATCHES * MICROBATCHES,
+    "each step of the schedulers": EPOCHS * BATCHES,
+    "each log": EPOCHS * BATCHES,
+    "each save": SAVES,
+    "each evaluation in a fit": EVALUATIONS,
+    "each evaluator": EVALUATIONS + 1,
+    "each batch of an evaluation": (EVALUATIONS + 1) * EVAL_BATCHES,
+    "each eval": 1,
+    "each predict": 1,
+    "each batch of a prediction": EVAL_BATCHES,
+}
+
+# What the documents of the others name.
+KNOWN = {
+    "Composer": """
+        INIT BEFORE_LOAD AFTER_LOAD FIT_START TRAINING_START ITERATION_START EPOCH_START
+        BEFORE_DATALOADER AFTER_DATALOADER BATCH_START BEFORE_TRAIN_BATCH BEFORE_FORWARD
+        AFTER_FORWARD BEFORE_LOSS AFTER_LOSS BEFORE_BACKWARD AFTER_BACKWARD AFTER_TRAIN_BATCH
+        BATCH_END BATCH_CHECKPOINT EPOCH_END EPOCH_CHECKPOINT ITERATION_END ITERATION_CHECKPOINT
+        FIT_END TRAINING_END EVAL_BEFORE_ALL BEFORE_EVAL_ALL EVAL_START EVAL_BATCH_START
+        EVAL_BEFORE_FORWARD EVAL_AFTER_FORWARD EVAL_BATCH_END EVAL_END EVAL_AFTER_ALL
+        AFTER_EVAL_ALL EVAL_STANDALONE_START EVAL_STANDALONE_END
+    """,
+    "Cerebras Model Zoo": """
+        setup on_fit_start on_fit_end on_train_start on_train_end on_validate_start
+        on_validate_end on_train_batch_start on_train_batch_end on_validate_batch_start
+        on_validate_batch_end on_before_forward on_after_forward on_before_backward
+        on_after_backward on_before_optimizer_step on_after_optimizer_step
+        on_before_optimizer_zero_grad on_after_optimizer_zero_grad on_before_scheduler_step
+        on_after_scheduler_step on_save_checkpoint on_load_checkpoint on_after_save_checkpoint
+        on_before_load_checkpoint
+    """,
+    "Hugging Face Transformers": """
+        on_init_end on_train_begin on_train_end on_epoch_begin on_epoch_end on_step_begin
+        on_pre_optimizer_step on_optimizer_step on_substep_end on_step_end on_evaluate on_predict
+        on_save on_log on_prediction_step on_push_begin
+    """,
+}
+
+# The pseudocode of the others: a regular expression whose letters are their hooks.
+EVALUATES = """
+    (EVAL_BEFORE_ALL
+        (EVAL_START
+            (EVAL_BATCH_START EVAL_BEFORE_FORWARD EVAL_AFTER_FORWARD EVAL_BATCH_END)+
+        EVAL_END)+
+    EVAL_AFTER_ALL)?
+"""
+VALIDATES = """
+    (on_validate_start
+        (on_validate_batch_start on_before_forward on_after_forward on_validate_batch_end)+
+    on_validate_end)?
+"""
+SAVES_IT = "(on_save_checkpoint on_after_save_checkpoint)*"
+ORDER = {
+    "Composer": f"""
+        INIT BEFORE_LOAD AFTER_LOAD FIT_START
+        (ITERATION_START
+            (EPOCH_START
+                (BEFORE_DATALOADER AFTER_DATALOADER BATCH_START BEFORE_TRAIN_BATCH
+                    (BEFORE_FORWARD AFTER_FORWARD BEFORE_LOSS AFTER_LOSS
+                    BEFORE_BACKWARD AFTER_BACKWARD)+
+                AFTER_TRAIN_BATCH BATCH_END {EVALUATES} BATCH_CHECKPOINT)+
+                BEFORE_DATALOADER
+            EPOCH_END {EVALUATES} EPOCH_CHECKPOINT)+
+        ITERATION_END ITERATION_CHECKPOINT)+
+        FIT_END
+    """,
+    "Cerebras Model Zoo": f"""
+        setup on_before_load_checkpoint on_load_checkpoint on_fit_start
+        (on_train_start
+            (on_train_batch_start
+                (on_before_forward on_after_forward on_before_backward on_after_backward)+
+                on_before_optimizer_step on_after_optimizer_step
+                on_before_optimizer_zero_grad on_after_optimizer_zero_grad
+                on_before_scheduler_step on_after_scheduler_step
+            on_train_batch_end {VALIDATES} {SAVES_IT})+
+        on_train_end {VALIDATES} {SAVES_IT})+
+        on_fit_end
+    """,
+    "Hugging Face Transformers": """
+        on_init_end on_train_begin
+        (on_epoch_begin
+            (on_step_begin
+                (on_substep_end)+
+                on_pre_optimizer_step on_optimizer_step
+            on_step_end on_log ((on_prediction_step)+ on_evaluate)? (on_save)?)+
+        on_epoch_end ((on_prediction_step)+ on_evaluate)? (on_save)*)+
+        on_train_end
+    """,
+}
+
+
+def cells(section, columns):
+    """The rows of the tables of a section that have this many columns."""
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in row] for row in rows if len(row) == columns]
+    return [row for row in rows if row[0] != "theirs" and not set(row[0]) <= {"-"}]
+
+
+def names(cell):
+    return re.findall("`([^`]*)`", cell)
+
+
+HOOKS = [(title, *row) for title, section in SECTIONS.items() for row in cells(section, 4)]
+FIRING = [row[1:] for row in HOOKS if row[2] != "none"]
+OTHERS = [row for section in SECTIONS.values() for row in cells(section, 3)]
+
+
+@cache
+def run():
+    return traced.traced_run()
+
+
+def neighbours(event, side):
+    trace, step = run(), {"after": -1, "before": 1}[side]
+    return {trace[i + step] for i, what in enumerate(trace) if what == event}
+
+
+def test_the_run_has_every_event():
+    assert {event.value for event in Event} <= set(run())
+
+
+@pytest.mark.parametrize(("theirs", "ours", "when", "how_often"), FIRING)
+def test_a_hook_fires_where_the_page_says(theirs, ours, when, how_often):
+    said = [part.partition(" `") for part in re.split(", (?=right)", when)]
+
+    assert names(theirs)
+    assert names(ours)
+    assert {words for words, _, _ in said} <= {"right after", "right before"}
+    for words, _, rest in said:
+        seen = [neighbours(event, words.removeprefix("right ")) for event in names(ours)]
+        assert set.union(*seen) == set(names(f"`{rest}"))
+
+
+@pytest.mark.parametrize(("theirs", "ours", "when", "how_often"), FIRING)
+def test_a_hook_fires_as_often_as_the_page_says(theirs, ours, when, how_often):
+    times = [run().count(event) for event in names(ours)]
+
+    assert times == [TIMES[words] for words in how_often.split("; ")]
+
+
+@pytest.mark.parametrize("title", list(KNOWN))
+def test_every_hook_of_the_others_is_on_the_page_and_no_other(title):
+    listed = [name for where, theirs, *_ in HOOKS if where == title for name in names(theirs)]
+
+    assert set(listed) == set(KNOWN[title].split())
+
+
+@pytest.mark.parametrize("title", list(ORDER))
+def test_the_hooks_of_the_others_fire_in_the_order_of_their_pseudocode(title):
+    rows = [row[1:3] for row in HOOKS if row[0] == title]
+    hooks = {event: names(theirs)[0] for theirs, ours in rows for event in names(ours)}
+    trace = run()[: run().index("fit() returns")]
+
+    word = "".join(f"{hooks[what]};" for what in trace if what in hooks)
+
+    assert re.fullmatch(re.sub(r"\w+", r"\g<0>;", ORDER[title]), word, flags=re.VERBOSE)
+
+
+def test_a_hook_without_a_counterpart_has_advice():
+    without = [(theirs, advice) for _, theirs, ours, advice, _ in HOOKS if ours == "none"]
+
+    assert [names(theirs) for theirs, _ in without] == [["on_push_begin"]]
+    assert all(len(advice.split()) > 3 for _, advice in without)
+
+
+@pytest.mark.parametrize(("theirs", "ours", "difference"), OTHERS)
+def test_what_the_page_names_beside_events_exists(theirs, ours, difference):
+    (path,) = names(ours)
+    found = composable
+    for name in path.split("."):
+        fields = getattr(found, "__annotations__", {})
+        found = getattr(found, name, fields.get(name))
+        assert found is not None, f"{path} does not exist"
+    assert difference
+
+
+def test_the_hooks_of_composer_are_the_members_of_event():
+    rows = [
+        (names(theirs), names(ours)) for title, theirs, ours, *_ in HOOKS if title == "Composer"
+    ]
+
+    for theirs, (ours,) in rows:
+        assert [Event[name] for name in theirs] == [Event(ours)] * len(theirs)
