@@ -1,6 +1,5 @@
 """Training speed-up methods for PyTorch: pure functions, laws of composition, and a thin loop."""
 
-from composable.core._observing import ObserverError
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
 from composable.core.combinators import (
@@ -19,6 +18,7 @@ from composable.core.event import Event
 from composable.core.global_callbacks import register_global_callback
 from composable.core.key import Key
 from composable.core.logger import Logger, LoggerDestination
+from composable.core.observing import ObserverError
 from composable.core.plan import AmbiguousOrderWarning, IdleAlgorithmWarning, Plan
 from composable.core.state import FrozenStateError, State
 from composable.core.time import Clock, Time, Timestamp, TimeUnit
@@ -58,6 +58,6 @@ __all__ = [
     "every",
     "identity",
     "never",
-    "when",
     "register_global_callback",
+    "when",
 ]

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 import attrs
 
 from composable.core._notes import say_where
-from composable.core._observing import Guarded
 from composable.core.algorithm import (
     Algorithm,
     FunctionAlgorithm,
@@ -19,6 +18,7 @@ from composable.core.callback import Callback, FunctionCallback, hooks_of, ident
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger, LoggerDestination
+from composable.core.observing import Guarded
 from composable.core.state import State
 
 __all__ = ["AmbiguousOrderWarning", "Dispatcher", "IdleAlgorithmWarning", "Plan"]

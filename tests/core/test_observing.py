@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from composable import Callback, Event, ObserverError, Plan, State
-from composable.core._observing import changes, fingerprint
 from composable.core.logger import Logger
+from composable.core.observing import changes, fingerprint
 
 
 @attrs.frozen

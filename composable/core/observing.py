@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["Guarded", "ObserverError", "changes", "fingerprint"]
+__all__ = ["ObserverError", "changes", "fingerprint"]
 
 _LOOKED_AT = ("model", "optimizers", "batch", "outputs", "loss", "gradients", "memory", "metrics")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -63,7 +63,7 @@ def fingerprint(state: "State") -> dict[str, Seen]:
 
     Example:
         >>> from composable import State
-        >>> from composable.core._observing import changes, fingerprint
+        >>> from composable.core.observing import changes, fingerprint
         >>> state = State(torch.nn.Linear(2, 1), loss=torch.tensor(1.0))
         >>> before = fingerprint(state)
         >>> _ = state.loss.mul_(2)

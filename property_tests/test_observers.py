@@ -1,0 +1,202 @@
+"""Laws: observers are inert, and global callbacks leave no trace."""
+
+import copy
+from contextlib import ExitStack
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composable import Callback, Event, register_global_callback
+from composable.core.global_callbacks import global_callbacks
+from composable.loggers import InMemoryLogger
+from property_tests.strategies import algorithm_sets, seeds
+from tests.runs import (
+    Gambler,
+    Trace,
+    batches,
+    conv_net,
+    noisy_loader,
+    same,
+    trained,
+    trainer,
+    weights,
+)
+
+
+class Probes(Callback):
+    """Computes with copies of what it sees, and reads numbers."""
+
+    def batch_start(self, state, logger):
+        copy.deepcopy(state.model)(state.inputs).sum().backward()
+
+    def after_backward(self, state, logger):
+        norms = {f"norm/{name}": grad.norm() for name, grad in state.grads().items()}
+        logger.log_metrics({**norms, "doubled": 2 * state.loss.item()})
+
+    def eval_batch_end(self, state, logger):
+        copy.deepcopy(state.model).train()(state.inputs)
+
+
+class LogsToo(Gambler, InMemoryLogger):
+    """A logger that draws random numbers at every event."""
+
+
+def a_function_that_draws():
+    def draw(event, state, logger):
+        torch.rand(3)
+
+    return draw
+
+
+WAYS = {
+    Gambler: ("callbacks", "added", "entered", "registered"),
+    Trace: ("callbacks", "added", "entered", "registered"),
+    Probes: ("callbacks", "added", "entered", "registered"),
+    LogsToo: ("loggers", "added", "entered", "registered"),
+    a_function_that_draws: ("callbacks", "added", "registered"),
+}
+
+
+@st.composite
+def watched(draw):
+    """Some observers, each with the way in which the Trainer gets to know it."""
+    builders = draw(st.lists(st.sampled_from(list(WAYS)), min_size=1, max_size=4))
+    return [(build, draw(st.sampled_from(WAYS[build]))) for build in builders]
+
+
+def train(observers, model, loader, **options):
+    """The weights after training with observers."""
+    made = [(build(), way) for build, way in observers]
+    ways = ("callbacks", "loggers", "added", "entered", "registered")
+    of = {way: [one for one, own in made if own == way] for way in ways}
+    with ExitStack() as stack:
+        for one in of["entered"]:
+            stack.enter_context(one)
+        for one in of["registered"]:
+            stack.callback(register_global_callback(one).remove)
+        training = trainer(
+            model, loader, callbacks=of["callbacks"], loggers=of["loggers"], **options
+        )
+        for one in of["added"]:
+            training.add_callback(one)
+        training.fit()
+    return weights(training.state.model)
+
+
+@settings(max_examples=15)
+@given(watched(), algorithm_sets(), seeds, st.booleans())
+@pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+def test_observers_are_inert(observers, algorithms, seed, checked):
+    options = {
+        "algorithms": algorithms,
+        "seed": seed,
+        "eval_dataloader": batches(images=True),
+    }
+
+    seen = train(observers, conv_net(), noisy_loader(images=True), check_effects=checked, **options)
+
+    assert same(seen, trained(conv_net(), noisy_loader(images=True), **options))
+
+
+class Hears(Callback):
+    """Counts the batches that it sees."""
+
+    def __init__(self):
+        self.heard = 0
+
+    def batch_end(self, state, logger):
+        self.heard += 1
+
+
+class Breaks(Callback):
+    """Breaks off the first run."""
+
+    def __init__(self, event, batch):
+        self.event, self.batch = event, batch
+
+    def run_event(self, event, state, logger):
+        if event is self.event and state.timestamp.batch == self.batch:
+            self.batch = None
+            raise RuntimeError("no disk")
+
+
+breaks_at = st.sampled_from(
+    [
+        (Event.FIT_START, 0),
+        (Event.BATCH_START, 2),
+        (Event.AFTER_FORWARD, 4),
+        (Event.EVAL_START, 3),
+        (Event.FIT_END, None),
+    ]
+)
+
+
+@given(st.sampled_from(["with", "register"]), breaks_at, st.integers(1, 3))
+def test_global_callbacks_leave_no_trace(way, at, depth):
+    training, plain = trainer(eval_dataloader=batches()), trainer(eval_dataloader=batches())
+    plan, loggers = training.plan, training.logger.destinations
+    breaks, logger = Breaks(*at), InMemoryLogger()
+
+    with ExitStack() as stack:
+        for one in [breaks, logger, Hears()] * depth:
+            if way == "with":
+                stack.enter_context(one)
+            else:
+                stack.callback(register_global_callback(one).remove)
+        with ExitStack() if at[1] is None else pytest.raises(RuntimeError, match="no disk"):
+            training.fit()
+    logged = len(logger.records)
+    if training.state.timestamp.epoch < 2:
+        training.fit()
+    plain.fit()
+
+    assert global_callbacks() == ()
+    assert training.plan is plan
+    assert training.logger.destinations == loggers
+    assert len(logger.records) == logged
+    assert same(weights(training.state.model), weights(plain.state.model))
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["enter", "leave", "register", "remove", "run"]), st.integers(0, 2)),
+    max_size=12,
+)
+
+
+@settings(max_examples=50)
+@given(operations)
+def test_a_run_hears_those_who_are_global_when_it_begins(program):
+    watchers = [Hears() for _ in range(3)]
+    entered, handles, expected = [0] * 3, [[] for _ in range(3)], [0] * 3
+    training = trainer(loader=batches(4), max_duration="100ep")
+
+    def run():
+        training.fit(duration="1ba")
+        for i in range(3):
+            expected[i] += bool(entered[i] or handles[i])
+
+    try:
+        for operation, i in [*program, ("run", 0)]:
+            if operation == "enter":
+                watchers[i].__enter__()
+                entered[i] += 1
+            elif operation == "leave" and entered[i]:
+                watchers[i].__exit__(None, None, None)
+                entered[i] -= 1
+            elif operation == "register":
+                handles[i].append(register_global_callback(watchers[i]))
+            elif operation == "remove" and handles[i]:
+                handles[i].pop().remove()
+            elif operation == "run":
+                run()
+        assert [watcher.heard for watcher in watchers] == expected
+    finally:
+        for i, watcher in enumerate(watchers):
+            for _ in range(entered[i]):
+                watcher.__exit__(None, None, None)
+            for handle in handles[i]:
+                handle.remove()
+
+    assert global_callbacks() == ()
