@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["Callback", "FunctionCallback", "closing", "entered_callbacks", "hooks_of", "identity"]
+__all__ = ["Callback", "FunctionCallback", "closing", "entered_callbacks", "hooks_of", "watcher_id"]
 
 Self = TypeVar("Self", bound="Callback")
 
@@ -99,7 +99,7 @@ def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:
     return hooks
 
 
-def identity(callback: Callback) -> int:
+def watcher_id(callback: Callback) -> int:
     """What tells callbacks apart: a function is one, however often it is wrapped."""
     return id(callback.function if isinstance(callback, FunctionCallback) else callback)
 

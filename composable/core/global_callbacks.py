@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from threading import Lock
 
-from composable.core.callback import Callback, entered_callbacks, identity
+from composable.core.callback import Callback, entered_callbacks, watcher_id
 from composable.core.control import Control
 from composable.core.logger import LoggerDestination
 from composable.core.plan import as_callback
@@ -80,4 +80,4 @@ def global_callbacks() -> tuple[Callback, ...]:
     if not _registered and not entered:  # nearly always
         return ()
     found = (*(handle.callback for handle in _registered), *entered)
-    return tuple({identity(callback): callback for callback in found}.values())
+    return tuple({watcher_id(callback): callback for callback in found}.values())

@@ -14,7 +14,7 @@ from composable.core.algorithm import (
     leaves,
     nested,
 )
-from composable.core.callback import Callback, FunctionCallback, hooks_of, identity
+from composable.core.callback import Callback, FunctionCallback, hooks_of, watcher_id
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger, LoggerDestination
@@ -116,7 +116,7 @@ class Plan:
         Raises:
             ValueError: The plan has it already.
         """
-        if identity(callback) in map(identity, (*self.core, *self.given)):
+        if watcher_id(callback) in map(watcher_id, (*self.core, *self.given)):
             raise ValueError(
                 f"the callback {callback.name} was given twice, the same instance: it watches "
                 "already. Drop one of them, or make another instance."
@@ -125,8 +125,8 @@ class Plan:
 
     def visited_by(self, visitors: Iterable[Callback]) -> "Plan":
         """This plan with these global callbacks, but for those that it has anyway."""
-        present = set(map(identity, (*self.core, *self.given)))
-        new = tuple(one for one in visitors if identity(one) not in present)
+        present = set(map(watcher_id, (*self.core, *self.given)))
+        new = tuple(one for one in visitors if watcher_id(one) not in present)
         return attrs.evolve(self, visitors=new) if new or self.visitors else self
 
     @property
@@ -173,9 +173,9 @@ class Plan:
     def _why_watching(self, callback: Callback) -> str:
         if isinstance(callback, LoggerDestination):
             return "writes what was logged, after all callbacks"
-        if identity(callback) in map(identity, self.core):
+        if watcher_id(callback) in map(watcher_id, self.core):
             return "observes and asks, the library's own first"
-        if identity(callback) in map(identity, self.visitors):
+        if watcher_id(callback) in map(watcher_id, self.visitors):
             return "observes and asks, global ones after yours"
         return "observes and asks, in list order"
 

@@ -85,6 +85,19 @@ def test_callbacks_see_what_algorithms_did_and_loggers_come_last():
     assert seen == [("callback", ["a"]), ("logger", ["a"])]
 
 
+def test_the_librarys_own_come_before_the_users_and_global_ones_after_them():
+    core, given, visitor = Callback(), Callback(), Callback()
+    loggers = [InMemoryLogger() for _ in range(3)]
+
+    plan = Plan.compile((), [given], [loggers[1]], core=[loggers[0], core])
+    visited = plan.visited_by([visitor, loggers[2], given])
+
+    assert plan.callbacks == (core, given, loggers[0], loggers[1])
+    assert visited.callbacks == (core, given, visitor, *loggers)
+    assert visited.visited_by([]) == plan
+    assert plan.visited_by([given]) is plan
+
+
 def test_an_event_without_listeners_gives_the_state_itself():
     fire, state = Plan.compile().dispatcher(Logger()), State(linear())
 
