@@ -128,6 +128,7 @@ class Trainer:
             "step_schedulers_every_batch": step_schedulers_every_batch,
             "progress_bar": progress_bar,
             "deterministic_mode": deterministic_mode,
+            "check_effects": check_effects,
         }
         for name, flag in flags.items():
             check.check_flag(name, flag)

@@ -31,7 +31,11 @@ def example():
     return State(
         model,
         optimizers=(optimizer,),
-        batch={"x": inputs, "more": Pair(targets, [torch.zeros(2), SimpleNamespace(a=1)])},
+        batch={
+            "x": inputs,
+            "more": Pair(targets, [torch.zeros(2), SimpleNamespace(a=1)]),
+            "count": 3,
+        },
         outputs=(outputs, float("nan")),
         loss=loss.detach(),
         gradients={"0.weight": torch.zeros(2, 2)},
@@ -91,7 +95,7 @@ CHANGES = {
     "state.optimizers[0].param_groups[0]['lr'] from 0.1 to 0.5": lambda s: groups(s)[0].update(
         lr=0.5
     ),
-    "state.memory['EMA']['batches'] from 3 to 4": lambda s: s.memory["EMA"].update(batches=4),
+    "state.batch['count'] from 3 to 4": lambda s: s.batch.update(count=4),
     "state.batch['y'], which is new,": lambda s: s.batch.update(y=torch.zeros(1)),
     "state.batch['x'], which is gone,": lambda s: s.batch.pop("x"),
 }
@@ -141,7 +145,16 @@ def test_tensors_without_a_version_or_a_place_are_looked_at_too():
 
 def test_every_field_of_the_state_that_can_be_written_to_is_looked_at():
     fields = {field.name for field in attrs.fields(State)}
-    frozen = {"timestamp", "max_duration", "epoch_length", "key", "device", "spec", "takes_batch"}
+    frozen = {
+        "timestamp",
+        "began",
+        "max_duration",
+        "epoch_length",
+        "key",
+        "device",
+        "spec",
+        "takes_batch",
+    }
     functions = {"loss_fn", "schedulers"}
 
     looked_at = {path.split(".")[1].split("[")[0] for path in fingerprint(example())}
