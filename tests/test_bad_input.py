@@ -113,6 +113,9 @@ class Shapeless:
             ValueError,
             r"eval_dataloader has Evaluators of one label: \['a', 'a'\]. Name them apart",
         ),
+        # Parts of a batch
+        ({"input_key": None}, TypeError, r"input_key=None must be an index \(0\), a name"),
+        ({"target_key": 1.5}, TypeError, r"target_key=1\.5 must be an index \(0\), a name"),
         # Times
         ({"max_duration": "soon"}, ValueError, "max_duration='soon'.*can't be read: .*'10ep'"),
         ({"max_duration": "10"}, ValueError, "max_duration='10'.*can't be read: .*'10ep'"),
