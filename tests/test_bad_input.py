@@ -542,8 +542,13 @@ def test_a_schedule_and_a_torch_scheduler_do_not_go_together(scheduler):
 
 
 def test_a_schedule_that_was_not_made_is_refused():
-    with pytest.raises(TypeError, match=r"must give a number. Call what makes a schedule: cosine"):
-        make_trainer(schedulers=cosine).fit()
+    with pytest.raises(TypeError, match=r"which makes a schedule: call it, cosine\(\)"):
+        make_trainer(schedulers=cosine)
+
+
+def test_a_schedule_gives_a_number():
+    with pytest.raises(TypeError, match=r"which gave 'fast' for the state of the run and must giv"):
+        make_trainer(schedulers=lambda clock: "fast").fit()
 
 
 def test_a_plateau_needs_an_evaluation_that_is_due():

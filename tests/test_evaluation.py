@@ -456,3 +456,84 @@ def test_a_model_with_a_loss_of_its_own_is_evaluated_with_the_average_too():
     expected = averaged.loss(averaged(UNEVEN[0]), UNEVEN[0]).item()
     assert trainer.eval(UNEVEN[:1])["eval"]["loss"] == pytest.approx(expected)
     assert expected != pytest.approx(model.loss(model(UNEVEN[0]), UNEVEN[0]).item())
+
+
+def test_means_do_not_lose_precision_with_a_metric_in_a_short_dtype():
+    def one(outputs, targets):
+        return torch.ones(len(outputs), dtype=torch.bfloat16)  # whose sums stop at 256
+
+    results = make_trainer(loss_fn=None, metrics={"one": one}).eval(batches([1] * 300))
+    assert results["eval"]["one"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("action", "event"),
+    [
+        ("fit", Event.EVAL_BEFORE_ALL),
+        ("fit", Event.EVAL_BATCH_END),
+        ("fit", Event.EVAL_AFTER_ALL),
+        ("eval", Event.EVAL_STANDALONE_START),
+        ("eval", Event.EVAL_BATCH_END),
+        ("eval", Event.EVAL_STANDALONE_END),
+        ("predict", Event.PREDICT_START),
+        ("predict", Event.PREDICT_BATCH_END),
+        ("predict", Event.PREDICT_END),
+    ],
+)
+def test_what_an_algorithm_remembers_in_an_evaluation_stays(action, event):
+    def count(at, state):
+        return state.remember("n", state.memory.get("n", 0) + 1) if at is event else state
+
+    trainer = make_trainer(algorithms=[count], eval_dataloader=UNEVEN, max_duration="1ep")
+    if action == "predict":
+        trainer.predict(UNEVEN)
+    else:
+        getattr(trainer, action)()
+
+    batch = event in (Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END)
+    assert trainer.state.memory["n"] == (len(UNEVEN) if batch else 1)
+
+
+class Noise(nn.Module):
+    """A model that draws in evaluation too, as a VAE does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = linear()
+
+    def forward(self, inputs):
+        return self.layer(inputs) + torch.randn(len(inputs), CLASSES)
+
+
+@pytest.mark.parametrize("kind", ["eval", "predict"])
+def test_what_a_model_draws_in_evaluation_depends_on_the_step_alone(kind):
+    before = Event.EVAL_BATCH_START if kind == "eval" else Event.PREDICT_BATCH_START
+    after = Event.EVAL_AFTER_FORWARD if kind == "eval" else Event.PREDICT_AFTER_FORWARD
+
+    def outputs(*callbacks):
+        seen = Watch(after, read=lambda state: state.outputs)
+        getattr(make_trainer(Noise(), callbacks=[*callbacks, seen]), kind)(UNEVEN)
+        return torch.cat(seen.values)
+
+    gambler = Watch(before, read=lambda state: torch.rand(3))
+    assert torch.equal(outputs(gambler), outputs())
+
+
+def test_evaluators_prediction_and_training_draw_from_streams_of_their_own():
+    one = [(torch.ones(4, 4), torch.zeros(4, dtype=torch.int64))]
+    forward = (Event.AFTER_FORWARD, Event.EVAL_AFTER_FORWARD, Event.PREDICT_AFTER_FORWARD)
+    seen = Watch(*forward, read=lambda state: state.outputs.detach())
+    trainer = make_trainer(
+        Noise(),
+        train_dataloader=one,
+        max_duration="1ba",
+        callbacks=[seen],
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.0),  # noise alone differs
+        eval_dataloader=[Evaluator("a", one), Evaluator("b", one)],
+    )
+    trainer.fit()
+    trainer.predict(one)
+
+    drawn = seen.values
+    assert len(drawn) == 4
+    assert not any(torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])

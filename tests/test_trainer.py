@@ -1030,3 +1030,99 @@ def test_gradients_of_a_state_are_a_copy_that_nobody_can_change():
     assert set(state.gradients) == {"weight"}
     with pytest.raises(TypeError):
         state.gradients["bias"] = torch.zeros(1)
+
+
+# What tests did not see
+
+
+def test_an_optimizer_that_drops_gradients_in_its_own_way_does_so():
+    class Own(torch.optim.SGD):
+        dropped = 0
+
+        def zero_grad(self, set_to_none=True):
+            Own.dropped += 1
+            super().zero_grad(set_to_none)
+
+    plain = make_trainer()
+    plain.fit()
+    trainer = make_trainer(optimizers=lambda parameters: Own(parameters, lr=0.1))
+    trainer.fit()
+
+    assert Own.dropped == 7  # before the first batch, and after each of the six
+    assert same(weights(trainer.state.model), weights(plain.state.model))
+
+
+def test_every_microbatch_has_a_dropout_of_its_own():
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, CLASSES), nn.Dropout()))
+    data = [(torch.ones(8, 4), torch.zeros(8, dtype=torch.int64))]
+    dropped = Watch(Event.AFTER_FORWARD, read=lambda state: state.outputs == 0)
+    make_trainer(
+        model, train_dataloader=data, grad_accum=2, max_duration="1ba", callbacks=[dropped]
+    ).fit()
+
+    first, second = dropped.values
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("event", [Event.AFTER_DATALOADER, Event.BATCH_START])
+def test_a_loss_that_an_algorithm_changed_for_a_batch_is_back_after_it(event):
+    def double(at, state):
+        loss_fn = state.loss_fn
+        if at is event:
+            return state.evolve(loss_fn=lambda outputs, batch: 2 * loss_fn(outputs, batch))
+        return state
+
+    seen = Watch(Event.BATCH_END, read=lambda state: state.loss_fn)
+    trainer = make_trainer(algorithms=[double], callbacks=[seen])
+    given = trainer.state.loss_fn
+    trainer.fit()
+
+    assert all(loss_fn is given for loss_fn in seen.values)
+
+
+def test_fit_trains_a_model_that_was_left_in_evaluation_mode():
+    def build():
+        return seeded(lambda: nn.Sequential(nn.Linear(4, CLASSES), nn.Dropout()))
+
+    plain = make_trainer(build())
+    plain.fit()
+    trainer = make_trainer(build().eval())
+    trainer.fit()
+
+    assert all(module.training for module in trainer.state.model.modules())
+    assert same(weights(trainer.state.model), weights(plain.state.model))
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_tensor():
+    rate, model = torch.tensor(0.1), linear()
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    make_trainer(model, optimizers=optimizer, schedulers=lambda clock: 0.5).fit()
+
+    assert optimizer.param_groups[0]["lr"] is rate  # a compiled step reads it there
+    assert rate.item() == pytest.approx(0.05)
+
+
+def test_a_logged_rate_that_is_a_tensor_is_that_of_its_batch():
+    memory, model = InMemoryLogger(), linear()
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
+    make_trainer(
+        model,
+        optimizers=optimizer,
+        schedulers=lambda clock: clock.timestamp.batch,
+        loggers=[memory],
+    ).fit()
+
+    assert memory.series("lr") == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_every_fit_logs_what_it_was_started_with():
+    memory = InMemoryLogger()
+    trainer = make_trainer(loggers=[memory])
+    trainer.fit()
+    trainer.fit(duration="1ep")
+
+    assert memory.hyperparameters["max_duration"] == "3ep"
+
+
+def test_zero_is_a_seed():
+    assert make_trainer(seed=0).state.key.seed == 0

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composable.core.time import HasTime
+from composable.optim.schedules import constant, cosine, linear, step
 
 __all__ = ["LearningRates"]
 
@@ -121,8 +122,7 @@ def _check_factor(schedule: Any, value: Any) -> float:
         return value
     raise TypeError(
         f"schedulers has {schedule!r}, which gave {value!r} for the state of the run and must give "
-        "a number. Call what makes a schedule: cosine(). Give a torch scheduler as an instance, or "
-        "as functools.partial of its class."
+        "a number. Give a torch scheduler as an instance, or as functools.partial of its class."
     )
 
 
@@ -146,6 +146,11 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
                 "given: pass that optimizer in optimizers=."
             )
         return given
+    if given in (constant, cosine, linear, step):
+        raise TypeError(
+            f"schedulers has the function {given.__name__}, which makes a schedule: call it, "
+            f"{given.__name__}()."
+        )
     if callable(given):
         return given
     raise TypeError(

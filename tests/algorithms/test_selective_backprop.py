@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import cross_entropy, interpolate, mse_loss
 
 from composable import Event, Key
 from composable.algorithms import SelectiveBackprop
+from composable.core.batch import BatchSpec
+from composable.core.loss import TargetLoss
 from composable.functional import select_using_loss
 from tests.helpers import CLASSES, Watch, batches, linear, make_trainer, same, seeded, weights
 
@@ -208,3 +210,16 @@ def test_the_timestamp_counts_what_was_fetched():
 def test_hyperparameters_are_checked(options, error, message):
     with pytest.raises(error, match=message):
         SelectiveBackprop(**options)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [mse_loss, nn.MSELoss(), lambda outputs, targets: mse_loss(outputs, targets)],
+    ids=["function", "module", "without reduction"],
+)
+def test_the_loss_of_an_example_of_several_dimensions_is_its_mean(loss_fn):
+    outputs, targets = torch.randn(3, 2, 5), torch.zeros(3, 2, 5)
+
+    losses = TargetLoss(loss_fn, BatchSpec()).per_example(outputs, (None, targets))
+
+    torch.testing.assert_close(losses, outputs.square().mean((1, 2)))

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from composable import Event, Key
 from composable.data import seeded_batches
+from composable.utils.reproducibility import seed_context, seed_fetch
 from tests.helpers import Watch, examples, linear, make_trainer
 
 
@@ -84,3 +85,19 @@ def test_workers_that_persist_change_no_order():
 
     for epoch in range(3):
         assert order(persistent, 17, epoch=epoch) == order(fresh, 17, epoch=epoch)
+
+
+def test_the_batch_of_a_step_is_drawn_from_the_seed_of_that_step():
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return torch.rand(())
+
+    with seed_context(0):
+        loader = DataLoader(Noisy(), batch_size=1)
+        drawn = [batch.item() for batch in seeded_batches(loader, 17, epoch=1, first_step=3)]
+        for step, number in enumerate(drawn[1:], start=4):  # the first follows the shuffling
+            seed_fetch(17, step)
+            assert torch.rand(()).item() == number

@@ -107,3 +107,20 @@ def test_a_loss_that_is_not_a_number_is_shown():
         return state
 
     assert "loss/train=nan" in drawn(algorithms=[poison])
+
+
+def test_the_bar_of_a_second_fit_does_not_show_the_evaluation_of_the_first():
+    stream = io.StringIO()
+    trainer = make_trainer(
+        loggers=[ProgressBarLogger(stream=stream, refresh_seconds=0)],
+        eval_dataloader=batches([4]),
+        max_duration="1ep",
+    )
+    trainer.fit()
+    assert "eval/loss" in stream.getvalue()
+    stream.truncate(0)
+    trainer.fit(duration="2ba")
+
+    first = [one for one in stream.getvalue().split("\r") if "4/5" in one]
+    assert first
+    assert not any("eval/loss" in one for one in first)
