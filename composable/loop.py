@@ -23,12 +23,13 @@ from composable.core.plan import Dispatcher
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, crossed, reached
 from composable.data.order import seeded_batches
+from composable.elsewhere import transforms
 from composable.evaluation import evaluate
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.utils.reproducibility import seed_microbatch, step_stream
 
-__all__ = ["Loop", "UnmetRequestWarning"]
+__all__ = ["Loop", "UnmetRequestWarning", "transforms"]
 
 _EXHAUSTED = object()
 _TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
