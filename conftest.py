@@ -1,6 +1,7 @@
 """What every test and every documented example gets."""
 
 import doctest
+import importlib.util
 import os
 import random
 import re
@@ -15,6 +16,28 @@ torch.set_num_threads(1)
 
 # Files that pytest would import in search of examples, but that are not modules of ours.
 collect_ignore = ["docs/conf.py", "run.py"]
+
+# The adapters and their tests need the library that they adapt to. Where an extra is not
+# installed they are left out, and the report begins with its name.
+ADAPTERS = {
+    "accelerate": ["tests/integrations/test_accelerate.py"],
+    "lightning": [
+        "composable/integrations/lightning.py",
+        "tests/integrations/test_fabric.py",
+        "tests/integrations/test_lightning.py",
+    ],
+    "transformers": [
+        "composable/integrations/huggingface.py",
+        "tests/integrations/test_huggingface.py",
+    ],
+}
+ABSENT = [library for library in ADAPTERS if importlib.util.find_spec(library) is None]
+collect_ignore += [path for library in ABSENT for path in ADAPTERS[library]]
+
+
+def pytest_report_header():
+    """Say what is left out."""
+    return [f"not installed, and so not tested: {library}" for library in ABSENT]
 
 
 class TorchRandom:

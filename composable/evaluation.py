@@ -18,7 +18,7 @@ from composable.data.order import seeded_batches
 from composable.metrics import Averages, Evaluator
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["bind_loss", "evaluate", "predict"]
+__all__ = ["bind_loss", "evaluate", "evaluation_mode", "predict"]
 
 
 def evaluate(
@@ -38,7 +38,7 @@ def evaluate(
     key = state.key.fold("eval", evaluator.label)
     averages = Averages(evaluator.metrics or {})
     step = -1
-    with _evaluating(state.model):
+    with evaluation_mode(state.model):
         for step, batch in enumerate(seeded_batches(evaluator.dataloader, key, epoch=0)):
             state = state.evolve(batch=to_device(batch, state.device), outputs=None)
             state = fire(Event.EVAL_BATCH_START, state)
@@ -76,7 +76,7 @@ def predict(
     outputs = []
     state = fire(Event.PREDICT_START, state)
     key = state.key.fold("predict")
-    with _evaluating(state.model):
+    with evaluation_mode(state.model):
         for step, batch in enumerate(seeded_batches(dataloader, key, epoch=0)):
             state = state.evolve(batch=to_device(batch, state.device), outputs=None)
             state = fire(Event.PREDICT_BATCH_START, state)
@@ -97,7 +97,7 @@ def bind_loss(state: State) -> State:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; every module then gets back the mode that it had."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -14,6 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._parts import surgery, write_gradients
 from composable.core.batch import count_examples, microbatch_sizes, split_batch, to_device
 from composable.core.control import Control
 from composable.core.event import Event
@@ -22,13 +23,13 @@ from composable.core.plan import Dispatcher
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, crossed, reached
 from composable.data.order import seeded_batches
-from composable.evaluation import bind_loss, evaluate
+from composable.elsewhere import transforms
+from composable.evaluation import evaluate
 from composable.metrics import Evaluator
-from composable.optim.building import repoint_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["Loop", "UnmetRequestWarning"]
+__all__ = ["Loop", "UnmetRequestWarning", "transforms"]
 
 _EXHAUSTED = object()
 _TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
@@ -317,24 +318,6 @@ class Loop:
         if whole.unit is TimeUnit.EPOCH:  # one is over when the loader is, whatever its length
             return state.timestamp.epoch >= whole.value
         return reached(state, whole)
-
-
-def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -> State:
-    """Fire an event at which models are replaced; the optimizers and the loss follow."""
-    before = state.model
-    state = fire(event, state)
-    if state.model is before:
-        return state
-    repoint_optimizers(state.optimizers, before, state.model)
-    return bind_loss(state)
-
-
-def write_gradients(state: State) -> None:
-    """Give the parameters the gradients that an algorithm made of theirs."""
-    gradients = state.gradients or {}
-    for name, parameter in state.model.named_parameters():
-        if name in gradients:
-            parameter.grad = gradients[name]
 
 
 def zero_grad(state: State) -> None:

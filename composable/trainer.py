@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from composable import _arguments as check
+from composable._parts import surgery
 from composable.core.batch import BatchSpec
 from composable.core.callback import Callback, closing
 from composable.core.control import Control
@@ -21,7 +22,7 @@ from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.evaluation import evaluate, predict
 from composable.loggers.progress_bar import ProgressBarLogger
-from composable.loop import Loop, surgery, zero_grad
+from composable.loop import Loop, zero_grad
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.utils.reproducibility import (

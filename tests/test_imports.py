@@ -63,9 +63,11 @@ def test_nothing_is_touched(seen):
 
 
 HEAVY = [
+    "accelerate",
     "deepspeed",
     "IPython",
     "ipywidgets",
+    "lightning",
     "matplotlib",
     "pandas",
     "safetensors",

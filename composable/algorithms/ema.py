@@ -115,7 +115,8 @@ class EMA(Algorithm):
         if event is not self._updates_at:
             return False
         now = state.timestamp.batch if event is Event.BATCH_END else state.timestamp.epoch
-        return now % int(self.interval.value) == 0 and state.reached(self.ema_start)
+        started = not self.ema_start.value or state.reached(self.ema_start)
+        return now % int(self.interval.value) == 0 and started
 
     def apply(self, event: Event, state: State) -> State:
         """Update the average, or let it take over from the weights."""

@@ -1,0 +1,171 @@
+"""The algorithms in `transformers.Trainer`.
+
+`TransformsCallback` runs what happens around steps and epochs. A callback of this Trainer's can
+neither replace a batch or its loss nor act before an evaluation: `TransformsMixin` does.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from composable._arguments import length_of
+from composable.elsewhere import Transforms
+
+__all__ = ["LogitsModel", "TransformsCallback", "TransformsMixin"]
+
+
+class LogitsModel(nn.Module):
+    """A Hugging Face model as this library calls one: a batch in, logits out, and a loss.
+
+    Our `Trainer` takes it as it is. A Trainer of Hugging Face's wants the `model` inside.
+
+    Args:
+        model: Called with the batch as keywords, the labels left out; its output has `logits`.
+        loss_fn: `loss_fn(logits, labels)`, a mean over the examples.
+        labels: The key of the labels in a batch.
+
+    Example:
+        >>> from transformers import ResNetConfig, ResNetForImageClassification
+        >>> from composable.integrations.huggingface import LogitsModel
+        >>> config = ResNetConfig(
+        ...     embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic", num_labels=3
+        ... )
+        >>> model = LogitsModel(ResNetForImageClassification(config))
+        >>> batch = {"pixel_values": torch.zeros(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
+        >>> model(batch).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss_fn: Callable[[Any, Any], Tensor] = cross_entropy,
+        labels: str = "labels",
+    ) -> None:
+        super().__init__()
+        self.model, self.loss_fn, self.labels = model, loss_fn, labels
+
+    def forward(self, batch: Any) -> Any:
+        """The logits of a batch."""
+        return self.model(**_without(batch, self.labels)).logits
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor:
+        """The loss of logits."""
+        return self.loss_fn(outputs, batch[self.labels])
+
+
+class TransformsCallback(TrainerCallback):
+    """Runs transforms in a Hugging Face Trainer, which trains `transforms.model.model`.
+
+    Args:
+        transforms: What `composable.loop.transforms` made of a `LogitsModel`, without an optimizer.
+    """
+
+    def __init__(self, transforms: Transforms) -> None:
+        self.transforms = transforms
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        optimizer: Any,
+        train_dataloader: Any,
+        **_: Any,
+    ) -> None:
+        """Take the optimizer, and refuse a loop in which a batch is no step."""
+        if args.gradient_accumulation_steps != 1:
+            raise ValueError(
+                f"gradient_accumulation_steps={args.gradient_accumulation_steps} must be 1, for a "
+                "batch of the loader is a step here: use larger batches."
+            )
+        raw = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
+        self.transforms.follow(raw, epoch_length=length_of(train_dataloader))
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        """Start an epoch."""
+        self.transforms.start_epoch()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Let algorithms change the gradients."""
+        self.transforms.before_step()
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """The optimizer has stepped."""
+        self.transforms.after_step()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Count the batch."""
+        self.transforms.end_batch()
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        """Count the epoch."""
+        self.transforms.end_epoch()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """End the training."""
+        self.transforms.finish()
+
+    def on_prediction_step(self, *_: Any, **__: Any) -> None:
+        """Refuse to evaluate with weights that an algorithm would have replaced."""
+        self.transforms.check_evaluating()
+
+
+class TransformsMixin:
+    """A `transformers.Trainer` that trains and evaluates with transforms.
+
+    The callback comes along; don't add another.
+
+    Args:
+        args: Those of `transformers.Trainer`.
+        transforms: What `composable.loop.transforms` made of a `LogitsModel`.
+        kwargs: Those of `transformers.Trainer`.
+
+    Example:
+        >>> import transformers
+        >>> from composable.integrations.huggingface import TransformsMixin
+        >>> class Trainer(TransformsMixin, transformers.Trainer):
+        ...     pass
+        >>> # Trainer(t.model.model, transforms=t, args=..., train_dataset=...).train()
+    """
+
+    def __init__(self, *args: Any, transforms: Transforms, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.transforms = transforms
+        self.add_callback(TransformsCallback(transforms))  # type: ignore[attr-defined]
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """In training, the loss of the batch as the algorithms make it."""
+        if not model.training:
+            return super().compute_loss(  # type: ignore[misc]
+                model, inputs, return_outputs, num_items_in_batch
+            )
+        t = self.transforms
+        outputs = model(**_without(t.start_batch(inputs), t.state.spec.target_key))
+        loss = t.loss(outputs.logits)
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate with the averaged weights."""
+        with self.transforms.evaluating():
+            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict with the averaged weights."""
+        with self.transforms.evaluating():
+            return super().predict(*args, **kwargs)  # type: ignore[misc]
+
+
+def _without(batch: Any, key: str) -> dict[str, Any]:
+    return {name: value for name, value in batch.items() if name != key}

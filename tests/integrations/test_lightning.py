@@ -1,0 +1,172 @@
+"""The algorithms in Lightning's Trainer."""
+
+from functools import partial
+
+import lightning.pytorch as L
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from composable.algorithms import EMA, GradientClipping
+from composable.integrations.lightning import TransformsCallback, TransformsMixin
+from tests.integrations.table import (
+    ALL,
+    INPUTS,
+    SETS,
+    SGD,
+    WITHIN,
+    acts,
+    evaluated,
+    images,
+    ours,
+    refused_in,
+    start,
+    works_in,
+)
+from tests.runs import conv_net as dropout_net
+from tests.runs import same, weights
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+]
+
+
+def conv_net():
+    """Without dropout, whose numbers are Lightning's own where a callback is alone."""
+    model = dropout_net()
+    model[4].p = 0.0
+    return model
+
+
+class Plain(L.LightningModule):
+    """A module of somebody's, who knows nothing of transforms."""
+
+    def __init__(self, net, optimizers=SGD):
+        super().__init__()
+        self.net, self.optimizers_ = net, optimizers
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.seen.append(self.net(INPUTS))
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return self.optimizers_(self.net.parameters())
+
+
+class Composed(TransformsMixin, Plain):
+    """The same module with transforms."""
+
+    def __init__(self, transforms, optimizers=SGD):
+        super().__init__(transforms.model, optimizers)
+        self.transforms = transforms
+
+
+def fit(module, *callbacks, **options):
+    """Train for two epochs, and evaluate after them."""
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        callbacks=list(callbacks),
+        enable_model_summary=False,
+        **quiet,
+        **options,
+    )
+    trainer.fit(module, images(), images())
+    return trainer
+
+
+@pytest.mark.parametrize("name", works_in("Lightning, mixin"))
+def test_in_lightning_with_the_mixin(name):
+    t = start(SETS[name], dropout_net())
+    module = Composed(t)
+    fit(module)
+    result = evaluated(t)
+
+    assert same(result, ours(name))
+    assert acts(name, result)
+    assert torch.equal(module.seen[-1], result[-1])  # Lightning evaluated with these weights
+
+
+@pytest.mark.parametrize("name", works_in("Lightning, callback"))
+def test_in_lightning_by_callback(name):
+    t = start(SETS[name], conv_net())
+    module = Plain(t.model)
+    fit(module, TransformsCallback(t))
+    result = evaluated(t)
+
+    assert same(result, ours(name, model=conv_net))
+    assert acts(name, result, model=conv_net)
+    assert torch.equal(module.seen[-1], result[-1])
+
+
+@pytest.mark.parametrize("name", refused_in("Lightning, callback"))
+def test_refused_in_lightning_by_callback(name):
+    t = start(SETS[name], conv_net())
+
+    with pytest.raises(RuntimeError, match=r"acts at \w+, and this loop made a step without t\."):
+        fit(Plain(t.model), TransformsCallback(t))
+
+
+def test_with_an_adaptive_optimizer_too():
+    adamw = partial(torch.optim.AdamW)
+    t = start(SETS[ALL], dropout_net())
+    fit(Composed(t, adamw))
+
+    assert same(evaluated(t), ours(ALL, optimizers=adamw))
+
+
+def test_the_trainer_counts_the_batches_of_an_epoch():
+    t = start(SETS[WITHIN], dropout_net())
+    fit(Composed(t))
+
+    assert same(evaluated(t), ours(WITHIN))
+
+
+def test_a_test_gets_the_averaged_weights_and_training_its_own():
+    t = start([EMA("2ba")], conv_net())
+    module = Plain(t.model)
+    trainer = fit(module, TransformsCallback(t))
+    before = weights(t.model)
+
+    trainer.test(module, images(), verbose=False)
+
+    assert torch.equal(module.seen[-1], evaluated(t)[-1])
+    assert same(weights(t.model), before)
+
+
+def test_after_an_exception_in_an_evaluation_the_weights_are_back():
+    class Fails(Plain):
+        def validation_step(self, batch, batch_idx):
+            if not self.trainer.sanity_checking:
+                raise KeyError
+
+    t = start([EMA("2ba")], conv_net())
+    with pytest.raises(KeyError):
+        fit(Fails(t.model), TransformsCallback(t))
+
+    average = t.state.memory["EMA"]["average"]
+    assert not same([t.model[0].weight], [average["0.weight"]])
+    assert torch.is_grad_enabled()
+
+
+def test_accumulated_batches_are_refused():
+    t = start([GradientClipping("norm", 1.0)], conv_net())
+
+    with pytest.raises(ValueError, match="accumulate_grad_batches=2 must be 1"):
+        fit(Plain(t.model), TransformsCallback(t), accumulate_grad_batches=2)
+
+
+def test_manual_optimization_is_refused():
+    t = start([GradientClipping("norm", 1.0)], conv_net())
+    module = Plain(t.model)
+    module.automatic_optimization = False
+
+    with pytest.raises(ValueError, match="automatic_optimization=False: call the transforms"):
+        fit(module, TransformsCallback(t))
