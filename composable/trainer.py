@@ -341,23 +341,27 @@ class Trainer:
     @contextmanager
     def _running(self, *, close_at_the_end: bool = True) -> Iterator[None]:
         """Run with the callbacks of now, and close them once, whatever happens."""
-        with self._looked_up() as callbacks, closing(callbacks, at_the_end=close_at_the_end):
+        with (
+            self._looked_up() as plan,
+            closing(plan.callbacks if plan else (), at_the_end=close_at_the_end),
+        ):
             yield
 
     @contextmanager
-    def _looked_up(self) -> Iterator[tuple[Callback, ...]]:
-        """The callbacks of a call, from its beginning to its end.
+    def _looked_up(self) -> Iterator[Plan | None]:
+        """The plan of a call, global callbacks included, from its beginning to its end.
 
-        A callback may call the Trainer too. That is part of the run that goes on: it has the
-        callbacks of that run, which will be closed when it ends.
+        A callback may call the Trainer too. That is part of the run that goes on: it has no plan
+        of its own, and the callbacks will be closed when that run ends.
         """
         if self._in_call:
-            yield ()
+            yield None
             return
         self._in_call = True
-        self._follow(self.plan)
+        plan = self.plan
+        self._follow(plan)
         try:
-            yield self._dispatcher.plan.callbacks
+            yield plan
         finally:
             self._follow(self._plan)
             self._in_call = False
