@@ -18,7 +18,7 @@ from composable.core.event import Event
 from composable.core.global_callbacks import register_global_callback
 from composable.core.key import Key
 from composable.core.logger import Logger, LoggerDestination
-from composable.core.observing import ObserverError
+from composable.core.observing import EffectError, ObserverError
 from composable.core.plan import AmbiguousOrderWarning, IdleAlgorithmWarning, Plan
 from composable.core.state import FrozenStateError, State
 from composable.core.time import Clock, Time, Timestamp, TimeUnit
@@ -34,6 +34,7 @@ __all__ = [
     "Callback",
     "Clock",
     "Control",
+    "EffectError",
     "Evaluator",
     "Event",
     "FrozenStateError",

@@ -72,8 +72,8 @@ class Trainer:
         target_key: Which part is the target.
         iteration_length: How many epochs an iteration has; the whole run where None.
         saver: A function of the state that saves it when a callback asks for `Control.SAVE`.
-        check_effects: For tests: look over everything in the state before and after each callback,
-            and raise where one of them changed it. It names the callback, the event and the tensor.
+        check_effects: For tests: look over everything in the state before and after each algorithm
+            and callback, and raise where one changed it, or wrote a field that it doesn't declare.
 
     Example:
         >>> from functools import partial

@@ -49,6 +49,7 @@ def make_trainer(model=None, **changes):
         "loss_fn": cross_entropy,
         "optimizers": sgd,
         "progress_bar": False,
+        "check_effects": True,
         "device": "cpu",
         "seed": 17,
     }

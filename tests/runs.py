@@ -136,6 +136,7 @@ def trainer(model: nn.Module | None = None, loader: Any = None, **options: Any) 
         "seed": 17,
         "device": "cpu",
         "progress_bar": False,
+        "check_effects": True,
     }
     return Trainer(mlp() if model is None else model, **{**defaults, **options})
 

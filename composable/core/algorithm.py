@@ -79,6 +79,8 @@ class Algorithm:
     """Classes of algorithms, or their names, that it comes before where the stage is the same."""
     after: ClassVar[Any] = frozenset()
     """Classes of algorithms, or their names, that it comes after where the stage is the same."""
+    declares: ClassVar[bool] = True
+    """Whether `writes` says all that it may change; a plain function doesn't say."""
     parts: ClassVar[Any] = ()
     """The algorithms that it is made of."""
 
@@ -128,6 +130,8 @@ class FunctionAlgorithm(Algorithm):
         >>> FunctionAlgorithm(keep).name
         'keep'
     """
+
+    declares = False
 
     function: Callable[[Event, State], State]
     name: str = attrs.field(

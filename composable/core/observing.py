@@ -1,7 +1,7 @@
-"""Whether an observer changed what it was shown.
+"""Whether a callback or an algorithm changed what it was shown.
 
 A `State` is frozen, but the model, the optimizers and the tensors in it are PyTorch's own and can
-be written to. Here they are looked over before and after a callback runs. Nothing is copied or
+be written to. Here they are looked over before and after someone acts. Nothing is copied or
 compared number by number: every tensor counts the writes to it (`Tensor._version`).
 """
 
@@ -14,13 +14,14 @@ import attrs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.core.algorithm import Algorithm, leaves
 from composable.core.event import Event
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["ObserverError", "changes", "fingerprint"]
+__all__ = ["EffectError", "ObserverError", "changes", "fingerprint"]
 
 _LOOKED_AT = ("model", "optimizers", "batch", "outputs", "loss", "gradients", "memory", "metrics")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -28,6 +29,50 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 class ObserverError(RuntimeError):
     """A callback changed something that it was to look at only."""
+
+
+class EffectError(RuntimeError):
+    """An algorithm changed something that it doesn't declare, or changed it in place."""
+
+
+@attrs.frozen(eq=False)
+class Held:
+    """An algorithm that is held to what it declares."""
+
+    algorithm: Algorithm
+
+    @property
+    def name(self) -> str:
+        """The algorithm's."""
+        return self.algorithm.name
+
+    def __call__(self, event: Event, state: "State") -> Any:
+        """Let the algorithm act, and compare."""
+        before = fingerprint(state)
+        new = self.algorithm(event, state)
+        for change in changes(before, fingerprint(state)):
+            raise EffectError(
+                f"{self.name} changed {change} at {event.name}: compute a new value, and return "
+                "state.evolve(...) with it."
+            )
+        if isinstance(new, type(state)) and all(part.declares for part in leaves(self.algorithm)):
+            self._check_fields(event, state, new)
+        return new
+
+    def _check_fields(self, event: Event, old: "State", new: "State") -> None:
+        written = {name for name, value in vars(new).items() if value is not vars(old)[name]}
+        for name in sorted(written - set(self.algorithm.writes)):
+            raise EffectError(
+                f"{self.name} wrote state.{name} at {event.name}, and declares that it writes "
+                f"{sorted(self.algorithm.writes)}: add {name!r} to {self.name}.writes."
+            )
+        for name in old.memory.keys() | new.memory.keys():
+            own = name in {part.name for part in leaves(self.algorithm)}
+            if not own and old.memory.get(name) is not new.memory.get(name):
+                raise EffectError(
+                    f"{self.name} wrote state.memory[{name!r}] at {event.name}: an algorithm "
+                    "remembers under its own name, state.remember(self.name, ...)."
+                )
 
 
 @attrs.frozen(eq=False)

@@ -18,7 +18,7 @@ from composable.core.callback import Callback, FunctionCallback, hooks_of, watch
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger, LoggerDestination
-from composable.core.observing import Guarded
+from composable.core.observing import Guarded, Held
 from composable.core.state import State
 
 __all__ = ["AmbiguousOrderWarning", "Dispatcher", "IdleAlgorithmWarning", "Plan"]
@@ -205,7 +205,8 @@ class Plan:
 
         Args:
             logger: What callbacks log to.
-            check_effects: Refuse callbacks that change what they see.
+            check_effects: Refuse callbacks that change what they see, and algorithms that change
+                what they don't declare.
         """
         return Dispatcher(self, logger, check_effects=check_effects)
 
@@ -231,7 +232,9 @@ class Dispatcher:
         hooks = [self._hooks(callback) for callback in plan.callbacks]
         self._table: dict[Event, Listeners] = {}
         for event in Event:
-            transforms = plan.transforms(event)
+            transforms: Sequence[Any] = plan.transforms(event)
+            if self.check_effects:
+                transforms = [Held(algorithm) for algorithm in transforms]
             watching = tuple(of_one[event] for of_one in hooks if event in of_one)
             if transforms or watching:
                 self._table[event] = (transforms, watching)

@@ -24,7 +24,7 @@ def _read_only(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _frozen(value: Any) -> Any:
-    return _read_only(value) if isinstance(value, (dict, MappingProxyType)) else value
+    return _read_only(value) if isinstance(value, dict) else value
 
 
 def _as_time(value: Any) -> Time | None:

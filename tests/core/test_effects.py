@@ -1,0 +1,89 @@
+"""What algorithms do is compared with what they declare."""
+
+import attrs
+import pytest
+import torch
+
+from composable import Algorithm, EffectError, Event, chain, during
+from composable.algorithms import MixUp
+from tests.runs import trained
+
+
+@attrs.frozen(repr=False)
+class Acts(Algorithm):
+    """Does something at the start of a batch, and declares that it writes the batch and memory."""
+
+    action: object = attrs.field(kw_only=True)
+
+    events = frozenset({Event.BATCH_START})
+    writes = frozenset({"batch", "memory"})
+
+    def apply(self, event, state):
+        return self.action(state)
+
+
+def in_place(state):
+    state.inputs.mul_(2)
+    return state
+
+
+def eval_mode(state):
+    state.model.eval()
+    return state
+
+
+def rate(state):
+    state.optimizers[0].param_groups[0]["lr"] = 0.5
+    return state
+
+
+def loss(state):
+    return state.evolve(loss=torch.zeros(()))
+
+
+def other_memory(state):
+    return state.remember("MixUp", 1)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (in_place, r"Acts changed state.batch\[0\] in place at BATCH_START: compute a new value"),
+        (eval_mode, r"Acts changed state.model.training from True to False at BATCH_START"),
+        (rate, r"Acts changed state.optimizers\[0\].param_groups\[0\]\['lr'\] from 0.1 to 0.5"),
+        (loss, r"Acts wrote state.loss at BATCH_START.*writes \['batch', 'memory'\]: add 'loss'"),
+        (other_memory, r"Acts wrote state.memory\['MixUp'\] at BATCH_START.*under its own name"),
+    ],
+)
+def test_what_is_not_declared_or_done_in_place_is_refused(action, message):
+    with pytest.raises(EffectError, match=message):
+        trained(algorithms=Acts(action=action), check_effects=True)
+
+
+@pytest.mark.parametrize("action", [loss, other_memory])
+def test_inside_a_combination_too(action):
+    hidden = during("0dur", "1dur", chain(Acts(action=action)))
+
+    with pytest.raises(EffectError, match=r"during\('0dur', '1dur', chain\(Acts\)\) wrote state"):
+        trained(algorithms=hidden, check_effects=True)
+
+
+def test_what_is_declared_is_allowed():
+    def declared(state):
+        return state.with_batch(inputs=2 * state.inputs).remember("Acts", {"seen": 1})
+
+    trained(algorithms=[Acts(action=declared), MixUp()], check_effects=True)
+
+
+def test_a_function_declares_nothing_and_is_held_to_new_values_only():
+    trained(algorithms=lambda event, state: state.evolve(metrics={}), check_effects=True)
+
+    def doubles(event, state):
+        return in_place(state) if event is Event.BATCH_START else state
+
+    with pytest.raises(EffectError, match="doubles changed"):
+        trained(algorithms=doubles, check_effects=True)
+
+
+def test_nothing_is_checked_where_nobody_asks():
+    trained(algorithms=Acts(action=in_place), check_effects=False)
