@@ -102,8 +102,8 @@ class State:
         Raises:
             TypeError: There is no such field.
         """
-        if not _CONVERTED.isdisjoint(changes):
-            for name in _CONVERTED & changes.keys():
+        for name in changes:
+            if name in _CONVERTERS:
                 changes[name] = _CONVERTERS[name](changes[name])
         fields = {**self.__dict__, **changes}
         if len(fields) != _COUNT:
@@ -178,7 +178,6 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "gradients": _as_gradients,
     "max_duration": _as_time,
 }
-_CONVERTED = frozenset(_CONVERTERS)
 
 
 def _refuse_assignment(self: State, name: str, value: object = None) -> None:
