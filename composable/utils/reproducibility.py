@@ -84,27 +84,28 @@ def seed_epoch(seed: int | Key, epoch: int) -> None:
         ...         seed_step(17, step)
         ...         outputs = model(batch)  # the dropout that a Trainer with seed 17 has here
     """
-    _seed_all(fold_in(_stream(_number(seed), "epoch"), epoch))
+    _seed_all(fold_in(_streams(_number(seed))["epoch"], epoch))
 
 
 def seed_fetch(seed: int | Key, step: int) -> None:
     """Seed the global generators for fetching the batch of a step."""
-    _seed_all(fold_in(_stream(_number(seed), "fetch"), step))
+    _seed_all(fold_in(_streams(_number(seed))["fetch"], step))
 
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step: its dropout."""
-    folded = fold_in(_stream(seed.seed if type(seed) is Key else seed, "step"), step)
+    folded = fold_in(_streams(seed.seed if type(seed) is Key else Key(seed).seed)["step"], step)
     seed_torch(fold_in(folded, microbatch) if microbatch else folded)
 
 
 def _number(seed: int | Key) -> int:
-    return seed.seed if isinstance(seed, Key) else seed
+    return (seed if isinstance(seed, Key) else Key(seed)).seed
 
 
-@lru_cache(maxsize=64, typed=True)
-def _stream(seed: int, name: str) -> int:
-    return Key(seed).fold(name).seed
+@lru_cache(maxsize=64)
+def _streams(seed: int) -> dict[str, int]:
+    """What the seeds are folded from, by what they are for."""
+    return {name: fold_in(seed, name) for name in ("epoch", "fetch", "step")}
 
 
 def get_random_seed() -> int:
