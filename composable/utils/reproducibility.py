@@ -94,7 +94,8 @@ def seed_fetch(seed: int | Key, step: int) -> None:
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step: its dropout."""
-    folded = fold_in(_streams(seed.seed if type(seed) is Key else Key(seed).seed)["step"], step)
+    own = seed.seed if isinstance(seed, Key) else Key(seed).seed
+    folded = fold_in(_streams(own)["step"], step)
     seed_torch(fold_in(folded, microbatch) if microbatch else folded)
 
 
