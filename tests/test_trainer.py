@@ -863,7 +863,7 @@ def test_the_example_of_the_docs_needs_no_more_than_it_says():
     assert trainer.fit().max_duration == Time.parse("1ep")
 
 
-# What an audit found
+# Interruptions, counts, and other edges
 
 
 def test_a_batch_without_a_token_has_no_share_for_a_function_that_counts_either():
@@ -1032,7 +1032,7 @@ def test_gradients_of_a_state_are_a_copy_that_nobody_can_change():
         state.gradients["bias"] = torch.zeros(1)
 
 
-# What tests did not see
+# Small promises
 
 
 def test_an_optimizer_that_drops_gradients_in_its_own_way_does_so():
