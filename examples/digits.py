@@ -17,10 +17,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-import matplotlib as mpl
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -39,8 +36,15 @@ from composable.metrics import accuracy
 from composable.optim import cosine
 from composable.utils.reproducibility import seed_context
 
-mpl.use("Agg")  # a window is not needed, and not always possible
-import matplotlib.pyplot as plt
+try:
+    import matplotlib as mpl
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    mpl.use("Agg")  # a window is not needed, and not always possible
+    import matplotlib.pyplot as plt
+except ModuleNotFoundError as error:
+    sys.exit(f'{error}. The demo needs more than the library: pip install ".[demo]".')
 
 TARGET = 0.98  # the accuracy that runs are timed to
 

@@ -173,3 +173,20 @@ def test_every_name_that_is_offered_exists():
         composable.optim,
     ):
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("composable.integrations.lightning", "lightning", "composable[lightning]"),
+        ("composable.integrations.huggingface", "transformers", "composable[huggingface]"),
+        ("examples.digits", "sklearn", ".[demo]"),
+    ],
+)
+def test_a_missing_extra_is_named_with_what_to_type(module, package, extra):
+    code = f"import sys; sys.modules[{package!r}] = None; import {module}"
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert ran.returncode
+    assert f'pip install "{extra}"' in ran.stderr

@@ -326,7 +326,8 @@ def _check_declarations(algorithm: Algorithm) -> None:
         given = getattr(algorithm, declared)
         strange = {given} if isinstance(given, str) else set(given) - allowed
         if strange:
-            what = "members of Event" if declared == "events" else f"fields of State: {fields}"
+            ways = ", ".join(sorted(fields))
+            what = "members of Event" if declared == "events" else f"fields of State: {ways}"
             raise TypeError(
                 f"{type(algorithm).__name__}.{declared} has {strange} and must be a set of {what}."
             )

@@ -9,10 +9,17 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from composable._arguments import length_of
 from composable.elsewhere import Transforms
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "composable.integrations.huggingface needs the package transformers, which is not "
+        'installed: pip install "composable[huggingface]".'
+    ) from error
 
 __all__ = ["LogitsModel", "TransformsCallback", "TransformsMixin"]
 

@@ -7,11 +7,18 @@ Lightning's can't replace a batch or its loss: `TransformsMixin` does that in `t
 from contextlib import ExitStack
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
 from composable.elsewhere import Transforms
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "composable.integrations.lightning needs the package lightning, which is not installed: "
+        'pip install "composable[lightning]".'
+    ) from error
 
 __all__ = ["TransformsCallback", "TransformsMixin"]
 

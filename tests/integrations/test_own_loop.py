@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Event
+from composable import Event, during
 from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
 from composable.core.algorithm import FunctionAlgorithm
 from tests.integrations.table import SETS, SGD, WITHIN, acts, data, evaluated, ours, start, works_in
@@ -327,3 +327,21 @@ def test_the_loss_needs_a_loss_fn():
 
     with pytest.raises(ValueError, match="loss_fn was not given to transforms"):
         t.loss(t.model(inputs))
+
+
+def test_a_window_ends_with_the_same_batch_as_in_the_trainer():
+    seen = []
+
+    def note(event, state):
+        if event in (Event.BATCH_START, Event.BATCH_END):
+            seen.append((event, state.timestamp.batch))
+        return state
+
+    t, optimizer = begin(during("1ba", "3ba", note), conv_net())
+    train(t, optimizer, data())
+    here = list(seen)
+    seen.clear()
+    trained(conv_net(), data(), algorithms=during("1ba", "3ba", note))
+
+    assert here == seen
+    assert [batch for event, batch in here if event is Event.BATCH_END] == [2, 3]
