@@ -1,7 +1,7 @@
 """What watches training."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -31,6 +31,9 @@ class Callback:
     switches the single methods off. A method returns None or a `Control`. An attribute that is
     named like an event and can't be called is left alone.
 
+    What it must remember for a run that goes on later, it returns from `state_dict` and takes back
+    in `load_state_dict`.
+
     `with callback:` lets it watch every Trainer that is called inside the block: see
     `register_global_callback`.
 
@@ -42,6 +45,17 @@ class Callback:
         >>> class StopEarly(Callback):
         ...     def batch_end(self, state, logger):
         ...         return Control.STOP if state.timestamp.batch == 3 else None
+        >>> class LowestLoss(Callback):
+        ...     lowest = float("inf")
+        ...
+        ...     def eval_after_all(self, state, logger):
+        ...         self.lowest = min(self.lowest, state.metrics["eval"]["loss"])
+        ...
+        ...     def state_dict(self):
+        ...         return {"lowest": self.lowest}
+        ...
+        ...     def load_state_dict(self, state):
+        ...         self.lowest = state["lowest"]
     """
 
     @property
@@ -56,6 +70,26 @@ class Callback:
 
     def close(self) -> None:
         """Let go of files and screens: called when `fit`, `eval` or `predict` ends, however."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it must remember for a run that goes on later: plain containers and tensors.
+
+        It is saved with the state of the run. A callback that remembers nothing has none to give.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned.
+
+        Raises:
+            ValueError: `state` has something that this callback doesn't remember.
+        """
+        if state:
+            raise ValueError(
+                f"{self.name} was given the state {sorted(state)}, and remembers nothing: was it "
+                "saved by another callback? A class that defines state_dict defines "
+                "load_state_dict too."
+            )
 
     def __enter__(self: Self) -> Self:
         _entered.set((*_entered.get(), self))

@@ -3,6 +3,7 @@
 import pytest
 
 from composable import Callback, Control, Event, Plan, State
+from composable.core.callback import FunctionCallback
 from composable.core.logger import Logger
 from tests.helpers import linear, make_trainer
 
@@ -172,3 +173,21 @@ def test_an_algorithm_that_returns_no_state_is_told_what_to_write(returned):
 
 def test_the_name_of_a_callback_is_its_class():
     assert Fails().name == "Fails"
+
+
+def test_a_callback_that_remembers_nothing_has_no_state():
+    assert Callback().state_dict() == {}
+    Callback().load_state_dict({})
+
+
+def test_state_that_a_callback_does_not_remember_is_refused():
+    with pytest.raises(ValueError, match=r"ByName was given the state \['best', 'wait'\]"):
+        ByName().load_state_dict({"wait": 1, "best": 0.5})
+
+
+def test_a_function_as_a_callback_names_itself_where_it_is_given_a_state():
+    def look(event, state, logger):
+        return None
+
+    with pytest.raises(ValueError, match="look was given the state"):
+        FunctionCallback(look).load_state_dict({"best": 0.5})
