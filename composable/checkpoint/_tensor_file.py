@@ -1,0 +1,218 @@
+"""Tensors in a file, in the safetensors format, read and written once from end to end.
+
+The format is a header of JSON, its length before it, and the bytes of the tensors after it. It is
+read and written here, and not by its own library, so that each byte is hashed as it passes, that
+what is hashed is what is loaded, and that no second copy is made. Each tensor gets a storage of its
+own, so that one can be kept without the others.
+
+https://github.com/huggingface/safetensors#format
+"""
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.checkpoint import _json
+from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
+
+__all__ = ["DTYPES", "Entry", "read_header", "read_tensors", "skip_tensors", "write_tensors"]
+
+_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "C64": "complex64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+DTYPES = {key: getattr(torch, name) for key, name in _NAMES.items() if hasattr(torch, name)}
+"""The dtypes that the format has, as far as this torch has them."""
+
+_KEYS = {dtype: key for key, dtype in DTYPES.items()}
+_METADATA = "__metadata__"
+_MAX_HEADER = 100_000_000  # that of the library of the format
+_MAX_DIMENSIONS = 64
+_CHUNK = 1 << 22
+
+Write = Callable[[bytes | memoryview], object]
+"""Writes all that it gets."""
+ReadInto = Callable[[memoryview], int]
+"""Fills what it gets from its start, and says how far; 0 at the end of the file."""
+
+
+@attrs.frozen
+class Entry:
+    """Where a tensor is in the file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size: int
+    """In bytes."""
+
+
+def write_tensors(write: Write, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors of any device and layout, one after the other.
+
+    Args:
+        write: Appends to the file.
+        tensors: Of dtypes in `DTYPES`.
+    """
+    if sys.byteorder != "little":
+        raise NotImplementedError("the format is little-endian, and this machine is not.")
+    # By size of the elements, then by name: all are aligned, and the same tensors give the same
+    # bytes. It is the order of the format's own library.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _KEYS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    raw = _json.dump(header)
+    raw += b" " * (-len(raw) % 8)
+    write(len(raw).to_bytes(8, "little") + raw)
+    for name in names:
+        # One at a time: what a copy needs is free again before the next.
+        tensor = tensors[name].detach().resolve_conj().resolve_neg().cpu().contiguous()
+        for chunk in _chunks(tensor):
+            write(chunk)
+
+
+def read_header(read_into: ReadInto, size: int, where: str) -> list[Entry]:
+    """Read and check the header; the entries come in the order of their bytes.
+
+    Args:
+        read_into: Reads the file, from its start.
+        size: Of the whole file, in bytes. Nothing larger is ever allocated.
+        where: The file, for messages.
+
+    Raises:
+        DamagedCheckpointError: The header is none, or does not describe a file of this size.
+    """
+    start = bytearray(8)
+    _fill(read_into, memoryview(start), where)
+    length = int.from_bytes(start, "little")
+    if length > min(size - 8, _MAX_HEADER):
+        raise DamagedCheckpointError(
+            f"{where} says that its header has {length} bytes: the file has {size}, and a header "
+            f"at most {_MAX_HEADER}. It is truncated, damaged, or no safetensors file."
+        )
+    raw = bytearray(length)
+    _fill(read_into, memoryview(raw), where)
+    header = _json.load(raw, f"the header of {where}")
+    if not isinstance(header, dict):
+        raise DamagedCheckpointError(f"the header of {where} is no mapping.")
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise DamagedCheckpointError(f"the metadata of {where} is no mapping of strings.")
+    spans = [_entry(name, spec, where) for name, spec in header.items()]
+    spans.sort(key=lambda span: span[0])
+    position = 0
+    for (begin, end), entry in spans:
+        if begin != position:
+            fault = "overlaps what is before it" if begin < position else "comes after a gap"
+            raise DamagedCheckpointError(f"{where}: tensor {entry.name!r} {fault}.")
+        position = end
+    if position != size - 8 - length:
+        raise DamagedCheckpointError(
+            f"{where} has {size - 8 - length} bytes of tensors, and its header speaks of "
+            f"{position}: it is truncated or damaged."
+        )
+    return [entry for _, entry in spans]
+
+
+def read_tensors(read_into: ReadInto, entries: list[Entry], where: str) -> dict[str, Tensor]:
+    """Read the tensors that a header speaks of, each into a storage of its own."""
+    tensors = {}
+    for entry in entries:
+        try:
+            tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        except (RuntimeError, MemoryError) as error:  # sizes beyond 2**63 beside a 0, too
+            raise UnreadableCheckpointError(
+                f"{where}: tensor {entry.name!r} of shape {list(entry.shape)} can't be allocated."
+            ) from error
+        for chunk in _chunks(tensor):
+            _fill(read_into, chunk, where)
+        tensors[entry.name] = tensor
+    return tensors
+
+
+def skip_tensors(read_into: ReadInto, entries: list[Entry], where: str) -> None:
+    """Read the bytes of the tensors and keep none."""
+    buffer = memoryview(bytearray(_CHUNK))
+    left = sum(entry.size for entry in entries)
+    while left:
+        chunk = buffer[: min(left, _CHUNK)]
+        _fill(read_into, chunk, where)
+        left -= len(chunk)
+
+
+def _entry(name: str, spec: Any, where: str) -> tuple[tuple[int, int], Entry]:
+    about = f"{where}: tensor {name[:200]!r}"
+    if not isinstance(spec, dict) or spec.keys() != {"dtype", "shape", "data_offsets"}:
+        raise DamagedCheckpointError(f"{about} has no dtype, shape and data_offsets, or has more.")
+    dtype = DTYPES.get(spec["dtype"]) if isinstance(spec["dtype"], str) else None
+    if dtype is None:
+        raise DamagedCheckpointError(
+            f"{about} has dtype {str(spec['dtype'])[:40]!r}: this version reads {list(DTYPES)}."
+        )
+    shape, offsets = spec["shape"], spec["data_offsets"]
+    if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
+        raise DamagedCheckpointError(f"{about} has shape {str(shape)[:80]}, which is none.")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise DamagedCheckpointError(f"{about} has data_offsets {str(offsets)[:80]}, not two.")
+    begin, end = offsets
+    needed = math.prod(shape) * dtype.itemsize
+    if end - begin != needed:
+        raise DamagedCheckpointError(
+            f"{about} has {end - begin} bytes, and its shape {shape} of {spec['dtype']} needs "
+            f"{needed}."
+        )
+    return (begin, end), Entry(name, dtype, tuple(shape), needed)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
+
+
+def _chunks(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a contiguous tensor of the CPU, in place; without NumPy, so by their address."""
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return
+    view = memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+    for start in range(0, size, _CHUNK):
+        yield view[start : start + _CHUNK]
+
+
+def _fill(read_into: ReadInto, buffer: memoryview, where: str) -> None:
+    filled = 0
+    while filled < len(buffer):
+        count = read_into(buffer[filled:])
+        if not count:
+            raise DamagedCheckpointError(f"{where} ends too early: it is truncated.")
+        filled += count

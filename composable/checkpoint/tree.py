@@ -1,0 +1,525 @@
+"""A tree of plain containers and tensors, as named tensors and JSON, and back.
+
+What JSON has (None, booleans, integers, finite floats, strings, lists, and dictionaries whose keys
+are strings) is written as itself. Everything else is a mapping with one key that begins with `$`
+and says what it is: `{"$tuple": [1, 2]}`, `{"$tensor": "model/0.weight"}`. The list of these is
+closed. Nothing is ever looked up by a name from the file, so nothing in a file can be run.
+"""
+
+import base64
+import math
+import re
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from composable.checkpoint import _json
+from composable.checkpoint._json import JSON, MAX_INTEGER
+from composable.checkpoint._tensor_file import DTYPES
+from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, UnsavableError
+from composable.core.key import Key
+from composable.core.time import Time, Timestamp
+
+__all__ = ["pack", "unpack"]
+
+_MAX_DEPTH = 64
+_STORABLE = frozenset(DTYPES.values())
+_TORCH_DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+_DEVICE = re.compile(r"[a-z]+(:[0-9]{1,4})?")
+
+_Path = tuple[Any, ...]
+
+
+def pack(tree: Any) -> tuple[dict[str, Tensor], JSON]:
+    """Part a tree into its tensors, by name, and JSON for the rest.
+
+    A tree is made of dictionaries, lists, tuples, sets, frozensets and deques; of None, booleans,
+    numbers, strings, bytes and fractions; of tensors, `torch.Size`, dtypes and devices; and of
+    `Time`, `Timestamp` and `Key`. What comes back from `unpack` is equal to it, bit for bit,
+    but for this: every mapping (an `OrderedDict`, a `Counter`, a read-only view) comes back as a
+    dictionary, and a parameter as a tensor that needs no gradient.
+
+    A tensor that is met twice (the same elements of the same storage) is named once, and comes
+    back as one. Nothing is copied: the tensors are those of the tree, detached.
+
+    Args:
+        tree: What to part. Dictionaries may have any keys that are plain values.
+
+    Returns:
+        The tensors by name (their path in the tree, such as "optimizers/0/state/3/exp_avg"), and
+        what `json.dumps` takes.
+
+    Raises:
+        UnsavableError: Something in the tree is none of these, or the tree holds itself. The
+            message has its path.
+
+    Example:
+        >>> from composable.checkpoint import pack, unpack
+        >>> tensors, data = pack({"model": {"weight": torch.ones(2)}, "betas": (0.9, 0.99)})
+        >>> data
+        {'model': {'weight': {'$tensor': 'model/weight'}}, 'betas': {'$tuple': [0.9, 0.99]}}
+        >>> unpack(tensors, data)
+        {'model': {'weight': tensor([1., 1.])}, 'betas': (0.9, 0.99)}
+    """
+    packer = _Packer()
+    data = packer.pack(tree, ())
+    return packer.tensors, data
+
+
+def unpack(tensors: Mapping[str, Tensor], data: JSON) -> Any:
+    """Put together what `pack` parted.
+
+    Args:
+        tensors: By name. Each must be spoken of in `data`.
+        data: What `pack` made, or what was read from a file.
+
+    Returns:
+        A tree of new containers that holds the given tensors.
+
+    Raises:
+        DamagedCheckpointError: `data` is not what `pack` makes, or a tensor is missing or
+            unexpected. The message has the path.
+    """
+    unpacker = _Unpacker(tensors)
+    tree = unpacker.unpack(data, ())
+    if unexpected := sorted(tensors.keys() - unpacker.used):
+        raise DamagedCheckpointError(
+            f"there are tensors that the state does not speak of: {_listed(unexpected)}."
+        )
+    return tree
+
+
+# ---------------------------------------------------------------------------------------------
+# Packing
+
+
+@attrs.define
+class _Packer:
+    tensors: dict[str, Tensor] = attrs.field(factory=dict)
+    _names: dict[Any, str] = attrs.field(factory=dict)
+    """The names of the tensors met so far, by what they are made of."""
+    _open: set[int] = attrs.field(factory=set)
+    """The containers that hold what is being packed."""
+
+    def pack(self, value: Any, path: _Path) -> JSON:
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if kind is int:
+            return value if abs(value) <= MAX_INTEGER else {"$int": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
+        if kind is str:
+            return value if _is_unicode(value) else {"$str": _text(_utf8(value))}
+        if isinstance(value, Tensor):
+            return self._tensor(value, path)
+        if kind in _ATOMS:
+            return self._atom(value, path)
+        if isinstance(value, (dict, MappingProxyType)) or kind in _CONTAINERS:
+            return self._container(value, path)
+        raise UnsavableError(
+            f"{_printed(path)} holds a {_type_name(value)}, which can't be saved: keep plain "
+            "containers, numbers, strings and tensors."
+        )
+
+    def _atom(self, value: Any, path: _Path) -> JSON:
+        tag, disassemble, _ = _ATOMS[type(value)]
+        try:
+            return {tag: self.pack(disassemble(value), path)}
+        except (ValueError, AttributeError) as error:
+            raise UnsavableError(f"{_printed(path)} can't be saved: {error}") from None
+
+    def _container(self, value: Any, path: _Path) -> JSON:
+        if id(value) in self._open:
+            raise UnsavableError(f"{_printed(path)} holds itself: a tree can't.")
+        if len(path) >= _MAX_DEPTH:
+            raise UnsavableError(
+                f"{_printed(path[:4])}/... is nested more than {_MAX_DEPTH} levels deep: keep it "
+                "flatter."
+            )
+        self._open.add(id(value))
+        try:
+            if isinstance(value, (dict, MappingProxyType)):
+                return self._mapping(value, path)
+            if type(value) in (set, frozenset):
+                members = [self._hashable(member, path) for member in value]
+                # Sets of strings have another order in every process.
+                return {_CONTAINERS[type(value)]: sorted(members, key=_json.dump)}
+            items = [self.pack(item, (*path, index)) for index, item in enumerate(value)]
+        finally:
+            self._open.remove(id(value))
+        if type(value) is list:
+            return items
+        if type(value) is deque:
+            return {"$deque": [value.maxlen, items]}
+        return {_CONTAINERS[type(value)]: items}
+
+    def _mapping(self, mapping: Mapping[Any, Any], path: _Path) -> JSON:
+        if all(map(_is_plain_key, mapping)):
+            return {key: self.pack(value, (*path, key)) for key, value in mapping.items()}
+        return {
+            "$dict": [
+                [self._hashable(key, path), self.pack(value, (*path, key))]
+                for key, value in mapping.items()
+            ]
+        }
+
+    def _hashable(self, value: Any, path: _Path) -> JSON:
+        before = len(self._names)
+        packed = self.pack(value, (*path, "a key or member"))
+        if isinstance(value, Tensor) or len(self._names) != before:
+            raise UnsavableError(
+                f"{_printed(path)} has a tensor as a key or member, which nothing could look up: "
+                "use a name or a number."
+            )
+        return packed
+
+    def _tensor(self, tensor: Tensor, path: _Path) -> JSON:
+        if fault := _fault(tensor):
+            raise UnsavableError(f"{_printed(path)} holds a tensor that {fault}.")
+        identity: Any = id(tensor)  # empty ones share the address of nothing
+        tensor = tensor.detach()
+        node: dict[str, JSON] = {}
+        if tensor.is_complex() and tensor.dtype not in _STORABLE:
+            tensor, node["complex"] = torch.view_as_real(tensor.resolve_conj()), True
+        if order := _order(tensor):
+            node["order"] = order
+        if tensor.numel():
+            identity = _identity(tensor)
+        if identity not in self._names:
+            name = _tensor_name(path, self.tensors)
+            self._names[identity], self.tensors[name] = name, tensor
+        return {"$tensor": self._names[identity], **node}
+
+
+def _fault(tensor: Tensor) -> str | None:
+    """Why a tensor can't be saved."""
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return f"is a {_type_name(tensor)}: turn it into a plain tensor"
+    if tensor.layout is not torch.strided:
+        return f"has layout {tensor.layout}: use to_dense()"
+    if tensor.is_meta:
+        return "is on the meta device and has no elements to save"
+    if tensor.dtype not in _STORABLE and not tensor.is_complex():
+        return f"has dtype {tensor.dtype}, which the file can't hold: convert it"
+    return None
+
+
+def _identity(tensor: Tensor) -> Any:
+    """The same for two tensors that are the same elements of the same storage."""
+    return (
+        tensor.untyped_storage().data_ptr(),
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def _order(tensor: Tensor) -> list[int] | None:
+    """The order of the dimensions in memory, where it isn't theirs (as in channels_last).
+
+    The file has the elements in the order of the dimensions. The order in memory is kept beside
+    them, for the same numbers in another order can give other last bits.
+    """
+    if tensor.is_contiguous():
+        return None
+    strides = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _tensor_name(path: _Path, taken: Mapping[str, Tensor]) -> str:
+    """The path as a name: readable, and no other tensor's."""
+    name = "/".join(map(_escaped, path)) or "tensor"
+    if name.startswith("__"):  # the format keeps a name of this kind to itself
+        name = f"%5F{name[1:]}"
+    unique, count = name, 1
+    while unique in taken:  # the keys 3 and "3", say
+        count += 1
+        unique = f"{name}~{count}"
+    return unique
+
+
+def _escaped(part: Any) -> str:
+    text = "".join(f"%{ord(c):02X}" if c in "/%" or not c.isprintable() else c for c in str(part))
+    return text or "%"
+
+
+def _printed(path: _Path) -> str:
+    return "/".join(map(_escaped, path)) or "the tree"
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: an odd file name, say
+        return False
+    return True
+
+
+def _is_plain_key(key: Any) -> bool:
+    return type(key) is str and not key.startswith("$") and _is_unicode(key)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+# ---------------------------------------------------------------------------------------------
+# Unpacking
+
+
+class _Fault(Exception):
+    """What is wrong with a node; who knows its path says where."""
+
+
+@attrs.define
+class _Unpacker:
+    tensors: Mapping[str, Tensor]
+    used: set[str] = attrs.field(factory=set)
+    _made: dict[str, tuple[JSON, Tensor]] = attrs.field(factory=dict)
+    """The tensors that came back so far, and the nodes that they came from."""
+
+    def unpack(self, node: JSON, path: _Path) -> Any:
+        if len(path) > _MAX_DEPTH + 1:
+            raise DamagedCheckpointError("the state is nested too deeply.")
+        if isinstance(node, list):
+            return self._items(node, path)
+        if not isinstance(node, dict):
+            return node
+        tag = next((key for key in node if key.startswith("$")), None)
+        if tag is None:
+            return {key: self.unpack(value, (*path, key)) for key, value in node.items()}
+        try:
+            if tag == "$tensor":
+                return self._tensor(node)
+            if len(node) != 1:
+                raise _Fault(f"a {tag} has other keys")
+            if tag == "$dict":
+                return self._mapping(node[tag], path)
+            if tag == "$deque":
+                return self._deque(node[tag], path)
+            if tag in _CONTAINER_OF:
+                return self._collection(_CONTAINER_OF[tag], node[tag], path)
+            if tag in _ATOM_OF:
+                return _ATOM_OF[tag](self.unpack(node[tag], (*path, tag)))
+        except CheckpointError:
+            raise
+        except (_Fault, ValueError, TypeError, OverflowError, ArithmeticError) as error:
+            raise DamagedCheckpointError(
+                f"the state is damaged at {_printed(path)}: {str(error)[:200]}."
+            ) from None
+        raise DamagedCheckpointError(
+            f"the state is damaged at {_printed(path)}, or of a newer version: it has a "
+            f"{tag[:40]!r}, which this version doesn't know."
+        )
+
+    def _items(self, items: JSON, path: _Path) -> list[Any]:
+        if not isinstance(items, list):
+            raise _Fault(f"there is {str(items)[:40]!r} where a list should be")
+        return [self.unpack(item, (*path, index)) for index, item in enumerate(items)]
+
+    def _mapping(self, pairs: JSON, path: _Path) -> dict[Any, Any]:
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list) and len(pair) == 2 for pair in pairs
+        ):
+            raise _Fault("a $dict is no list of pairs")
+        mapping = {}
+        for packed, value in pairs:
+            key = self.unpack(packed, (*path, "a key"))
+            if isinstance(key, Tensor):
+                raise _Fault("a tensor is a key")
+            mapping[key] = self.unpack(value, (*path, key))
+        if len(mapping) != len(pairs):
+            raise _Fault("a key is there twice")
+        return mapping
+
+    def _collection(self, kind: type, items: JSON, path: _Path) -> Any:
+        collection = kind(self._items(items, path))
+        if len(collection) != len(items):
+            raise _Fault("a set has a member twice")
+        return collection
+
+    def _deque(self, content: JSON, path: _Path) -> deque[Any]:
+        if not isinstance(content, list) or len(content) != 2:
+            raise _Fault("a $deque is no length with items")
+        length, items = content
+        if length is not None and not _is_count(length):
+            raise _Fault(f"a deque has length {str(length)[:40]!r}")
+        members = deque(self._items(items, path), length)
+        if len(members) != len(items):
+            raise _Fault("a deque has more items than it can hold")
+        return members
+
+    def _tensor(self, node: dict[str, JSON]) -> Tensor:
+        name = node["$tensor"]
+        if not isinstance(name, str) or not node.keys() <= {"$tensor", "order", "complex"}:
+            raise _Fault("a $tensor is no name")
+        if name not in self.tensors:
+            raise _Fault(f"tensor {name[:200]!r} is missing")
+        if name not in self._made:
+            self._made[name] = node, _rebuilt(self.tensors[name], node)
+            self.used.add(name)
+        first, tensor = self._made[name]
+        if first != node:
+            raise _Fault(f"tensor {name[:200]!r} is said to be two different things")
+        return tensor
+
+
+def _rebuilt(tensor: Tensor, node: dict[str, JSON]) -> Tensor:
+    if "order" in node:
+        order = node["order"]
+        if not isinstance(order, list) or not all(map(_is_count, order)):
+            raise _Fault("the order of the dimensions is no list of integers")
+        if sorted(order) != list(range(tensor.ndim)):
+            raise _Fault(f"a tensor of {tensor.ndim} dimensions has them in order {order[:64]}")
+        back = sorted(range(tensor.ndim), key=order.__getitem__)
+        tensor = tensor.permute(order).contiguous().permute(back)
+    if "complex" in node:
+        if node["complex"] is not True or tensor.shape[-1:] != (2,):
+            raise _Fault("a complex tensor has no pairs of numbers")
+        if tensor.dtype not in (torch.float64, torch.float16):
+            raise _Fault(f"a complex tensor has dtype {tensor.dtype}")
+        tensor = torch.view_as_complex(tensor)
+    return tensor
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+# ---------------------------------------------------------------------------------------------
+# What else there is: how each kind is taken apart, and how it is checked and put together. What
+# takes apart may raise ValueError or AttributeError, what puts together any error of a bad value.
+
+
+def _as(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise _Fault(f"there is a {type(value).__name__} where a {kind.__name__} should be")
+    return value
+
+
+def _big_int(text: Any) -> int:
+    if not re.fullmatch("-?0x[0-9a-f]+", _as(str, text)):
+        raise _Fault("an integer has other digits")
+    return int(text, 16)
+
+
+def _special_float(text: Any) -> float:
+    value: float = struct.unpack(">d", _sized(bytes.fromhex(_as(str, text)), 8))[0]
+    return value
+
+
+def _sized(raw: bytes, size: int) -> bytes:
+    if len(raw) != size:
+        raise _Fault(f"there are {len(raw)} bytes where {size} should be")
+    return raw
+
+
+def _bytes(text: Any) -> bytes:
+    return base64.b64decode(_as(str, text), validate=True)
+
+
+def _pair(parts: Any, *kinds: type) -> Iterable[Any]:
+    if len(_as(list, parts)) != 2 or not all(type(part) in kinds for part in parts):
+        raise _Fault("there are not two numbers")
+    return tuple(parts)
+
+
+def _fraction(parts: Any) -> Fraction:
+    return Fraction(*_pair(parts, int))
+
+
+def _dtype(name: Any) -> torch.dtype:
+    if name not in _TORCH_DTYPES:
+        raise _Fault(f"there is no dtype {str(name)[:40]!r}")
+    return _TORCH_DTYPES[name]
+
+
+def _device(name: Any) -> torch.device:
+    if not _DEVICE.fullmatch(_as(str, name)):
+        raise _Fault(f"there is no device {name[:40]!r}")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise _Fault(f"there is no device {name[:40]!r}") from error
+
+
+def _torch_size(sizes: Any) -> torch.Size:
+    if not all(map(_is_count, _as(list, sizes))):
+        raise _Fault("a shape has something else than sizes")
+    return torch.Size(sizes)
+
+
+def _fields_of(timestamp: Timestamp) -> dict[str, Any]:
+    return {name: _moment(name, value) for name, value in vars(timestamp).items()}
+
+
+def _timestamp(fields: Any) -> Timestamp:
+    return Timestamp(**{name: _moment(name, value) for name, value in _as(dict, fields).items()})
+
+
+def _moment(name: str, value: Any) -> Any:
+    """A field of a timestamp: a count, or seconds."""
+    counted = not str(name).endswith("_wct")
+    number = type(value) is int or (not counted and type(value) is float)
+    if not number or not 0 <= value < math.inf:
+        kind = "an integer" if counted else "seconds"
+        raise ValueError(f"{name} of a timestamp is {str(value)[:40]}, not {kind} from 0 on")
+    return value
+
+
+_ATOMS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytes: ("$bytes", _text, _bytes),
+    complex: ("$complex", lambda c: [c.real, c.imag], lambda c: complex(*_pair(c, float))),
+    Fraction: ("$fraction", lambda f: [f.numerator, f.denominator], _fraction),
+    torch.dtype: ("$dtype", lambda d: str(d).removeprefix("torch."), _dtype),
+    torch.device: ("$device", str, _device),
+    torch.Size: ("$size", list, _torch_size),
+    Time: ("$time", str, lambda text: Time.parse(_as(str, text))),
+    Timestamp: ("$timestamp", _fields_of, _timestamp),
+    Key: ("$key", lambda key: key.seed, Key),
+}
+_ATOM_OF: dict[str, Callable[[Any], Any]] = {
+    "$int": _big_int,
+    "$float": _special_float,
+    "$str": lambda text: _bytes(text).decode("utf-8", "surrogatepass"),
+    **{tag: assemble for tag, _, assemble in _ATOMS.values()},
+}
+_CONTAINERS: dict[type, str] = {
+    list: "",
+    tuple: "$tuple",
+    set: "$set",
+    frozenset: "$frozenset",
+    deque: "$deque",
+}
+_CONTAINER_OF = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name[:200]) for name in names[:most]) + more
