@@ -9,6 +9,7 @@ from torch import nn
 
 from composable.core.batch import BatchSpec
 from composable.core.callback import Callback
+from composable.core.intervals import check_interval
 from composable.core.loss import ModelLoss, TargetLoss
 from composable.core.time import Time, TimeUnit, check_time
 from composable.metrics import Evaluator
@@ -187,16 +188,6 @@ def check_metrics(metrics: Any) -> dict[str, Any]:
     return dict(metrics)
 
 
-def check_interval(name: str, interval: Any) -> "Time | Callable[..., bool] | None":
-    """A time, a function `(state, event) -> bool`, or None for never."""
-    if interval is None or (callable(interval) and not isinstance(interval, Time)):
-        return interval
-    length = check_time(name, interval)
-    if not length.value:
-        raise ValueError(f"{name}={interval!r} must be longer than nothing; None means never.")
-    return length
-
-
 def check_log_interval(interval: Any) -> Time:
     """A time above zero."""
     length = check_time("log_interval", interval)
@@ -240,6 +231,29 @@ def check_token_counter(function: Any) -> "Callable[[Any], int] | None":
         return tokens
 
     return count
+
+
+def check_seed(seed: int | None, saved: int | None) -> int | None:
+    """The seed of a run, which a run that goes on has already."""
+    if seed is not None and saved is not None and seed != saved:
+        raise ValueError(
+            f"seed={seed}, and the run that is to go on has seed {saved}: leave seed out, or begin "
+            "another run with load_weights_only=True."
+        )
+    return saved if seed is None else seed
+
+
+def check_resuming(autoresume: bool, folder: Any, weights_only: bool, ignored: Any) -> None:
+    """A run can go on by itself only from what is saved whole."""
+    if not autoresume:
+        return
+    if folder is None:
+        raise ValueError("autoresume=True needs a save_folder, in which it looks for checkpoints.")
+    if weights_only or ignored:
+        raise ValueError(
+            f"autoresume=True with save_weights_only={weights_only} and save_ignore_keys="
+            f"{ignored!r}: a run can go on only from a whole checkpoint. Drop one of them."
+        )
 
 
 def check_flag(name: str, value: Any) -> bool:

@@ -79,6 +79,16 @@ class Loop:
     iteration_length: int | None
     count_tokens: Callable[[Any], int] | None
     saver: Callable[[State], Any] | None
+    given_duration: Time | None = None
+    """The `max_duration` that the user gave, before any algorithm changed it."""
+    fits: int = 0
+    """How often training began, the present one included."""
+    fitting: bool = False
+    """Whether training goes on."""
+    saves_at_the_end: bool = False
+    """Whether the end of training is saved, where it isn't yet."""
+    saved_at: Any = None
+    """What was done when the run was last saved."""
     moves: bool = attrs.field(init=False)
     """Whether batches go to another device. A loader's own are on the CPU."""
     fire: Callable[[Event, State], State] = attrs.field(init=False)
@@ -95,8 +105,10 @@ class Loop:
 
     def fit(self, state: State) -> State:
         """Train until `state.max_duration`, or until somebody asks to stop."""
+        if self.finished(state) and state.timestamp.batch_in_epoch == state.epoch_length:
+            state = self.epoch(state)  # which an interruption kept from ending
         if state.timestamp.epoch_in_iteration == self.iteration_length:
-            state = self.end_iteration(state)  # which an interruption kept from ending
+            state = self.end_iteration(state)  # likewise
         while not self.finished(state):
             now = state.timestamp
             if now.epoch_in_iteration == 0 and now.batch_in_epoch == 0:
@@ -104,23 +116,29 @@ class Loop:
             state = self.epoch(state)
             if state.timestamp.epoch_in_iteration == self.iteration_length:
                 state = self.end_iteration(state)
+        state = between_batches(state)
         now = state.timestamp
         if self.iteration_length is None and now.epoch_in_iteration and not now.batch_in_epoch:
             state = self.end_iteration(state)
         state = self.evaluate_at_the_end(state)
+        state = self.save_at_the_end(state)
         return self.fire(Event.FIT_END, state)
 
     def epoch(self, state: State) -> State:
         """Train on the batches of the loader, or on those that are left of them."""
         if state.timestamp.batch_in_epoch == 0:
             state = surgery(self.fire, Event.EPOCH_START, state)
+        elif self.dispatcher.take(Control.END_EPOCH):  # asked for, and then interrupted
+            return self.end_epoch(state)
         if state.optimizers is not self.rates.optimizers:  # an algorithm brought others
             self.rates = attrs.evolve(self.rates, optimizers=state.optimizers)
         self.rates.set(state)
-        batches, over = self.batches(state), False
+        batches, over = self.batches(state), self.finished(state)
+        listens = self.dispatcher.listens(BEFORE_DATALOADER)
         while True:
             started = time.perf_counter()
-            state = self.fire(BEFORE_DATALOADER, state)
+            if listens:
+                state = self.fire(BEFORE_DATALOADER, between_batches(state))
             batch = next(batches, _EXHAUSTED)
             if batch is _EXHAUSTED:
                 break
@@ -141,7 +159,7 @@ class Loop:
         tokens = self.count_tokens(batch) if self.count_tokens else 0
         if self.moves:
             batch = to_device(batch, state.device)
-        state = state.evolve(batch=batch)
+        state = state.evolve(batch=batch, outputs=None)
         samples = count_examples(state.spec.inputs(batch))
         state = self.train_batch(fire(AFTER_DATALOADER, state))
         if self.dispatcher.logger.destinations:
@@ -222,7 +240,7 @@ class Loop:
                 f"train_dataloader gave no batch in epoch {state.timestamp.epoch}: check the "
                 "dataset, and that the loader can be gone through more than once."
             )
-        before = state
+        before = state = between_batches(state)
         state = state.evolve(timestamp=state.timestamp.next_epoch())
         if self.dispatcher.logger.destinations:  # an epoch of unknown length is over only now
             state = self.log(before, state)
@@ -251,11 +269,25 @@ class Loop:
         if not (self.dispatcher.pending and self.dispatcher.take(Control.SAVE)):
             return state
         if self.saver is None:
-            _warn_unmet("Control.SAVE", "saver=, a function of the state")
+            _warn_unmet("Control.SAVE", "a save_folder, or saver=, a function of the state")
             return state
+        return self.save(state)
+
+    def save(self, state: State) -> State:
+        """Save."""
         state = self.fire(Event.BEFORE_SAVE, state)
-        self.saver(state)
+        self.saved_at = self.done(state)
+        self.saver(state)  # type: ignore[misc]
         return self.fire(Event.AFTER_SAVE, state)
+
+    def save_at_the_end(self, state: State) -> State:
+        """Save the end of training, unless it was saved just now."""
+        due = self.saves_at_the_end and self.saved_at != self.done(state)
+        return self.save(state) if due else state
+
+    def done(self, state: State) -> Any:
+        """What tells whether anything was done since a save."""
+        return [state.timestamp.epoch, state.timestamp.batch, self.evaluated_at.copy()]
 
     def log(self, before: State, state: State) -> State:
         """Hand the loop's own metrics to the loggers, where it is time or somebody asks."""
@@ -318,6 +350,11 @@ class Loop:
         if whole.unit is TimeUnit.EPOCH:  # one is over when the loader is, whatever its length
             return state.timestamp.epoch >= whole.value
         return reached(state, whole)
+
+
+def between_batches(state: State) -> State:
+    """The state without the batch: between two of them, a saved run and one that goes on agree."""
+    return state if state.batch is None else state.evolve(batch=None, outputs=None)
 
 
 def zero_grad(state: State) -> None:

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from composable.core.event import Event
+from composable.core.intervals import is_due
 from composable.core.state import State
-from composable.core.time import Time, TimeUnit, crossed
 
 __all__ = ["Evaluator", "accuracy"]
 
@@ -76,19 +76,7 @@ class Evaluator:
             event: `BATCH_END` or `EPOCH_END`.
             iteration_length: Epochs in an iteration.
         """
-        interval = self.eval_interval
-        if interval is None:
-            return False
-        if not isinstance(interval, Time):
-            return bool(interval(state, event))
-        if interval.unit not in (TimeUnit.EPOCH, TimeUnit.ITERATION):
-            return crossed(before, state, interval)  # the end of an epoch alone may cross it too
-        if event is not Event.EPOCH_END:
-            return False
-        now, count = state.timestamp, int(interval.value)
-        if interval.unit is TimeUnit.ITERATION:  # with the last epoch of the iteration
-            return now.epoch_in_iteration == iteration_length and not (now.iteration + 1) % count
-        return not now.epoch % count
+        return is_due(self.eval_interval, before, state, event, iteration_length)
 
 
 class Averages:

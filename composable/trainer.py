@@ -1,7 +1,8 @@
 """The training loop."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,11 +10,14 @@ from torch import nn
 
 from composable import _arguments as check
 from composable._parts import surgery
+from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved, check_patterns
+from composable.checkpoint.weights import load_weights
 from composable.core.batch import BatchSpec
 from composable.core.callback import Callback, closing
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.global_callbacks import global_callbacks
+from composable.core.intervals import IntervalLike
 from composable.core.key import Key
 from composable.core.logger import Logger, LoggerDestination
 from composable.core.loss import ModelLoss, weigher
@@ -25,6 +29,9 @@ from composable.loggers.progress_bar import ProgressBarLogger
 from composable.loop import Loop, zero_grad
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
+from composable.resuming import Source, find_source, new_run
+from composable.snapshot import by_name, put_back, take, take_weights
+from composable.utils.environment import describe_environment
 from composable.utils.reproducibility import (
     configure_deterministic_mode,
     get_random_seed,
@@ -71,7 +78,25 @@ class Trainer:
             pair of functions (get, set).
         target_key: Which part is the target.
         iteration_length: How many epochs an iteration has; the whole run where None.
-        saver: A function of the state that saves it when a callback asks for `Control.SAVE`.
+        saver: A function of the state that saves it in a way of its own, when a callback asks for
+            `Control.SAVE`; an alternative to `save_folder`.
+        save_folder: Where checkpoints go: see `composable.callbacks.CheckpointSaver`, which has
+            what follows.
+        save_interval: When to save: "1ep", "100ba", a function `(state, event) -> bool`, or None
+            for whenever a callback asks. The end of training is saved too.
+        save_filename: The name of a checkpoint.
+        save_num_checkpoints_to_keep: How many of the newest are kept; all where None.
+        save_overwrite: Replace checkpoints of another run.
+        save_weights_only: Save the model alone.
+        save_ignore_keys: What to leave out, as patterns of paths.
+        save_in_background: Write while training goes on.
+        save_error: What to do where a checkpoint can't be written: "raise", or "warn" and go on.
+        save_best: The result of evaluation that tells the best checkpoint: "eval/accuracy".
+        save_best_mode: Whether the "max" or the "min" of it is best.
+        load_path: A checkpoint to go on from, or a folder of several, whose newest is taken.
+        load_weights_only: Take the weights alone, and begin another run.
+        load_ignore_keys: What not to load, as patterns of paths: "optimizers", "memory/EMA".
+        autoresume: Go on from the newest whole checkpoint in `save_folder`, if there is one.
         check_effects: For tests: look over everything in the state before and after each algorithm
             and callback, and raise where one changed it, or wrote a field that it doesn't declare.
 
@@ -123,6 +148,21 @@ class Trainer:
         target_key: Any = 1,
         iteration_length: TimeLike | None = None,
         saver: Callable[[State], Any] | None = None,
+        save_folder: str | Path | None = None,
+        save_interval: IntervalLike = "1ep",
+        save_filename: str = "ep{epoch}-ba{batch}",
+        save_num_checkpoints_to_keep: int | None = None,
+        save_overwrite: bool = False,
+        save_weights_only: bool = False,
+        save_ignore_keys: Sequence[str] = (),
+        save_in_background: bool = False,
+        save_error: str = "raise",
+        save_best: str | None = None,
+        save_best_mode: str = "max",
+        load_path: str | Path | None = None,
+        load_weights_only: bool = False,
+        load_ignore_keys: Sequence[str] = (),
+        autoresume: bool = False,
         check_effects: bool = False,
     ) -> None:
         flags = {
@@ -130,6 +170,8 @@ class Trainer:
             "progress_bar": progress_bar,
             "deterministic_mode": deterministic_mode,
             "check_effects": check_effects,
+            "load_weights_only": load_weights_only,
+            "autoresume": autoresume,
         }
         for name, flag in flags.items():
             check.check_flag(name, flag)
@@ -152,18 +194,43 @@ class Trainer:
         for evaluator in evaluators:
             check.check_countable("eval_interval", evaluator.eval_interval, counter)
 
-        bar = [ProgressBarLogger()] if progress_bar else []
-        self._plan = Plan.compile(algorithms, callbacks, loggers, core=bar)
+        core: list[Callback] = [ProgressBarLogger()] if progress_bar else []
+        if save_folder is not None:
+            own_saver = CheckpointSaver(
+                save_folder,
+                save_interval=save_interval,
+                filename=save_filename,
+                num_checkpoints_to_keep=save_num_checkpoints_to_keep,
+                overwrite=save_overwrite,
+                weights_only=save_weights_only,
+                ignore_keys=save_ignore_keys,
+                background=save_in_background,
+                on_error=save_error,
+                metric=save_best,
+                mode=save_best_mode,
+            )
+            core.append(own_saver)
+        check.check_resuming(autoresume, save_folder, save_weights_only, save_ignore_keys)
+        ignored = check_patterns("load_ignore_keys", load_ignore_keys)
+        self._plan = Plan.compile(algorithms, callbacks, loggers, core=core)
         self._in_call = False
         self.logger = Logger(self._plan.destinations)
         dispatcher = self._plan.dispatcher(self.logger, check_effects=check_effects)
         self._dispatcher = dispatcher
 
         where = check.check_device(device)
+        folder = None if save_folder is None else Path(save_folder)
+        given_path = None if load_weights_only else load_path
+        source = find_source(
+            given_path, folder=folder if autoresume else None, device=where, ignored=ignored
+        )
+        seed = check.check_seed(seed, source and source.seed)
+        length = None if max_duration is None else check.check_duration(max_duration)
+        self._run = new_run() if source is None else source.run
         state = State(
             model=model.to(where),
             loss_fn=loss,
-            max_duration=None if max_duration is None else check.check_duration(max_duration),
+            max_duration=length,
             epoch_length=check.length_of(train_dataloader),
             key=Key(get_random_seed() if seed is None else seed),
             device=where,
@@ -180,6 +247,8 @@ class Trainer:
             )
             state = state.evolve(schedulers=rates.all)
             state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state)
+            if source is None and load_path is not None:
+                load_weights(state.model, load_path, ignore=ignored)
             state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
             self._loop = Loop(
                 dispatcher=dispatcher,
@@ -194,7 +263,12 @@ class Trainer:
                 iteration_length=check.check_iteration_length(iteration_length),
                 count_tokens=counter,
                 saver=check.check_function("saver", saver, "of the state"),
+                given_duration=length,
             )
+            self._resumed, self._remembered = False, {}
+            if source is not None:
+                self._go_on(source, ignored)
+            self._connect()
 
     @property
     def plan(self) -> Plan:
@@ -219,11 +293,16 @@ class Trainer:
         loop, state = self._loop, self._ready_to_fit(duration)
         with preserve_rng(), self._running():
             zero_grad(state)
-            state.model.train()
             loop.rates.set(state)
-            state = surgery(loop.fire, Event.FIT_START, state)
-            self.logger.log_hyperparameters(self._hyperparameters(state))
+            if loop.fitting:  # what was cut off goes on: the algorithms have acted at its start
+                loop.dispatcher.announce(Event.FIT_START, state)
+            else:
+                state.model.train()
+                loop.state = state = surgery(loop.fire, Event.FIT_START, state)
+                loop.fits, loop.fitting = loop.fits + 1, True
+            self.logger.log_hyperparameters(self._describe(state))
             loop.state = loop.fit(state)
+            loop.fitting = False
         return loop.state
 
     def train_batch(self, state: State) -> State:
@@ -302,7 +381,73 @@ class Trainer:
         if not isinstance(callback, LoggerDestination):
             callback = as_callback(callback, "add_callback got")
         self._plan = self._plan.with_callback(callback)
+        self._connect()
         return callback
+
+    # --- checkpoints ---
+
+    def save_checkpoint(
+        self, path: str | Path, *, weights_only: bool = False, overwrite: bool = False
+    ) -> Path:
+        """Save the run as it stands, between two calls of `fit`.
+
+        While `fit` runs, a callback asks for `Control.SAVE` instead.
+
+        Args:
+            path: The checkpoint, a folder; the folder above it is made.
+            weights_only: Save the model alone.
+            overwrite: Replace a checkpoint that is there.
+
+        Raises:
+            RuntimeError: It was called from a callback.
+            CheckpointError: It could not be written.
+        """
+        if self._in_call:
+            raise RuntimeError(
+                "save_checkpoint was called while the Trainer runs, in the middle of something: "
+                "return Control.SAVE from the callback instead."
+            )
+        target = Path(path)
+        saver = CheckpointSaver(target.parent, overwrite=overwrite)
+        run, tree = self._describe(self.state), self._take(weights_only)
+        saved = Saved.of(self.state, run, tree, complete=not weights_only)
+        return saver.write(target.name, saved)
+
+    def _save(self, state: State) -> None:
+        """Have those who asked for it write checkpoints, or all where somebody else asked."""
+        savers = [one for one in self._savers if one.wanted] or self._savers
+        for saver in savers:
+            saver.save(state, self._describe(state), lambda only: self._take(only, state))
+
+    def _take(self, weights_only: bool, state: State | None = None) -> dict[str, Any]:
+        now = self.state if state is None else state
+        if weights_only:
+            return take_weights(now)
+        return take(self._loop, now, (*self._plan.core, *self._plan.given))
+
+    @property
+    def _savers(self) -> list[CheckpointSaver]:
+        return [one for one in self._plan.callbacks if isinstance(one, CheckpointSaver)]
+
+    def _connect(self) -> None:
+        """Tell the loop who saves, and give callbacks what they remembered."""
+        if self._savers:
+            self._loop.saver = self._save
+            self._loop.saves_at_the_end = any(one.save_interval for one in self._savers)
+        named = by_name((*self._plan.core, *self._plan.given))
+        for name in named.keys() & self._remembered.keys():
+            named[name].load_state_dict(self._remembered.pop(name))
+
+    def _go_on(self, source: Source, ignored: Sequence[str]) -> None:
+        """Put a saved run back into this one, which was built as it was."""
+        loop = self._loop
+        if source.fits:  # what algorithms replaced at the start of training is replaced again
+            loop.state = surgery(loop.dispatcher.act, Event.FIT_START, loop.state)
+        tree = source.tree if not ignored else source.without(ignored, self._take(False))
+        put_back(loop, loop.state, tree, str(source.path))
+        self._remembered = dict(tree["callbacks"])
+        self._resumed = True
+        source.warn_of_changes(self._describe(self.state))
 
     def _ready_to_fit(self, duration: TimeLike | None) -> State:
         loop, state = self._loop, self.state
@@ -325,13 +470,16 @@ class Trainer:
                 "schedulers has a ReduceLROnPlateau, which follows the loss of an evaluation: give "
                 "the Trainer an eval_dataloader, and an eval_interval such as '1ep'."
             )
-        loop.dispatcher.forget()
+        if not self._resumed:
+            loop.dispatcher.forget()
+        self._resumed = False
         if duration is not None:
             longer = check.check_duration(duration, "duration")
+            loop.fitting = loop.fitting and not loop.finished(state)
             state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
         check.check_iterations(state.max_duration, loop.iteration_length)
         check.check_countable("max_duration", state.max_duration, loop.count_tokens)
-        if loop.finished(state):
+        if not loop.fitting and loop.finished(state):
             raise ValueError(
                 f"max_duration={str(state.max_duration)!r} is reached, at {state!r}: call "
                 "fit(duration=...) to train for longer."
@@ -371,14 +519,18 @@ class Trainer:
             self._dispatcher.follow(plan)
             self.logger.destinations = plan.destinations
 
-    def _hyperparameters(self, state: State) -> dict[str, Any]:
+    def _describe(self, state: State) -> dict[str, Any]:
+        """What the run is made of and runs on, as plain values."""
         return {
+            "id": self._run,
             "seed": state.key.seed,
-            "max_duration": str(state.max_duration),
+            "max_duration": str(self._loop.given_duration),
+            "epoch_length": state.epoch_length,
+            "model": type(state.model).__name__,
             "algorithms": {a.name: repr(a) for a in self._plan.algorithms},
+            "callbacks": [callback.name for callback in self._plan.callbacks],
             "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
             "schedulers": [repr(s) for s in self._loop.rates.schedules],
             "device": str(state.device),
-            "torch": torch.__version__,
-            "num_threads": torch.get_num_threads(),
+            **describe_environment(),
         }

@@ -267,13 +267,27 @@ class Dispatcher:
             raise
         return state
 
+    def act(self, event: Event, state: State) -> State:
+        """The state after the algorithms have acted, and nobody else."""
+        transforms, _ = self._table.get(event, ((), ()))
+        return self._run((transforms, ()), event, state)
+
+    def announce(self, event: Event, state: State) -> None:
+        """Let those who watch hear of an event that the algorithms have acted at already."""
+        _, watching = self._table.get(event, ((), ()))
+        self._run(((), watching), event, state)
+
     def _join(self, asked: object) -> None:
         if not isinstance(asked, Control):
             raise TypeError(
                 f"a callback returned {asked!r} and must return None or a Control, such as "
                 "Control.STOP."
             )
-        self.requests |= asked
+        self.ask(asked)
+
+    def ask(self, request: Control) -> None:
+        """Ask for something on top of what was asked for."""
+        self.requests |= request
         self.pending = bool(self.requests)
 
     def listens(self, event: Event) -> bool:

@@ -70,6 +70,11 @@ class LearningRates:
         """Every schedule and scheduler."""
         return (*self.schedules, *self.every_batch, *self.every_epoch, *self.plateaus)
 
+    @property
+    def steppers(self) -> tuple[Any, ...]:
+        """The torch schedulers, which remember where they are; schedules are functions of time."""
+        return (*self.every_batch, *self.every_epoch, *self.plateaus)
+
     def set(self, clock: HasTime) -> None:
         """Set the learning rates that the schedules give for the time of `clock`."""
         if not self.schedules:

@@ -1,0 +1,2 @@
+def load_weights(model, path, *, strict=True, ignore=()):
+    raise NotImplementedError

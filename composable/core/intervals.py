@@ -1,0 +1,61 @@
+"""When something is due: at intervals of time, or when a function says so."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from composable.core.event import Event
+from composable.core.state import State
+from composable.core.time import Time, TimeLike, TimeUnit, check_time, crossed
+
+__all__ = ["Interval", "IntervalLike", "check_interval", "is_due"]
+
+Interval: TypeAlias = Time | Callable[[State, Event], bool] | None
+IntervalLike: TypeAlias = TimeLike | Callable[[State, Event], bool] | None
+
+
+def check_interval(name: str, interval: Any) -> Interval:
+    """A time, a function `(state, event) -> bool`, or None for never."""
+    if interval is None or (callable(interval) and not isinstance(interval, Time)):
+        return interval  # type: ignore[no-any-return]
+    length = check_time(name, interval)
+    if not length.value:
+        raise ValueError(f"{name}={interval!r} must be longer than nothing; None means never.")
+    return length
+
+
+def is_due(
+    interval: Interval,
+    before: State,
+    state: State,
+    event: Event,
+    iteration_length: int | None = None,
+) -> bool:
+    """Whether an interval has passed between two states.
+
+    Args:
+        interval: A time, a function `(state, event) -> bool`, or None for never.
+        before: The state before the batch (or the end of the epoch).
+        state: The state after it.
+        event: `BATCH_END` or `EPOCH_END`.
+        iteration_length: Epochs in an iteration.
+
+    Example:
+        >>> from composable import Event, State, Time, Timestamp
+        >>> from composable.core.intervals import is_due
+        >>> before = State(torch.nn.Linear(1, 1), timestamp=Timestamp(batch=99))
+        >>> after = before.evolve(timestamp=Timestamp(batch=100))
+        >>> is_due(Time.parse("50ba"), before, after, Event.BATCH_END)
+        True
+    """
+    if interval is None:
+        return False
+    if not isinstance(interval, Time):
+        return bool(interval(state, event))
+    if interval.unit not in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+        return crossed(before, state, interval)  # the end of an epoch alone may cross it too
+    if event is not Event.EPOCH_END:
+        return False
+    now, count = state.timestamp, int(interval.value)
+    if interval.unit is TimeUnit.ITERATION:  # with the last epoch of the iteration
+        return now.epoch_in_iteration == iteration_length and not (now.iteration + 1) % count
+    return not now.epoch % count
