@@ -12,6 +12,7 @@ from composable.core.callback import Callback
 from composable.core.intervals import check_interval
 from composable.core.loss import ModelLoss, TargetLoss
 from composable.core.time import Time, TimeUnit, check_time
+from composable.faults import POLICIES, LossWatch
 from composable.metrics import Evaluator
 
 
@@ -88,11 +89,22 @@ def check_positive(name: str, value: Any) -> int | None:
     return value
 
 
-def check_split(parts: int | None, size: int | None) -> None:
+def check_watch(policy: Any, device: torch.device, folder: Any) -> LossWatch:
+    """What is done about losses that are not finite."""
+    if policy not in POLICIES:
+        raise ValueError(
+            f"nonfinite_loss={policy!r} must be one of {', '.join(map(repr, POLICIES))}."
+        )
+    if policy == "rollback" and folder is None:
+        raise ValueError("nonfinite_loss='rollback' needs a save_folder to go back to.")
+    return LossWatch(policy, at_once=policy != "raise" or device.type == "cpu")
+
+
+def check_split(parts: int | None, size: int | str | None) -> None:
     """How batches are split is said in one way."""
     if parts is not None and size is not None:
         raise ValueError(
-            f"grad_accum={parts} and microbatch_size={size} were both given: give the number of "
+            f"grad_accum={parts} and microbatch_size={size!r} were both given: give the number of "
             "microbatches or their size."
         )
 

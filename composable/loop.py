@@ -5,6 +5,7 @@ training happens in `fire`; the in-place updates are three: `backward` writes gr
 `optimizer.step` writes parameters, and normalisation layers write their statistics.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,14 @@ from composable.core.time import Time, TimeUnit, crossed, reached
 from composable.data.order import seeded_batches
 from composable.elsewhere import transforms
 from composable.evaluation import evaluate
+from composable.faults import (
+    Buffers,
+    LossWatch,
+    NonFiniteLossError,
+    explain_dead_worker,
+    halved,
+    interruption,
+)
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.utils.reproducibility import seed_step
@@ -85,6 +94,14 @@ class Loop:
     """How often training began, the present one included."""
     fitting: bool = False
     """Whether training goes on."""
+    watch: LossWatch = attrs.field(factory=lambda: LossWatch("ignore", at_once=False))
+    """Looks for losses that are not finite."""
+    rewind: Callable[[NonFiniteLossError], State] | None = None
+    """Goes back to the last checkpoint."""
+    finds_size: bool = False
+    """Whether `size` is what fits into memory."""
+    signal: int | None = None
+    """A signal that asks the run to end."""
     saves_at_the_end: bool = False
     """Whether the end of training is saved, where it isn't yet."""
     saved_at: Any = None
@@ -105,6 +122,18 @@ class Loop:
 
     def fit(self, state: State) -> State:
         """Train until `state.max_duration`, or until somebody asks to stop."""
+        while True:
+            try:
+                return self.train(state)
+            except NonFiniteLossError as error:
+                if self.rewind is None:
+                    raise
+                self.watch.roll_back(error)
+                state = self.rewind(error)
+                zero_grad(state)
+
+    def train(self, state: State) -> State:
+        """Train on all that is left."""
         if self.finished(state) and state.timestamp.batch_in_epoch == state.epoch_length:
             state = self.epoch(state)  # which an interruption kept from ending
         if state.timestamp.epoch_in_iteration == self.iteration_length:
@@ -116,6 +145,9 @@ class Loop:
             state = self.epoch(state)
             if state.timestamp.epoch_in_iteration == self.iteration_length:
                 state = self.end_iteration(state)
+            if self.signal is not None:
+                self.leave(state)
+        self.watch.look()
         state = between_batches(state)
         now = state.timestamp
         if self.iteration_length is None and now.epoch_in_iteration and not now.batch_in_epoch:
@@ -133,18 +165,25 @@ class Loop:
         if state.optimizers is not self.rates.optimizers:  # an algorithm brought others
             self.rates = attrs.evolve(self.rates, optimizers=state.optimizers)
         self.rates.set(state)
-        batches, over = self.batches(state), self.finished(state)
+        complete = state.timestamp.batch_in_epoch == state.epoch_length
+        batches, over = self.batches(state), complete and self.finished(state)
         listens = self.dispatcher.listens(BEFORE_DATALOADER)
         while True:
             started = time.perf_counter()
             if listens:
                 state = self.fire(BEFORE_DATALOADER, between_batches(state))
-            batch = next(batches, _EXHAUSTED)
+            try:
+                batch = next(batches, _EXHAUSTED)
+            except RuntimeError as error:
+                explain_dead_worker(error)
+                raise
             if batch is _EXHAUSTED:
                 break
             if over:
                 return state  # the loader has more than its length says
             self.state = state = self.batch(state, batch, started)
+            if self.signal is not None:
+                self.leave(state)
             if self.dispatcher.pending and self.dispatcher.take(Control.END_EPOCH):
                 break
             if self.finished(state):
@@ -182,8 +221,15 @@ class Loop:
         """One step on `state.batch`, from `BATCH_START` to `AFTER_ZERO_GRAD`."""
         fire = self.fire
         state = outer = fire(BATCH_START, state)
+        watch, batch = self.watch, state.timestamp.batch
+        if watch.avoided and batch in watch.avoided:
+            watch.skip(math.nan, batch)
+            return outer
+        buffers = Buffers.of(state.model) if watch.policy == "skip" else None
         state = fire(BEFORE_TRAIN_BATCH, state)
-        if self.parts or self.size:
+        if self.finds_size:
+            state = self.accumulate_in_memory(state)
+        elif self.parts or self.size:
             state = self.accumulate(state)
         else:
             state = self.microbatch(state, 0, None)
@@ -191,6 +237,8 @@ class Loop:
         if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
             # The batch that was trained on is gone, and with it all that was done to it.
             state = state.evolve(batch=outer.batch, loss_fn=outer.loss_fn)
+        if not watch.passes(state.loss, batch):  # type: ignore[arg-type]
+            return self.skip(outer, state, buffers)
         state = fire(BEFORE_OPTIMIZER_STEP, state)
         if state.gradients is not None:
             write_gradients(state)
@@ -202,6 +250,27 @@ class Loop:
         if state.gradients is not None:
             state = state.evolve(gradients=None)
         return fire(AFTER_ZERO_GRAD, state)
+
+    def skip(self, outer: State, state: State, buffers: Buffers | None) -> State:
+        """Leave a batch out: nothing is as if it had been trained on, but for the loss."""
+        zero_grad(state)
+        if buffers is not None:
+            buffers.put_back()
+        self.dispatcher.logger.log_metrics({"nonfinite/skipped": self.watch.skipped})
+        return outer.evolve(loss=state.loss)
+
+    def accumulate_in_memory(self, state: State) -> State:
+        """The gradients of the batch, over microbatches that fit into memory."""
+        count, buffers = count_examples(state.spec.inputs(state.batch)), Buffers.of(state.model)
+        while True:
+            self.size = self.size or count
+            try:
+                return self.accumulate(state)
+            except torch.OutOfMemoryError as error:
+                self.size = halved(min(self.size, count), error)
+            zero_grad(state)  # here, since the error holds on to the memory of the pass
+            buffers.put_back()
+            torch.cuda.empty_cache()
 
     def accumulate(self, state: State) -> State:
         """The gradients of the batch, in one go or summed over microbatches."""
@@ -275,6 +344,7 @@ class Loop:
 
     def save(self, state: State) -> State:
         """Save."""
+        self.watch.look()  # what is saved is good to go on from
         state = self.fire(Event.BEFORE_SAVE, state)
         self.saved_at = self.done(state)
         self.saver(state)  # type: ignore[misc]
@@ -284,6 +354,12 @@ class Loop:
         """Save the end of training, unless it was saved just now."""
         due = self.saves_at_the_end and self.saved_at != self.done(state)
         return self.save(state) if due else state
+
+    def leave(self, state: State) -> None:
+        """End the run after a signal: what was done is saved."""
+        if self.saver is not None and self.saved_at != self.done(state):
+            self.state = self.save(state)
+        raise interruption(self.signal)  # type: ignore[arg-type]
 
     def done(self, state: State) -> Any:
         """What tells whether anything was done since a save."""

@@ -70,7 +70,7 @@ class Source:
             )
 
 
-_COMPARED = ("algorithms", "max_duration", "epoch_length", "device", "num_threads", "torch")
+_COMPARED = ("algorithms", "given_duration", "epoch_length", "device", "num_threads", "torch")
 
 
 def new_run() -> str:
@@ -115,13 +115,14 @@ def is_checkpoint(path: Path) -> bool:
     return (path / files.MANIFEST).exists()
 
 
-def newest_whole(folder: Path, device: torch.device) -> Source | None:
-    """The newest whole checkpoint in a folder from which a run can go on."""
+def newest_whole(folder: Path, device: torch.device, *, run: str | None = None) -> Source | None:
+    """The newest whole checkpoint in a folder from which a run can go on; of one run, if named."""
     whole, broken = files.find(folder)
     for one in broken:
         _warn_broken(one.path, one.error)
     for found in whole:
-        if not found.manifest.info.get("complete"):
+        info = found.manifest.info
+        if not info.get("complete") or (run is not None and info.get("run") != run):
             continue
         try:
             return _read(found.path, device, ())

@@ -47,6 +47,8 @@ def take(loop: Loop, state: State, callbacks: Iterable[Callback]) -> dict[str, A
             "requests": loop.dispatcher.requests.value,
             "evaluated_at": loop.evaluated_at,
             "rates_used": loop.rates_used,
+            "watch": loop.watch.state_dict(),
+            "size": loop.size if loop.finds_size else None,
         },
         "callbacks": {name: one.state_dict() for name, one in by_name(callbacks).items()},
     }
@@ -108,6 +110,10 @@ def put_back(loop: Loop, state: State, saved: Mapping[str, Any], path: str) -> S
     loop.fits, loop.fitting = rest["fits"], rest["fitting"]
     loop.evaluated_at = dict(rest["evaluated_at"])
     loop.rates_used = dict(rest["rates_used"])
+    loop.watch.load_state_dict(rest["watch"])
+    if loop.finds_size:
+        loop.size = rest["size"]
+    loop.dispatcher.forget()
     loop.dispatcher.ask(Control(rest["requests"]))
     unchanged = loop.given_duration == rest["given_duration"]
     loop.state = state.evolve(

@@ -12,6 +12,7 @@ from composable import _arguments as check
 from composable._parts import surgery
 from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved, check_patterns
 from composable.checkpoint.weights import load_weights
+from composable.core._notes import add_note
 from composable.core.batch import BatchSpec
 from composable.core.callback import Callback, closing
 from composable.core.control import Control
@@ -25,11 +26,12 @@ from composable.core.plan import Plan, as_callback, as_list
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.evaluation import evaluate, predict
+from composable.faults import NonFiniteLossError, heed_signals
 from composable.loggers.progress_bar import ProgressBarLogger
 from composable.loop import Loop, zero_grad
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
-from composable.resuming import Source, find_source, new_run
+from composable.resuming import Source, find_source, new_run, newest_whole
 from composable.snapshot import by_name, put_back, take, take_weights
 from composable.utils.environment import describe_environment
 from composable.utils.reproducibility import (
@@ -70,7 +72,8 @@ class Trainer:
         seed: What all randomness is derived from; drawn by the operating system where None.
         deterministic_mode: Use deterministic algorithms only: see `configure_deterministic_mode`.
         grad_accum: In how many microbatches each batch is trained on.
-        microbatch_size: How many examples a microbatch has; an alternative to `grad_accum`.
+        microbatch_size: How many examples a microbatch has; an alternative to `grad_accum`. "auto"
+            begins with whole batches, and halves where the GPU's memory doesn't suffice.
         loss_mean_over: What the loss is a mean over, so that microbatches add up to the batch:
             "examples", "tokens" (targets other than -100), or a function of the batch that counts.
         count_tokens: A function of the batch that counts its tokens for `timestamp.token`.
@@ -97,6 +100,8 @@ class Trainer:
         load_weights_only: Take the weights alone, and begin another run.
         load_ignore_keys: What not to load, as patterns of paths: "optimizers", "memory/EMA".
         autoresume: Go on from the newest whole checkpoint in `save_folder`, if there is one.
+        nonfinite_loss: What to do about a loss that is NaN or infinite: "raise"; "skip" the batch;
+            "rollback" to the last checkpoint and go on from there without that batch; or "ignore".
         check_effects: For tests: look over everything in the state before and after each algorithm
             and callback, and raise where one changed it, or wrote a field that it doesn't declare.
 
@@ -141,7 +146,7 @@ class Trainer:
         seed: int | None = None,
         deterministic_mode: bool = False,
         grad_accum: int | None = None,
-        microbatch_size: int | None = None,
+        microbatch_size: int | str | None = None,
         loss_mean_over: Any = "examples",
         count_tokens: Callable[[Any], int] | None = None,
         input_key: Any = 0,
@@ -163,6 +168,7 @@ class Trainer:
         load_weights_only: bool = False,
         load_ignore_keys: Sequence[str] = (),
         autoresume: bool = False,
+        nonfinite_loss: str = "raise",
         check_effects: bool = False,
     ) -> None:
         flags = {
@@ -185,8 +191,9 @@ class Trainer:
         self._metrics = check.check_metrics(metrics)
         evaluators = check.check_evaluators(eval_dataloader, metrics, eval_interval)
         parts = check.check_positive("grad_accum", grad_accum)
-        size = check.check_positive("microbatch_size", microbatch_size)
-        check.check_split(parts, size)
+        finds_size = microbatch_size == "auto"
+        size = None if finds_size else check.check_positive("microbatch_size", microbatch_size)
+        check.check_split(parts, microbatch_size)
 
         counter = check.check_token_counter(count_tokens)
         interval = check.check_log_interval(log_interval)
@@ -264,6 +271,9 @@ class Trainer:
                 count_tokens=counter,
                 saver=check.check_function("saver", saver, "of the state"),
                 given_duration=length,
+                finds_size=finds_size,
+                watch=check.check_watch(nonfinite_loss, where, save_folder),
+                rewind=self._rewind if nonfinite_loss == "rollback" else None,
             )
             self._resumed, self._remembered = False, {}
             if source is not None:
@@ -291,7 +301,8 @@ class Trainer:
             ValueError: Something that training needs was not given, or nothing is left to do.
         """
         loop, state = self._loop, self._ready_to_fit(duration)
-        with preserve_rng(), self._running():
+        with preserve_rng(), self._running(), heed_signals(self._note_signal):
+            loop.signal = None
             zero_grad(state)
             loop.rates.set(state)
             if loop.fitting:  # what was cut off goes on: the algorithms have acted at its start
@@ -429,6 +440,26 @@ class Trainer:
     def _savers(self) -> list[CheckpointSaver]:
         return [one for one in self._plan.callbacks if isinstance(one, CheckpointSaver)]
 
+    def _note_signal(self, number: int) -> None:
+        self._loop.signal = number
+
+    def _rewind(self, error: NonFiniteLossError) -> State:
+        """Go back to the last checkpoint of this run."""
+        loop = self._loop
+        for saver in self._savers:
+            saver.finish()
+        source = newest_whole(self._savers[0].folder, loop.state.device, run=self._run)
+        if source is None:
+            add_note(error, "there is no checkpoint to roll back to: save at shorter intervals.")
+            raise error
+        counted = loop.watch.state_dict()
+        put_back(loop, loop.state, source.tree, str(source.path))
+        loop.watch.load_state_dict(counted)
+        self._remembered = dict(source.tree["callbacks"])
+        self._connect()
+        self.logger.log_metrics({"nonfinite/rolled_back": loop.watch.rolled_back})
+        return loop.state
+
     def _connect(self) -> None:
         """Tell the loop who saves, and give callbacks what they remembered."""
         if self._savers:
@@ -524,7 +555,8 @@ class Trainer:
         return {
             "id": self._run,
             "seed": state.key.seed,
-            "max_duration": str(self._loop.given_duration),
+            "max_duration": str(state.max_duration),
+            "given_duration": str(self._loop.given_duration),
             "epoch_length": state.epoch_length,
             "model": type(state.model).__name__,
             "algorithms": {a.name: repr(a) for a in self._plan.algorithms},
@@ -532,5 +564,6 @@ class Trainer:
             "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
             "schedulers": [repr(s) for s in self._loop.rates.schedules],
             "device": str(state.device),
+            "torch": torch.__version__,
             **describe_environment(),
         }

@@ -710,7 +710,7 @@ def test_a_callback_can_ask_for_a_save():
 
 
 def test_a_save_that_nobody_can_make_is_reported():
-    with pytest.warns(UnmetRequestWarning, match="asked for Control.SAVE.*give it saver="):
+    with pytest.warns(UnmetRequestWarning, match="asked for Control.SAVE.*give it a save_folder"):
         asking(Control.SAVE)
 
 

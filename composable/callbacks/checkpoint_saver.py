@@ -160,7 +160,7 @@ class CheckpointSaver(Callback):
             CheckpointError: It could not be written, and `on_error` is "raise".
         """
         self.wanted = False
-        self._finish()  # one at a time, in their order
+        self.finish()  # one at a time, in their order
         name, kept, best = self.name_of(state), self._kept, self._best
         self._kept = [*(one for one in kept if one != name), name]
         if self._is_better():
@@ -202,7 +202,7 @@ class CheckpointSaver(Callback):
 
     # --- in the background ---
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Wait for what is being written."""
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -220,7 +220,7 @@ class CheckpointSaver(Callback):
     def close(self) -> None:
         """Wait for what is being written."""
         try:
-            self._finish()
+            self.finish()
         finally:
             if self._thread is not None:
                 self._thread.shutdown()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["say_where"]
+__all__ = ["add_note", "say_where"]
 
 
 def say_where(error: BaseException, who: Any, when: str) -> None:
@@ -18,7 +18,11 @@ def say_where(error: BaseException, who: Any, when: str) -> None:
     """
     owner = getattr(getattr(who, "func", who), "__self__", who)
     name = getattr(owner, "name", None) or type(owner).__name__
-    note = f"raised by {name} at {when}"
+    add_note(error, f"raised by {name} at {when}")
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line to what is printed of an error."""
     if hasattr(error, "add_note"):  # Python 3.11 on
         error.add_note(note)
     else:
