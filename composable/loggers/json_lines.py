@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -21,14 +22,18 @@ class JSONLinesLogger(LoggerDestination):
     it ends. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and
     "-Infinity". A record that can't be written raises its error once the others are written.
 
+    A run that goes on from a checkpoint goes on with the file as it was then: what was logged after
+    that checkpoint is taken out, and will be logged again.
+
     Args:
         path: The file; its folder is made. An existing file is an error.
         flush_interval: Records held before they are written, at least 1.
         overwrite: Replace an existing file.
+        append: Go on with an existing file.
 
     Raises:
-        FileExistsError: The file exists and `overwrite` is False.
-        ValueError: `flush_interval` is below 1.
+        FileExistsError: The file exists, and `overwrite` and `append` are False.
+        ValueError: `flush_interval` is below 1, or `overwrite` and `append` are both True.
 
     Example:
         >>> import tempfile, pathlib
@@ -43,19 +48,29 @@ class JSONLinesLogger(LoggerDestination):
     """
 
     def __init__(
-        self, path: str | Path, *, flush_interval: int = 100, overwrite: bool = False
+        self,
+        path: str | Path,
+        *,
+        flush_interval: int = 100,
+        overwrite: bool = False,
+        append: bool = False,
     ) -> None:
         if not isinstance(flush_interval, int) or flush_interval < 1:
             raise ValueError(f"flush_interval={flush_interval!r} must be an integer from 1 on.")
         self.path = Path(path)
-        if self.path.exists() and not overwrite:
+        if overwrite and append:
+            raise ValueError("overwrite=True and append=True: give one of them.")
+        if self.path.exists() and not (overwrite or append):
             raise FileExistsError(
-                f"path={str(self.path)!r} exists: give another file, or overwrite=True."
+                f"path={str(self.path)!r} exists: give another file, append=True to go on with it, "
+                "or overwrite=True."
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._flush_interval = flush_interval
         self._pending: list[tuple[Timestamp, Mapping[str, Any]]] = []
-        self._file: IO[str] | None = self.path.open("w", encoding="utf-8")
+        if not append:
+            self.path.write_text("", encoding="utf-8")
+        self._file: IO[str] | None = self.path.open("a", encoding="utf-8")
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Take in metrics.
@@ -84,6 +99,28 @@ class JSONLinesLogger(LoggerDestination):
         self._file.flush()
         if error is not None:
             raise error
+
+    def state_dict(self) -> dict[str, Any]:
+        """How long the file is, all records so far written."""
+        self.flush()
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        return {"bytes": self.path.stat().st_size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take out what was written after that.
+
+        Raises:
+            ValueError: The file is shorter than it was.
+        """
+        size, length = self.path.stat().st_size, state["bytes"]
+        if size < length:
+            raise ValueError(
+                f"{self.path} has {size} bytes, and had {length} when the run was saved: it is "
+                "another file, or was cut off. Give the file of that run and append=True."
+            )
+        self.flush()
+        os.truncate(self.path, length)
 
     def close(self) -> None:
         """Write what is held and close the file; it opens again when there is more."""

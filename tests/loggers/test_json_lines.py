@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from composable import Timestamp
+from composable import Callback, Timestamp
 from composable.loggers import JSONLinesLogger
 from tests.functional.no_sync import NoSync
 from tests.helpers import NoRead, batches, make_trainer
@@ -194,3 +194,69 @@ def test_nothing_is_read_from_the_device_before_it_is_written(tmp_path):
     logger.close()
 
     assert len(lines(logger.path)) == 99
+
+
+# Going on
+
+
+class Stop(Callback):
+    def __init__(self, batch):
+        self.batch = batch
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == self.batch:
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_goes_on_leaves_the_lines_of_one_that_was_never_stopped(tmp_path):
+    def run(folder, stop, **more):
+        trainer = make_trainer(
+            loggers=[JSONLinesLogger(tmp_path / folder / "metrics.jsonl", **more)],
+            callbacks=[Stop(stop)],
+            save_folder=tmp_path / folder / "checkpoints",
+            save_interval="2ba",
+            eval_dataloader=batches([4]),
+            autoresume=True,
+        )
+        try:
+            trainer.fit()
+        except KeyboardInterrupt:
+            return
+        assert trainer.state.timestamp.batch == 6
+
+    def told(folder):
+        found = lines(tmp_path / folder / "metrics.jsonl")
+        return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
+
+    run("whole", None)
+    run("stopped", 6)  # saved at batch 4, and at 5 batches were logged
+    assert len(told("stopped")) > 4
+    run("stopped", None, append=True)
+
+    assert told("stopped") == told("whole")
+
+
+def test_what_is_taken_back_in_the_middle_of_a_run_is_written_where_it_was(tmp_path):
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
+    logger.log_metrics({"n": 1}, Timestamp())
+    then = logger.state_dict()
+    logger.log_metrics({"n": 2}, Timestamp())
+    logger.flush()
+
+    logger.load_state_dict(then)
+    logger.log_metrics({"n": 3}, Timestamp())
+    logger.close()
+
+    assert [line["n"] for line in lines(logger.path)] == [1, 3]
+
+
+def test_a_file_that_is_shorter_than_it_was_is_an_error(tmp_path):
+    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
+
+    with pytest.raises(ValueError, match="has 0 bytes, and had 80 when the run was saved"):
+        logger.load_state_dict({"bytes": 80})
+
+
+def test_a_file_is_gone_on_with_or_replaced():
+    with pytest.raises(ValueError, match="overwrite=True and append=True"):
+        JSONLinesLogger("metrics.jsonl", overwrite=True, append=True)
