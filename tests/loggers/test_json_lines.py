@@ -255,6 +255,7 @@ def test_a_file_that_is_shorter_than_it_was_is_an_error(tmp_path):
 
     with pytest.raises(ValueError, match="has 0 bytes, and had 80 when the run was saved"):
         logger.load_state_dict({"bytes": 80})
+    logger.close()
 
 
 def test_a_file_is_gone_on_with_or_replaced():
