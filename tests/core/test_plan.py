@@ -7,7 +7,15 @@ import warnings
 import attrs
 import pytest
 
-from composable import AmbiguousOrderWarning, Callback, Event, Plan, Stage, State
+from composable import (
+    AmbiguousOrderWarning,
+    Callback,
+    DoubtfulMixtureWarning,
+    Event,
+    Plan,
+    Stage,
+    State,
+)
 from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothing, MixUp
 from composable.core.algorithm import Algorithm, FunctionAlgorithm
 from composable.core.logger import Logger
@@ -167,7 +175,7 @@ def test_two_of_one_name_are_refused_with_the_way_out():
 
 
 def test_two_of_one_class_may_have_two_names():
-    with pytest.warns(AmbiguousOrderWarning, match=r"fast and slow both write \['model'\]"):
+    with pytest.warns(DoubtfulMixtureWarning, match="fast and slow may not go together: the model"):
         plan = Plan.compile([EMA("1ba", name="fast"), EMA("100ba", name="slow")])
 
     assert [a.name for a in plan.algorithms] == ["fast", "slow"]
