@@ -69,7 +69,8 @@ class SelectiveBackprop(Algorithm):
 
     def window(self) -> Window:
         """From `start` up to `end`, but for the batches that are trained on whole."""
-        start, end = (Time(fraction, TimeUnit.DURATION) for fraction in (self.start, self.end))
+        start = Time(float(self.start), TimeUnit.DURATION)
+        end = Time(float(self.end), TimeUnit.DURATION)
         whole = f"but for one batch in {self.interrupt}" if self.interrupt else ""
         return Window(start, end, condition=whole)
 

@@ -1,7 +1,7 @@
 """Which algorithms go together, and which don't, or only in an order that somebody must say."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import attrs
@@ -77,11 +77,11 @@ def places(
 
 def check_names(algorithms: Sequence[Algorithm]) -> None:
     """Names tell memory and random numbers apart, so no two algorithms have one."""
-    seen: dict[str, tuple[Algorithm, Algorithm]] = {}
-    for algorithm in algorithms:
+    seen: dict[str, tuple[Algorithm, int]] = {}
+    for i, algorithm in enumerate(algorithms):
         for leaf in leaves(algorithm):
-            other, where = seen.setdefault(leaf.name, (leaf, algorithm))
-            if where is algorithm and other == leaf:  # one algorithm in two windows, say
+            other, where = seen.setdefault(leaf.name, (leaf, i))
+            if where == i and other == leaf:  # one algorithm in two windows, say
                 continue
             if other is leaf:
                 raise ValueError(
@@ -133,24 +133,23 @@ class Doubt:
 
 def doubts(algorithms: Sequence[Algorithm]) -> list[Doubt]:
     """What is doubtful about a set of algorithms in their order; a chain settles a doubt."""
-    pairs = combinations(algorithms, 2)
-    return [doubt for one, other in pairs if (doubt := _doubt(one, other)) is not None]
+    stands = [(algorithm, list(places(algorithm))) for algorithm in algorithms]
+    found = (_doubt(*one, *other) for one, other in combinations(stands, 2))
+    return [doubt for doubt in found if doubt is not None]
 
 
-def _doubt(one: Algorithm, other: Algorithm) -> Doubt | None:
-    meeting = [
-        (a.algorithm, b.algorithm)
-        for a in places(one)
-        for b in places(other)
-        if not a.apart_from(b)
-    ]
-    declared = (_declared(a, b, "doubts") for a, b in meeting)
-    if why := next(filter(None, declared), None):
-        return Doubt(one.name, other.name, f"may not go together: {why}")
-    if one.stage != other.stage or declares_order(one, other):
-        return None
-    shared: set[str] = set().union(*(_written_by_both(a, b) for a, b in meeting))
-    if not shared:
+def _doubt(
+    one: Algorithm, ones: list[Place], other: Algorithm, others: list[Place]
+) -> Doubt | None:
+    shared: set[str] = set()
+    for a, b in product(ones, others):
+        why = _declared(a.algorithm, b.algorithm, "doubts")
+        written = _written_by_both(a.algorithm, b.algorithm)
+        if (why or written) and not a.apart_from(b):
+            if why:
+                return Doubt(one.name, other.name, f"may not go together: {why}")
+            shared |= written
+    if not shared or one.stage != other.stage or declares_order(one, other):
         return None
     why = (
         f"both write {sorted(shared)} in the stage {one.stage.name}, so only their names put "
@@ -172,8 +171,8 @@ def _written_by_both(a: Algorithm, b: Algorithm) -> set[str]:
 def _declared(a: Algorithm, b: Algorithm, name: str) -> str | None:
     """What one of two declares about the other, in its `conflicts` or `doubts`."""
     for mine, other in ((a, b), (b, a)):
-        said: dict[Any, str] = getattr(mine, name)
-        for kind, why in said.items():
+        said: Mapping[Any, str] = getattr(mine, name)
+        for kind in said:
             if is_among(other, [kind]):
-                return why
+                return said[kind]
     return None

@@ -95,7 +95,7 @@ class Timeline:
         """A span in words."""
         if span.start == span.end:
             return ", ".join(span.conditions) or f"at {self.at(span.start)}"
-        if (span.start, span.end) == (0, 1):
+        if span.start == 0 and span.end == 1:
             return ", ".join(span.conditions) or "all along"
         return ", ".join([f"from {self.at(span.start)} to {self.at(span.end)}", *span.conditions])
 
