@@ -1,5 +1,6 @@
 """Selective backprop, as an algorithm."""
 
+from fractions import Fraction
 from typing import Any
 
 import attrs
@@ -69,8 +70,10 @@ class SelectiveBackprop(Algorithm):
 
     def window(self) -> Window:
         """From `start` up to `end`, but for the batches that are trained on whole."""
-        start = Time(float(self.start), TimeUnit.DURATION)
-        end = Time(float(self.end), TimeUnit.DURATION)
+        start, end = (
+            Time(Fraction(repr(float(share))), TimeUnit.DURATION)
+            for share in (self.start, self.end)
+        )
         whole = f"but for one batch in {self.interrupt}" if self.interrupt else ""
         return Window(start, end, condition=whole)
 

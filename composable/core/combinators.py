@@ -45,11 +45,18 @@ class Combined(Algorithm):
 
     parts: tuple[Algorithm, ...]  # type: ignore[misc]
     name: str = attrs.field(kw_only=True)
+    _events: frozenset[Event] = attrs.field(  # kept, since it is asked for at every event
+        init=False,
+        eq=False,
+        default=attrs.Factory(
+            lambda self: frozenset().union(*(part.events for part in self.parts)), takes_self=True
+        ),
+    )
 
     @property
     def events(self) -> frozenset[Event]:
         """Where any of its parts acts."""
-        return frozenset().union(*(part.events for part in self.parts))
+        return self._events
 
     @property
     def stage(self) -> Stage:  # type: ignore[override]
@@ -207,7 +214,8 @@ class During(Combined):
     def match(self, event: Event, state: State) -> bool:
         """Whether the batch is in the window."""
         began = batch_began(event, state)
-        return reached(state, self.start, began) and not reached(state, self.end, began)
+        started = not self.start.value or reached(state, self.start, began)
+        return started and not reached(state, self.end, began)
 
     def apply(self, event: Event, state: State) -> State:
         """The state after its part."""

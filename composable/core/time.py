@@ -437,10 +437,11 @@ def _whole(clock: HasTime, fraction: object = "1dur") -> Time:
 
 def reached(clock: HasTime, time: Time, now: Timestamp | None = None) -> bool:
     """Whether `time` of the run is done, or was at `now`."""
-    if time.unit is not TimeUnit.DURATION:
+    whole = clock.max_duration
+    if time.unit is not TimeUnit.DURATION or whole is None:
         done, total = progress(clock, time, now)
         return done >= total
-    done, total = progress(clock, _whole(clock, time), now)
+    done, total = progress(clock, whole, now)
     value = time.value  # multiplying by a fraction would cost ten times as much
     return done * value.denominator >= total * value.numerator
 

@@ -1,8 +1,10 @@
 """The picture of a run: what it says, and that it can be read."""
 
 import re
+import runpy
 import xml.etree.ElementTree as ET
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,8 @@ from composable.algorithms import (
 )
 from tests.core.stand_ins import stand_in
 from tests.helpers import make_trainer
+
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
 def large(state):
@@ -155,3 +159,9 @@ def test_it_is_saved_as_a_file_and_shown_in_notebooks(tmp_path):
 def test_what_makes_no_sense_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make(Plan.compile([MixUp()]))
+
+
+def test_the_picture_in_the_docs_is_the_one_that_is_drawn():
+    drawn = runpy.run_path(str(PICTURES / "timeline.py"))["TIMELINE"].svg()
+
+    assert (PICTURES / "timeline.svg").read_text(encoding="utf-8") == drawn
