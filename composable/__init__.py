@@ -18,10 +18,16 @@ from composable.core.event import Event
 from composable.core.global_callbacks import register_global_callback
 from composable.core.key import Key
 from composable.core.logger import Logger, LoggerDestination
+from composable.core.mixtures import (
+    AmbiguousOrderWarning,
+    BadMixtureError,
+    DoubtfulMixtureWarning,
+)
 from composable.core.observing import EffectError, ObserverError
-from composable.core.plan import AmbiguousOrderWarning, IdleAlgorithmWarning, Plan
+from composable.core.plan import IdleAlgorithmWarning, Plan
 from composable.core.state import FrozenStateError, State
 from composable.core.time import Clock, Time, Timestamp, TimeUnit
+from composable.core.window import Window
 from composable.loop import UnmetRequestWarning
 from composable.metrics import Evaluator
 from composable.trainer import Trainer
@@ -31,9 +37,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "AmbiguousOrderWarning",
+    "BadMixtureError",
     "Callback",
     "Clock",
     "Control",
+    "DoubtfulMixtureWarning",
     "EffectError",
     "Evaluator",
     "Event",
@@ -51,6 +59,7 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "UnmetRequestWarning",
+    "Window",
     "always",
     "anneal",
     "chain",

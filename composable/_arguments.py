@@ -9,8 +9,11 @@ from torch import nn
 
 from composable.core.batch import BatchSpec
 from composable.core.callback import Callback
+from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.loss import ModelLoss, TargetLoss
+from composable.core.mixtures import places
+from composable.core.plan import Plan, as_list
 from composable.core.time import Time, TimeUnit, check_time
 from composable.faults import POLICIES, LossWatch
 from composable.metrics import Evaluator
@@ -225,6 +228,28 @@ def check_countable(name: str, time: Any, count_tokens: Any) -> None:
         )
 
 
+def check_windows(plan: Plan, count_tokens: Any, iteration_length: int | None) -> None:
+    """Windows of algorithms in tokens or iterations need somebody to count them."""
+    for algorithm in plan.algorithms:
+        for place in places(algorithm):
+            for window in (*place.windows(), place.algorithm.window()):
+                for end, time in (("start", window.start), ("end", window.end)):
+                    name = f"the window of {place.algorithm.name}: {end}"
+                    check_countable(name, time, count_tokens)
+                    check_iterations(time, iteration_length, name)
+
+
+def absent_events(evaluators: Sequence[Evaluator], schedulers: Any) -> dict[Event, str]:
+    """The events that don't occur in training without what was not given, and why."""
+    absent = {}
+    for event in Event:
+        if event.name.startswith("EVAL") and not evaluators:
+            absent[event] = "training evaluates nothing without an eval_dataloader"
+        if event.name.endswith("SCHEDULER_STEP") and not as_list(schedulers):
+            absent[event] = "nothing is scheduled without schedulers"
+    return absent
+
+
 def check_token_counter(function: Any) -> "Callable[[Any], int] | None":
     """A function of the batch that counts its tokens, made to say what is wrong with a count."""
     if check_function("count_tokens", function, "of the batch") is None:
@@ -285,12 +310,14 @@ def check_iteration_length(length: Any) -> int | None:
     return int(time.value)
 
 
-def check_iterations(max_duration: Time | None, iteration_length: int | None) -> None:
+def check_iterations(
+    time: Time | None, iteration_length: int | None, name: str = "max_duration"
+) -> None:
     """Iterations as a length of training need to have a length themselves."""
-    counts = max_duration is not None and max_duration.unit is TimeUnit.ITERATION
+    counts = time is not None and time.unit is TimeUnit.ITERATION
     if counts and iteration_length is None:
         raise ValueError(
-            f"max_duration={str(max_duration)!r} counts iterations: give the Trainer an "
+            f"{name}={str(time)!r} counts iterations: give the Trainer an "
             "iteration_length, such as '2ep'."
         )
 

@@ -25,6 +25,7 @@ from composable.core.loss import ModelLoss, weigher
 from composable.core.plan import Plan, as_callback, as_list
 from composable.core.state import State
 from composable.core.time import TimeLike
+from composable.core.timeline import Timeline
 from composable.evaluation import evaluate, predict
 from composable.faults import NonFiniteLossError, heed_signals
 from composable.loggers.progress_bar import ProgressBarLogger
@@ -244,6 +245,10 @@ class Trainer:
             spec=spec,
             takes_batch=isinstance(loss, ModelLoss),
         )
+        iterations = check.check_iteration_length(iteration_length)
+        check.check_windows(self._plan, counter, iterations)
+        if train_dataloader is not None:
+            self._plan.report_idle(state, check.absent_events(evaluators, schedulers))
         given = as_list(optimizers)
         instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
         with self._running(close_at_the_end=False):
@@ -267,7 +272,7 @@ class Trainer:
                 parts=parts,
                 size=size,
                 log_interval=interval,
-                iteration_length=check.check_iteration_length(iteration_length),
+                iteration_length=iterations,
                 count_tokens=counter,
                 saver=check.check_function("saver", saver, "of the state"),
                 given_duration=length,
@@ -284,6 +289,10 @@ class Trainer:
     def plan(self) -> Plan:
         """Who would run when, if a run began here and now: global callbacks included."""
         return self._plan.visited_by(global_callbacks())
+
+    def timeline(self) -> Timeline:
+        """When each algorithm is active over the run: see `Plan.timeline`."""
+        return self.plan.timeline(self.state.max_duration, self.state.epoch_length)  # type: ignore[arg-type]
 
     @property
     def state(self) -> State:

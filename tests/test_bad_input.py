@@ -566,7 +566,7 @@ def test_a_plateau_needs_an_evaluation_that_is_due():
     ("declared", "given", "message"),
     [
         ("events", {"batch_end"}, r"Odd.events has \{'batch_end'\} and must be a set of members"),
-        ("events", "batch_end", r"Odd.events has \{'batch_end'\}"),
+        ("events", "batch_end", r"Odd.events is 'batch_end' and must be a set of members of Event"),
         ("writes", {"weights"}, r"Odd.writes has \{'weights'\} and must be a set of fields"),
         ("reads", {"weights"}, r"Odd.reads has \{'weights'\} and must be a set of fields"),
     ],

@@ -38,6 +38,7 @@ class BlurPool(Algorithm):
     stage = Stage.SURGERY
     reads = frozenset({"model"})
     writes = frozenset({"model"})
+    replaces = frozenset({"convolution", "max-pool"})
 
     def apply(self, event: Event, state: State) -> State:
         """Replace the layers once, before training."""

@@ -1,5 +1,6 @@
 """EMA, as an algorithm."""
 
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -9,13 +10,16 @@ from composable.algorithms._validators import number
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time
+from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached
+from composable.core.window import Window
 from composable.functional import ema, ema_smoothing, with_tensors
 
 __all__ = ["EMA"]
 
+_BATCH_END, _EPOCH_END = Event.BATCH_END, Event.EPOCH_END
 _TAKES_OVER = (Event.EVAL_START, Event.PREDICT_START)
 _UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
+_ONE = {unit: Time(1, unit) for unit in _UNITS}
 
 
 def _half_life(value: TimeLike | None) -> Time | None:
@@ -62,6 +66,8 @@ class EMA(Algorithm):
     stage = Stage.AVERAGE
     reads = frozenset({"model", "timestamp", "memory"})
     writes = frozenset({"model", "memory"})
+    conflicts = MappingProxyType({"SWA": "both replace the model that is evaluated"})
+    doubts = MappingProxyType({"EMA": "the model is evaluated with the average of the last one"})
 
     def __attrs_post_init__(self) -> None:
         if (self.half_life is None) is (self.smoothing is None):
@@ -87,19 +93,15 @@ class EMA(Algorithm):
     @property
     def events(self) -> frozenset[Event]:
         """Updates come at the end of batches or of epochs."""
-        return frozenset({self._updates_at, *_TAKES_OVER})
-
-    @property
-    def _updates_at(self) -> Event:
         by_epoch = self.interval.unit is TimeUnit.EPOCH
-        return Event.EPOCH_END if by_epoch else Event.BATCH_END
+        return frozenset({_EPOCH_END if by_epoch else _BATCH_END, *_TAKES_OVER})
 
     @property
     def interval(self) -> Time:
         """Time between two updates."""
         if self.update_interval is not None:
             return self.update_interval
-        return Time(1, TimeUnit.BATCH if self.half_life is None else self.half_life.unit)
+        return _ONE[TimeUnit.BATCH if self.half_life is None else self.half_life.unit]
 
     @property
     def share_kept(self) -> float:
@@ -112,11 +114,19 @@ class EMA(Algorithm):
         """Where an update is due, or an average is to take over."""
         if event in _TAKES_OVER:
             return self.name in state.memory
-        if event is not self._updates_at:
+        interval = self.interval
+        by_epoch = interval.unit is TimeUnit.EPOCH
+        if event is not (_EPOCH_END if by_epoch else _BATCH_END):
             return False
-        now = state.timestamp.batch if event is Event.BATCH_END else state.timestamp.epoch
-        started = not self.ema_start.value or state.reached(self.ema_start)
-        return now % int(self.interval.value) == 0 and started
+        now = state.timestamp.epoch if by_epoch else state.timestamp.batch
+        if now % interval.value:
+            return False
+        return not self.ema_start.value or reached(state, self.ema_start)
+
+    def window(self) -> Window:
+        """From `ema_start` on, at the end of batches or of epochs."""
+        often = f"every {self.interval}" if str(self.interval) != "1ba" else ""
+        return Window(self.ema_start, condition=often)
 
     def apply(self, event: Event, state: State) -> State:
         """Update the average, or let it take over from the weights."""

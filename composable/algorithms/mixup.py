@@ -1,6 +1,7 @@
 """MixUp, as an algorithm."""
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -15,6 +16,8 @@ from composable.core.state import State
 from composable.functional import MixedTargets, mixup
 
 __all__ = ["MixUp"]
+
+_MIXED_ONCE = "both mix the batch, and the pairs of targets of a mixed batch can't be mixed again"
 
 
 @attrs.frozen(repr=False)
@@ -39,6 +42,7 @@ class MixUp(Algorithm):
     stage = Stage.MIX
     reads = frozenset({"batch", "outputs", "loss_fn", "key", "timestamp"})
     writes = frozenset({"batch", "loss_fn"})
+    conflicts = MappingProxyType(dict.fromkeys(("MixUp", "CutMix"), _MIXED_ONCE))
 
     def apply(self, event: Event, state: State) -> State:
         """Mix the batch; then turn its pairs of targets into what the loss takes."""

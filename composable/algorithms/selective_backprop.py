@@ -1,5 +1,6 @@
 """Selective backprop, as an algorithm."""
 
+from fractions import Fraction
 from typing import Any
 
 import attrs
@@ -13,6 +14,8 @@ from composable.core.algorithm import Algorithm, Stage
 from composable.core.batch import count_examples, select_examples
 from composable.core.event import Event
 from composable.core.state import State
+from composable.core.time import Time, TimeUnit
+from composable.core.window import Window
 from composable.functional import select_using_loss, should_select
 from composable.utils.reproducibility import seed_torch
 
@@ -54,13 +57,30 @@ class SelectiveBackprop(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         """In the batches that are selected from."""
+        elapsed = state.elapsed
+        if not self.start <= elapsed < self.end:  # cheap: should_select checks its arguments
+            return False
         return should_select(
-            state.elapsed,
+            elapsed,
             state.timestamp.batch,
             start=self.start,
             end=self.end,
             interrupt=self.interrupt,
         )
+
+    def window(self) -> Window:
+        """From `start` up to `end`, but for the batches that are trained on whole."""
+        start, end = (
+            Time(Fraction(repr(float(share))), TimeUnit.DURATION)
+            for share in (self.start, self.end)
+        )
+        whole = f"but for one batch in {self.interrupt}" if self.interrupt else ""
+        return Window(start, end, condition=whole)
+
+    def why_idle(self) -> str | None:
+        """No batch lies between its ends."""
+        empty = self.start == self.end
+        return f"no batch lies from start={self.start} up to end={self.end}" if empty else None
 
     def apply(self, event: Event, state: State) -> State:
         """Score the batch and keep the examples that were drawn."""

@@ -1,13 +1,15 @@
 """What changes training."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import attrs
 
 from composable.core.event import Event
 from composable.core.state import State
+from composable.core.window import Window
 
 __all__ = ["Algorithm", "FunctionAlgorithm", "Stage"]
 
@@ -37,6 +39,14 @@ class Stage(IntEnum):
     """Averaging weights."""
     OTHER = 110
     """Anything else."""
+
+
+def check_name(_: Any, attribute: Any, value: Any) -> None:
+    """A name is a string that isn't empty."""
+    if not isinstance(value, str):
+        raise TypeError(f"name={value!r} must be a string.")
+    if not value:
+        raise ValueError("name='' is empty: leave it out, or give a name.")
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -79,6 +89,15 @@ class Algorithm:
     """Classes of algorithms, or their names, that it comes before where the stage is the same."""
     after: ClassVar[Any] = frozenset()
     """Classes of algorithms, or their names, that it comes after where the stage is the same."""
+    conflicts: ClassVar[Mapping[Any, str]] = MappingProxyType({})
+    """Classes of algorithms, or their names, with which it must not act on one batch, and why."""
+    doubts: ClassVar[Mapping[Any, str]] = MappingProxyType({})
+    """Classes of algorithms, or their names, with which it may not do what it does alone, and
+    why: an order that somebody says, with `chain`, settles it."""
+    replaces: ClassVar[Any] = frozenset()
+    """Which kinds of layers a surgery replaces, such as "convolution"; any kind where empty."""
+    exclusive: ClassVar[bool] = False
+    """Whether one of its parts acts in each batch."""
     declares: ClassVar[bool] = True
     """Whether `writes` says all that it may change; a plain function doesn't say."""
     parts: ClassVar[Any] = ()
@@ -86,7 +105,7 @@ class Algorithm:
 
     name: str = attrs.field(
         default=attrs.Factory(lambda self: type(self).__name__, takes_self=True),
-        validator=attrs.validators.instance_of(str),
+        validator=check_name,
     )
 
     def match(self, event: Event, state: State) -> bool:
@@ -103,9 +122,20 @@ class Algorithm:
         """Why it can never act, or None where it can; asked when a plan is compiled."""
         return next((why for part in self.parts if (why := part.why_idle())), None)
 
+    def window(self) -> Window:
+        """When it may act, as far as it says so beforehand: for the picture of the run."""
+        return Window()
+
     def __call__(self, event: Event, state: State) -> State:
         """The state after it acted, or `state` itself where it doesn't."""
-        return self.apply(event, state) if self.match(event, state) else state
+        matched = self.match(event, state)
+        if matched is False:
+            return state
+        if matched is not True:
+            raise TypeError(
+                f"{type(self).__name__}.match returned {matched!r} and must return True or False."
+            )
+        return self.apply(event, state)
 
     def __repr__(self) -> str:
         cls = type(self)
@@ -140,6 +170,7 @@ class FunctionAlgorithm(Algorithm):
             lambda self: getattr(self.function, "__name__", type(self.function).__name__),
             takes_self=True,
         ),
+        validator=check_name,
     )
 
     def match(self, event: Event, state: State) -> bool:

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
-from composable.core.algorithm import Algorithm, Stage, check_returned, nested
+from composable.core.algorithm import Algorithm, Stage, check_name, check_returned, nested
+from composable.core.declarations import as_algorithm
 from composable.core.event import Event
-from composable.core.plan import as_algorithm
 from composable.core.state import State
 from composable.core.time import (
     Clock,
@@ -20,6 +20,7 @@ from composable.core.time import (
     check_time,
     reached,
 )
+from composable.core.window import Window
 
 __all__ = [
     "always",
@@ -44,11 +45,18 @@ class Combined(Algorithm):
 
     parts: tuple[Algorithm, ...]  # type: ignore[misc]
     name: str = attrs.field(kw_only=True)
+    _events: frozenset[Event] = attrs.field(  # kept, since it is asked for at every event
+        init=False,
+        eq=False,
+        default=attrs.Factory(
+            lambda self: frozenset().union(*(part.events for part in self.parts)), takes_self=True
+        ),
+    )
 
     @property
     def events(self) -> frozenset[Event]:
         """Where any of its parts acts."""
-        return frozenset().union(*(part.events for part in self.parts))
+        return self._events
 
     @property
     def stage(self) -> Stage:  # type: ignore[override]
@@ -80,10 +88,20 @@ class Combined(Algorithm):
 class Chain(Combined):
     """See `chain`."""
 
+    _order: dict[Event, tuple[Algorithm, ...]] = attrs.field(
+        init=False,
+        eq=False,
+        default=attrs.Factory(lambda self: self._ordered(), takes_self=True),
+    )
+    """The parts that listen to each event, in the order in which they run."""
+
+    def _ordered(self) -> dict[Event, tuple[Algorithm, ...]]:
+        return {event: nested(self.parts, event) for event in self.events}
+
     def apply(self, event: Event, state: State) -> State:
         """The state after each part, the first one first."""
-        for part in nested(self.parts, event):
-            state = _act(part, event, state)
+        for part in self._order.get(event, ()):
+            state = check_returned(part(event, state))
         return state
 
     def describe(self, show: Callable[[Any], str]) -> str:
@@ -138,10 +156,17 @@ class When(Combined):
         """The state after its part."""
         return _act(self.parts[0], event, state)
 
+    def window(self) -> Window:
+        """Its condition is known in each batch only."""
+        return Window(condition=f"where {self._predicate_name} holds")
+
     def describe(self, show: Callable[[Any], str]) -> str:
         """The call that makes it."""
-        name = getattr(self.predicate, "__name__", repr(self.predicate))
-        return f"when({name}, {show(self.parts[0])})"
+        return f"when({self._predicate_name}, {show(self.parts[0])})"
+
+    @property
+    def _predicate_name(self) -> str:
+        return getattr(self.predicate, "__name__", repr(self.predicate))
 
 
 def when(predicate: Callable[[State], bool], algorithm: Any, *, name: str | None = None) -> When:
@@ -188,8 +213,9 @@ class During(Combined):
 
     def match(self, event: Event, state: State) -> bool:
         """Whether the batch is in the window."""
-        clock = batch_clock(event, state)
-        return reached(clock, self.start) and not reached(clock, self.end)
+        began = batch_began(event, state)
+        started = not self.start.value or reached(state, self.start, began)
+        return started and not reached(state, self.end, began)
 
     def apply(self, event: Event, state: State) -> State:
         """The state after its part."""
@@ -202,6 +228,10 @@ class During(Combined):
         if self.start.value and self.parts[0].events <= _BEFORE_TRAINING:
             return f"{self.parts[0].name} acts before training begins, and its window is later"
         return super().why_idle()
+
+    def window(self) -> Window:
+        """From its start up to its end."""
+        return Window(self.start, self.end)
 
     def describe(self, show: Callable[[Any], str]) -> str:
         """The call that makes it."""
@@ -238,9 +268,13 @@ class Every(Combined):
 
     def match(self, event: Event, state: State) -> bool:
         """Whether it is the turn of the batch."""
-        now = batch_clock(event, state).timestamp
+        now = batch_began(event, state)
         count = now.batch if self.interval.unit is TimeUnit.BATCH else now.epoch
         return count % int(self.interval.value) == 0
+
+    def window(self) -> Window:
+        """Its turns."""
+        return Window(interval=self.interval)
 
     def apply(self, event: Event, state: State) -> State:
         """The state after its part."""
@@ -283,6 +317,8 @@ def every(interval: TimeLike, algorithm: Any, *, name: str | None = None) -> Eve
 class Choose(Combined):
     """See `choose`."""
 
+    exclusive = True
+
     weights: tuple[float, ...] = attrs.field(kw_only=True)
 
     @property
@@ -294,9 +330,13 @@ class Choose(Combined):
         """The state after the part that was drawn for the batch."""
         return _act(self.drawn(event, state), event, state)
 
+    def window(self) -> Window:
+        """The batches for which a part is drawn are known in each batch only."""
+        return Window(condition=f"where it is drawn, one of {len(self.parts)}")
+
     def drawn(self, event: Event, state: State) -> Algorithm:
         """The part that acts in the batch."""
-        batch = batch_clock(event, state).timestamp.batch
+        batch = batch_began(event, state).batch
         generator = state.key.fold(self.name, batch).generator()
         at = float(torch.rand((), generator=generator, dtype=torch.float64)) * sum(self.weights)
         for part, weight in zip(self.parts, self.weights, strict=True):
@@ -359,7 +399,7 @@ class Anneal(Combined):
 
     def apply(self, event: Event, state: State) -> State:
         """The state after the algorithm with the hyperparameters of the time."""
-        values = _at(self.hyperparameters, batch_clock(event, state))
+        values = _at(self.hyperparameters, state.evolve(timestamp=batch_began(event, state)))
         return _act(self.kind(**values, name=self.parts[0].name), event, state)
 
     def describe(self, show: Callable[[Any], str]) -> str:
@@ -407,9 +447,9 @@ def _at(hyperparameters: tuple[tuple[str, Any], ...], clock: HasTime) -> dict[st
 # --- what they share ---
 
 
-def batch_clock(event: Event, state: State) -> State:
-    """The state at the time at which the batch that an event belongs to began."""
-    return state.evolve(timestamp=state.began) if event.counts_batch else state
+def batch_began(event: Event, state: State) -> Timestamp:
+    """The time at which the batch that an event belongs to began."""
+    return state.began if event.counts_batch else state.timestamp
 
 
 def _act(part: Algorithm, event: Event, state: State) -> State:
@@ -420,5 +460,7 @@ def _act(part: Algorithm, event: Event, state: State) -> State:
 
 def _named(combinator: type[C], name: str | None, parts: tuple[Algorithm, ...], **fields: Any) -> C:
     """A combination under a name, by default the call that makes it."""
+    if name is not None:
+        check_name(None, None, name)
     made = combinator(parts, **fields, name=name or "")
     return made if name else attrs.evolve(made, name=made.describe(lambda part: part.name))

@@ -7,28 +7,22 @@ from typing import Any, TypeAlias
 import attrs
 
 from composable.core._notes import say_where
-from composable.core.algorithm import (
-    Algorithm,
-    FunctionAlgorithm,
-    check_returned,
-    leaves,
-    nested,
-)
+from composable.core.algorithm import Algorithm, check_returned, leaves, nested
 from composable.core.callback import Callback, FunctionCallback, hooks_of, watcher_id
 from composable.core.control import Control
+from composable.core.declarations import as_algorithm
 from composable.core.event import Event
 from composable.core.logger import Logger, LoggerDestination
+from composable.core.mixtures import Doubt, check_mixtures, check_names, doubts
 from composable.core.observing import Guarded, Held
+from composable.core.ordering import in_order, reason
 from composable.core.state import State
+from composable.core.time import HasTime, TimeLike
+from composable.core.timeline import Timeline, timeline
 
-__all__ = ["AmbiguousOrderWarning", "Dispatcher", "IdleAlgorithmWarning", "Plan"]
-
+__all__ = ["Dispatcher", "IdleAlgorithmWarning", "Plan", "as_algorithm"]
 
 Listeners: TypeAlias = tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]
-
-
-class AmbiguousOrderWarning(UserWarning):
-    """Two algorithms write the same field in the same stage, so only their names order them."""
 
 
 class IdleAlgorithmWarning(UserWarning):
@@ -97,12 +91,18 @@ class Plan:
 
         Raises:
             TypeError: One of them is of the wrong kind.
-            ValueError: Two algorithms have one name, or a callback is given twice.
+            ValueError: Two algorithms have one name or can't be ordered, or a callback is given
+                twice.
+            BadMixtureError: Two algorithms that conflict may act on one batch.
         """
-        chosen = _in_order([as_algorithm(algorithm) for algorithm in as_list(algorithms)])
-        _check_names(chosen)
-        _report_idle(chosen)
-        _report_conflicts(chosen)
+        chosen = in_order(as_algorithm(algorithm) for algorithm in as_list(algorithms))
+        check_names(chosen)
+        check_mixtures(chosen)
+        for algorithm in chosen:
+            if why := algorithm.why_idle():
+                _warn_idle(algorithm.name, why)
+        for doubt in doubts(chosen):
+            warnings.warn(str(doubt), doubt.kind, stacklevel=2)
         watchers = [as_callback(callback) for callback in as_list(callbacks)]
         places = [as_destination(logger) for logger in as_list(loggers)]
         plan = cls(tuple(chosen), core=tuple(core))
@@ -161,7 +161,7 @@ class Plan:
                         algorithm.stage.name.lower(),
                         tuple(sorted(algorithm.reads)),
                         tuple(sorted(algorithm.writes)),
-                        _why(event, transforms, i),
+                        reason(event, transforms, i, self.algorithms),
                     )
                 )
             steps += [
@@ -179,8 +179,13 @@ class Plan:
             return "observes and asks, global ones after yours"
         return "observes and asks, in list order"
 
+    @property
+    def doubts(self) -> list[Doubt]:
+        """What was reported as doubtful when the plan was compiled."""
+        return doubts(self.algorithms)
+
     def explain(self) -> str:
-        """The plan as a table: event, who, stage, reads, writes, why here."""
+        """A table of event, who, stage, reads, writes, why here; and then what is doubtful."""
         rows = [("event", "who", "stage", "reads", "writes", "why here")]
         for step in self.steps():
             fields = (", ".join(step.reads) or "-", ", ".join(step.writes) or "-")
@@ -189,16 +194,67 @@ class Plan:
             return "Nothing is registered: the loop runs alone."
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([*lines, *(f"\nDoubtful: {doubt}" for doubt in self.doubts)])
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, for tools."""
+        """The plan as plain data, for tools: what JSON can hold.
+
+        `version` counts up when the meaning of a key changes. `algorithms` are in their order, and
+        each of `parts` says what its whole says.
+        """
         steps = [{**attrs.asdict(step), "event": step.event.value} for step in self.steps()]
         return {
-            "algorithms": {algorithm.name: repr(algorithm) for algorithm in self.algorithms},
+            "version": 1,
+            "algorithms": {one.name: _as_data(one) for one in self.algorithms},
             "callbacks": [callback.name for callback in self.callbacks],
+            "doubts": [
+                {"first": d.first, "second": d.second, "why": d.why, "kind": d.kind.__name__}
+                for d in self.doubts
+            ],
             "steps": steps,
         }
+
+    def timeline(self, max_duration: TimeLike, epoch_length: int | None = None) -> Timeline:
+        """When each algorithm is active, over a run of this length: a picture in a notebook.
+
+        Args:
+            max_duration: The length of the run.
+            epoch_length: Batches in an epoch, where it is known.
+
+        Raises:
+            ValueError: `max_duration` is nothing, or a fraction of itself.
+
+        Example:
+            >>> from composable import Plan, during
+            >>> from composable.algorithms import EMA, MixUp
+            >>> plan = Plan.compile([during("0ep", "8ep", MixUp()), EMA(ema_start="0.5dur")])
+            >>> print(plan.timeline("10ep"))
+            MixUp  mix      from 0ep to 8ep
+            EMA    average  from 5ep to 10ep
+        """
+        return timeline(self.algorithms, max_duration, epoch_length)
+
+    def report_idle(self, run: HasTime, absent: Mapping[Event, str]) -> None:
+        """Warn of algorithms that can never act in a run, though they could in another.
+
+        Args:
+            run: Knows how long the run is.
+            absent: The events that don't occur in it, and why.
+        """
+        # The others were reported when the plan was compiled.
+        able = [algorithm for algorithm in self.algorithms if algorithm.why_idle() is None]
+        for algorithm in able:
+            for leaf in leaves(algorithm):
+                if all(event in absent for event in leaf.events):
+                    at = ", ".join(event.value for event in Event if event in leaf.events)
+                    why = ", ".join(dict.fromkeys(absent[event] for event in leaf.events))
+                    _warn_idle(leaf.name, f"it acts at {at} alone, and {why}")
+        if run.max_duration is None:
+            return
+        for row in timeline(able, run.max_duration, run.epoch_length).rows:
+            if not row.spans:
+                _warn_idle(row.name, f"its window lies outside of a run of {run.max_duration}")
 
     def dispatcher(self, logger: Logger, *, check_effects: bool = False) -> "Dispatcher":
         """The plan made ready to run.
@@ -309,44 +365,6 @@ class Dispatcher:
         return asked
 
 
-def as_algorithm(algorithm: object) -> Algorithm:
-    """An algorithm as it is, a plain function wrapped."""
-    if isinstance(algorithm, Algorithm):
-        _check_declarations(algorithm)
-        return algorithm
-    if isinstance(algorithm, type):
-        raise TypeError(
-            f"algorithms has the class {algorithm.__name__}, where an instance is meant: write "
-            f"{algorithm.__name__}()."
-        )
-    if isinstance(algorithm, Callback):
-        raise TypeError(
-            f"algorithms has {algorithm.name}, which is a callback: pass it in "
-            f"{'loggers' if isinstance(algorithm, LoggerDestination) else 'callbacks'}=[...]."
-        )
-    if callable(algorithm):
-        return FunctionAlgorithm(algorithm)
-    raise TypeError(
-        f"algorithms has {algorithm!r}: each must be an Algorithm, such as MixUp(), or a function "
-        "(event, state) -> state."
-    )
-
-
-def _check_declarations(algorithm: Algorithm) -> None:
-    """What an algorithm declares are events, and fields of the state."""
-    fields = {field.name for field in attrs.fields(State)}
-    known: dict[str, set[Any]] = {"events": set(Event), "reads": fields, "writes": fields}
-    for declared, allowed in known.items():
-        given = getattr(algorithm, declared)
-        strange = {given} if isinstance(given, str) else set(given) - allowed
-        if strange:
-            ways = ", ".join(sorted(fields))
-            what = "members of Event" if declared == "events" else f"fields of State: {ways}"
-            raise TypeError(
-                f"{type(algorithm).__name__}.{declared} has {strange} and must be a set of {what}."
-            )
-
-
 def as_callback(callback: object, place: str = "callbacks has") -> Callback:
     """A callback as it is, a plain function wrapped. An error begins with its place."""
     if isinstance(callback, LoggerDestination):
@@ -386,105 +404,27 @@ def as_list(given: Any) -> list[Any]:
     return [given]
 
 
-def _in_order(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """By stage, then by what they declare to come before or after, then by name."""
-    waiting = sorted(algorithms, key=lambda algorithm: (algorithm.stage, algorithm.name))
-    order: list[Algorithm] = []
-    while waiting:
-        free = (a for a in waiting if not any(_precedes(b, a) for b in waiting if b is not a))
-        first = next(free, None)
-        if first is None:
-            raise ValueError(
-                f"algorithms {[a.name for a in waiting]} can't be ordered: what they declare in "
-                "before and after goes in a circle. Drop one of the declarations."
-            )
-        order.append(first)
-        waiting.remove(first)
-    for i, later in enumerate(order):
-        for earlier in order[:i]:
-            if _declares(later, earlier):
-                raise ValueError(
-                    f"{later.name} must come before {earlier.name}, as one of them declares, and "
-                    f"its stage {later.stage.name} comes after {earlier.stage.name}. Change a "
-                    f"stage, or say the order with chain({later.name}, {earlier.name})."
-                )
-    return order
-
-
-def _precedes(first: Algorithm, second: Algorithm) -> bool:
-    if first.stage != second.stage:
-        return first.stage < second.stage
-    return _declares(first, second)
-
-
-def _declares(first: Algorithm, second: Algorithm) -> bool:
-    """Whether one of two algorithms declares that the first comes before the second."""
-    return any(
-        _is_among(b, a.before) or _is_among(a, b.after)
-        for a in leaves(first)
-        for b in leaves(second)
+def _warn_idle(name: str, why: str) -> None:
+    warnings.warn(
+        f"{name} can never act: {why}. Drop it, or change that.", IdleAlgorithmWarning, stacklevel=4
     )
 
 
-def _is_among(algorithm: Algorithm, classes: Iterable[type | str]) -> bool:
-    return any(
-        kind.__name__ == one if isinstance(one, str) else kind is one
-        for kind in type(algorithm).__mro__
-        for one in classes
-    )
+def _as_data(algorithm: Algorithm) -> dict[str, Any]:
+    def names(kinds: Iterable[type | str]) -> list[str]:
+        return sorted(kind if isinstance(kind, str) else kind.__name__ for kind in kinds)
 
-
-def _check_names(algorithms: Sequence[Algorithm]) -> None:
-    seen: dict[str, tuple[Algorithm, Algorithm]] = {}
-    for algorithm in algorithms:
-        for leaf in leaves(algorithm):
-            other, where = seen.setdefault(leaf.name, (leaf, algorithm))
-            if where is algorithm and other == leaf:  # one algorithm in two windows, say
-                continue
-            raise ValueError(
-                f"algorithms has two named {leaf.name!r}: {other!r} and {leaf!r}. Names tell their "
-                "memory and random numbers apart: give one another, such as "
-                f"{type(leaf).__name__}(..., name='{leaf.name}2')."
-            )
-
-
-def _report_idle(algorithms: Sequence[Algorithm]) -> None:
-    for algorithm in algorithms:
-        if why := algorithm.why_idle():
-            warnings.warn(
-                f"{algorithm.name} can never act: {why}. Drop it, or change that.",
-                IdleAlgorithmWarning,
-                stacklevel=3,
-            )
-
-
-def _report_conflicts(algorithms: Sequence[Algorithm]) -> None:
-    for i, first in enumerate(algorithms):
-        for second in algorithms[i + 1 :]:
-            shared = (set(first.writes) & set(second.writes)) - {"memory"}
-            events = set(first.events) & set(second.events)
-            declared = _declares(first, second)
-            if shared and events and first.stage == second.stage and not declared:
-                warnings.warn(
-                    f"{first.name} and {second.name} both write {sorted(shared)} in the stage "
-                    f"{first.stage.name}, so only their names put {first.name} first. Say which "
-                    f"comes first, with chain({first.name}, {second.name}), or that one of them "
-                    f"acts in each batch, with choose([{first.name}, {second.name}]).",
-                    AmbiguousOrderWarning,
-                    stacklevel=3,
-                )
-
-
-def _why(event: Event, order: Sequence[Algorithm], i: int) -> str:
-    if len(order) == 1:
-        return "alone here"
-    if event.closes and event.partner and event.partner in order[i].events:
-        return f"closes {event.partner.value}, in reverse"
-    if i == 0:
-        return "first of the stages here"
-    before = order[i - 1]
-    if before.stage < order[i].stage:
-        return f"{order[i].stage.name.lower()} comes after {before.stage.name.lower()}"
-    if _declares(before, order[i]):
-        return f"after {before.name}, as declared"
-    return f"same stage as {before.name}, ordered by name"
+    return {
+        "call": repr(algorithm),
+        "class": type(algorithm).__name__,
+        "stage": algorithm.stage.name.lower(),
+        "events": [event.value for event in Event if event in algorithm.events],
+        "reads": sorted(algorithm.reads),
+        "writes": sorted(algorithm.writes),
+        "before": names(algorithm.before),
+        "after": names(algorithm.after),
+        "conflicts": names(algorithm.conflicts),
+        "doubts": names(algorithm.doubts),
+        "replaces": sorted(algorithm.replaces),
+        "parts": [{"name": part.name, **_as_data(part)} for part in algorithm.parts],
+    }

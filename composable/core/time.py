@@ -413,24 +413,37 @@ class Clock:
         return reached(self, Time.parse(time))
 
 
-def progress(clock: HasTime, length: Time) -> tuple[int | Fraction | float, int | Fraction]:
-    """What is done and what `length` is, in the same finest unit at hand."""
+def progress(
+    clock: HasTime, length: Time, now: Timestamp | None = None
+) -> tuple[int | Fraction | float, int | Fraction]:
+    """What is done (or was, at `now`) and what `length` is, in the same finest unit at hand."""
     if length.unit is TimeUnit.DURATION:
-        whole = clock.max_duration
-        if whole is None:
-            raise ValueError(f"{length} can't be told: the run has no max_duration.")
-        done, total = progress(clock, whole)
+        done, total = progress(clock, _whole(clock, length), now)
         return done, total * length.value
-    now, count = clock.timestamp, clock.epoch_length
-    if length.unit is TimeUnit.EPOCH and count is not None:
-        return now.epoch * count + now.batch_in_epoch, length.value * count
+    if now is None:
+        now = clock.timestamp
+    if length.unit is TimeUnit.EPOCH:
+        count = clock.epoch_length
+        if count is not None:
+            return now.epoch * count + now.batch_in_epoch, length.value * count
     return getattr(now, _FIELD[length.unit]), length.value
 
 
-def reached(clock: HasTime, time: Time) -> bool:
-    """Whether `time` of the run is done."""
-    done, total = progress(clock, time)
-    return done >= total
+def _whole(clock: HasTime, fraction: object = "1dur") -> Time:
+    if clock.max_duration is None:
+        raise ValueError(f"{fraction} can't be told: the run has no max_duration.")
+    return clock.max_duration
+
+
+def reached(clock: HasTime, time: Time, now: Timestamp | None = None) -> bool:
+    """Whether `time` of the run is done, or was at `now`."""
+    whole = clock.max_duration
+    if time.unit is not TimeUnit.DURATION or whole is None:
+        done, total = progress(clock, time, now)
+        return done >= total
+    done, total = progress(clock, whole, now)
+    value = time.value  # multiplying by a fraction would cost ten times as much
+    return done * value.denominator >= total * value.numerator
 
 
 def elapsed(clock: HasTime) -> float:
@@ -439,7 +452,7 @@ def elapsed(clock: HasTime) -> float:
     Raises:
         ValueError: The run has no `max_duration`.
     """
-    done, total = progress(clock, _WHOLE)
+    done, total = progress(clock, _whole(clock))
     return min(float(done / total), 1.0) if total else 1.0
 
 
@@ -450,6 +463,3 @@ def crossed(before: HasTime, after: HasTime, interval: Time) -> bool:
     then, step = progress(before, interval)
     now, _ = progress(after, interval)
     return then // step != now // step
-
-
-_WHOLE = Time(1, TimeUnit.DURATION)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Event
+from composable import Event, IdleAlgorithmWarning
 from composable.algorithms import EMA
 from composable.functional import ema, ema_smoothing
 from tests.helpers import CLASSES, Watch, batches, make_trainer, same, seeded, weights
@@ -84,7 +84,9 @@ def test_running_statistics_are_averaged_and_counts_are_copied():
 def test_before_it_starts_evaluation_uses_the_weights():
     data = batches([4])
     plain = make_trainer(eval_dataloader=data).fit()
-    late = make_trainer(eval_dataloader=data, algorithms=[EMA("2ba", ema_start="100ba")]).fit()
+    with pytest.warns(IdleAlgorithmWarning, match="EMA can never act: its window lies outside"):
+        trainer = make_trainer(eval_dataloader=data, algorithms=EMA("2ba", ema_start="100ba"))
+    late = trainer.fit()
 
     assert late.metrics["eval"] == plain.metrics["eval"]
     assert "EMA" not in late.memory

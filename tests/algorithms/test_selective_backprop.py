@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate, mse_loss
 
-from composable import Event, Key
+from composable import Event, IdleAlgorithmWarning, Key
 from composable.algorithms import SelectiveBackprop
 from composable.core.batch import BatchSpec
 from composable.core.loss import TargetLoss
@@ -52,7 +52,8 @@ def test_it_selects_from_start_to_end_and_not_in_the_interrupted_batches():
     # Ten batches: elapsed 0.0, 0.1, ..., 0.9.
     assert sizes(start=0.5, end=0.9, interrupt=0) == [4] * 5 + [2] * 4 + [4]
     assert sizes(start=0.2, end=0.8, interrupt=2) == [4, 4, 2, 4, 2, 4, 2, 4, 4, 4]
-    assert sizes(start=0.5, end=0.5, interrupt=0) == [4] * 10
+    with pytest.warns(IdleAlgorithmWarning, match="no batch lies from start=0.5 up to end=0.5"):
+        assert sizes(start=0.5, end=0.5, interrupt=0) == [4] * 10
     assert sizes(keep=0.25, **ALWAYS) == [1] * 10
 
 

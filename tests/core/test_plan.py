@@ -7,7 +7,17 @@ import warnings
 import attrs
 import pytest
 
-from composable import AmbiguousOrderWarning, Callback, Event, Plan, Stage, State
+from composable import (
+    AmbiguousOrderWarning,
+    Callback,
+    DoubtfulMixtureWarning,
+    Event,
+    Plan,
+    Stage,
+    State,
+    choose,
+    during,
+)
 from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothing, MixUp
 from composable.core.algorithm import Algorithm, FunctionAlgorithm
 from composable.core.logger import Logger
@@ -144,11 +154,76 @@ def test_to_dict_is_plain_data():
 
     data = json.loads(json.dumps(plan.to_dict()))
 
+    assert data["version"] == 1
     assert list(data["algorithms"]) == ["MixUp", "EMA"]
+    assert data["algorithms"]["MixUp"]["call"] == repr(MixUp())
+    assert data["algorithms"]["MixUp"]["conflicts"] == ["CutMix", "MixUp"]
+    assert data["algorithms"]["EMA"]["events"] == ["batch_end", "eval_start", "predict_start"]
     assert data["callbacks"] == ["Callback", "InMemoryLogger"]
     assert data["steps"][0]["event"] == "before_train_batch"
     assert data["steps"][0]["who"] == "MixUp"
     assert data["steps"][0]["writes"] == ["batch", "loss_fn"]
+
+
+def test_to_dict_says_of_each_part_what_it_says_of_the_whole():
+    plan = Plan.compile([choose([during("0ep", "1ep", MixUp()), LabelSmoothing()])])
+
+    (data,) = json.loads(json.dumps(plan.to_dict()))["algorithms"].values()
+
+    assert [part["name"] for part in data["parts"]] == [
+        "during('0ep', '1ep', MixUp)",
+        "LabelSmoothing",
+    ]
+    assert data["parts"][0]["parts"][0]["class"] == "MixUp"
+    assert data["parts"][1]["writes"] == ["batch"]
+    declared = {"before", "after", "conflicts", "doubts", "replaces", "reads", "writes", "events"}
+    assert declared <= data["parts"][1].keys()
+
+
+def test_to_dict_and_explain_have_what_is_doubtful():
+    with pytest.warns(AmbiguousOrderWarning):
+        plan = Plan.compile([note("a", writes={"batch"}), note("b", writes={"batch"})])
+
+    (doubt,) = plan.to_dict()["doubts"]
+    assert (doubt["first"], doubt["second"]) == ("a", "b")
+    assert doubt["kind"] == "AmbiguousOrderWarning"
+    assert plan.explain().splitlines()[-1].startswith("Doubtful: a and b both write ['batch']")
+
+
+def ordered(name, *, before=(), after=(), events=(Event.BATCH_START,)):
+    body = {"before": frozenset(before), "after": frozenset(after), "apply": Note.apply}
+    return attrs.frozen(type(name, (Algorithm,), {**body, "events": frozenset(events)}))()
+
+
+def test_why_here_is_true_where_the_reason_is_an_algorithm_of_another_event():
+    elsewhere = ordered("C", before={"A"}, events=(Event.BATCH_END,))
+    plan = Plan.compile([ordered("A"), ordered("B"), elsewhere])
+
+    assert [a.name for a in plan.algorithms] == ["B", "C", "A"]
+    assert [step.why for step in plan.steps() if step.event is Event.BATCH_START] == [
+        "A comes after C, as declared",
+        "after C, as declared",
+    ]
+
+
+def test_why_here_says_of_the_first_why_it_is_first():
+    def why(*algorithms):
+        return Plan.compile(algorithms).steps()[0].why
+
+    assert why(ordered("A"), ordered("B")) == "same stage as B, ordered by name"
+    assert why(ordered("A", after={"B"}), ordered("B")) == "before A, as declared"
+    assert why(note("b", stage=Stage.MIX), note("a")) == "first of the stages here"
+    assert why(ordered("A")) == "alone here"
+
+
+def test_why_here_at_a_closing_event():
+    pair = (Event.BATCH_START, Event.BATCH_END)
+    plan = Plan.compile([note("a", *pair), note("b", Event.BATCH_END)])
+
+    assert [(s.who, s.why) for s in plan.steps() if s.event is Event.BATCH_END] == [
+        ("b", "before those that close batch_start"),
+        ("a", "closes batch_start, in reverse"),
+    ]
 
 
 def test_the_six_algorithms_go_together_without_a_warning():
@@ -167,7 +242,7 @@ def test_two_of_one_name_are_refused_with_the_way_out():
 
 
 def test_two_of_one_class_may_have_two_names():
-    with pytest.warns(AmbiguousOrderWarning, match=r"fast and slow both write \['model'\]"):
+    with pytest.warns(DoubtfulMixtureWarning, match="fast and slow may not go together: the model"):
         plan = Plan.compile([EMA("1ba", name="fast"), EMA("100ba", name="slow")])
 
     assert [a.name for a in plan.algorithms] == ["fast", "slow"]

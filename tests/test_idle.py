@@ -1,0 +1,93 @@
+"""Algorithms that can never act in a run are reported when the Trainer is built."""
+
+import warnings
+
+import pytest
+import torch
+
+from composable import Event, IdleAlgorithmWarning, Stage, chain, during, every
+from composable.algorithms import EMA, GradientClipping, MixUp, SelectiveBackprop
+from composable.optim import linear
+from tests.core.stand_ins import stand_in
+from tests.helpers import batches, make_trainer
+
+Evaluates = stand_in("Evaluates", Stage.OTHER, Event.EVAL_START, Event.EVAL_END, writes=())
+Schedules = stand_in("Schedules", Stage.OTHER, Event.AFTER_SCHEDULER_STEP, writes=())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (
+            during("20ep", "30ep", MixUp()),
+            "MixUp can never act: its window lies outside of a run of",
+        ),
+        (during("2ep", "3ep", MixUp()), "its window lies outside of a run of 2ep. Drop it"),
+        (during("6ba", "9ba", MixUp()), "its window lies outside of a run of 2ep"),
+        (during("0ep", "1ep", during("1ep", "2ep", MixUp())), "its window lies outside"),
+        (every("2ep", during("1ep", "2ep", MixUp())), "MixUp can never act: its window lies outsi"),
+        (during("0.6dur", "1dur", SelectiveBackprop(end=0.6)), "SelectiveBackprop can never act"),
+        (EMA(ema_start="3ep"), "EMA can never act: its window lies outside of a run of 2ep"),
+        (
+            Evaluates(),
+            "Evaluates can never act: it acts at eval_start, eval_end alone, and training "
+            "evaluates nothing without an eval_dataloader. Drop it, or change that.",
+        ),
+        (chain(MixUp(), Schedules()), "Schedules can never act: .* nothing is scheduled without"),
+    ],
+)
+def test_what_can_never_act_in_this_run_is_reported_once(algorithm, message):
+    with pytest.warns(IdleAlgorithmWarning, match=message) as said:
+        make_trainer(algorithms=algorithm)
+
+    assert len(said) == 1
+    assert said[0].filename.endswith("helpers.py")  # whoever builds the Trainer
+
+
+def test_what_was_reported_of_the_plan_is_not_reported_again():
+    with pytest.warns(IdleAlgorithmWarning) as said:
+        make_trainer(algorithms=during("3ep", "2ep", MixUp()))
+
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithms": Evaluates(), "eval_dataloader": batches()},
+        {"algorithms": Evaluates(), "train_dataloader": None},  # for eval(dataloader) alone
+        {"algorithms": Schedules(), "schedulers": linear(1.0, 0.0)},
+        {"algorithms": Schedules(), "schedulers": lambda o: torch.optim.lr_scheduler.StepLR(o, 1)},
+        {"algorithms": during("20ep", "30ep", MixUp()), "max_duration": None},
+        {"algorithms": during("5ba", "9ba", MixUp())},
+        {"algorithms": EMA(ema_start="2ep")},  # after the very last batch
+        {"algorithms": during("5tok", "9tok", MixUp()), "count_tokens": lambda batch: 1},
+        {"algorithms": during("1iter", "2iter", MixUp()), "iteration_length": "1ep"},
+        {"algorithms": during("5sp", "9sp", MixUp())},  # nobody can tell beforehand
+        {"algorithms": GradientClipping("norm", 1.0)},
+    ],
+)
+def test_what_can_act_is_not_reported(options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_trainer(**options)
+
+
+def test_an_average_that_starts_with_the_last_batch_does_act():
+    assert "EMA" in make_trainer(algorithms=EMA("1ba", ema_start="2ep")).fit().memory
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (
+            EMA(ema_start="1tok"),
+            "the window of EMA: start='1tok' counts tokens: give the Trainer co",
+        ),
+        (during("0ep", "5tok", MixUp()), "the window of MixUp: end='5tok' counts tokens"),
+        (chain(during("1iter", "2ep", MixUp())), "start='1iter' counts iterations: give the Train"),
+    ],
+)
+def test_a_window_in_what_nobody_counts_is_refused(algorithm, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(algorithms=algorithm)
