@@ -91,14 +91,14 @@ def _stale(event: Event) -> tuple[str, ...]:
 
 
 class StopAfter(Callback):
-    """Stops the run after some numbers of batches."""
+    """Stops the run after a number of batches."""
 
-    def __init__(self, *batches: int) -> None:
+    def __init__(self, batches: int) -> None:
         self.batches = batches
 
     def batch_end(self, state: State, logger: Logger) -> Control | None:
         """Ask to stop."""
-        return Control.STOP if state.timestamp.batch in self.batches else None
+        return Control.STOP if state.timestamp.batch == self.batches else None
 
 
 def contents(state: State) -> dict[str, Any]:
@@ -265,11 +265,14 @@ class Case:
         """Records where the loop or the algorithm may have changed something."""
         return Recorder({*_LOOP_ACTED, *self.algorithm.events})
 
-    def run(self, *algorithms: Any, stops: tuple[int, ...] = (), **changes: Any) -> Trace:
-        """What a run with these algorithms held; one that stops is gone on with."""
-        recorder = self.recorder()
-        trainer = self.trainer(*algorithms, callbacks=[recorder, StopAfter(*stops)], **changes)
-        for _ in range(len(stops) + 1):
+    def run(self, *algorithms: Any, stop: int | None = None, **changes: Any) -> Trace:
+        """What a run with these algorithms held; one that is stopped is gone on with."""
+        callbacks: list[Callback] = [recorder := self.recorder()]
+        if stop is not None:
+            callbacks.append(StopAfter(stop))
+        trainer = self.trainer(*algorithms, callbacks=callbacks, **changes)
+        trainer.fit()
+        if stop is not None:
             trainer.fit()
         return self.ended(trainer, recorder.trace)
 
