@@ -12,10 +12,11 @@ from composable.testing.no_sync import HostSyncError, NoSync
 
 if TYPE_CHECKING:
     from composable.testing.strategies import (
-        algorithms,
+        algorithm_sets,
         batches,
         events,
         models,
+        register_torch,
         seeds,
         states,
         token_batches,
@@ -29,18 +30,28 @@ __all__ = [
     "LawBroken",
     "NoSync",
     "PropertyBroken",
-    "algorithms",
+    "algorithm_sets",
     "batches",
     "check_algorithm",
     "check_function",
     "events",
     "models",
+    "register_torch",
     "seeds",
     "states",
     "token_batches",
 ]
 
-_STRATEGIES = ("algorithms", "batches", "events", "models", "seeds", "states", "token_batches")
+_STRATEGIES = (
+    "algorithm_sets",
+    "batches",
+    "events",
+    "models",
+    "register_torch",
+    "seeds",
+    "states",
+    "token_batches",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ __all__ = ["HostSyncError", "NoSync"]
 _WAITING = {
     "_local_scalar_dense",  # item(), float(), bool(), if
     "_unique2",
+    "allclose",
     "bincount",
     "equal",
     "is_nonzero",

@@ -1,8 +1,7 @@
 """Hypothesis strategies: batches, models, states, and what else a run is made of.
 
 What is drawn is a shape and a seed, and the values come from the seed: single values rarely
-matter, and it is many times faster. Importing this module tells Hypothesis of PyTorch's global
-generator, so that an example that fails fails again.
+matter, and it is many times faster.
 """
 
 from collections.abc import Callable
@@ -38,7 +37,16 @@ except ModuleNotFoundError as error:
         'installed: pip install "composable[testing]". check_algorithm and check_function do not.'
     ) from error
 
-__all__ = ["algorithms", "batches", "events", "models", "seeds", "states", "token_batches"]
+__all__ = [
+    "algorithm_sets",
+    "batches",
+    "events",
+    "models",
+    "register_torch",
+    "seeds",
+    "states",
+    "token_batches",
+]
 
 
 class _TorchRandom:
@@ -54,9 +62,17 @@ class _TorchRandom:
         torch.default_generator.set_state(state)
 
 
-# Hypothesis holds only a weak reference, so the name must stay.
-_torch_random = _TorchRandom()
-register_random(_torch_random)
+_torch_random = _TorchRandom()  # Hypothesis holds only a weak reference, so the name must stay
+
+
+def register_torch() -> None:
+    """Let Hypothesis seed PyTorch's global generator, as it does Python's and NumPy's.
+
+    Then a test that draws from it, by dropout say, fails again on the example on which it failed.
+    Call it once, in `conftest.py`. One registration is enough: of two, one restores what the other
+    one seeded.
+    """
+    register_random(_torch_random)
 
 
 def seeds() -> st.SearchStrategy[int]:
@@ -247,7 +263,9 @@ def states(draw: st.DrawFn, *, shape: tuple[int, ...] = SHAPE, classes: int = CL
     return state.evolve(loss_fn=TargetLoss(cross_entropy, state.spec))
 
 
-def algorithms(*, min_size: int = 0, surgery: bool = True) -> st.SearchStrategy[list[Algorithm]]:
+def algorithm_sets(
+    *, min_size: int = 0, surgery: bool = True
+) -> st.SearchStrategy[list[Algorithm]]:
     """Lists of the library's algorithms in any order, each at most once: company for your own.
 
     Args:
