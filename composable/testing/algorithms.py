@@ -35,7 +35,7 @@ class LawBroken(AssertionError):
         self.event, self.where = breach.event, breach.where
         super().__init__(
             f"{algorithm!r} breaks the law {law.name!r}: {law.says}.\n"
-            f"Seen: {breach.what}.\n"
+            f"Seen: {breach.what.rstrip('.')}.\n"
             f"To mend it: {law.mend}"
         )
 
