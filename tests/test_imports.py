@@ -180,7 +180,6 @@ def test_every_name_that_is_offered_exists():
     [
         ("composable.integrations.lightning", "lightning", "composable[lightning]"),
         ("composable.integrations.huggingface", "transformers", "composable[huggingface]"),
-        ("composable.testing.strategies", "hypothesis", "composable[testing]"),
         ("examples.digits", "sklearn", ".[demo]"),
     ],
 )
