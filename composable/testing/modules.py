@@ -1,0 +1,24 @@
+"""What there is to say about a module besides its tensors."""
+
+from torch import nn
+
+__all__ = ["description"]
+
+_APART = ("_parameters", "_buffers", "_modules")
+
+
+def description(model: nn.Module) -> dict[str, str]:
+    """Everything about the layers that isn't a tensor, by name, as text.
+
+    Example:
+        >>> from composable.testing.modules import description
+        >>> description(torch.nn.Conv2d(1, 2, 3, stride=2))["stride"]
+        '(2, 2)'
+    """
+    found: dict[str, str] = {}
+    for name, layer in model.named_modules(remove_duplicate=False):
+        found[name] = f"{type(layer).__name__} {id(layer)}"
+        for attribute, value in vars(layer).items():
+            if attribute not in _APART:
+                found[f"{name}.{attribute}".lstrip(".")] = repr(value)
+    return found

@@ -1,0 +1,110 @@
+"""A block in which an operation that makes the host wait for the device is an error."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["HostSyncError", "NoSync"]
+
+# What has to know values, not only shapes: on a GPU each of them waits for all work queued.
+_WAITING = {
+    "_local_scalar_dense",  # item(), float(), bool(), if
+    "_unique2",
+    "allclose",
+    "bincount",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "nonzero",
+    "repeat_interleave",
+    "unique_consecutive",
+    "unique_dim",
+}
+# On the CPU these are no operation at all, so that they can be seen as calls only.
+_READS = {
+    Tensor.__bool__,
+    Tensor.__float__,
+    Tensor.__index__,
+    Tensor.__int__,
+    Tensor.cpu,
+    Tensor.item,
+    Tensor.numpy,
+    Tensor.tolist,
+}
+
+
+class HostSyncError(AssertionError):
+    """The host would wait for the device."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} would make the host wait for the device")
+
+
+class NoSync:
+    """Refuse operations on tensors that wait, such as `.item()`, `if tensor:` or `nonzero()`.
+
+    The operations are the same on the CPU, so no GPU is needed. It can't tell tensors of a batch
+    from small ones that belong on the CPU: `tolist()` of a draw that was made there is refused,
+    too. In the same block torch's own compiled and mapped functions can't be called.
+
+    Raises:
+        HostSyncError: In the block, at such an operation.
+
+    Example:
+        >>> from composable.testing import NoSync
+        >>> with NoSync():
+        ...     clipped = torch.randn(3).clamp(max=1.0)
+        >>> with NoSync():
+        ...     clipped.max().item()
+        Traceback (most recent call last):
+            ...
+        composable.testing.no_sync.HostSyncError: item would make the host wait for the device
+    """
+
+    def __enter__(self) -> "NoSync":
+        self._modes = ExitStack()
+        self._modes.enter_context(_NoWaiting())  # type: ignore[no-untyped-call]
+        self._modes.enter_context(_NoReading())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._modes.__exit__(kind, error, traceback)
+
+
+class _NoReading(TorchFunctionMode):
+    """Refuses to turn tensors into numbers."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _READS:
+            raise HostSyncError(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations whose result has a shape that depends on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        given = kwargs or {}
+        sized = name == "repeat_interleave" and given.get("output_size") is not None
+        if name in _WAITING and not sized:
+            raise HostSyncError(name)
+        result = func(*args, **given)
+        if name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+            i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+        ):
+            raise HostSyncError("indexing by a mask")
+        return result

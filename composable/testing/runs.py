@@ -1,0 +1,307 @@
+"""Runs of an algorithm on a small problem, written down so that two can be compared."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+from itertools import zip_longest
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.batch import tensors_of
+from composable.core.callback import Callback
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.logger import Logger
+from composable.core.observing import fingerprint
+from composable.core.state import State
+from composable.trainer import Trainer
+
+__all__ = ["Acting", "Breach", "Case", "Draws", "Jitter", "Noise", "Trace", "difference"]
+
+_ALL = list(Event)
+STEP = _ALL[_ALL.index(Event.AFTER_DATALOADER) : _ALL.index(Event.BATCH_END) + 1]
+"""The events of a training step."""
+
+_LOOP_ACTED = {
+    Event.AFTER_DATALOADER,
+    Event.AFTER_FORWARD,
+    Event.AFTER_LOSS,
+    Event.AFTER_BACKWARD,
+    Event.AFTER_OPTIMIZER_STEP,
+    Event.BATCH_END,
+}
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+Acting = Callable[[Algorithm, Event, State], State]
+
+
+@attrs.frozen
+class Breach:
+    """How a law was broken: what was seen, at which event, and in which field or tensor."""
+
+    what: str
+    event: Event | None = None
+    where: str | None = None
+
+
+@attrs.frozen(eq=False)
+class Moment:
+    """What a state held at an event."""
+
+    event: Event
+    batch: int
+    held: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.event.name} of batch {self.batch}"
+
+
+Trace = list[Moment]
+
+
+class Recorder(Callback):
+    """Copies what the state holds, at some events of every training step."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.stale = {event: _stale(event) for event in STEP if event in events}
+        self.trace: Trace = []
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Copy."""
+        if event in self.stale:
+            batch = (state.began if event.counts_batch else state.timestamp).batch
+            stale = self.stale[event]
+            held = {path: v for path, v in contents(state).items() if not path.startswith(stale)}
+            self.trace.append(Moment(event, batch, held))
+
+
+def _stale(event: Event) -> tuple[str, ...]:
+    """What is no part of a step at this event: it is left of what came before."""
+    stale = ["state.metrics"]  # evaluations come between the parts of a run, too
+    if STEP.index(event) < STEP.index(Event.AFTER_FORWARD):
+        stale.append("state.outputs")
+    if STEP.index(event) < STEP.index(Event.AFTER_LOSS):
+        stale.append("state.loss")
+    return tuple(stale)
+
+
+class StopAfter(Callback):
+    """Stops the run after a number of batches."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def batch_end(self, state: State, logger: Logger) -> Control | None:
+        """Ask to stop."""
+        return Control.STOP if state.timestamp.batch == self.batches else None
+
+
+def contents(state: State) -> dict[str, Any]:
+    """Copies of the tensors and plain values in a state, by the path to each."""
+    held = {path: copied(seen.what) for path, seen in fingerprint(state).items()}
+    counts = attrs.asdict(state.timestamp)
+    held |= {
+        f"state.timestamp.{name}": count
+        for name, count in counts.items()
+        # Seconds are measured; and unless its length is given, an iteration is a fit.
+        if "wct" not in name and "iteration" not in name
+    }
+    held["state.max_duration"] = str(state.max_duration)
+    return held
+
+
+def copied(value: Any) -> Any:
+    """A copy of a tensor, a plain value as it is, and of anything else its class's name."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value if isinstance(value, _PLAIN) else type(value).__name__
+
+
+def difference(ours: Trace, theirs: Trace, *, ignoring: str = "") -> Breach | None:
+    """Where two runs first differ, if they do. Paths with `ignoring` in them don't count."""
+    for mine, other in zip_longest(ours, theirs):
+        if mine is None or other is None:
+            there = mine or other
+            return Breach(f"one of the runs goes on with {there}, the other is over", there.event)
+        if (mine.event, mine.batch) != (other.event, other.batch):
+            return Breach(f"one run is at {mine} where the other is at {other}", mine.event)
+        for path in sorted(mine.held.keys() | other.held.keys(), key=_outside_in):
+            how = _unlike(path, mine.held, other.held)
+            if how and not (ignoring and ignoring in path):
+                return Breach(f"{path} {how} at {mine}", mine.event, path)
+    return None
+
+
+def _outside_in(path: str) -> tuple[int, str]:
+    """Weights last: that they differ follows from what differs before."""
+    return (1 if path.startswith(("state.model", "state.optimizers")) else 0, path)
+
+
+def _unlike(path: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    if path not in mine or path not in other:
+        return "is there in one run only"
+    a, b = mine[path], other[path]
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        same = type(a) is type(b) and (a == b or (a != a and b != b))
+        return None if same else f"is {a!r} in one run and {b!r} in the other"
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return f"is {a.dtype} {list(a.shape)} in one run and {b.dtype} {list(b.shape)} in the other"
+    if bool(((a == b) | (a.isnan() & b.isnan())).all()):
+        return None
+    return f"differs by up to {float((a.double() - b.double()).abs().max()):.3g}"
+
+
+# --- companions: algorithms that show whether another one disturbs them ---
+
+
+@attrs.frozen(repr=False)
+class Draws(Algorithm):
+    """Changes nothing, and remembers what it drew in each batch."""
+
+    name: str = attrs.field(default="somebody who draws", kw_only=True)
+
+    events = frozenset({Event.BATCH_START})
+    reads = frozenset({"key", "timestamp", "memory"})
+    writes = frozenset({"memory"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Draw."""
+        number = float(torch.rand((), generator=state.generator(self.name)))
+        drawn = {**state.memory.get(self.name, {}), str(state.timestamp.batch): number}
+        return state.remember(self.name, drawn)
+
+
+@attrs.frozen(repr=False)
+class Jitter(Algorithm):
+    """Scales the inputs of each batch by a number that it draws, where they are floats."""
+
+    name: str = attrs.field(default="somebody who scales", kw_only=True)
+
+    events = frozenset({Event.AFTER_DATALOADER})
+    stage = Stage.AUGMENT
+    reads = frozenset({"batch", "key", "timestamp"})
+    writes = frozenset({"batch"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Scale."""
+        inputs = state.inputs
+        if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
+            return state
+        factor = 1 + 0.1 * float(torch.rand((), generator=state.generator(self.name)))
+        return state.with_batch(inputs=inputs * factor)
+
+
+@attrs.frozen(repr=False)
+class Noise(Algorithm):
+    """Adds noise to the gradients."""
+
+    name: str = attrs.field(default="somebody noisy", kw_only=True)
+
+    events = frozenset({Event.BEFORE_OPTIMIZER_STEP})
+    stage = Stage.GRADIENTS
+    reads = frozenset({"gradients", "key", "timestamp"})
+    writes = frozenset({"gradients"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Add noise."""
+        generator = state.generator(self.name)
+        noisy = {
+            name: grad + 0.01 * torch.randn(grad.shape, generator=generator).to(grad)
+            for name, grad in state.grads().items()
+        }
+        return state.evolve(gradients=noisy)
+
+
+# --- a case ---
+
+
+@attrs.define(eq=False, slots=False)
+class Case:
+    """An algorithm and the small problem on which it is tried."""
+
+    algorithm: Algorithm
+    model: Callable[[], nn.Module]
+    lone_model: Callable[[], nn.Module]
+    """A model that treats each example by itself."""
+    dataloader: Iterable[Any]
+    loss_fn: Callable[[Any, Any], Tensor] | None
+    microbatches: bool = False
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    pristine: Algorithm = attrs.field(init=False)
+    """A copy of the algorithm from before its first run."""
+
+    def __attrs_post_init__(self) -> None:
+        self.pristine = copy.deepcopy(self.algorithm)
+
+    def fresh(self) -> Algorithm:
+        """The algorithm as it was built, in another instance."""
+        return copy.deepcopy(self.pristine)
+
+    def trainer(self, *algorithms: Any, **changes: Any) -> Trainer:
+        """A trainer with these algorithms."""
+        arguments = {
+            "model": None,
+            "train_dataloader": self.dataloader,
+            "eval_dataloader": self.dataloader,
+            "loss_fn": self.loss_fn,
+            "optimizers": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+            "max_duration": "4ep",
+            "progress_bar": False,
+            "device": "cpu",
+            "seed": 17,
+            **self.options,
+            **changes,
+        }
+        if arguments["model"] is None:
+            arguments["model"] = self.model()
+        return Trainer(algorithms=list(algorithms), **arguments)
+
+    def recorder(self) -> Recorder:
+        """Records where the loop or the algorithm may have changed something."""
+        return Recorder({*_LOOP_ACTED, *self.algorithm.events})
+
+    def run(self, *algorithms: Any, stop: int | None = None, **changes: Any) -> Trace:
+        """What a run with these algorithms held; one that is stopped is gone on with."""
+        callbacks: list[Callback] = [recorder := self.recorder()]
+        if stop is not None:
+            callbacks.append(StopAfter(stop))
+        trainer = self.trainer(*algorithms, callbacks=callbacks, **changes)
+        trainer.fit()
+        if stop is not None:
+            trainer.fit()
+        return self.ended(trainer, recorder.trace)
+
+    def ended(self, trainer: Trainer, trace: Trace) -> Trace:
+        """A trace with what there is after training: what was remembered, and the predictions."""
+        outputs = tensors_of(trainer.predict(self.dataloader))
+        predictions = {f"predictions[{i}]": copied(one) for i, one in enumerate(outputs)}
+        held = {**contents(trainer.state), **predictions}
+        return [*trace, Moment(Event.FIT_END, trainer.state.timestamp.batch, held)]
+
+    @cached_property
+    def base(self) -> Trace:
+        """The run with the algorithm."""
+        return self.run(self.algorithm)
+
+    @cached_property
+    def without(self) -> Trace:
+        """The run without it."""
+        return self.run()
+
+    @property
+    def batches(self) -> int:
+        """How many batches the run has."""
+        return self.base[-1].batch
+
+    def around(self, act: Acting) -> Callable[[Event, State], State]:
+        """A function in the place of the algorithm that lets it act by `act`."""
+
+        def acting(event: Event, state: State) -> State:
+            return act(self.algorithm, event, state) if event in self.algorithm.events else state
+
+        return acting

@@ -1,0 +1,287 @@
+"""Hypothesis strategies: batches, models, states, and what else a run is made of.
+
+What is drawn is a shape and a seed, and the values come from the seed: single values rarely
+matter, and it is many times faster.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from composable.algorithms import (
+    EMA,
+    BlurPool,
+    GradientClipping,
+    LabelSmoothing,
+    MixUp,
+    SelectiveBackprop,
+)
+from composable.core.algorithm import Algorithm
+from composable.core.event import Event
+from composable.core.key import Key
+from composable.core.loss import TargetLoss
+from composable.core.state import State
+from composable.core.time import Time, Timestamp, TimeUnit
+from composable.testing.problems import CLASSES, SHAPE, built, image_batch
+from composable.utils.reproducibility import preserve_rng
+
+try:
+    from hypothesis import register_random
+    from hypothesis import strategies as st
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "the strategies of composable.testing need the package hypothesis, which is not "
+        'installed: pip install "composable[testing]". check_algorithm and check_function do not.'
+    ) from error
+
+__all__ = [
+    "algorithm_sets",
+    "batches",
+    "events",
+    "models",
+    "register_torch",
+    "seeds",
+    "states",
+    "token_batches",
+]
+
+
+class _TorchRandom:
+    """PyTorch's global generator, as Hypothesis wants to see it."""
+
+    def seed(self, value: int) -> None:
+        torch.default_generator.manual_seed(value)
+
+    def getstate(self) -> Tensor:
+        return torch.default_generator.get_state()
+
+    def setstate(self, state: Tensor) -> None:
+        torch.default_generator.set_state(state)
+
+
+_torch_random = _TorchRandom()  # Hypothesis holds only a weak reference, so the name must stay
+
+
+def register_torch() -> None:
+    """Let Hypothesis seed PyTorch's global generator, as it does Python's and NumPy's.
+
+    Then a test that draws from it, by dropout say, fails again on the example on which it failed.
+    Call it once, in `conftest.py`. One registration is enough: of two, one restores what the other
+    one seeded.
+    """
+    register_random(_torch_random)
+
+
+def seeds() -> st.SearchStrategy[int]:
+    """Seeds that a `Key` and a `Trainer` take, from 0 to 2**64 - 1."""
+    return st.integers(0, 2**64 - 1)
+
+
+def events() -> st.SearchStrategy[Event]:
+    """Points of a run."""
+    return st.sampled_from(list(Event))
+
+
+def batches(
+    *,
+    shape: tuple[int, ...] = SHAPE,
+    classes: int = CLASSES,
+    min_size: int = 1,
+    max_size: int = 8,
+    dtype: torch.dtype = torch.float32,
+) -> st.SearchStrategy[tuple[Tensor, Tensor]]:
+    """Batches of examples and classes.
+
+    Args:
+        shape: The shape of one input.
+        classes: How many classes there are.
+        min_size: The fewest examples; 0 for empty batches too.
+        max_size: The most examples.
+        dtype: Of the inputs.
+
+    Returns:
+        Pairs: inputs `[size, *shape]` from a normal distribution, and class indices `[size]`.
+
+    Example:
+        >>> from hypothesis import given
+        >>> from composable.testing import batches
+        >>> @given(batches(shape=(3, 4, 4)))
+        ... def test_flipping_twice_is_not_flipping(batch):
+        ...     images, _ = batch
+        ...     assert torch.equal(images.flip(-1).flip(-1), images)
+        >>> test_flipping_twice_is_not_flipping()
+    """
+    return st.builds(
+        lambda size, seed: image_batch(size, shape=shape, classes=classes, dtype=dtype, seed=seed),
+        st.integers(min_size, max_size),
+        seeds(),
+    )
+
+
+@st.composite
+def token_batches(
+    draw: st.DrawFn,
+    *,
+    vocabulary: int = 11,
+    min_size: int = 1,
+    max_size: int = 4,
+    max_length: int = 8,
+    ignored: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Batches for language models.
+
+    Args:
+        draw: Given by Hypothesis.
+        vocabulary: How many tokens there are.
+        min_size: The fewest sequences.
+        max_size: The most sequences.
+        max_length: The most tokens in a sequence; at least one.
+        ignored: Whether targets may be -100, which no loss is taken of.
+
+    Returns:
+        Pairs: tokens and targets, both integers `[size, length]`.
+    """
+    size, length = draw(st.integers(min_size, max_size)), draw(st.integers(1, max_length))
+    generator = Key(draw(seeds())).generator()
+    tokens = torch.randint(vocabulary, (size, length), generator=generator)
+    targets = torch.randint(vocabulary, (size, length), generator=generator)
+    if ignored and draw(st.booleans()):
+        targets[torch.rand(size, length, generator=generator) < 0.3] = -100
+    return tokens, targets
+
+
+def models(
+    *, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES
+) -> st.SearchStrategy[nn.Module]:
+    """Small classifiers of images: dense or convolutional, with norms, pools and dropout or not.
+
+    Args:
+        shape: The shape of one input: channels, height and width, the last two at least 4.
+        classes: How many outputs there are.
+
+    Returns:
+        Modules whose weights are those of a drawn seed; the global generators don't move.
+
+    Raises:
+        ValueError: `shape` has not three dimensions.
+    """
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise ValueError(
+            f"shape={shape!r} must be channels, height and width, the last two at least 4."
+        )
+    channels, pixels = shape[0], shape[0] * shape[1] * shape[2]
+
+    def dense() -> nn.Module:
+        hidden = nn.Linear(pixels, 8)
+        return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(), nn.Linear(8, classes))
+
+    def convolutional(norm: Callable[[int], nn.Module], dropout: float) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(channels, 8, 3, padding=1),
+            norm(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3, stride=2, padding=1),
+            nn.Dropout(dropout),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, classes),
+        )
+
+    norms = st.sampled_from([nn.BatchNorm2d, nn.Identity, _group_norm])
+    dropouts = st.sampled_from([0.0, 0.3])
+    return st.one_of(
+        st.builds(lambda seed: built(dense, seed=seed), seeds()),
+        st.builds(
+            lambda seed, norm, p: built(lambda: convolutional(norm, p), seed=seed),
+            seeds(),
+            norms,
+            dropouts,
+        ),
+    )
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(2, channels)
+
+
+@st.composite
+def states(draw: st.DrawFn, *, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> State:
+    """States somewhere in a run, before the backward pass of a batch.
+
+    There are a model, its optimizer, a batch with its outputs and its loss, and times that fit
+    together. So an algorithm can be called on it by itself, at any event.
+
+    Args:
+        draw: Given by Hypothesis.
+        shape: The shape of one input.
+        classes: How many classes there are.
+
+    Example:
+        >>> from hypothesis import given
+        >>> from composable.algorithms import MixUp
+        >>> from composable import Event
+        >>> from composable.testing import states
+        >>> @given(states())
+        ... def test_mixing_keeps_the_shape(state):
+        ...     mixed = MixUp()(Event.BEFORE_TRAIN_BATCH, state)
+        ...     assert mixed.inputs.shape == state.inputs.shape
+        >>> test_mixing_keeps_the_shape()
+    """
+    model = draw(models(shape=shape, classes=classes))
+    batch = draw(batches(shape=shape, classes=classes, min_size=2))
+    epoch_length, epochs = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    done = draw(st.integers(0, epoch_length * epochs - 1))
+    size = len(batch[0])
+    key = Key(draw(seeds()))
+    now = Timestamp(
+        epoch=done // epoch_length,
+        batch=done,
+        sample=done * size,
+        epoch_in_iteration=done // epoch_length,
+        batch_in_epoch=done % epoch_length,
+        sample_in_epoch=done % epoch_length * size,
+    )
+    with preserve_rng():
+        torch.default_generator.manual_seed(key.seed)
+        outputs = model(batch[0])
+    state = State(
+        model=model,
+        optimizers=(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),),
+        batch=batch,
+        outputs=outputs,
+        loss=cross_entropy(outputs, batch[1]),
+        timestamp=now,
+        began=now,
+        max_duration=Time(epochs, TimeUnit.EPOCH),
+        epoch_length=epoch_length,
+        key=key,
+    )
+    return state.evolve(loss_fn=TargetLoss(cross_entropy, state.spec))
+
+
+def algorithm_sets(
+    *, min_size: int = 0, surgery: bool = True
+) -> st.SearchStrategy[list[Algorithm]]:
+    """Lists of the library's algorithms in any order, each at most once: company for your own.
+
+    Args:
+        min_size: The fewest algorithms.
+        surgery: Whether those may be among them that replace layers.
+    """
+    kinds: list[st.SearchStrategy[Any]] = [
+        st.builds(MixUp, alpha=st.sampled_from([0.2, 1.0]), per_sample=st.booleans()),
+        st.builds(LabelSmoothing, smoothing=st.sampled_from([0.1, 0.3])),
+        st.builds(EMA, half_life=st.sampled_from(["1ba", "3ba", "1ep"])),
+        st.builds(
+            SelectiveBackprop, start=st.just(0.0), end=st.just(1.0), interrupt=st.integers(0, 2)
+        ),
+        st.builds(GradientClipping, st.sampled_from(["norm", "adaptive"]), st.just(0.1)),
+    ]
+    if surgery:
+        kinds.append(st.builds(BlurPool, min_channels=st.just(0)))
+    chosen = st.lists(st.sampled_from(kinds), unique_by=id, min_size=min_size)
+    return chosen.flatmap(lambda some: st.tuples(*some)).map(list)

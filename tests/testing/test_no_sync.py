@@ -1,0 +1,59 @@
+"""The guard sees what would wait, and nothing else."""
+
+import pytest
+import torch
+
+from composable.testing import HostSyncError, NoSync
+
+WAITING = {
+    "item": lambda t: t.sum().item(),
+    "bool": lambda t: bool(t.sum()),
+    "int": lambda t: int(t.sum()),
+    "float": lambda t: float(t.sum()),
+    "tolist": torch.Tensor.tolist,
+    "cpu": torch.Tensor.cpu,
+    "numpy": torch.Tensor.numpy,
+    "an index": lambda t: [0, 1, 2][t.sum().long() * 0],
+    "a branch": lambda t: 1 if t.sum() > 0 else 0,
+    "nonzero": torch.nonzero,
+    "argwhere": torch.argwhere,
+    "where with one argument": lambda t: torch.where(t > 0),
+    "masked_select": lambda t: t.masked_select(t > 0),
+    "indexing by a mask": lambda t: t[t > 0],
+    "writing by a mask": lambda t: t.clone().__setitem__(t > 0, torch.zeros(2)),
+    "unique": torch.unique,
+    "equal": lambda t: torch.equal(t, t + 0),
+    "allclose": lambda t: torch.allclose(t, t + 0),
+    "repeat_interleave": lambda t: t.repeat_interleave(torch.tensor([1, 2])),
+    "bincount": lambda t: t.long().abs().bincount(),
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_what_waits_is_refused(what):
+    tensor = torch.tensor([1.0, 2.0])
+
+    with pytest.raises(HostSyncError, match="would make the host wait for the device"), NoSync():
+        WAITING[what](tensor)
+
+
+@pytest.mark.parametrize(
+    "goes_on",
+    [
+        lambda t: t.shape[0] > 1,
+        lambda t: t[torch.tensor([1, 0])],
+        lambda t: torch.where(t > 0, t, 0.0),
+        lambda t: t.repeat_interleave(torch.tensor([1, 2]), output_size=3),
+        lambda t: t.masked_fill(t > 0, 0.0).topk(1),
+    ],
+)
+def test_what_goes_on_is_let_through(goes_on):
+    with NoSync():
+        goes_on(torch.tensor([1.0, 2.0]))
+
+
+def test_it_is_off_after_the_block_and_after_an_error_in_it():
+    with pytest.raises(HostSyncError), NoSync():
+        torch.ones(1).item()
+
+    assert torch.ones(1).item() == 1

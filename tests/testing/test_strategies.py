@@ -1,0 +1,154 @@
+"""The strategies give what they say, and the same again."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composable import Event, Plan
+from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
+from composable.testing import (
+    algorithm_sets,
+    batches,
+    events,
+    models,
+    seeds,
+    states,
+    token_batches,
+)
+
+
+@given(batches(shape=(2, 5), classes=3, min_size=0, max_size=4, dtype=torch.float64))
+def test_batches_have_the_shape_that_was_asked_for(batch):
+    inputs, targets = batch
+
+    assert inputs.shape[1:] == (2, 5)
+    assert inputs.dtype == torch.float64
+    assert len(inputs) == len(targets) <= 4
+    assert ((targets >= 0) & (targets < 3)).all()
+
+
+@given(token_batches(vocabulary=5, max_length=6))
+def test_tokens_are_in_the_vocabulary_and_targets_may_be_ignored(batch):
+    tokens, targets = batch
+
+    assert tokens.shape == targets.shape
+    assert 1 <= tokens.shape[1] <= 6
+    assert ((tokens >= 0) & (tokens < 5)).all()
+    assert (((targets >= 0) & (targets < 5)) | (targets == -100)).all()
+
+
+@given(models(classes=4), batches())
+@settings(max_examples=10)
+def test_models_take_the_batches(model, batch):
+    assert model.eval()(batch[0]).shape == (len(batch[0]), 4)
+
+
+@given(states())
+@settings(max_examples=15)
+def test_states_are_of_a_run_that_goes_on(state):
+    now = state.timestamp
+
+    assert now.batch == now.epoch * state.epoch_length + now.batch_in_epoch
+    assert 0 <= state.elapsed < 1
+    assert state.loss_fn(state.outputs, state.batch) == state.loss
+    for algorithm in (MixUp(), EMA("1ba"), GradientClipping("norm", 0.1)):
+        for event in algorithm.events - {Event.BEFORE_LOSS}:
+            algorithm(event, state)
+    assert LabelSmoothing()(Event.BEFORE_LOSS, state).targets.shape == state.outputs.shape
+
+
+@given(algorithm_sets(min_size=2), st.randoms(use_true_random=False))
+def test_lists_of_algorithms_are_sets(some, random):
+    other = list(some)
+    random.shuffle(other)
+
+    assert len({type(one) for one in some}) == len(some) >= 2
+    assert Plan.compile(other) == Plan.compile(some)
+
+
+@given(events(), seeds())
+def test_events_and_seeds_are_what_a_run_takes(event, seed):
+    assert event in Event
+    assert 0 <= seed < 2**64
+
+
+def test_the_same_examples_come_again():
+    def drawn():
+        seen = []
+
+        @given(batches(), models(), st.data())
+        @settings(max_examples=5, derandomize=True, database=None)
+        def collect(batch, model, data):
+            seen.append((*batch, torch.rand(2), *model.state_dict().values()))
+
+        collect()
+        return seen
+
+    for ours, theirs in zip(drawn(), drawn(), strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_drawing_a_model_moves_no_generator():
+    @given(models(), states())
+    @settings(max_examples=3)
+    def draw(model, state):
+        pass
+
+    before = torch.get_rng_state()
+    draw()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_models_need_images():
+    with pytest.raises(ValueError, match=r"shape=\(4,\) must be channels, height and width"):
+        models(shape=(4,))
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_without_hypothesis_there_are_the_checks_and_a_word_on_what_to_type():
+    done = run(
+        "import sys; sys.modules['hypothesis'] = None\n"
+        "from composable.algorithms import LabelSmoothing\n"
+        "from composable.testing import check_algorithm, check_function\n"
+        "check_algorithm(LabelSmoothing(), max_duration='1ba')\n"
+        "print('checked')\n"
+        "from composable.testing import batches\n"
+    )
+
+    assert done.stdout == "checked\n"
+    assert 'pip install "composable[testing]"' in done.stderr
+
+
+def test_registered_torch_draws_the_same_in_every_example_and_is_restored():
+    done = run(
+        "import torch\n"
+        "from hypothesis import given, settings, strategies as st\n"
+        "from composable.testing import register_torch\n"
+        "register_torch()\n"
+        "seen = set()\n"
+        "before = torch.get_rng_state()\n"
+        "@given(st.integers())\n"
+        "@settings(max_examples=5, database=None, deadline=None)\n"
+        "def draw(number):\n"
+        "    seen.add(float(torch.rand(())))\n"
+        "draw()\n"
+        "assert len(seen) == 1\n"
+        "assert torch.equal(torch.get_rng_state(), before)\n"
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_unknown():
+    import composable.testing
+
+    with pytest.raises(AttributeError, match="has no attribute 'strategy'"):
+        composable.testing.strategy  # noqa: B018
+    assert all(hasattr(composable.testing, name) for name in composable.testing.__all__)
