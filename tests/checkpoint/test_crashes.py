@@ -94,6 +94,8 @@ def test_a_fault_at_any_call_leaves_a_whole_checkpoint(
         if name == "killed":
             fault.bury()
 
+        if before is not None and not lasting:
+            assert target.exists()  # what was put aside is back under its name
         seen = version(target)
         outcomes.add(seen)
         if failed is None:
