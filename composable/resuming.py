@@ -144,17 +144,29 @@ def _warn_broken(path: Path, error: Exception) -> None:
 def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> Source:
     contents = files.read(path)
     data = contents.data
-    if not isinstance(data, dict) or not {"run", "on_device", "tree"} <= data.keys():
+    if not isinstance(data, dict) or not {"run", "on_device", "state"} <= data.keys():
         raise MismatchError(f"{path} was not written by a Trainer: load its weights, or read it.")
-    tensors = dict(contents.tensors)
     if not contents.manifest.info.get("complete") and not ignored:
         raise MismatchError(
             f"{path} is a part of a run, saved with save_weights_only or save_ignore_keys, and a "
             "run can't go on from it: begin another with load_weights_only=True, or say in "
             "load_ignore_keys= what is not to be loaded."
         )
+    tensors = dict(contents.tensors)
     for name in data["on_device"]:
         if name in tensors:
             tensors[name] = tensors[name].to(device)
-    tree = unpack(tensors, data["tree"])
-    return Source(path, str(contents.manifest.info.get("run")), data["run"], tree)
+    tree = unpack(tensors, data)
+    run = str(contents.manifest.info.get("run"))
+    return Source(path, run, tree["run"], tree["state"])
+
+
+def newest_weights(load_path: str | Path) -> Path:
+    """The checkpoint or file of weights that a user named, or the newest in a folder of several."""
+    path = Path(load_path)
+    if not path.is_dir() or is_checkpoint(path):
+        return path
+    whole, broken = files.find(path)
+    for one in broken:
+        _warn_broken(one.path, one.error)
+    return whole[0].path if whole else path

@@ -11,6 +11,7 @@ from torch import nn
 from composable import _arguments as check
 from composable._parts import surgery
 from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved, check_patterns
+from composable.checkpoint.folders import make_folder
 from composable.checkpoint.weights import load_weights
 from composable.core._notes import add_note
 from composable.core.batch import BatchSpec
@@ -32,7 +33,7 @@ from composable.loggers.progress_bar import ProgressBarLogger
 from composable.loop import Loop, zero_grad
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
-from composable.resuming import Source, find_source, new_run, newest_whole
+from composable.resuming import Source, find_source, new_run, newest_weights, newest_whole
 from composable.snapshot import by_name, put_back, take, take_weights
 from composable.utils.environment import describe_environment
 from composable.utils.reproducibility import (
@@ -260,7 +261,7 @@ class Trainer:
             state = state.evolve(schedulers=rates.all)
             state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state)
             if source is None and load_path is not None:
-                load_weights(state.model, load_path, ignore=ignored)
+                load_weights(state.model, newest_weights(load_path), ignore=ignored)
             state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
             self._loop = Loop(
                 dispatcher=dispatcher,
@@ -429,6 +430,7 @@ class Trainer:
             )
         target = Path(path)
         saver = CheckpointSaver(target.parent, overwrite=overwrite)
+        make_folder(target.parent)
         run, tree = self._describe(self.state), self._take(weights_only)
         saved = Saved.of(self.state, run, tree, complete=not weights_only)
         return saver.write(target.name, saved)
@@ -573,6 +575,6 @@ class Trainer:
             "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
             "schedulers": [repr(s) for s in self._loop.rates.schedules],
             "device": str(state.device),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             **describe_environment(),
         }
