@@ -16,6 +16,7 @@ from composable.checkpoint.errors import (
     MissingCheckpointError,
     VersionError,
 )
+from composable.checkpoint.manifest import MANIFEST
 from composable.checkpoint.narrow import replaced
 from composable.checkpoint.tree import unpack
 
@@ -112,7 +113,7 @@ def find_source(
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is that of a checkpoint, whole or not."""
-    return (path / files.MANIFEST).exists()
+    return (path / MANIFEST).exists()
 
 
 def newest_whole(folder: Path, device: torch.device, *, run: str | None = None) -> Source | None:

@@ -233,7 +233,7 @@ class Trainer:
         source = find_source(
             given_path, folder=folder if autoresume else None, device=where, ignored=ignored
         )
-        seed = check.check_seed(seed, source and source.seed)
+        seed = check.check_seed(seed, None if source is None else source.seed)
         length = None if max_duration is None else check.check_duration(max_duration)
         self._run = new_run() if source is None else source.run
         state = State(
@@ -281,7 +281,8 @@ class Trainer:
                 watch=check.check_watch(nonfinite_loss, where, save_folder),
                 rewind=self._rewind if nonfinite_loss == "rollback" else None,
             )
-            self._resumed, self._remembered = False, {}
+            self._resumed = False
+            self._remembered: dict[str, Any] = {}
             if source is not None:
                 self._go_on(source, ignored)
             self._connect()
