@@ -88,7 +88,7 @@ def round_(values: Tensor, images: Tensor) -> Tensor:
 
 def finish(values: Tensor, images: Tensor) -> Tensor:
     """Give a result the dtype and the layout of the images; uint8 cuts fractions off."""
-    last = torch.channels_last
-    if images.is_contiguous(memory_format=last) and not images.is_contiguous():
-        return values.to(images.dtype, memory_format=last)
-    return values.to(images.dtype, memory_format=torch.contiguous_format)
+    # By strides, since vmap does not know is_contiguous(memory_format=torch.channels_last).
+    channels_last = images.stride(1) == 1 != images.stride(3)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return values.to(images.dtype).contiguous(memory_format=layout)

@@ -13,6 +13,11 @@ from ._values import GRAIN, check_images, finish, per_image, values_of
 
 __all__ = ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"]
 
+# The left and the upper edge belong to the image, the right and the lower don't. What comes from an
+# edge to within what float32 loses is taken to come from the edge itself: this far, in tenths of a
+# pixel when shifting, and as a part of half the width or height when rotating.
+_EDGE = 1e-6
+
 
 def rotate(
     images: Shaped[Tensor, "batch channels height width"], degrees: Shaped[Tensor, " batch"] | float
@@ -51,7 +56,8 @@ def rotate(
     # Interleaved as complex numbers, which is several times faster than torch.stack.
     grid = torch.view_as_real(torch.complex(from_x, from_y)).expand(len(images), -1, -1, -1)
     sampled = grid_sample(values, grid, padding_mode="border", align_corners=False)
-    inside = (torch.maximum(from_x.abs_(), from_y.abs_()) <= 1)[:, None]
+    edge = torch.maximum(from_x.add_(_EDGE).abs_(), from_y.add_(_EDGE).abs_())
+    inside = (edge <= 1)[:, None]
     return finish(_cut_off(sampled, images).mul_(inside), images)
 
 
@@ -185,7 +191,7 @@ def _shift_rows(images: Tensor, shift: Tensor, *, whole: bool = False) -> Tensor
     # A stretch that reaches over the end of its row has got something of another one: not inside.
     places = torch.arange(3 * width + 4, device=images.device) - (width + 2)
     inside = ((places >= 0) & (places < width)).to(images.dtype).unfold(0, width, 1)
-    inside = inside[(shift + 0.5).floor().long() + width + 2][:, None]
+    inside = inside[(shift + (0.5 + 10 * _EDGE)).floor().long() + width + 2][:, None]
     if whole:
         return stretches[..., :-1].mul_(inside)
     values = values_of(stretches)

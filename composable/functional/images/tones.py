@@ -42,8 +42,8 @@ def autocontrast(
     low, high = (values_of(end(images, (2, 3), keepdim=True)) for end in (torch.amin, torch.amax))
     flat, white = low == high, white_of(images)
     scale = torch.where(flat, 1, white / torch.where(flat, 1, high - low))
-    offset = GRAIN if images.dtype == torch.uint8 else 0
-    offset = offset - torch.where(flat, 0, low * scale)
+    grain = GRAIN if images.dtype == torch.uint8 else 0
+    offset = grain - torch.where(flat, 0, low * scale)
     return finish(values_of(images).mul_(scale).add_(offset), images)
 
 
