@@ -2,7 +2,7 @@
 
 Candidates run in turns, and the ratios are taken turn by turn: CPU time of the process on one
 thread, and with all threads the time that passes. "the same draw through Pillow" applies the very
-operations that we drew, image by image, and is held to equal ours. What the other libraries draw by
+operations that we drew, image by image, and its result is held against ours. What the other libraries draw by
 default differs: torchvision's RandAugment has no factors above 1.9, and timm leaves out each
 operation with probability 1/2 (here none, as the others do). Libraries that are not installed are
 left out.
@@ -141,8 +141,10 @@ def candidates(method: str, images: Tensor) -> dict[str, Run]:
     draws = [
         draw_of(len(images), generator=torch.Generator().manual_seed(seed)) for seed in range(64)
     ]
-    first = draws[0] if method == "augmix" else draw_of(len(images), depth=1)
-    assert (apply(images, first).int() - pillow(images, first).int()).abs().max() <= 3
+    # On average: where a level is off by one, the next operation may turn it into many.
+    assert (
+        apply(images, draws[0]).int() - pillow(images, draws[0]).int()
+    ).abs().double().mean() < 1
     ours, theirs = iter(draws * 4), iter(draws * 4)
     generator = torch.Generator().manual_seed(0)
 
