@@ -2,10 +2,9 @@
 
 Candidates run in turns, and the ratios are taken turn by turn: CPU time of the process on one
 thread, and with all threads the time that passes. "the same draw through Pillow" applies the very
-operations that we drew, image by image, and its result is held against ours. What the other libraries draw by
-default differs: torchvision's RandAugment has no factors above 1.9, and timm leaves out each
-operation with probability 1/2 (here none, as the others do). Libraries that are not installed are
-left out.
+operations that we drew, image by image, and its result is held against ours. The others draw from
+ranges of their own; timm's probability of 1/2 for an operation is set to 1, as all others have it.
+Libraries that are not installed are left out.
 
     python benchmarks/augmentations.py
 """
