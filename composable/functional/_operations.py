@@ -74,7 +74,7 @@ def draw_operations(
         (2, *size), generator=generator, device=home(generator), dtype=torch.float64
     )
     # The groups of `apply_operations` have sizes that the host must know.
-    operations, share, side = operations.cpu(), share.cpu(), side.cpu()
+    operations, share, side = operations.to("cpu"), share.to("cpu"), side.to("cpu")
     lowest = min(0.1, severity)
     level, negative = lowest + share * (severity - lowest), side < 0.5
     start, slope, whole, signed = _RANGES[operations.clamp(max=len(_RANGES) - 1)].unbind(-1)

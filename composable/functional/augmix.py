@@ -140,11 +140,11 @@ def draw_augmix(
     )
     if depth == -1:
         size = (width, batch_size)
-        last = torch.randint(3, size, generator=generator, device=home(generator)).cpu()
+        last = torch.randint(3, size, generator=generator, device=home(generator)).to("cpu")
         over = torch.arange(steps)[:, None, None] > last
         operations = operations.masked_fill(over, -1)
-    chain_weights = draw_dirichlet(alpha, (width, batch_size), generator=generator).cpu()
-    weight = draw_beta(alpha, (batch_size,), generator=generator).cpu()
+    chain_weights = draw_dirichlet(alpha, (width, batch_size), generator=generator).to("cpu")
+    weight = draw_beta(alpha, (batch_size,), generator=generator).to("cpu")
     return AugMixDraw(operations, strengths, chain_weights, weight)
 
 
