@@ -9,10 +9,12 @@ from torch import nn
 from composable import Callback, Control
 from composable.algorithms import (
     EMA,
+    AugMix,
     BlurPool,
     GradientClipping,
     LabelSmoothing,
     MixUp,
+    RandAugment,
     SelectiveBackprop,
 )
 from composable.loggers import InMemoryLogger, JSONLinesLogger
@@ -80,6 +82,8 @@ def model():
         {"algorithms": [MixUp(), GradientClipping("norm", 0.1)]},
         {"algorithms": [MixUp(per_sample=True, interpolate_loss=True)]},
         {"algorithms": [GradientClipping("adaptive", 0.1)]},
+        {"algorithms": [RandAugment()]},
+        {"algorithms": [AugMix(mean=(0.5,), std=(0.25,))]},
         {"algorithms": [SelectiveBackprop(start=0.0, end=1.0, interrupt=0)]},
         {"schedulers": cosine(warmup="2ba")},
     ],

@@ -1,17 +1,21 @@
 """The methods as algorithms: when each function runs in a training loop."""
 
+from composable.algorithms.augmix import AugMix
 from composable.algorithms.blurpool import BlurPool
 from composable.algorithms.ema import EMA
 from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.label_smoothing import LabelSmoothing
 from composable.algorithms.mixup import MixUp
+from composable.algorithms.randaugment import RandAugment
 from composable.algorithms.selective_backprop import SelectiveBackprop
 
 __all__ = [
     "EMA",
+    "AugMix",
     "BlurPool",
     "GradientClipping",
     "LabelSmoothing",
     "MixUp",
+    "RandAugment",
     "SelectiveBackprop",
 ]

@@ -7,7 +7,7 @@ the same draw whatever the device and dtype of the batch.
 import torch
 from torch import Tensor
 
-__all__ = ["draw_beta", "draw_exponential", "home"]
+__all__ = ["draw_beta", "draw_dirichlet", "draw_exponential", "home"]
 
 
 def home(generator: torch.Generator | None) -> torch.device:
@@ -36,3 +36,17 @@ def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator
     # The difference comes before the division, which may overflow: inf - inf would be NaN.
     log_ratio = gammas[0].log() - gammas[1].log() + (exponentials[1] - exponentials[0]) / alpha
     return log_ratio.sigmoid()
+
+
+def draw_dirichlet(
+    alpha: float, size: tuple[int, ...], *, generator: torch.Generator | None
+) -> Tensor:
+    """Draw from Dirichlet(alpha, ..., alpha) along the first dimension, for any alpha > 0.
+
+    From the logarithms of Gammas, as `draw_beta`.
+    """
+    shape = torch.full(size, alpha + 1.0, device=home(generator), dtype=torch.float64)
+    log_gammas = torch._standard_gamma(shape, generator=generator).log()
+    log_gammas = log_gammas - draw_exponential(size, generator=generator) / alpha
+    # The largest becomes zero before the others are set against it, whatever alpha is.
+    return log_gammas.softmax(0)
