@@ -1,0 +1,6 @@
+"""Observers, one a file. What they must remember is saved with the run."""
+
+from composable.callbacks.early_stopper import EarlyStopper
+from composable.callbacks.speed_monitor import SpeedMonitor
+
+__all__ = ["EarlyStopper", "SpeedMonitor"]
