@@ -1,5 +1,6 @@
 """An epoch can be gone through from any batch on, without loading what lies before it."""
 
+import os
 import random
 
 import numpy as np
@@ -14,7 +15,7 @@ from composable.data import (
     read_loader_state,
     seeded_batches,
 )
-from composable.utils.reproducibility import seed_context
+from composable.utils.reproducibility import seed_context, seed_epoch
 from tests.helpers import linear, make_trainer, same, weights
 
 
@@ -368,3 +369,37 @@ def test_a_trainer_that_goes_on_in_mid_epoch_loads_no_example_twice(workers):
 
     assert same(once[0], split[0])
     assert once[1] == split[1]
+
+
+# --- as torch's DataLoader does it ---
+
+
+@pytest.mark.parametrize("name", ["shuffled", "eager batch sampler"])
+def test_the_order_is_that_of_a_plain_loop_after_seeding_the_epoch(name):
+    with seed_context(0):
+        seed_epoch(17, 1)
+        plain = [batch[0].tolist() for batch in LOADERS[name]()]
+
+    assert [batch[0] for batch in read(LOADERS[name](), epoch=1)] == plain
+
+
+def test_a_data_set_that_gives_batches_at_once_is_asked_for_them_at_once():
+    noise = [set(batch[1]) for batch in read(LOADERS["batches at once"]())]
+
+    assert [len(of_one_batch) for of_one_batch in noise] == [1, 1, 1, 1]
+
+
+class InProcess(Noisy):
+    def __getitem__(self, i):
+        return os.getpid()
+
+
+def test_workers_persist_over_epochs_where_they_are_told_to():
+    def workers(**options):
+        loader = DataLoader(InProcess(2), 1, num_workers=1, **options)
+        return {
+            batch.item() for epoch in range(2) for batch in seeded_batches(loader, 17, epoch=epoch)
+        }
+
+    assert len(workers(persistent_workers=True)) == 1
+    assert len(workers()) == 2
