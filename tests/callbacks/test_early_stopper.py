@@ -125,6 +125,7 @@ def test_in_a_run_it_ends_training():
 
 def test_another_run_begins_without_what_it_knew():
     stopper = EarlyStopper("loss", min_delta=1e9)
+    stopper.load_state_dict({"best": -1e12, "since": 0})
 
     ends = [
         make_trainer(eval_dataloader=batches([4]), callbacks=stopper, max_duration="9ep")

@@ -63,9 +63,11 @@ def test_a_run_that_goes_on_logs_what_the_whole_run_does(cut):
 
 def test_a_window_of_another_run_is_dropped():
     monitor = SpeedMonitor(window_size=2)
-    first, _ = run(monitor, STEPS)
+    slow = [(4, 0, 9.0)] * 3
 
-    assert run(monitor, STEPS)[0] == first
+    run(monitor, STEPS[:1])
+
+    assert run(monitor, slow)[0] == run(SpeedMonitor(window_size=2), slow)[0]
 
 
 def test_two_monitors_know_nothing_of_each_other():
