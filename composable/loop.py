@@ -411,10 +411,13 @@ class Loop:
         """The batches of the epoch that have not been trained on."""
         now = state.timestamp
         first = now.batch - now.batch_in_epoch
-        batches = seeded_batches(self.loader or (), state.key, epoch=now.epoch, first_step=first)
-        for _ in range(now.batch_in_epoch):  # where an earlier fit stopped in this epoch
-            next(batches, None)
-        return batches
+        return seeded_batches(
+            self.loader or (),
+            state.key,
+            epoch=now.epoch,
+            first_step=first,
+            skip=now.batch_in_epoch,  # where an earlier fit stopped in this epoch
+        )
 
     def finished(self, state: State) -> bool:
         """Whether training is over."""

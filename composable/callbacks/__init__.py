@@ -1,5 +1,7 @@
-"""Observers: what watches a run, and asks."""
+"""Observers, one a file. What they must remember is saved with the run."""
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver, UnsavedCheckpointWarning
+from composable.callbacks.early_stopper import EarlyStopper
+from composable.callbacks.speed_monitor import SpeedMonitor
 
-__all__ = ["CheckpointSaver", "UnsavedCheckpointWarning"]
+__all__ = ["CheckpointSaver", "EarlyStopper", "SpeedMonitor", "UnsavedCheckpointWarning"]
