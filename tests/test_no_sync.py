@@ -10,6 +10,7 @@ from composable import Callback, Control
 from composable.algorithms import (
     EMA,
     BlurPool,
+    CutMix,
     GradientClipping,
     LabelSmoothing,
     MixUp,
@@ -73,6 +74,8 @@ def model():
         {"algorithms": [LabelSmoothing(), BlurPool(min_channels=1), EMA("2ba")]},
         {"algorithms": [MixUp(), GradientClipping("norm", 0.1)]},
         {"algorithms": [MixUp(per_sample=True, interpolate_loss=True)]},
+        {"algorithms": [CutMix()]},
+        {"algorithms": [CutMix(per_sample=True, interpolate_loss=True)]},
         {"algorithms": [GradientClipping("adaptive", 0.1)]},
         {"algorithms": [SelectiveBackprop(start=0.0, end=1.0, interrupt=0)]},
         {"schedulers": cosine(warmup="2ba")},

@@ -1,6 +1,7 @@
 """The methods as algorithms: when each function runs in a training loop."""
 
 from composable.algorithms.blurpool import BlurPool
+from composable.algorithms.cutmix import CutMix
 from composable.algorithms.ema import EMA
 from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.label_smoothing import LabelSmoothing
@@ -10,6 +11,7 @@ from composable.algorithms.selective_backprop import SelectiveBackprop
 __all__ = [
     "EMA",
     "BlurPool",
+    "CutMix",
     "GradientClipping",
     "LabelSmoothing",
     "MixUp",

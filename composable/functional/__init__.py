@@ -13,6 +13,7 @@ from ._surgery import with_tensors
 from ._warnings import NoEffectWarning
 from .blurpool import blurpool
 from .clip_gradients import clip_gradients
+from .cutmix import CutmixDraw, apply_cutmix, cutmix, draw_cutmix
 from .ema import ema, ema_smoothing
 from .mixed import Mixed, MixedTargets
 from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
@@ -26,15 +27,19 @@ __all__ = [
     "BlurMaxPool1d",
     "BlurMaxPool2d",
     "BlurMaxPool3d",
+    "CutmixDraw",
     "Mixed",
     "MixedTargets",
     "MixupDraw",
     "NoEffectWarning",
+    "apply_cutmix",
     "apply_mixup",
     "apply_selection",
     "blur",
     "blurpool",
     "clip_gradients",
+    "cutmix",
+    "draw_cutmix",
     "draw_mixup",
     "draw_selection",
     "ema",

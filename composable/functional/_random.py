@@ -4,10 +4,12 @@ A few numbers are drawn on the CPU (or wherever the generator lives) in float64:
 the same draw whatever the device and dtype of the batch.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-__all__ = ["draw_beta", "draw_exponential", "home"]
+__all__ = ["draw_beta", "draw_exponential", "home", "numbers"]
 
 
 def home(generator: torch.Generator | None) -> torch.device:
@@ -36,3 +38,15 @@ def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator
     # The difference comes before the division, which may overflow: inf - inf would be NaN.
     log_ratio = gammas[0].log() - gammas[1].log() + (exponentials[1] - exponentials[0]) / alpha
     return log_ratio.sigmoid()
+
+
+def numbers(draw: Tensor) -> Any:
+    """Give the numbers of a draw as lists, where that makes nobody wait, and None elsewhere.
+
+    What was drawn on the CPU is read at once, even where the batch is on a GPU. In a graph and
+    under vmap there are no numbers yet.
+    """
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if torch.compiler.is_compiling() or draw.device.type != "cpu" or wrapped(draw):
+        return None
+    return draw.tolist()
