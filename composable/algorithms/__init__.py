@@ -2,6 +2,7 @@
 
 from composable.algorithms.blurpool import BlurPool
 from composable.algorithms.cutmix import CutMix
+from composable.algorithms.cutout import CutOut
 from composable.algorithms.ema import EMA
 from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.label_smoothing import LabelSmoothing
@@ -12,6 +13,7 @@ __all__ = [
     "EMA",
     "BlurPool",
     "CutMix",
+    "CutOut",
     "GradientClipping",
     "LabelSmoothing",
     "MixUp",

@@ -14,6 +14,7 @@ from ._warnings import NoEffectWarning
 from .blurpool import blurpool
 from .clip_gradients import clip_gradients
 from .cutmix import CutmixDraw, apply_cutmix, cutmix, draw_cutmix
+from .cutout import apply_cutout, cutout, draw_cutout
 from .ema import ema, ema_smoothing
 from .mixed import Mixed, MixedTargets
 from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
@@ -33,13 +34,16 @@ __all__ = [
     "MixupDraw",
     "NoEffectWarning",
     "apply_cutmix",
+    "apply_cutout",
     "apply_mixup",
     "apply_selection",
     "blur",
     "blurpool",
     "clip_gradients",
     "cutmix",
+    "cutout",
     "draw_cutmix",
+    "draw_cutout",
     "draw_mixup",
     "draw_selection",
     "ema",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._random import home, numbers
+from ._random import draw_uniform, numbers
 
 __all__ = ["broadcast", "clip_boxes", "draw_boxes", "inside", "place_boxes", "regions"]
 
@@ -28,7 +28,7 @@ def draw_boxes(
     A box has its centre in any pixel. With `uniform_sampling` it stands in any place where it
     covers a pixel at all, and that covers each pixel equally often.
     """
-    share = torch.rand(sides.shape, generator=generator, device=home(generator), dtype=sides.dtype)
+    share = draw_uniform(sides.shape, generator=generator)
     return place_boxes(share, sides, size, uniform_sampling=uniform_sampling)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["draw_beta", "draw_exponential", "home", "numbers"]
+__all__ = ["draw_beta", "draw_exponential", "draw_uniform", "home", "numbers"]
 
 
 def home(generator: torch.Generator | None) -> torch.device:
@@ -17,12 +17,17 @@ def home(generator: torch.Generator | None) -> torch.device:
     return torch.device("cpu") if generator is None else generator.device
 
 
+def draw_uniform(size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
+    """Draw from [0, 1)."""
+    # In a graph a size that changes goes with no generator, not even with None.
+    given = {} if generator is None else {"generator": generator}
+    return torch.rand(size, **given, device=home(generator), dtype=torch.float64)  # type: ignore[call-overload, no-any-return]
+
+
 def draw_exponential(size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
     """Draw from Exponential(1)."""
     # rand is in [0, 1): log1p(-rand) is finite, where log(rand) may be minus infinity.
-    return -torch.log1p(
-        -torch.rand(size, generator=generator, device=home(generator), dtype=torch.float64)
-    )
+    return -torch.log1p(-draw_uniform(size, generator=generator))
 
 
 def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
