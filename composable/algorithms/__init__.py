@@ -8,6 +8,7 @@ from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.label_smoothing import LabelSmoothing
 from composable.algorithms.mixup import MixUp
 from composable.algorithms.selective_backprop import SelectiveBackprop
+from composable.algorithms.seq_length_warmup import SeqLengthWarmup
 
 __all__ = [
     "EMA",
@@ -18,4 +19,5 @@ __all__ = [
     "LabelSmoothing",
     "MixUp",
     "SelectiveBackprop",
+    "SeqLengthWarmup",
 ]

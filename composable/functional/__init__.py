@@ -19,6 +19,7 @@ from .ema import ema, ema_smoothing
 from .mixed import Mixed, MixedTargets
 from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
+from .set_sequence_length import set_sequence_length, warmed_up_length
 from .smooth_labels import smooth_labels
 
 __all__ = [
@@ -50,7 +51,9 @@ __all__ = [
     "ema_smoothing",
     "mixup",
     "select_using_loss",
+    "set_sequence_length",
     "should_select",
     "smooth_labels",
+    "warmed_up_length",
     "with_tensors",
 ]
