@@ -7,6 +7,7 @@ from composable.algorithms.ema import EMA
 from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.label_smoothing import LabelSmoothing
 from composable.algorithms.mixup import MixUp
+from composable.algorithms.progressive_resizing import ProgressiveResizing
 from composable.algorithms.selective_backprop import SelectiveBackprop
 from composable.algorithms.seq_length_warmup import SeqLengthWarmup
 
@@ -18,6 +19,7 @@ __all__ = [
     "GradientClipping",
     "LabelSmoothing",
     "MixUp",
+    "ProgressiveResizing",
     "SelectiveBackprop",
     "SeqLengthWarmup",
 ]

@@ -18,6 +18,14 @@ from .cutout import apply_cutout, cutout, draw_cutout
 from .ema import ema, ema_smoothing
 from .mixed import Mixed, MixedTargets
 from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
+from .resize_batch import (
+    apply_crop,
+    draw_crop,
+    progressive_scale,
+    resize_batch,
+    scaled_size,
+)
+from .resized import Resized
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
 from .set_sequence_length import set_sequence_length, warmed_up_length
 from .smooth_labels import smooth_labels
@@ -34,6 +42,8 @@ __all__ = [
     "MixedTargets",
     "MixupDraw",
     "NoEffectWarning",
+    "Resized",
+    "apply_crop",
     "apply_cutmix",
     "apply_cutout",
     "apply_mixup",
@@ -43,6 +53,7 @@ __all__ = [
     "clip_gradients",
     "cutmix",
     "cutout",
+    "draw_crop",
     "draw_cutmix",
     "draw_cutout",
     "draw_mixup",
@@ -50,6 +61,9 @@ __all__ = [
     "ema",
     "ema_smoothing",
     "mixup",
+    "progressive_scale",
+    "resize_batch",
+    "scaled_size",
     "select_using_loss",
     "set_sequence_length",
     "should_select",

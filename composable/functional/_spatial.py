@@ -35,7 +35,7 @@ def take(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
     """Select places of the last dimensions, one index for each; the memory layout stays."""
     first = tensor.ndim - len(indices)
     # By its strides: under vmap a tensor doesn't say whether it is in channels-last.
-    if tensor.ndim > 3 and tensor.shape[1] > 1 and tensor.stride(1) == 1:
+    if first > 1 and tensor.ndim > 3 and tensor.shape[1] > 1 and tensor.stride(1) == 1:
         return _take(tensor.movedim(1, -1), first - 1, indices).movedim(-1, 1)
     # Measured: on a CPU gather is two to five times as fast along the innermost dimension.
     *outer, last = (index.to(tensor.device, non_blocking=True) for index in indices)
