@@ -10,11 +10,13 @@ from composable import Callback, Control
 from composable.algorithms import (
     EMA,
     BlurPool,
+    ColOut,
     CutMix,
     CutOut,
     GradientClipping,
     LabelSmoothing,
     MixUp,
+    ProgressiveResizing,
     SelectiveBackprop,
 )
 from composable.loggers import InMemoryLogger, JSONLinesLogger
@@ -77,6 +79,7 @@ def model():
         {"algorithms": [MixUp(per_sample=True, interpolate_loss=True)]},
         {"algorithms": [CutMix(), CutOut(per_sample=False)]},
         {"algorithms": [CutMix(per_sample=True, interpolate_loss=True), CutOut()]},
+        {"algorithms": [ColOut(0.01, 0.01), ProgressiveResizing(initial_scale=1.0)]},
         {"algorithms": [GradientClipping("adaptive", 0.1)]},
         {"algorithms": [SelectiveBackprop(start=0.0, end=1.0, interrupt=0)]},
         {"schedulers": cosine(warmup="2ba")},

@@ -1,6 +1,7 @@
 """The methods as algorithms: when each function runs in a training loop."""
 
 from composable.algorithms.blurpool import BlurPool
+from composable.algorithms.colout import ColOut
 from composable.algorithms.cutmix import CutMix
 from composable.algorithms.cutout import CutOut
 from composable.algorithms.ema import EMA
@@ -14,6 +15,7 @@ from composable.algorithms.seq_length_warmup import SeqLengthWarmup
 __all__ = [
     "EMA",
     "BlurPool",
+    "ColOut",
     "CutMix",
     "CutOut",
     "GradientClipping",

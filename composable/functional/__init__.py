@@ -13,6 +13,7 @@ from ._surgery import with_tensors
 from ._warnings import NoEffectWarning
 from .blurpool import blurpool
 from .clip_gradients import clip_gradients
+from .colout import ColoutDraw, apply_colout, colout, draw_colout
 from .cutmix import CutmixDraw, apply_cutmix, cutmix, draw_cutmix
 from .cutout import apply_cutout, cutout, draw_cutout
 from .ema import ema, ema_smoothing
@@ -37,12 +38,14 @@ __all__ = [
     "BlurMaxPool1d",
     "BlurMaxPool2d",
     "BlurMaxPool3d",
+    "ColoutDraw",
     "CutmixDraw",
     "Mixed",
     "MixedTargets",
     "MixupDraw",
     "NoEffectWarning",
     "Resized",
+    "apply_colout",
     "apply_crop",
     "apply_cutmix",
     "apply_cutout",
@@ -51,8 +54,10 @@ __all__ = [
     "blur",
     "blurpool",
     "clip_gradients",
+    "colout",
     "cutmix",
     "cutout",
+    "draw_colout",
     "draw_crop",
     "draw_cutmix",
     "draw_cutout",
