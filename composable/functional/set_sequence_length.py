@@ -84,9 +84,16 @@ def set_sequence_length(
             "preserve_end_of_sequence=True needs an attention_mask of the sequences, "
             f"({examples}, {tokens}), to find their ends. Add one to the batch, or leave it False."
         )
-    kept = _columns(masks[0], length)
-    rows = torch.arange(examples, device=kept.device).unsqueeze(1)
-    return _map(batch, lambda _, t: t[rows, kept] if is_sequence(t) else t)
+    at = torch.arange(tokens, device=masks[0].device)
+    end = (at * (masks[0] != 0)).amax(1, keepdim=True).clamp(min=length - 1)
+    rows = torch.arange(examples, device=end.device).unsqueeze(1)
+
+    def keep_end(_: Any, tensor: Tensor) -> Tensor:
+        if not is_sequence(tensor):
+            return tensor
+        return torch.cat([tensor[:, : length - 1], tensor[rows, end]], 1)
+
+    return _map(batch, keep_end)
 
 
 def warmed_up_length(
@@ -146,13 +153,6 @@ def _pieces(examples: int, tokens: int, length: int) -> Callable[[Any, Tensor], 
         return tensor.reshape(examples * count, length, *tensor.shape[2:])
 
     return cut
-
-
-def _columns(mask: Tensor, length: int) -> Tensor:
-    """The places of the tokens that are kept of each sequence, the last of them its end."""
-    at = torch.arange(mask.shape[1], device=mask.device)
-    end = (at * (mask != 0)).amax(1, keepdim=True)
-    return torch.cat([at[: length - 1].expand(len(mask), -1), end.clamp(min=length - 1)], 1)
 
 
 def _shape(tensors: list[tuple[Any, Tensor]]) -> tuple[int, int]:
