@@ -9,7 +9,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from ._boxes import broadcast, clip_boxes, draw_boxes, inside, regions
@@ -42,8 +42,8 @@ class CutmixDraw(NamedTuple):
             each example. It may reach over the border.
     """
 
-    permutation: Int[Tensor, " batch"]
-    box: Int[Tensor, "*batch dims 2"]
+    permutation: Tensor
+    box: Tensor
 
 
 def cutmix(
