@@ -17,6 +17,7 @@ from composable.checkpoint.errors import MismatchError
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.state import State
+from composable.data import read_loader_state
 from composable.loop import Loop
 
 __all__ = ["by_name", "put_back", "take", "take_weights"]
@@ -48,6 +49,7 @@ def take(loop: Loop, state: State, callbacks: Iterable[Callback]) -> dict[str, A
             "evaluated_at": loop.evaluated_at,
             "rates_used": loop.rates_used,
             "watch": loop.watch.state_dict(),
+            "loader": read_loader_state(loop.loader),
             "size": loop.size if loop.finds_size else None,
         },
         "callbacks": {name: one.state_dict() for name, one in by_name(callbacks).items()},
@@ -111,6 +113,7 @@ def put_back(loop: Loop, state: State, saved: Mapping[str, Any], path: str) -> S
     loop.evaluated_at = dict(rest["evaluated_at"])
     loop.rates_used = dict(rest["rates_used"])
     loop.watch.load_state_dict(rest["watch"])
+    loop.loader_state = rest["loader"]
     if loop.finds_size:
         loop.size = rest["size"]
     loop.dispatcher.forget()
