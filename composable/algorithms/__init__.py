@@ -2,6 +2,7 @@
 
 from composable.algorithms.blurpool import BlurPool
 from composable.algorithms.ema import EMA
+from composable.algorithms.ghost_batchnorm import GhostBatchNorm
 from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.label_smoothing import LabelSmoothing
 from composable.algorithms.mixup import MixUp
@@ -10,6 +11,7 @@ from composable.algorithms.selective_backprop import SelectiveBackprop
 __all__ = [
     "EMA",
     "BlurPool",
+    "GhostBatchNorm",
     "GradientClipping",
     "LabelSmoothing",
     "MixUp",

@@ -14,6 +14,12 @@ from ._warnings import NoEffectWarning
 from .blurpool import blurpool
 from .clip_gradients import clip_gradients
 from .ema import ema, ema_smoothing
+from .ghost_batchnorm import (
+    GhostBatchNorm1d,
+    GhostBatchNorm2d,
+    GhostBatchNorm3d,
+    ghost_batchnorm,
+)
 from .mixed import Mixed, MixedTargets
 from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
@@ -26,6 +32,9 @@ __all__ = [
     "BlurMaxPool1d",
     "BlurMaxPool2d",
     "BlurMaxPool3d",
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "GhostBatchNorm3d",
     "Mixed",
     "MixedTargets",
     "MixupDraw",
@@ -39,6 +48,7 @@ __all__ = [
     "draw_selection",
     "ema",
     "ema_smoothing",
+    "ghost_batchnorm",
     "mixup",
     "select_using_loss",
     "should_select",
