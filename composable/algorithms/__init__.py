@@ -7,6 +7,8 @@ from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.label_smoothing import LabelSmoothing
 from composable.algorithms.mixup import MixUp
 from composable.algorithms.selective_backprop import SelectiveBackprop
+from composable.algorithms.squeeze_excite import SqueezeExcite
+from composable.algorithms.weight_standardization import WeightStandardization
 
 __all__ = [
     "EMA",
@@ -16,4 +18,6 @@ __all__ = [
     "LabelSmoothing",
     "MixUp",
     "SelectiveBackprop",
+    "SqueezeExcite",
+    "WeightStandardization",
 ]

@@ -24,6 +24,12 @@ from .mixed import Mixed, MixedTargets
 from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
 from .smooth_labels import smooth_labels
+from .squeeze_excite import SqueezeExcitation, squeeze_excite
+from .weight_standardization import (
+    StandardizedWeight,
+    standardize_weight,
+    weight_standardization,
+)
 
 __all__ = [
     "BlurConv1d",
@@ -39,6 +45,8 @@ __all__ = [
     "MixedTargets",
     "MixupDraw",
     "NoEffectWarning",
+    "SqueezeExcitation",
+    "StandardizedWeight",
     "apply_mixup",
     "apply_selection",
     "blur",
@@ -53,5 +61,8 @@ __all__ = [
     "select_using_loss",
     "should_select",
     "smooth_labels",
+    "squeeze_excite",
+    "standardize_weight",
+    "weight_standardization",
     "with_tensors",
 ]

@@ -46,6 +46,24 @@ SURGERIES = {
         "BatchNorm1d, BatchNorm2d and BatchNorm3d",
         nn.LazyBatchNorm2d,
     ),
+    "weight_standardization": Surgery(
+        F.weight_standardization,
+        conv_net,
+        images,
+        "Conv1d, Conv2d and Conv3d",
+        lambda: nn.LazyConv2d(4, 3),
+        same_keys=False,
+    ),
+    "squeeze_excite": Surgery(
+        lambda model: F.squeeze_excite(
+            model, latent_channels=2, min_channels=4, generator=generator()
+        ),
+        conv_net,
+        images,
+        "Conv1d, Conv2d and Conv3d with at least 4",
+        lambda: nn.LazyConv2d(4, 3),
+        same_keys=False,
+    ),
 }
 
 
