@@ -1,11 +1,15 @@
 """The methods as algorithms: when each function runs in a training loop."""
 
 from composable.algorithms.blurpool import BlurPool
+from composable.algorithms.channels_last import ChannelsLast
 from composable.algorithms.ema import EMA
 from composable.algorithms.ghost_batchnorm import GhostBatchNorm
 from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.label_smoothing import LabelSmoothing
+from composable.algorithms.low_precision_groupnorm import LowPrecisionGroupNorm
+from composable.algorithms.low_precision_layernorm import LowPrecisionLayerNorm
 from composable.algorithms.mixup import MixUp
+from composable.algorithms.no_op_model import NoOpModel
 from composable.algorithms.selective_backprop import SelectiveBackprop
 from composable.algorithms.squeeze_excite import SqueezeExcite
 from composable.algorithms.weight_standardization import WeightStandardization
@@ -13,10 +17,14 @@ from composable.algorithms.weight_standardization import WeightStandardization
 __all__ = [
     "EMA",
     "BlurPool",
+    "ChannelsLast",
     "GhostBatchNorm",
     "GradientClipping",
     "LabelSmoothing",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
     "MixUp",
+    "NoOpModel",
     "SelectiveBackprop",
     "SqueezeExcite",
     "WeightStandardization",

@@ -12,6 +12,7 @@ from ._blur_layers import (
 from ._surgery import with_tensors
 from ._warnings import NoEffectWarning
 from .blurpool import blurpool
+from .channels_last import channels_last
 from .clip_gradients import clip_gradients
 from .ema import ema, ema_smoothing
 from .ghost_batchnorm import (
@@ -20,8 +21,11 @@ from .ghost_batchnorm import (
     GhostBatchNorm3d,
     ghost_batchnorm,
 )
+from .low_precision_groupnorm import LowPrecisionGroupNorm, low_precision_groupnorm
+from .low_precision_layernorm import LowPrecisionLayerNorm, low_precision_layernorm
 from .mixed import Mixed, MixedTargets
 from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
+from .no_op_model import IdleModel, no_op_model
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
 from .smooth_labels import smooth_labels
 from .squeeze_excite import SqueezeExcitation, squeeze_excite
@@ -41,6 +45,9 @@ __all__ = [
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
+    "IdleModel",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
     "Mixed",
     "MixedTargets",
     "MixupDraw",
@@ -51,13 +58,17 @@ __all__ = [
     "apply_selection",
     "blur",
     "blurpool",
+    "channels_last",
     "clip_gradients",
     "draw_mixup",
     "draw_selection",
     "ema",
     "ema_smoothing",
     "ghost_batchnorm",
+    "low_precision_groupnorm",
+    "low_precision_layernorm",
     "mixup",
+    "no_op_model",
     "select_using_loss",
     "should_select",
     "smooth_labels",

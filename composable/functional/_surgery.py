@@ -13,7 +13,13 @@ from torch.nn.parameter import is_lazy
 
 from ._warnings import NoEffectWarning
 
-__all__ = ["copy_on_write", "replace_modules", "report_nothing", "with_tensors"]
+__all__ = [
+    "check_unwrapped",
+    "copy_on_write",
+    "replace_modules",
+    "report_nothing",
+    "with_tensors",
+]
 
 Model = TypeVar("Model", bound=nn.Module)
 Rule = Callable[[str, nn.Module], nn.Module]
@@ -45,13 +51,7 @@ def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> 
         ValueError: A name is unknown, a shape differs, or the model is wrapped for distributed
             training.
     """
-    for module in model.modules():
-        for kind in type(module).__mro__:
-            if kind.__name__ in WRAPPERS:
-                raise ValueError(
-                    f"model is wrapped in {kind.__name__}, which is bound to the parameters it "
-                    "was built with. Change the model first, and wrap it afterwards."
-                )
+    check_unwrapped(model)
     memo: dict[int, Any] = {}
     for module in model.modules():
         memo |= {id(p): p for p in module._parameters.values() if p is not None}
@@ -64,6 +64,17 @@ def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> 
                 memo[id(value)] = value
     memo |= _substitutes(model, tensors or {})
     return deepcopy(model, memo)
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Refuse a model that is wrapped, or has a part that is, for distributed training."""
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in WRAPPERS:
+                raise ValueError(
+                    f"model is wrapped in {kind.__name__}, which is bound to the parameters it "
+                    "was built with. Change the model first, and wrap it afterwards."
+                )
 
 
 def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -64,6 +65,19 @@ SURGERIES = {
         lambda: nn.LazyConv2d(4, 3),
         same_keys=False,
     ),
+}
+
+SURGERIES |= {
+    f"low_precision_{name}": Surgery(
+        partial(operate, precision=torch.bfloat16),
+        lambda norm=norm: nn.Sequential(nn.Conv2d(4, 4, 3), norm(), nn.ReLU()),
+        images,
+        sought,
+    )
+    for name, operate, norm, sought in [
+        ("layernorm", F.low_precision_layernorm, lambda: nn.LayerNorm(3), "LayerNorm"),
+        ("groupnorm", F.low_precision_groupnorm, lambda: nn.GroupNorm(2, 4), "GroupNorm"),
+    ]
 }
 
 
