@@ -12,6 +12,7 @@ from composable.algorithms.mixup import MixUp
 from composable.algorithms.no_op_model import NoOpModel
 from composable.algorithms.selective_backprop import SelectiveBackprop
 from composable.algorithms.squeeze_excite import SqueezeExcite
+from composable.algorithms.stochastic_depth import StochasticDepth
 from composable.algorithms.weight_standardization import WeightStandardization
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "NoOpModel",
     "SelectiveBackprop",
     "SqueezeExcite",
+    "StochasticDepth",
     "WeightStandardization",
 ]

@@ -9,6 +9,7 @@ from ._blur_layers import (
     BlurMaxPool3d,
     blur,
 )
+from ._residual_blocks import ResidualBlock
 from ._surgery import with_tensors
 from ._warnings import NoEffectWarning
 from .blurpool import blurpool
@@ -29,6 +30,7 @@ from .no_op_model import IdleModel, no_op_model
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
 from .smooth_labels import smooth_labels
 from .squeeze_excite import SqueezeExcitation, squeeze_excite
+from .stochastic_depth import scale_drop_rates, stochastic_depth
 from .weight_standardization import (
     StandardizedWeight,
     standardize_weight,
@@ -52,6 +54,7 @@ __all__ = [
     "MixedTargets",
     "MixupDraw",
     "NoEffectWarning",
+    "ResidualBlock",
     "SqueezeExcitation",
     "StandardizedWeight",
     "apply_mixup",
@@ -69,11 +72,13 @@ __all__ = [
     "low_precision_layernorm",
     "mixup",
     "no_op_model",
+    "scale_drop_rates",
     "select_using_loss",
     "should_select",
     "smooth_labels",
     "squeeze_excite",
     "standardize_weight",
+    "stochastic_depth",
     "weight_standardization",
     "with_tensors",
 ]

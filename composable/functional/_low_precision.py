@@ -27,9 +27,9 @@ class LowPrecision(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         device = inputs.device.type
         autocast = torch.is_autocast_enabled(device)
-        low = (
-            torch.get_autocast_dtype(device) if autocast and not self.precision else self.precision
-        )
+        low = self.precision
+        if low is None and autocast:
+            low = torch.get_autocast_dtype(device)
         if low is None or inputs.dtype not in (*LOW, torch.float32):
             plain: Tensor = super().forward(inputs)
             return plain

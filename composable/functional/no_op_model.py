@@ -31,8 +31,8 @@ def no_op_model(model: nn.Module) -> "IdleModel":
 
     Example:
         >>> idle = no_op_model(nn.Linear(4, 3))
-        >>> idle(torch.rand(8, 4))
-        tensor(1., grad_fn=<AliasBackward0>)
+        >>> idle(torch.rand(8, 4)).detach()
+        tensor(1.)
         >>> idle.loss(idle(torch.rand(8, 4)), batch=None).backward()
         >>> idle.weight.grad
         tensor(1.)

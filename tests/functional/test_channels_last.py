@@ -63,7 +63,8 @@ def test_keys_modes_frozen_and_tied_parameters_stay():
 
 
 def test_it_is_what_torch_does_in_place():
-    new, theirs = channels_last(net()), net().to(memory_format=torch.channels_last)
+    model = net()[:2]  # torch's refuses tensors of 5 dimensions
+    new, theirs = channels_last(model), net()[:2].to(memory_format=torch.channels_last)
 
     assert [p.stride() for p in new.parameters()] == [p.stride() for p in theirs.parameters()]
 

@@ -46,7 +46,7 @@ def test_twice_is_once():
 
 
 def test_something_else_is_refused():
-    with pytest.raises(TypeError, match="model is None, but must be a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"model is None, but must be a torch.nn.Module"):
         no_op_model(None)
     wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(wrapped)

@@ -39,6 +39,18 @@ def conv_net():
     )
 
 
+class Block(nn.Module):
+    """A residual block without a final activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = 2.0  # blocks have attributes of any name
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.scale * self.conv(x)
+
+
 SURGERIES = {
     "ghost_batchnorm": Surgery(
         lambda model: F.ghost_batchnorm(model, ghost_batch_size=2),
@@ -66,7 +78,15 @@ SURGERIES = {
         same_keys=False,
     ),
 }
-
+SURGERIES |= {
+    f"stochastic_depth by {method}": Surgery(
+        partial(F.stochastic_depth, target=Block, method=method, drop_rate=0.5),
+        lambda: nn.Sequential(Block(), nn.ReLU(), Block()),
+        images,
+        "blocks of the classes .*Block",
+    )
+    for method in ("block", "sample")
+}
 SURGERIES |= {
     f"low_precision_{name}": Surgery(
         partial(operate, precision=torch.bfloat16),
@@ -180,7 +200,8 @@ def test_dtypes_stay(surgery, dtype):
 def test_gradients_flow(surgery):
     new = surgery.operate(surgery.build())
 
-    run(new, surgery.inputs()).square().sum().backward()
+    for _ in range(3):  # so that no block is dropped each time
+        new(surgery.inputs()).square().sum().backward()
 
     assert all(p.grad is not None for p in new.parameters())
 
