@@ -5,6 +5,7 @@ from composable.algorithms.channels_last import ChannelsLast
 from composable.algorithms.ema import EMA
 from composable.algorithms.ghost_batchnorm import GhostBatchNorm
 from composable.algorithms.gradient_clipping import GradientClipping
+from composable.algorithms.gyro_dropout import GyroDropout
 from composable.algorithms.label_smoothing import LabelSmoothing
 from composable.algorithms.low_precision_groupnorm import LowPrecisionGroupNorm
 from composable.algorithms.low_precision_layernorm import LowPrecisionLayerNorm
@@ -21,6 +22,7 @@ __all__ = [
     "ChannelsLast",
     "GhostBatchNorm",
     "GradientClipping",
+    "GyroDropout",
     "LabelSmoothing",
     "LowPrecisionGroupNorm",
     "LowPrecisionLayerNorm",

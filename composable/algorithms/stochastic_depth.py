@@ -19,7 +19,7 @@ _STEPS = 100
 
 def _drop_warmup(value: TimeLike | float) -> Time:
     if isinstance(value, float):
-        value = Time(value, TimeUnit.DURATION)
+        value = Time(value, TimeUnit.DURATION)  # type: ignore[arg-type]
     return check_time("drop_warmup", value)
 
 
@@ -43,7 +43,9 @@ class StochasticDepth(Algorithm):
     method: str = attrs.field(default="block", validator=one_of("block", "sample"))
     drop_rate: float = attrs.field(default=0.2, validator=number(0, 1))
     drop_distribution: str = attrs.field(default="linear", validator=one_of("linear", "uniform"))
-    drop_warmup: Time = attrs.field(default=0.0, converter=_drop_warmup, eq=str)
+    drop_warmup: Time = attrs.field(
+        default=Time(0, TimeUnit.DURATION), converter=_drop_warmup, eq=str
+    )
 
     stage = Stage.SURGERY
     reads = frozenset({"model", "timestamp", "max_duration", "epoch_length"})

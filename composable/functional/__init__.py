@@ -22,6 +22,7 @@ from .ghost_batchnorm import (
     GhostBatchNorm3d,
     ghost_batchnorm,
 )
+from .gyro_dropout import GyroDropoutLayer, gyro_dropout
 from .low_precision_groupnorm import LowPrecisionGroupNorm, low_precision_groupnorm
 from .low_precision_layernorm import LowPrecisionLayerNorm, low_precision_layernorm
 from .mixed import Mixed, MixedTargets
@@ -47,6 +48,7 @@ __all__ = [
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
+    "GyroDropoutLayer",
     "IdleModel",
     "LowPrecisionGroupNorm",
     "LowPrecisionLayerNorm",
@@ -68,6 +70,7 @@ __all__ = [
     "ema",
     "ema_smoothing",
     "ghost_batchnorm",
+    "gyro_dropout",
     "low_precision_groupnorm",
     "low_precision_layernorm",
     "mixup",

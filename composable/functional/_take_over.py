@@ -51,19 +51,19 @@ def _joined(kind: type[nn.Module], new: type[nn.Module], prefix: str) -> type[nn
         body = {key: value for key, value in vars(kind).items() if key not in left_out}
         base = _joined(base, new, prefix)
         return type(f"Parametrized{base.__name__}", (base,), body)
-    return new if issubclass(new, kind) else _made(kind, new, prefix)
+    return new if issubclass(new, kind) else _made(kind, new, prefix)  # type: ignore[arg-type]
 
 
 @functools.cache
-def _made(kind: type[nn.Module], new: type[nn.Module], prefix: str) -> type[nn.Module]:
+def _made(kind: Any, new: Any, prefix: str) -> type[nn.Module]:
     def reduce(self: nn.Module, protocol: Any) -> Any:  # pickle looks for no class of that name
-        _, _, *held = object.__reduce_ex__(self, protocol)
-        return _blank, (kind, new, prefix), *held
+        parts: Any = object.__reduce_ex__(self, protocol)
+        return _blank, (kind, new, prefix), *parts[2:]
 
     body = {"__module__": kind.__module__, "__reduce_ex__": reduce}
     return type(f"{prefix}{kind.__name__}", (new, kind), body)
 
 
-def _blank(kind: type[nn.Module], new: type[nn.Module], prefix: str) -> nn.Module:
+def _blank(kind: Any, new: Any, prefix: str) -> nn.Module:
     made = _made(kind, new, prefix)
     return made.__new__(made)

@@ -66,7 +66,7 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
         refuse_lazy(name, module, GHOSTS, "ghost_batchnorm")
         for plain, ghost in GHOSTS.items():
             if keeps_forward_of(plain, module):
-                new: nn.Module = take_over(module, ghost, prefix="Ghost")
+                new: _Ghost = take_over(module, ghost, prefix="Ghost")
                 new.ghost_batch_size = ghost_batch_size
                 return new
         return module
@@ -81,6 +81,9 @@ class _Ghost(_BatchNorm):
     """What the layers below share: `ghost_batch_size`, the other arguments of a batch norm."""
 
     ghost_batch_size: int
+    running_mean: Any
+    running_var: Any
+    num_batches_tracked: Any
 
     def __init__(self, *args: Any, ghost_batch_size: int = 32, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,7 +95,7 @@ class _Ghost(_BatchNorm):
         by_running_statistics = not self.training and self.running_mean is not None
         if by_running_statistics or batch <= size:
             return super().forward(inputs)
-        self._check_input_dim(inputs)
+        self._check_input_dim(inputs)  # type: ignore[no-untyped-call]
         rest = batch % size
         if rest and inputs[:rest, 0].numel() == 1:
             rest += size
@@ -114,13 +117,15 @@ class _Ghost(_BatchNorm):
         """Normalise `count` slices of one size; give their average mean and variance, too."""
         channels = self.num_features
         # The slices of a channel become as many channels: one call for all of them.
-        slices = inputs.unflatten(0, (count, -1)).transpose(0, 1).flatten(1, 2)
+        split = inputs.unflatten(0, (count, -1))  # type: ignore[no-untyped-call]
+        slices = split.transpose(0, 1).flatten(1, 2)
         like = inputs if self.running_mean is None else self.running_mean
         mean, var = (inputs.new_zeros(count * channels, dtype=like.dtype) for _ in range(2))
         weight, bias = (p if p is None else p.repeat(count) for p in (self.weight, self.bias))
         # With a momentum of 1 the running statistics are those of the batch.
         outputs = batch_norm(slices, mean, var, weight, bias, True, 1.0, self.eps)
-        outputs = outputs.unflatten(1, (count, channels)).transpose(0, 1).flatten(0, 1)
+        outputs = outputs.unflatten(1, (count, channels))  # type: ignore[no-untyped-call]
+        outputs = outputs.transpose(0, 1).flatten(0, 1)
         if inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last):
             outputs = outputs.contiguous(memory_format=torch.channels_last)
         return outputs, mean.view(count, channels).mean(0), var.view(count, channels).mean(0)
@@ -130,7 +135,7 @@ class _Ghost(_BatchNorm):
         """Move the running statistics as a batch norm does."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        share = self.momentum
+        share: Any = self.momentum
         if share is None:
             share = self.num_batches_tracked.to(
                 mean
@@ -139,7 +144,8 @@ class _Ghost(_BatchNorm):
         self.running_var.lerp_(var, share)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, ghost_batch_size={self.ghost_batch_size}"
+        own: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{own}, ghost_batch_size={self.ghost_batch_size}"
 
 
 class GhostBatchNorm1d(_Ghost, nn.BatchNorm1d):

@@ -78,6 +78,15 @@ SURGERIES = {
         same_keys=False,
     ),
 }
+SURGERIES["gyro_dropout"] = Surgery(
+    lambda model: F.gyro_dropout(
+        model, sigma=8, tau=2, iters_per_epoch=8, max_epoch=2, generator=generator()
+    ),
+    lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.Dropout(0.1), nn.ReLU()),
+    images,
+    "Dropout",
+    same_keys=False,
+)
 SURGERIES |= {
     f"stochastic_depth by {method}": Surgery(
         partial(F.stochastic_depth, target=Block, method=method, drop_rate=0.5),
