@@ -18,8 +18,8 @@ class LowPrecision(nn.Module):
     """A norm that casts its inputs and parameters down, and is left alone by autocast."""
 
     precision: torch.dtype | None
-    weight: Tensor | None
-    bias: Tensor | None
+    weight: Any
+    bias: Any
 
     def __init__(self, *args: Any, precision: torch.dtype | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

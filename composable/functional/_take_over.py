@@ -35,7 +35,8 @@ def keeps_forward_of(plain: type[nn.Module], module: nn.Module) -> bool:
 
 def refuse_lazy(name: str, module: nn.Module, kinds: Iterable[type], method: str) -> None:
     """Refuse a layer that will be of one of these kinds when it has seen a batch."""
-    if isinstance(module, LazyModuleMixin) and issubclass(module.cls_to_become, tuple(kinds)):
+    becomes: Any = getattr(module, "cls_to_become", None)
+    if isinstance(module, LazyModuleMixin) and issubclass(becomes, tuple(kinds)):
         raise ValueError(
             f"{name or 'the model'} is lazy and does not know its channels yet. Call the model "
             f"once on a batch, then apply {method}."

@@ -106,9 +106,8 @@ class _Ghost(_BatchNorm):
         if rest:
             last, last_mean, last_var = self._normalized(inputs[batch - rest :], 1)
             outputs = torch.cat([outputs, last])
-            mean, var = (
-                torch.lerp(a, b, rest / batch) for a, b in [(mean, last_mean), (var, last_var)]
-            )
+            mean = mean.lerp(last_mean, rest / batch)
+            var = var.lerp(last_var, rest / batch)
         if self.training and self.track_running_stats:
             self._follow(mean, var)
         return outputs

@@ -66,7 +66,7 @@ def weight_standardization(model: nn.Module, *, n_last_layers_ignore: int = 0) -
     names = [name for name, module in model.named_modules() if isinstance(module, CONVS)]
     chosen = set(names[: max(0, len(names) - n_last_layers_ignore)])
 
-    def rule(name: str, module: Any) -> nn.Module:
+    def rule(name: str, module: Any) -> Any:
         refuse_lazy(name, module, CONVS, "weight_standardization")
         if name not in chosen or _is_standardized(module) or module.weight[0].numel() == 1:
             return module
