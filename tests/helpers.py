@@ -92,6 +92,12 @@ class NoRead(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def as_on_a_gpu(trainer):
+    """Have losses looked at as on a GPU; on the CPU there is nothing to wait for."""
+    trainer._loop.watch.at_once = False
+    return trainer
+
+
 class Watch(Callback):
     """Writes down `read(state)` at some events."""
 

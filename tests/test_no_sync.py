@@ -24,7 +24,7 @@ from composable.algorithms import (
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
 from tests.functional.no_sync import NoSync
-from tests.helpers import CLASSES, NoRead, batches, make_trainer, seeded
+from tests.helpers import CLASSES, NoRead, as_on_a_gpu, batches, make_trainer, seeded
 
 
 class Guard(Callback):
@@ -52,12 +52,6 @@ class Guard(Callback):
         if self.mode is not None:
             self.mode.close()
             self.mode = None
-
-
-def as_on_a_gpu(trainer):
-    """Have losses looked at as on a GPU; on the CPU there is nothing to wait for."""
-    trainer._loop.watch.at_once = False
-    return trainer
 
 
 def images():

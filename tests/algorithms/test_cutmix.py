@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Event, Key, choose
+from composable import BadMixtureError, Event, Key, choose
 from composable.algorithms import CutMix, MixUp
 from composable.functional import cutmix
 from tests.helpers import CLASSES, Watch, batches, make_trainer, seeded, sgd, weights
@@ -137,10 +137,9 @@ def test_each_batch_may_be_mixed_in_one_of_two_ways():
     assert set(pasted) == {True, False}
 
 
-@pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
-def test_a_batch_that_is_mixed_already_is_refused():
-    with pytest.raises(TypeError, match=r"targets is a MixedTargets, but must be a tensor"):
-        trainer(algorithms=[MixUp(), CutMix()]).fit()
+def test_a_batch_is_mixed_once():
+    with pytest.raises(BadMixtureError, match="CutMix and MixUp don't go together"):
+        trainer(algorithms=[MixUp(), CutMix()])
 
 
 @pytest.mark.parametrize(
