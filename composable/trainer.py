@@ -11,6 +11,8 @@ from torch import nn
 from composable import _arguments as check
 from composable._parts import surgery
 from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved, check_patterns
+from composable.checkpoint.errors import MismatchError
+from composable.checkpoint.files import write
 from composable.checkpoint.folders import make_folder
 from composable.checkpoint.weights import load_weights
 from composable.core._notes import add_note
@@ -33,7 +35,14 @@ from composable.loggers.progress_bar import ProgressBarLogger
 from composable.loop import Loop, zero_grad
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
-from composable.resuming import Source, find_source, new_run, newest_weights, newest_whole
+from composable.resuming import (
+    Source,
+    find_source,
+    new_run,
+    newest_weights,
+    newest_whole,
+    refuse_others,
+)
 from composable.snapshot import by_name, put_back, take, take_weights
 from composable.utils.environment import describe_environment
 from composable.utils.reproducibility import (
@@ -204,7 +213,15 @@ class Trainer:
             check.check_countable("eval_interval", evaluator.eval_interval, counter)
 
         core: list[Callback] = [ProgressBarLogger()] if progress_bar else []
-        if save_folder is not None:
+        if save_folder is None:
+            check.check_unused(
+                save_interval=(save_interval, "1ep"),
+                save_num_checkpoints_to_keep=(save_num_checkpoints_to_keep, None),
+                save_best=(save_best, None),
+                save_in_background=(save_in_background, False),
+                save_weights_only=(save_weights_only, False),
+            )
+        else:
             own_saver = CheckpointSaver(
                 save_folder,
                 save_interval=save_interval,
@@ -233,6 +250,8 @@ class Trainer:
         source = find_source(
             given_path, folder=folder if autoresume else None, device=where, ignored=ignored
         )
+        if folder is not None and not (autoresume or save_overwrite):
+            refuse_others(folder, source and source.run)
         seed = check.check_seed(seed, None if source is None else source.seed)
         length = None if max_duration is None else check.check_duration(max_duration)
         self._run = new_run() if source is None else source.run
@@ -283,6 +302,7 @@ class Trainer:
             )
             self._resumed = False
             self._remembered: dict[str, Any] = {}
+            self._loaded: Path | None = None
             if source is not None:
                 self._go_on(source, ignored)
             self._connect()
@@ -430,11 +450,10 @@ class Trainer:
                 "return Control.SAVE from the callback instead."
             )
         target = Path(path)
-        saver = CheckpointSaver(target.parent, overwrite=overwrite)
-        make_folder(target.parent)
         run, tree = self._describe(self.state), self._take(weights_only)
         saved = Saved.of(self.state, run, tree, complete=not weights_only)
-        return saver.write(target.name, saved)
+        make_folder(target.parent)
+        return write(target, saved.tensors, saved.data, overwrite=overwrite, info=saved.info)
 
     def _save(self, state: State) -> None:
         """Have those who asked for it write checkpoints, or all where somebody else asked."""
@@ -467,7 +486,7 @@ class Trainer:
         counted = loop.watch.state_dict()
         put_back(loop, loop.state, source.tree, str(source.path))
         loop.watch.load_state_dict(counted)
-        self._remembered = dict(source.tree["callbacks"])
+        self._remembered, self._loaded = dict(source.tree["callbacks"]), source.path
         self._connect()
         self.logger.log_metrics({"nonfinite/rolled_back": loop.watch.rolled_back})
         return loop.state
@@ -479,7 +498,15 @@ class Trainer:
             self._loop.saves_at_the_end = any(one.save_interval for one in self._savers)
         named = by_name((*self._plan.core, *self._plan.given))
         for name in named.keys() & self._remembered.keys():
-            named[name].load_state_dict(self._remembered.pop(name))
+            remembered = self._remembered.pop(name)
+            try:
+                named[name].load_state_dict(remembered)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise MismatchError(
+                    f"{self._loaded} has a state of {name} that it can't take back: "
+                    f"{type(error).__name__}: {error} load_ignore_keys=['callbacks/{name}'] leaves "
+                    "it as it is."
+                ) from error
 
     def _go_on(self, source: Source, ignored: Sequence[str]) -> None:
         """Put a saved run back into this one, which was built as it was."""
@@ -488,7 +515,7 @@ class Trainer:
             loop.state = surgery(loop.dispatcher.act, Event.FIT_START, loop.state)
         tree = source.tree if not ignored else source.without(ignored, self._take(False))
         put_back(loop, loop.state, tree, str(source.path))
-        self._remembered = dict(tree["callbacks"])
+        self._remembered, self._loaded = dict(tree["callbacks"]), source.path
         self._resumed = True
         source.warn_of_changes(self._describe(self.state))
 
