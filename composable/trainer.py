@@ -251,7 +251,7 @@ class Trainer:
             given_path, folder=folder if autoresume else None, device=where, ignored=ignored
         )
         if folder is not None and not (autoresume or save_overwrite):
-            refuse_others(folder, source and source.run)
+            refuse_others(folder, None if source is None else source.run)
         seed = check.check_seed(seed, None if source is None else source.seed)
         length = None if max_duration is None else check.check_duration(max_duration)
         self._run = new_run() if source is None else source.run
