@@ -60,7 +60,7 @@ class EMA(Algorithm):
     update_interval: Time | None = attrs.field(default=None, converter=_update_interval, eq=str)
 
     stage = Stage.AVERAGE
-    reads = frozenset({"model", "timestamp", "memory"})
+    reads = frozenset({"model", "timestamp", "max_duration", "memory"})
     writes = frozenset({"model", "memory"})
 
     def __attrs_post_init__(self) -> None:
