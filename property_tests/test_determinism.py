@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from composable import Event
 from composable.algorithms import EMA, BlurPool, LabelSmoothing, MixUp
 from composable.loggers import InMemoryLogger
-from property_tests.strategies import algorithm_sets, seeds
+from property_tests.specimens import algorithm_sets
+from property_tests.strategies import seeds
 from tests.runs import (
     Watch,
     adam,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from composable import Callback, Event, register_global_callback
 from composable.core.global_callbacks import global_callbacks
 from composable.loggers import InMemoryLogger
-from property_tests.strategies import algorithm_sets, seeds
+from property_tests.specimens import algorithm_sets
+from property_tests.strategies import seeds
 from tests.runs import (
     Gambler,
     Trace,
