@@ -55,6 +55,11 @@ def can_be_combined(one: str, other: str) -> bool:
     return not any({one, other} == {p.first, p.second} and p.how == BOTH_FAIL for p in PAIRS)
 
 
+def works_in_order(one: str, other: str) -> bool:
+    """Whether a chain of two algorithms in this order can act."""
+    return not any((other, one) == (p.first, p.second) and p.how == ONE_FAILS for p in PAIRS)
+
+
 def table() -> str:
     """The pairs, as a table in Markdown."""
     rows = [

@@ -29,7 +29,7 @@ from property_tests.specimens import (
     on_a_problem,
 )
 from property_tests.strategies import few, seeds
-from property_tests.tracing import traced
+from property_tests.tracing import check_streams, traced
 from tests.runs import (
     PROBLEMS,
     Draws,
@@ -181,15 +181,7 @@ def test_all_algorithms_together_draw_what_each_draws_alone(problem):
 def test_every_stream_is_named_after_who_draws_from_it_and_after_the_batch(drawn, seed):
     problem, listed = drawn
 
-    drawn_from = streams(problem, listed, seed).draws()
-
-    for (name, _, batch), folded in drawn_from.items():
-        for before, data, _ in folded:
-            assert before == seed, f"{name} draws from a key that is not the run's"
-            assert data[0] == name
-            assert data[-1] == batch
-    seeds_of = [(key[0], key[2], after) for key, all_ in drawn_from.items() for *_, after in all_]
-    assert len({after for *_, after in seeds_of}) == len({(n, b, s) for n, b, s in seeds_of})
+    check_streams(streams(problem, listed, seed), seed)
 
 
 @given(

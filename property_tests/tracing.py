@@ -1,13 +1,15 @@
 """What a run really did: who ran at which event, what it read, wrote and drew."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from typing import Any
 from unittest import mock
 
 import attrs
 
-from composable import Algorithm, Callback, Event, Key, State
+from composable import Algorithm, Callback, Event, Key, Plan, State
+from composable.core.algorithm import leaves
 from composable.core.plan import Dispatcher
 
 FIELDS = frozenset(field.name for field in attrs.fields(State))
@@ -25,7 +27,9 @@ class Call:
 
     algorithm: Algorithm
     batch: int
-    """The number of the batch, as the state had it."""
+    """The number of the batch to which the event belongs."""
+    draws_for: frozenset[int]
+    """What it may fold in: that number, or that of the batches that are finished."""
     parts: list["Call"] = attrs.field(factory=list)
     acted: bool = False
     read: set[str] = attrs.field(factory=set)
@@ -110,7 +114,9 @@ def traced() -> Iterator[Trace]:
 
     def call_and_note(self: Algorithm, event: Event, state: State) -> State:
         before = vars(state)
-        note = Call(self, before["timestamp"].batch)
+        finished, began = before["timestamp"].batch, before["began"].batch
+        batch = began if event.counts_batch else finished
+        note = Call(self, batch, frozenset({batch, finished}))
         (trace.at_work[-1].parts if trace.at_work else trace.firings[-1].calls).append(note)
         trace.at_work.append(note)
         trace.inputs.append(before)
@@ -158,8 +164,62 @@ class Present(Callback):
         self.trace.firings[-1].watched.append(self.name)
 
 
-def undeclared_reads(call: Call) -> set[str]:
-    """The fields that an algorithm read and doesn't declare."""
-    reads = set(call.algorithm.reads)
-    known = reads | SETTLED | (TIME if reads & TIME else set())
-    return call.all_read() - known
+# --- what a trace must show ---
+
+
+def check_who_ran(plan: Plan, trace: Trace, quiet: Set[str] = frozenset()) -> None:
+    """At each event ran who stands in the plan, in that order, but for observers that are quiet."""
+    planned = lines(plan)
+    for firing in trace.firings:
+        expected = [line.who for line in planned[firing.event] if line.who not in quiet]
+        assert firing.who == expected, f"{firing.event}: {firing.who} ran, planned: {expected}"
+        for call, algorithm in zip(firing.calls, plan.transforms(firing.event), strict=True):
+            own = {leaf.name: type(leaf) for leaf in leaves(algorithm)}
+            for part in call.all_parts():
+                assert firing.event in part.algorithm.events, (firing.event, part.who)
+                assert part.algorithm.parts or type(part.algorithm) is own[part.who]
+
+
+def check_what_was_read_and_written(plan: Plan, trace: Trace) -> None:
+    """What each of them read and wrote is what its line says."""
+    planned = lines(plan)
+    for firing in trace.firings:
+        for call, line in zip(firing.calls, planned[firing.event], strict=False):
+            assert call.who == line.who
+            excess = call.wrote - set(line.writes)
+            assert not excess, f"{line.who} wrote {excess} at {firing.event}"
+            reads = set(line.reads)
+            known = reads | SETTLED | (TIME if reads & TIME else set())
+            excess = call.all_read() - known
+            assert not excess, f"{line.who} read {excess} at {firing.event}"
+
+
+def check_brackets(trace: Trace) -> None:
+    """Who ran at both events of a pair ran in reverse at the second, after all others."""
+    opened: dict[Event, list[str]] = {}
+    for firing in trace.firings:
+        who = [call.who for call in firing.calls]
+        if firing.event.opens:
+            opened[firing.event] = who
+        elif firing.event.closes:
+            at_first = opened.get(firing.event.partner, [])
+            both = [name for name in reversed(at_first) if name in who]
+            alone = [name for name in who if name not in at_first]
+            assert who == alone + both, f"{firing.event}: {who}, opened by {at_first}"
+
+
+def check_streams(trace: Trace, seed: int) -> None:
+    """Every stream is named after the seed, who draws from it, and the batch; no two are one."""
+    named: dict[int, tuple[Any, ...]] = {}
+    for event, call in trace.calls():
+        for before, data, after in call.folded:
+            assert before == seed, f"{call.who} draws from a key that is not that of the run"
+            assert data[0] == call.who, f"{call.who} draws from a stream of {data} at {event}"
+            assert data[-1] in call.draws_for, f"{call.who} folds {data} in at {event}"
+            assert named.setdefault(after, data) == data, f"{data} and {named[after]} are one"
+
+
+def lines(plan: Plan) -> dict[Event, list[Any]]:
+    """The lines of a plan, by event."""
+    by_event = {event: list(of_it) for event, of_it in groupby(plan.steps(), lambda s: s.event)}
+    return {event: by_event.get(event, []) for event in Event}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from composable import Algorithm, Callback, Control, Event, Stage, State, Trainer
 from composable.algorithms import (
@@ -131,7 +131,8 @@ def sentences(count: int = 10) -> list[dict[str, Tensor]]:
 
 def text_batches(count: int = 10, size: int = 4) -> list[dict[str, Tensor]]:
     """Batches of sentences, of which the last may be short."""
-    return list(DataLoader(sentences(count), batch_size=size))  # type: ignore[arg-type]
+    rows = sentences(count)  # a DataLoader would draw from the global generator
+    return [default_collate(rows[i : i + size]) for i in range(0, count, size)]
 
 
 def shuffled_text(count: int = 10, size: int = 4) -> DataLoader[Any]:
