@@ -6,6 +6,7 @@ becomes a test with a name; `HYPOTHESIS_PROFILE=thorough` has it look longer.
 """
 
 import random
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -63,9 +64,7 @@ def to_the_end(clock):
     return 1 - clock.elapsed / 2
 
 
-def exponential(optimizer):
-    """A scheduler of PyTorch."""
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+exponential = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
 
 
 OPTIONS = {
