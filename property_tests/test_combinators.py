@@ -29,6 +29,8 @@ from composable.algorithms import BlurPool, MixUp
 from composable.optim import linear
 from property_tests.outcomes import differences, left_by, outcome, resumed
 from property_tests.specimens import (
+    EXTRAS,
+    SPECIMENS,
     algorithm_sets,
     algorithms,
     annealed,
@@ -343,6 +345,24 @@ def test_a_combination_declares_the_events_and_fields_of_its_parts(drawn):
 
     for algorithm in drawn[1]:
         assert all(within(part, algorithm) for part in algorithm.parts)
+
+
+@pytest.mark.parametrize("specimen", SPECIMENS + EXTRAS, ids=repr)
+def test_under_every_combinator_an_algorithm_declares_its_own_events_and_writes(specimen):
+    a = specimen.telling
+    around = [
+        when(always, a),
+        during("0dur", "1dur", a),
+        every("2ba", a),
+        choose([a, identity]),
+        chain(identity, a),
+        annealed(a),
+    ]
+
+    for combination in around:
+        assert (combination.events, combination.writes) == (a.events, a.writes)
+        assert combination.reads >= a.reads
+        assert combination.stage == a.stage
 
 
 @few
