@@ -271,7 +271,7 @@ class Trainer:
             self._plan.report_idle(state, check.absent_events(evaluators, schedulers))
         given = as_list(optimizers)
         instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
-        with self._running(close_at_the_end=False):
+        with preserve_rng(), self._running(close_at_the_end=False):
             state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
             state = state.evolve(optimizers=build_optimizers(given, state.model))
             rates = LearningRates.build(
