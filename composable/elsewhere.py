@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable import _arguments as check
-from composable._parts import surgery, write_gradients
+from composable._parts import between_batches, surgery, write_gradients
 from composable.core.batch import BatchSpec, count_examples
 from composable.core.event import Event
 from composable.core.key import Key
@@ -314,7 +314,8 @@ class Transforms:
         state = state.evolve(timestamp=now, began=state.timestamp)
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
         self._outer = self._whole = None
-        self._go_on(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
+        state = self._fire(Event.BEFORE_DATALOADER, between_batches(state))
+        self._go_on(Event.BEFORE_DATALOADER, state)
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[nn.Module]:
