@@ -1,4 +1,4 @@
-"""What our loop and other people's have in common: models are replaced, gradients written."""
+"""What our loop and other people's have in common."""
 
 from collections.abc import Callable
 
@@ -24,3 +24,8 @@ def write_gradients(state: State) -> None:
     for name, parameter in state.model.named_parameters():
         if name in gradients:
             parameter.grad = gradients[name]
+
+
+def between_batches(state: State) -> State:
+    """The state without the batch: between two of them, a saved run and one that goes on agree."""
+    return state if state.batch is None else state.evolve(batch=None, outputs=None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable import _arguments as check
-from composable._parts import surgery, write_gradients
+from composable._parts import between_batches, surgery, write_gradients
 from composable.core.batch import BatchSpec, count_examples
 from composable.core.event import Event
 from composable.core.key import Key
@@ -290,6 +290,7 @@ class Transforms:
             self._refuse(_OF_THE_BATCH, "a step", "t.start_batch(batch)")
         if self._last is not Event.BEFORE_BACKWARD:
             self._refuse(_OF_THE_LOSS, "a step", "t.loss(outputs)")
+            self._refuse((Event.INIT,), "a step", "t.loss(outputs)", writes="loss_fn")
         state = self._fire(Event.BEFORE_OPTIMIZER_STEP, self._after_backward())
         if state.gradients is not None:
             write_gradients(state)
@@ -314,7 +315,8 @@ class Transforms:
         state = state.evolve(timestamp=now, began=state.timestamp)
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
         self._outer = self._whole = None
-        self._go_on(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
+        state = self._fire(Event.BEFORE_DATALOADER, between_batches(state))
+        self._go_on(Event.BEFORE_DATALOADER, state)
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[nn.Module]:
@@ -373,10 +375,14 @@ class Transforms:
             state = state.evolve(batch=outer.batch, loss_fn=outer.loss_fn)
         return state
 
-    def _refuse(self, events: Iterable[Event], what: str, call: str) -> None:
-        """Refuse algorithms that act where this loop fires nothing."""
+    def _refuse(
+        self, events: Iterable[Event], what: str, call: str, *, writes: str | None = None
+    ) -> None:
+        """Refuse algorithms that act, or write something, of which this loop knows nothing."""
         for event in events:
             for algorithm in self.plan.transforms(event):
+                if writes is not None and writes not in algorithm.writes:
+                    continue
                 raise RuntimeError(
                     f"{algorithm.name} acts at {event.name}, and this loop made {what} without "
                     f"{call}: call it, use the mixin of composable.integrations, or leave "

@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable._parts import surgery, write_gradients
+from composable._parts import between_batches, surgery, write_gradients
 from composable.core.batch import count_examples, microbatch_sizes, split_batch, to_device
 from composable.core.control import Control
 from composable.core.event import Event
@@ -433,11 +433,6 @@ class Loop:
         if whole.unit is TimeUnit.EPOCH:  # one is over when the loader is, whatever its length
             return state.timestamp.epoch >= whole.value
         return reached(state, whole)
-
-
-def between_batches(state: State) -> State:
-    """The state without the batch: between two of them, a saved run and one that goes on agree."""
-    return state if state.batch is None else state.evolve(batch=None, outputs=None)
 
 
 def zero_grad(state: State) -> None:

@@ -218,6 +218,10 @@ def test_combinations_go_on(made, at):
     check_going_on(at, algorithms=made)
 
 
+def test_the_end_of_an_epoch_belongs_to_the_window_of_its_last_batch_in_a_run_that_goes_on_too():
+    check_going_on(BATCHES, algorithms=lambda: [during("4ba", "5ba", EMA("1ep"))])
+
+
 @attrs.frozen(repr=False)
 class ShortenTraining(Algorithm):
     """Acts at the start of training, which a run that goes on has behind it."""

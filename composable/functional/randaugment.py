@@ -48,17 +48,15 @@ def randaugment(
     Each of the `depth` operations of an image is drawn from the set, with a level that is uniform
     in [0.1, severity]. What level $l$ means at severity $s$:
 
-    | operation | strength |
-    |---|---|
-    | autocontrast, equalize | the same at every level |
-    | posterize | keeps $4 - \lfloor 0.4 l \rfloor$ bits |
-    | rotate | $\pm \lfloor 3 l \rfloor$ degrees |
-    | solarize | inverts from $256 - \lfloor 25.6 l \rfloor$ on |
-    | shear_x, shear_y | $\pm 0.03 l$ |
-    | translate_x, translate_y | $\pm l / 30$ of the width or height |
-    | color, contrast, sharpness | a factor, uniform either in $[1 - 0.09 s, 1]$ or in $[1, s]$ |
-    | brightness | likewise, but three quarters of what would be above 1 |
-    | these four in the set "original" | the factor $0.1 + 0.18 l$ |
+    - autocontrast, equalize: the same at every level;
+    - posterize: keeps $4 - \lfloor 0.4 l \rfloor$ bits;
+    - rotate: $\pm \lfloor 3 l \rfloor$ degrees;
+    - solarize: inverts from $256 - \lfloor 25.6 l \rfloor$ on;
+    - shear_x, shear_y: $\pm 0.03 l$;
+    - translate_x, translate_y: $\pm l / 30$ of the width or height;
+    - color, contrast, sharpness: a factor, uniform either in $[1 - 0.09 s, 1]$ or in $[1, s]$;
+    - brightness: likewise, but three quarters of what would be above 1;
+    - these four in the set "original": the factor $0.1 + 0.18 l$.
 
     Args:
         images: uint8, or floats in [0, 1]; what is outside is clipped by most operations. Sets with

@@ -4,24 +4,67 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
-from composable.algorithms import SelectiveBackprop
+from composable.algorithms import (
+    AugMix,
+    ChannelsLast,
+    ColOut,
+    CutMix,
+    CutOut,
+    GhostBatchNorm,
+    GyroDropout,
+    LowPrecisionGroupNorm,
+    LowPrecisionLayerNorm,
+    NoOpModel,
+    ProgressiveResizing,
+    RandAugment,
+    SelectiveBackprop,
+    SeqLengthWarmup,
+    SqueezeExcite,
+    StochasticDepth,
+    WeightStandardization,
+)
 from composable.loop import transforms
-from tests.runs import batches, conv_net, examples, same, six_algorithms, weights
+from composable.utils.reproducibility import seed_context
+from tests.runs import CLASSES, examples, same, six_algorithms, weights
 
 PAGE = Path(__file__).parents[2] / "docs/integrations.md"
-ALL = "all six together"
+ALL = "the first six together"
 WITHIN = "a window that begins within an epoch"
+NORMALIZED = {"mean": (0.5, 0.5), "std": (0.1, 0.1)}
+ONE_OF_EACH = [
+    *six_algorithms(),
+    AugMix(severity=9, width=2, augmentations="safe", **NORMALIZED),
+    ChannelsLast(),
+    ColOut(0.25, 0.25),
+    CutMix(per_sample=True),
+    CutOut(num_holes=2, length=3),
+    GhostBatchNorm(ghost_batch_size=2),
+    GyroDropout(sigma=4, tau=2),
+    LowPrecisionGroupNorm(precision=torch.bfloat16),
+    LowPrecisionLayerNorm(precision=torch.bfloat16),
+    NoOpModel(),
+    ProgressiveResizing("crop", initial_scale=0.5, size_increment=2),
+    RandAugment(severity=9, depth=3, augmentations="safe", **NORMALIZED),
+    SeqLengthWarmup(duration=0.5, min_seq_length=4, max_seq_length=16, step_size=2),
+    SqueezeExcite(latent_channels=2, min_channels=0),
+    StochasticDepth(target=nn.BatchNorm2d, drop_rate=0.5),
+    WeightStandardization(),
+]
 SETS = {
-    **{type(one).__name__: [one] for one in six_algorithms()},
+    **{type(one).__name__: [one] for one in ONE_OF_EACH},
     ALL: six_algorithms(),
     WITHIN: [SelectiveBackprop(start=0.2, end=1.0, interrupt=0)],
 }
+ON_SEQUENCES = {"SeqLengthWarmup"}
+# Its masks are spread over the batches, of which a loop that isn't ours doesn't know how many
+# an epoch has when surgery is done.
+OPTIONS = {"GyroDropout": {"max_duration": "6ba"}}
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-INPUTS = examples(5, images=True)[0]
 
 
 def table():
@@ -43,14 +86,69 @@ def refused_in(loop):
     return [name for (where, name), cell in table().items() if where == loop and cell != "yes"]
 
 
-def data():
-    """Images in batches, the last of them short."""
-    return batches(images=True)
+# --- what an algorithm is tried on ---
 
 
-def images(**options):
-    """The same images in a DataLoader."""
-    return DataLoader(TensorDataset(*examples(images=True)), batch_size=4, **options)
+def image_net():
+    """For images of any size, with a layer of each kind that an algorithm replaces."""
+    with seed_context(0):
+        return nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2, 2),
+            nn.GroupNorm(2, 4),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.LayerNorm(4),
+            nn.Dropout(0.25),
+            nn.Linear(4, CLASSES),
+        )
+
+
+class WordNet(nn.Module):
+    """The mean of the embeddings of tokens, and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, ids):
+        return self.head(self.words(ids).mean(1))
+
+
+def net(name):
+    """The model that an algorithm is tried on."""
+    if name not in ON_SEQUENCES:
+        return image_net()
+    with seed_context(0):
+        return WordNet()
+
+
+def dataset(name, count=10):
+    """Images, or sequences of 16 tokens, and their classes."""
+    inputs, targets = examples(count, images=True)
+    if name in ON_SEQUENCES:
+        inputs = inputs.flatten(1)[:, :16].clamp(-2, 2).mul(2).round().long() + 4
+    return inputs, targets
+
+
+def data(name=""):
+    """The examples in batches, the last of them short."""
+    return list(zip(*(part.split(4) for part in dataset(name)), strict=True))
+
+
+def loader(name="", **options):
+    """The same examples in a DataLoader."""
+    return DataLoader(TensorDataset(*dataset(name)), batch_size=4, **options)
+
+
+def probe(name=""):
+    """Inputs to evaluate on."""
+    return dataset(name, 5)[0]
+
+
+# --- runs ---
 
 
 def start(algorithms, model, **options):
@@ -59,22 +157,31 @@ def start(algorithms, model, **options):
     return transforms(algorithms, model, **{**defaults, **options})
 
 
-def ours(name, loader=None, *, model=conv_net, optimizers=SGD, probe=((INPUTS, None),), **options):
+def begin(name, model=None, **options):
+    """Transforms of the run of a row."""
+    options = {**OPTIONS.get(name, {}), **options}
+    return start(SETS[name], net(name) if model is None else model, **options)
+
+
+def ours(
+    name, batches=None, *, model=None, algorithms=None, optimizers=SGD, inputs=None, **options
+):
     """The weights, and what is evaluated, after training with our Trainer."""
     defaults = {"loss_fn": cross_entropy, "max_duration": "2ep", "seed": 17, "device": "cpu"}
     trainer = Trainer(
-        model(),
-        train_dataloader=data() if loader is None else loader,
+        net(name) if model is None else model,
+        train_dataloader=data(name) if batches is None else batches,
         optimizers=optimizers,
-        algorithms=SETS.get(name, []),
+        algorithms=SETS[name] if algorithms is None else algorithms,
         progress_bar=False,
-        **{**defaults, **options},
+        **{**defaults, **OPTIONS.get(name, {}), **options},
     )
     trainer.fit()
-    return [*weights(trainer.state.model), *trainer.predict(list(probe))]
+    evaluated = trainer.predict([(probe(name), None) if inputs is None else inputs])
+    return [*weights(trainer.state.model), *evaluated]
 
 
-def evaluated(t, inputs=INPUTS):
+def evaluated(t, inputs):
     """The weights of a model, and what it makes of inputs with those that are evaluated."""
     own = weights(t.model)
     with t.evaluating() as model:
@@ -83,5 +190,10 @@ def evaluated(t, inputs=INPUTS):
 
 def acts(name, result, **options):
     """Whether an algorithm made a difference, so that comparing with it means something."""
-    plain = ours("none", **options)
-    return len(plain) != len(result) or not same(plain, result)
+    plain = ours(name, algorithms=[], **options)
+    return len(plain) != len(result) or not same(plain, result) or layouts(plain) != layouts(result)
+
+
+def layouts(tensors):
+    """How tensors lie in memory."""
+    return [tensor.stride() for tensor in tensors]

@@ -3,34 +3,44 @@
 import pytest
 from accelerate import Accelerator
 
-from tests.integrations.table import SETS, SGD, acts, evaluated, images, ours, start, works_in
-from tests.runs import conv_net, same
+from tests.integrations.table import (
+    SGD,
+    acts,
+    begin,
+    evaluated,
+    loader,
+    net,
+    ours,
+    probe,
+    works_in,
+)
+from tests.runs import same
 
 
-def train(algorithms, loader):
+def train(name, batches):
     """The loop of the page."""
     accelerator = Accelerator(cpu=True)
-    model = conv_net()
+    model = net(name)
     optimizer = SGD(model.parameters())
-    t = start(algorithms, model, optimizer=optimizer)
-    model, wrapped, loader = accelerator.prepare(t.model, optimizer, loader)
+    t = begin(name, model, optimizer=optimizer)
+    model, wrapped, batches = accelerator.prepare(t.model, optimizer, batches)
     for _ in range(2):
-        for inputs, _ in t.epoch(loader):
+        for inputs, _ in t.epoch(batches):
             accelerator.backward(t.loss(model(inputs)))
             wrapped.step()
             wrapped.zero_grad()
-    return evaluated(t)
+    return evaluated(t, probe(name))
 
 
 @pytest.mark.parametrize("name", works_in("Accelerate"))
 def test_in_accelerate(name):
-    result = train(SETS[name], images())
+    result = train(name, loader(name))
 
-    assert same(result, ours(name, images()))
+    assert same(result, ours(name, loader(name)))
     assert acts(name, result)
 
 
 def test_a_loader_that_accelerate_prepared_shuffles_as_for_the_trainer():
-    result = train(SETS["MixUp"], images(shuffle=True))
+    result = train("MixUp", loader(shuffle=True))
 
-    assert same(result, ours("MixUp", images(shuffle=True)))
+    assert same(result, ours("MixUp", loader(shuffle=True)))

@@ -3,36 +3,47 @@
 import pytest
 from lightning.fabric import Fabric
 
-from tests.integrations.table import SETS, SGD, acts, data, evaluated, ours, start, works_in
-from tests.runs import conv_net, same, shuffling_loader
+from tests.integrations.table import (
+    SGD,
+    acts,
+    begin,
+    data,
+    evaluated,
+    loader,
+    net,
+    ours,
+    probe,
+    works_in,
+)
+from tests.runs import same
 
 
-def train(algorithms, loader):
+def train(name, batches):
     """The loop of the page."""
     fabric = Fabric(accelerator="cpu", devices=1)
-    model = conv_net()
+    model = net(name)
     optimizer = SGD(model.parameters())
-    t = start(algorithms, model, optimizer=optimizer)
+    t = begin(name, model, optimizer=optimizer)
     model, wrapped = fabric.setup(t.model, optimizer)
     for _ in range(2):
-        for inputs, _ in t.epoch(loader(fabric)):
+        for inputs, _ in t.epoch(batches(fabric)):
             fabric.backward(t.loss(model(inputs)))
             wrapped.step()
             wrapped.zero_grad()
-    return evaluated(t)
+    return evaluated(t, probe(name))
 
 
 @pytest.mark.parametrize("name", works_in("Fabric"))
 def test_in_fabric(name):
-    result = train(SETS[name], lambda fabric: data())
+    result = train(name, lambda fabric: data(name))
 
     assert same(result, ours(name))
     assert acts(name, result)
 
 
 def test_a_loader_that_fabric_set_up_shuffles_as_for_the_trainer():
-    loader = shuffling_loader(images=True)
+    shuffling = loader(shuffle=True)
 
-    result = train(SETS["MixUp"], lambda fabric: fabric.setup_dataloaders(loader))
+    result = train("MixUp", lambda fabric: fabric.setup_dataloaders(shuffling))
 
-    assert same(result, ours("MixUp", shuffling_loader(images=True)))
+    assert same(result, ours("MixUp", loader(shuffle=True)))

@@ -9,21 +9,22 @@ from torch.nn.functional import cross_entropy
 
 from composable.algorithms import EMA, GradientClipping
 from composable.integrations.lightning import TransformsCallback, TransformsMixin
+from composable.utils.reproducibility import seed_step
 from tests.integrations.table import (
     ALL,
-    INPUTS,
-    SETS,
     SGD,
     WITHIN,
     acts,
+    begin,
     evaluated,
-    images,
+    image_net,
+    loader,
     ours,
+    probe,
     refused_in,
     start,
     works_in,
 )
-from tests.runs import conv_net as dropout_net
 from tests.runs import same, weights
 
 pytestmark = [
@@ -32,26 +33,20 @@ pytestmark = [
 ]
 
 
-def conv_net():
-    """Without dropout, whose numbers are Lightning's own where a callback is alone."""
-    model = dropout_net()
-    model[4].p = 0.0
-    return model
-
-
 class Plain(L.LightningModule):
     """A module of somebody's, who knows nothing of transforms."""
 
-    def __init__(self, net, optimizers=SGD):
+    def __init__(self, net, optimizers=SGD, *, inputs=None, loss_fn=cross_entropy):
         super().__init__()
-        self.net, self.optimizers_ = net, optimizers
-        self.seen = []
+        self.net, self.optimizers_, self.loss_fn = net, optimizers, loss_fn
+        self.inputs, self.seen = probe() if inputs is None else inputs, []
 
     def training_step(self, batch, batch_idx):
-        return cross_entropy(self.net(batch[0]), batch[1])
+        seed_step(17, self.global_step)  # where a callback is alone, nothing seeds dropout
+        return self.loss_fn(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch, batch_idx):
-        self.seen.append(self.net(INPUTS))
+        self.seen.append(self.net(self.inputs))
 
     test_step = validation_step
 
@@ -62,12 +57,12 @@ class Plain(L.LightningModule):
 class Composed(TransformsMixin, Plain):
     """The same module with transforms."""
 
-    def __init__(self, transforms, optimizers=SGD):
-        super().__init__(transforms.model, optimizers)
+    def __init__(self, transforms, optimizers=SGD, **options):
+        super().__init__(transforms.model, optimizers, **options)
         self.transforms = transforms
 
 
-def fit(module, *callbacks, **options):
+def fit(module, *callbacks, name="", **options):
     """Train for two epochs, and evaluate after them."""
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(
@@ -78,16 +73,16 @@ def fit(module, *callbacks, **options):
         **quiet,
         **options,
     )
-    trainer.fit(module, images(), images())
+    trainer.fit(module, loader(name), loader(name))
     return trainer
 
 
 @pytest.mark.parametrize("name", works_in("Lightning, mixin"))
 def test_in_lightning_with_the_mixin(name):
-    t = start(SETS[name], dropout_net())
-    module = Composed(t)
-    fit(module)
-    result = evaluated(t)
+    t = begin(name)
+    module = Composed(t, inputs=probe(name))
+    fit(module, name=name)
+    result = evaluated(t, probe(name))
 
     assert same(result, ours(name))
     assert acts(name, result)
@@ -96,48 +91,49 @@ def test_in_lightning_with_the_mixin(name):
 
 @pytest.mark.parametrize("name", works_in("Lightning, callback"))
 def test_in_lightning_by_callback(name):
-    t = start(SETS[name], conv_net())
-    module = Plain(t.model)
-    fit(module, TransformsCallback(t))
-    result = evaluated(t)
+    t = begin(name)
+    module = Plain(t.model, inputs=probe(name))
+    fit(module, TransformsCallback(t), name=name)
+    result = evaluated(t, probe(name))
 
-    assert same(result, ours(name, model=conv_net))
-    assert acts(name, result, model=conv_net)
+    assert same(result, ours(name))
+    assert acts(name, result)
     assert torch.equal(module.seen[-1], result[-1])
 
 
 @pytest.mark.parametrize("name", refused_in("Lightning, callback"))
 def test_refused_in_lightning_by_callback(name):
-    t = start(SETS[name], conv_net())
+    t = begin(name)
+    module = Plain(t.model, inputs=probe(name), loss_fn=lambda outputs, _: outputs.mean())
 
     with pytest.raises(RuntimeError, match=r"acts at \w+, and this loop made a step without t\."):
-        fit(Plain(t.model), TransformsCallback(t))
+        fit(module, TransformsCallback(t), name=name)
 
 
 def test_with_an_adaptive_optimizer_too():
     adamw = partial(torch.optim.AdamW)
-    t = start(SETS[ALL], dropout_net())
+    t = begin(ALL)
     fit(Composed(t, adamw))
 
-    assert same(evaluated(t), ours(ALL, optimizers=adamw))
+    assert same(evaluated(t, probe()), ours(ALL, optimizers=adamw))
 
 
 def test_the_trainer_counts_the_batches_of_an_epoch():
-    t = start(SETS[WITHIN], dropout_net())
+    t = begin(WITHIN)
     fit(Composed(t))
 
-    assert same(evaluated(t), ours(WITHIN))
+    assert same(evaluated(t, probe()), ours(WITHIN))
 
 
 def test_a_test_gets_the_averaged_weights_and_training_its_own():
-    t = start([EMA("2ba")], conv_net())
+    t = start([EMA("2ba")], image_net())
     module = Plain(t.model)
     trainer = fit(module, TransformsCallback(t))
     before = weights(t.model)
 
-    trainer.test(module, images(), verbose=False)
+    trainer.test(module, loader(), verbose=False)
 
-    assert torch.equal(module.seen[-1], evaluated(t)[-1])
+    assert torch.equal(module.seen[-1], evaluated(t, probe())[-1])
     assert same(weights(t.model), before)
 
 
@@ -147,7 +143,7 @@ def test_after_an_exception_in_an_evaluation_the_weights_are_back():
             if not self.trainer.sanity_checking:
                 raise KeyError
 
-    t = start([EMA("2ba")], conv_net())
+    t = start([EMA("2ba")], image_net())
     with pytest.raises(KeyError):
         fit(Fails(t.model), TransformsCallback(t))
 
@@ -157,14 +153,14 @@ def test_after_an_exception_in_an_evaluation_the_weights_are_back():
 
 
 def test_accumulated_batches_are_refused():
-    t = start([GradientClipping("norm", 1.0)], conv_net())
+    t = start([GradientClipping("norm", 1.0)], image_net())
 
     with pytest.raises(ValueError, match="accumulate_grad_batches=2 must be 1"):
         fit(Plain(t.model), TransformsCallback(t), accumulate_grad_batches=2)
 
 
 def test_manual_optimization_is_refused():
-    t = start([GradientClipping("norm", 1.0)], conv_net())
+    t = start([GradientClipping("norm", 1.0)], image_net())
     module = Plain(t.model)
     module.automatic_optimization = False
 

@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composable import Event, during
-from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
+from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp, NoOpModel
 from composable.core.algorithm import FunctionAlgorithm
-from tests.integrations.table import SETS, SGD, WITHIN, acts, data, evaluated, ours, start, works_in
+from tests.integrations import table
+from tests.integrations.table import ALL, SETS, SGD, WITHIN, acts, data, ours, start, works_in
 from tests.runs import (
     batches,
-    conv_net,
     mlp,
     noisy_loader,
     plain_loop,
@@ -32,6 +32,18 @@ def begin(algorithms, model=None, **options):
     return start(algorithms, model, optimizer=optimizer, **options), optimizer
 
 
+def row(name):
+    """Transforms of a row of the table, and their optimizer."""
+    model = table.net(name)
+    optimizer = SGD(model.parameters())
+    return table.begin(name, model, optimizer=optimizer), optimizer
+
+
+def evaluated(t, name):
+    """The weights, and what is evaluated."""
+    return table.evaluated(t, table.probe(name))
+
+
 def train(t, optimizer, loader, *, epochs=2):
     """The loop of the page."""
     model = t.model
@@ -44,10 +56,10 @@ def train(t, optimizer, loader, *, epochs=2):
 
 @pytest.mark.parametrize("name", works_in("own loop"))
 def test_in_a_loop_of_your_own(name):
-    t, optimizer = begin(SETS[name], conv_net())
+    t, optimizer = row(name)
 
-    train(t, optimizer, data())
-    result = evaluated(t)
+    train(t, optimizer, data(name))
+    result = evaluated(t, name)
 
     assert same(result, ours(name))
     assert acts(name, result)
@@ -55,11 +67,11 @@ def test_in_a_loop_of_your_own(name):
 
 @pytest.mark.parametrize("loader", [shuffling_loader, noisy_loader])
 def test_a_loader_that_draws_gives_what_it_gives_the_trainer(loader):
-    t, optimizer = begin(SETS["MixUp"], conv_net())
+    t, optimizer = row("MixUp")
 
     train(t, optimizer, loader(images=True))
 
-    assert same(evaluated(t), ours("MixUp", loader(images=True)))
+    assert same(evaluated(t, "MixUp"), ours("MixUp", loader(images=True)))
 
 
 def test_without_algorithms_it_is_the_plain_loop():
@@ -72,11 +84,11 @@ def test_without_algorithms_it_is_the_plain_loop():
 
 
 def test_the_loader_says_how_many_batches_an_epoch_has():
-    t, optimizer = begin(SETS[WITHIN], conv_net())
+    t, optimizer = row(WITHIN)
 
     train(t, optimizer, data())
 
-    assert same(evaluated(t), ours(WITHIN))
+    assert same(evaluated(t, WITHIN), ours(WITHIN))
     assert t.state.timestamp.sample == 20
 
 
@@ -184,7 +196,7 @@ def test_after_evaluating_weights_modes_and_gradients_are_back():
 
 
 def test_evaluating_in_an_epoch_changes_no_weight():
-    t, optimizer = begin(SETS["all six together"], conv_net())
+    t, optimizer = row(ALL)
     for _ in range(2):
         for inputs, _ in t.epoch(data()):
             t.loss(t.model(inputs)).backward()
@@ -193,7 +205,7 @@ def test_evaluating_in_an_epoch_changes_no_weight():
             with t.evaluating() as model:
                 model(inputs)
 
-    assert same(evaluated(t), ours("all six together"))
+    assert same(evaluated(t, ALL), ours(ALL))
 
 
 def test_a_model_with_a_loss_of_its_own_needs_no_loss_fn():
@@ -244,6 +256,15 @@ def test_a_step_without_the_loss_names_who_needed_it():
     cross_entropy(t.model(inputs), targets).backward()
 
     with pytest.raises(RuntimeError, match=r"LabelSmoothing acts at BEFORE_LOSS.*t\.loss\("):
+        t.before_step()
+
+
+def test_a_step_without_the_loss_that_came_with_the_model_is_refused():
+    t, _ = begin([NoOpModel()])
+    inputs, _ = next(t.epoch(batches()))
+    t.model(inputs).backward()
+
+    with pytest.raises(RuntimeError, match=r"NoOpModel acts at INIT.*t\.loss\("):
         t.before_step()
 
 
@@ -337,11 +358,11 @@ def test_a_window_ends_with_the_same_batch_as_in_the_trainer():
             seen.append((event, state.timestamp.batch))
         return state
 
-    t, optimizer = begin(during("1ba", "3ba", note), conv_net())
-    train(t, optimizer, data())
+    t, optimizer = begin(during("1ba", "3ba", note))
+    train(t, optimizer, batches())
     here = list(seen)
     seen.clear()
-    trained(conv_net(), data(), algorithms=during("1ba", "3ba", note))
+    trained(algorithms=during("1ba", "3ba", note))
 
     assert here == seen
     assert [batch for event, batch in here if event is Event.BATCH_END] == [2, 3]
