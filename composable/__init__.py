@@ -30,6 +30,7 @@ from composable.core.time import Clock, Time, Timestamp, TimeUnit
 from composable.core.window import Window
 from composable.loop import UnmetRequestWarning
 from composable.metrics import Evaluator
+from composable.replaying import replay
 from composable.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -69,5 +70,6 @@ __all__ = [
     "identity",
     "never",
     "register_global_callback",
+    "replay",
     "when",
 ]
