@@ -18,21 +18,34 @@ def add_replay(commands: Any) -> None:
     """Add `composable replay` to a parser."""
     parser = commands.add_parser(
         "replay",
+        usage="%(prog)s [-h] --batch BATCH [--changed] RUN [-- ARGUMENTS]",
         help="train on one batch of a recorded run again",
         description=(
             "Runs the script that run.json of the run names, with its arguments and in its folder, "
             "up to one batch, from the nearest checkpoint, and compares the loss with the recorded "
             "one to the last bit. It executes that script: replay no run that you don't trust. The "
-            "Trainer writes nothing; what else the script does, it does again."
+            "Trainer writes nothing; what else the script does, it does again. ARGUMENTS are given to the script instead of the recorded ones."
         ),
     )
     parser.add_argument("folder", metavar="RUN", help="the save_folder of the run")
     parser.add_argument("--batch", type=int, required=True, help="which batch, counted from 0")
     parser.add_argument("--changed", action="store_true", help="even if the script was changed")
-    parser.add_argument(
-        "arguments", nargs="*", help="after --: arguments of the script instead of the recorded"
-    )
     parser.set_defaults(run=_replay)
+    _split_off_arguments(parser)
+
+
+def _split_off_arguments(parser: argparse.ArgumentParser) -> None:
+    """Leave what comes after -- to the script: argparse would look for options in it."""
+    parse = parser.parse_known_args
+
+    def parse_known_args(given: Any, namespace: Any = None) -> Any:
+        own = list(given)
+        cut = own.index("--") if "--" in own else None
+        options, unknown = parse(own[:cut], namespace)
+        options.arguments = None if cut is None else own[cut + 1 :]
+        return options, unknown
+
+    parser.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
 
 
 def add_diff(commands: Any) -> None:
@@ -52,7 +65,7 @@ def _replay(options: argparse.Namespace) -> int:
         return replay_script(
             options.folder,
             batch=options.batch,
-            arguments=options.arguments or None,
+            arguments=options.arguments,
             changed=options.changed,
         )
 

@@ -136,10 +136,12 @@ def _first_step(first: Steps, second: Steps) -> Difference | None:
         ours, theirs = first.trained.get(batch), second.trained.get(batch)
         if ours is None or theirs is None:
             return Difference(batch, "batch", ours and ours["loss"], theirs and theirs["loss"])
-        for a, b in (ours, theirs), (first.evaluated.get(batch), second.evaluated.get(batch)):
-            what = first_difference(a or {}, b or {})
+        results = first.evaluated.get(batch, {}), second.evaluated.get(batch, {})
+        both = results[0].keys() & results[1].keys()  # when to evaluate makes no difference
+        for a, b in (ours, theirs), ({n: one[n] for n in both} for one in results):
+            what = first_difference(a, b)
             if what is not None:
-                return Difference(batch, what, (a or {}).get(what), (b or {}).get(what))
+                return Difference(batch, what, a.get(what), b.get(what))
     return None
 
 

@@ -238,9 +238,8 @@ class Trainer:
         given_path = None if load_weights_only else load_path
         source = None if replay is None else replay.source(where)
         if source is None:
-            source = find_source(
-                given_path, folder=folder if autoresume else None, device=where, ignored=ignored
-            )
+            first = folder if autoresume and replay is None else None
+            source = find_source(given_path, folder=first, device=where, ignored=ignored)
         known = replay.seed if replay is not None else None
         seed = check.check_seed(seed, known if source is None else source.seed)
         length = None if max_duration is None else check.check_duration(max_duration)

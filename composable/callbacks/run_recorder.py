@@ -191,7 +191,7 @@ class RunRecorder(Callback):
     def _try(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except OSError as error:
+        except (OSError, UnwritableCheckpointError) as error:
             message = f"{self.folder}: the record of the run can't be written: {error}."
             if self.on_error == "raise":
                 raise UnwritableCheckpointError(message) from error

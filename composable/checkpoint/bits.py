@@ -1,7 +1,9 @@
 """Tensors compared to the last bit."""
 
+import re
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,9 +38,15 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def differing(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[str]:
     """The names under which two sets of tensors differ, those of the model first."""
-    for name in sorted({**a, **b}, key=lambda name: not name.startswith("model/")):
+    for name in sorted({**a, **b}, key=_place):
         if name not in a or name not in b or not same_bits(a[name], b[name]):
             yield name
+
+
+def _place(name: str) -> Any:
+    """The model first, and layer 2 before layer 10."""
+    parts = re.split(r"(\d+)", name[:1000])
+    return not name.startswith("model/"), [(len(p), p) if p.isdigit() else (0, p) for p in parts]
 
 
 def how_far(a: Tensor | None, b: Tensor | None) -> str:

@@ -73,7 +73,9 @@ class JSONLinesLogger(LoggerDestination):
         self._pending: list[tuple[Timestamp, Mapping[str, Any]]] = []
         if not append:
             self.path.write_text("", encoding="utf-8")
-        self._file: IO[str] | None = self.path.open("a", encoding="utf-8")
+        self._file: IO[str] | None = None
+        if current() is None:
+            self._file = self.path.open("a", encoding="utf-8")
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Take in metrics.
