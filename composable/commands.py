@@ -24,7 +24,8 @@ def add_replay(commands: Any) -> None:
             "Runs the script that run.json of the run names, with its arguments and in its folder, "
             "up to one batch, from the nearest checkpoint, and compares the loss with the recorded "
             "one to the last bit. It executes that script: replay no run that you don't trust. The "
-            "Trainer writes nothing; what else the script does, it does again. ARGUMENTS are given to the script instead of the recorded ones."
+            "Trainer writes nothing; what else the script does, it does again. "
+            "ARGUMENTS are given to the script instead of the recorded ones."
         ),
     )
     parser.add_argument("folder", metavar="RUN", help="the save_folder of the run")

@@ -241,6 +241,7 @@ class Replay:
     changes: tuple[str, ...] = ()
     joined: bool = False
     """Whether a Trainer of the run was built."""
+    _fits_done: int = 0
     _reached: bool = False
     _last: int | None = None
     _end: int | None = None
@@ -284,6 +285,13 @@ class Replay:
             recorder.listener = self.hear
         lost = (number for number, one in self.steps.trained.items() if one["loss"] is None)
         loop.watch.avoided.update(lost)
+        goes_on = loop.fitting and not loop.finished(loop.state)
+        self._fits_done = loop.fits - goes_on
+
+    def passes_over_fit(self) -> bool:
+        """Whether this call of `fit` was over when the checkpoint was saved."""
+        self._fits_done -= 1
+        return self._fits_done >= 0
 
     def begin(self, description: Mapping[str, Any]) -> None:
         """Compare what the run is made of."""

@@ -320,6 +320,8 @@ class Trainer:
         Raises:
             ValueError: Something that training needs was not given, or nothing is left to do.
         """
+        if self._replay is not None and self._replay.passes_over_fit():
+            return self.state
         loop, state = self._loop, self._ready_to_fit(duration)
         with preserve_rng(), self._running(), heed_signals(self._note_signal):
             loop.signal = None
