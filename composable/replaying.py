@@ -266,6 +266,11 @@ class Replay:
         return save_folder.resolve() in folders
 
     @property
+    def run(self) -> str:
+        """The number of the run."""
+        return str(self.record.get("id"))
+
+    @property
     def seed(self) -> int | None:
         """The seed of the run."""
         seed = self.record.get("seed")
@@ -273,8 +278,7 @@ class Replay:
 
     def source(self, device: torch.device) -> Source | None:
         """The newest checkpoint of the run that is not beyond the batch."""
-        run = str(self.record.get("id"))
-        source = newest_whole(self.folder, device, run=run, batch=self.batch)
+        source = newest_whole(self.folder, device, run=self.run, batch=self.batch)
         if source is not None:
             self.start = f"checkpoint {source.path.name}"
         return source
@@ -328,8 +332,7 @@ class Replay:
 
     def _saved(self) -> list[int]:
         whole, _ = files.find(self.folder)
-        run = self.record.get("id")
-        return [one.manifest.batch for one in whole if one.manifest.info.get("run") == run]
+        return [one.manifest.batch for one in whole if one.manifest.info.get("run") == self.run]
 
     def check_saved(self, name: str, take: Callable[[], Mapping[str, Any]]) -> None:
         """Once something differs: name the first tensor that differs from those of a checkpoint."""

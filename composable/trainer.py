@@ -243,7 +243,8 @@ class Trainer:
         known = replay.seed if replay is not None else None
         seed = check.check_seed(seed, known if source is None else source.seed)
         length = None if max_duration is None else check.check_duration(max_duration)
-        self._run = new_run() if source is None else source.run
+        begun = new_run() if replay is None else replay.run
+        self._run = begun if source is None else source.run
         state = State(
             model=model.to(where),
             loss_fn=loss,
