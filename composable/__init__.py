@@ -31,6 +31,7 @@ from composable.core.time import Clock, Time, Timestamp, TimeUnit
 from composable.core.window import Window
 from composable.loop import UnmetRequestWarning
 from composable.metrics import Evaluator
+from composable.replaying import replay
 from composable.trainer import Trainer
 
 __all__ = [
@@ -68,5 +69,6 @@ __all__ = [
     "identity",
     "never",
     "register_global_callback",
+    "replay",
     "when",
 ]

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from composable.commands import add_diff, add_replay
+
 __all__ = ["main"]
 
 
@@ -85,4 +87,4 @@ def _verify(options: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-_COMMANDS: tuple[Callable[[Any], None], ...] = (_add_checkpoint,)
+_COMMANDS: tuple[Callable[[Any], None], ...] = (_add_checkpoint, add_replay, add_diff)

@@ -140,14 +140,25 @@ def is_checkpoint(path: Path) -> bool:
     return (path / MANIFEST).exists()
 
 
-def newest_whole(folder: Path, device: torch.device, *, run: str | None = None) -> Source | None:
-    """The newest whole checkpoint in a folder from which a run can go on; of one run, if named."""
+def newest_whole(
+    folder: Path, device: torch.device, *, run: str | None = None, batch: int | None = None
+) -> Source | None:
+    """The newest whole checkpoint in a folder from which a run can go on.
+
+    Args:
+        folder: Where to look.
+        device: Where tensors go that were not on the CPU.
+        run: The run that wrote it, if it matters.
+        batch: The most batches that may have been done, if it matters.
+    """
     whole, broken = files.find(folder)
     for one in broken:
         _warn_broken(one.path, one.error)
     for found in whole:
         info = found.manifest.info
         if not info.get("complete") or (run is not None and info.get("run") != run):
+            continue
+        if batch is not None and found.manifest.batch > batch:
             continue
         try:
             return _read(found.path, device, ())

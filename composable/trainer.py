@@ -11,6 +11,7 @@ from torch import nn
 from composable import _arguments as check
 from composable._parts import surgery
 from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved, check_patterns
+from composable.callbacks.run_recorder import RunRecorder
 from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.files import write
 from composable.checkpoint.folders import make_folder
@@ -35,6 +36,7 @@ from composable.loggers.progress_bar import ProgressBarLogger
 from composable.loop import Loop, zero_grad
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
+from composable.replaying import join, quiet
 from composable.resuming import (
     Source,
     find_source,
@@ -45,6 +47,7 @@ from composable.resuming import (
 )
 from composable.snapshot import by_name, put_back, take, take_weights
 from composable.utils.environment import describe_environment
+from composable.utils.replay_mode import current
 from composable.utils.reproducibility import (
     configure_deterministic_mode,
     get_random_seed,
@@ -236,8 +239,12 @@ class Trainer:
                 mode=save_best_mode,
             )
             core.append(own_saver)
+            if not any(isinstance(one, RunRecorder) for one in as_list(callbacks)):
+                core.append(RunRecorder(save_folder, on_error=save_error))
         check.check_resuming(autoresume, save_folder, save_weights_only, save_ignore_keys)
         ignored = check_patterns("load_ignore_keys", load_ignore_keys)
+        self._replay = replay = join(save_folder)
+        core, loggers = quiet(core, loggers)
         self._plan = Plan.compile(algorithms, callbacks, loggers, core=core)
         self._in_call = False
         self.logger = Logger(self._plan.destinations)
@@ -247,14 +254,17 @@ class Trainer:
         where = check.check_device(device)
         folder = None if save_folder is None else Path(save_folder)
         given_path = None if load_weights_only else load_path
-        source = find_source(
-            given_path, folder=folder if autoresume else None, device=where, ignored=ignored
-        )
-        if folder is not None and not (autoresume or save_overwrite):
+        source = None if replay is None else replay.source(where)
+        if source is None:
+            first = folder if autoresume and replay is None else None
+            source = find_source(given_path, folder=first, device=where, ignored=ignored)
+        if folder is not None and replay is None and not (autoresume or save_overwrite):
             refuse_others(folder, None if source is None else source.run)
-        seed = check.check_seed(seed, None if source is None else source.seed)
+        known = replay.seed if replay is not None else None
+        seed = check.check_seed(seed, known if source is None else source.seed)
         length = None if max_duration is None else check.check_duration(max_duration)
-        self._run = new_run() if source is None else source.run
+        begun = new_run() if replay is None else replay.run
+        self._run = begun if source is None else source.run
         state = State(
             model=model.to(where),
             loss_fn=loss,
@@ -298,13 +308,15 @@ class Trainer:
                 given_duration=length,
                 finds_size=finds_size,
                 watch=check.check_watch(nonfinite_loss, where, save_folder),
-                rewind=self._rewind if nonfinite_loss == "rollback" else None,
+                rewind=self._rewind if nonfinite_loss == "rollback" and replay is None else None,
             )
             self._resumed = False
             self._remembered: dict[str, Any] = {}
             self._loaded: Path | None = None
             if source is not None:
                 self._go_on(source, ignored)
+            if replay is not None:
+                replay.take_in(self._loop, self._recorders)
             self._connect()
 
     @property
@@ -331,6 +343,8 @@ class Trainer:
         Raises:
             ValueError: Something that training needs was not given, or nothing is left to do.
         """
+        if self._replay is not None and self._replay.passes_over_fit():
+            return self.state
         loop, state = self._loop, self._ready_to_fit(duration)
         with preserve_rng(), self._running(), heed_signals(self._note_signal):
             loop.signal = None
@@ -342,7 +356,12 @@ class Trainer:
                 state.model.train()
                 loop.state = state = surgery(loop.fire, Event.FIT_START, state)
                 loop.fits, loop.fitting = loop.fits + 1, True
-            self.logger.log_hyperparameters(self._describe(state))
+            description = self._describe(state)
+            self.logger.log_hyperparameters(description)
+            for recorder in self._recorders:
+                recorder.begin(description, state)
+            if self._replay is not None:
+                self._replay.begin(description)
             loop.state = loop.fit(state)
             loop.fitting = False
         return loop.state
@@ -450,6 +469,8 @@ class Trainer:
                 "return Control.SAVE from the callback instead."
             )
         target = Path(path)
+        if current() is not None:
+            return target  # a replay writes nothing
         run, tree = self._describe(self.state), self._take(weights_only)
         saved = Saved.of(self.state, run, tree, complete=not weights_only)
         make_folder(target.parent)
@@ -459,6 +480,8 @@ class Trainer:
         """Have those who asked for it write checkpoints, or all where somebody else asked."""
         savers = [one for one in self._savers if one.wanted] or self._savers
         for saver in savers:
+            if self._replay is not None:
+                self._replay.check_saved(saver.name_of(state), lambda: self._take(False, state))
             saver.save(state, self._describe(state), lambda only: self._take(only, state))
 
     def _take(self, weights_only: bool, state: State | None = None) -> dict[str, Any]:
@@ -470,6 +493,10 @@ class Trainer:
     @property
     def _savers(self) -> list[CheckpointSaver]:
         return [one for one in self._plan.callbacks if isinstance(one, CheckpointSaver)]
+
+    @property
+    def _recorders(self) -> list[RunRecorder]:
+        return [one for one in self._plan.callbacks if isinstance(one, RunRecorder)]
 
     def _note_signal(self, number: int) -> None:
         self._loop.signal = number
@@ -517,7 +544,8 @@ class Trainer:
         put_back(loop, loop.state, tree, str(source.path))
         self._remembered, self._loaded = dict(tree["callbacks"]), source.path
         self._resumed = True
-        source.warn_of_changes(self._describe(self.state))
+        if self._replay is None:  # which says so itself
+            source.warn_of_changes(self._describe(self.state))
 
     def _ready_to_fit(self, duration: TimeLike | None) -> State:
         loop, state = self._loop, self.state
@@ -543,6 +571,8 @@ class Trainer:
         if not self._resumed:
             loop.dispatcher.forget()
         self._resumed = False
+        if self._replay is not None and loop.fitting and not loop.finished(state):
+            duration = None  # it is as it was saved
         if duration is not None:
             longer = check.check_duration(duration, "duration")
             loop.fitting = loop.fitting and not loop.finished(state)

@@ -335,6 +335,15 @@ class StopsEarly(Callback):
         return Control.STOP if state.timestamp.batch == 8 else None
 
 
+def test_what_is_logged_at_the_end_of_an_epoch_of_unknown_length_is_logged_alike():
+    check_going_on(
+        BATCHES,
+        loader=lambda: stream(EXAMPLES, images=True),
+        log_interval=lambda: "1ep",
+        schedulers=cosine,
+    )
+
+
 class EndsEpochs(Callback):
     """Ends every epoch after its third batch."""
 

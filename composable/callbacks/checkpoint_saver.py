@@ -21,6 +21,7 @@ from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
 from composable.core.state import State
 from composable.core.time import Timestamp
+from composable.utils.replay_mode import current
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -169,6 +170,8 @@ class CheckpointSaver(Callback):
         self._kept = [*(one for one in kept if one != name), name]
         if self._is_better():
             self._best = name, self._measured  # type: ignore[assignment]
+        if current() is not None:
+            return  # a replay writes nothing
         tree = without(take(self.weights_only), self.ignore_keys)
         complete = not (self.weights_only or self.ignore_keys)
         saved = Saved.of(state, run, tree, complete=complete)

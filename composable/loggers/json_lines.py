@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from composable.core.logger import LoggerDestination, to_numbers
 from composable.core.time import Timestamp
+from composable.utils.replay_mode import current
 
 __all__ = ["JSONLinesLogger"]
 
@@ -57,6 +58,8 @@ class JSONLinesLogger(LoggerDestination):
     ) -> None:
         if not isinstance(flush_interval, int) or flush_interval < 1:
             raise ValueError(f"flush_interval={flush_interval!r} must be an integer from 1 on.")
+        if current() is not None:  # a replay writes nothing
+            path, overwrite, append = os.devnull, False, True
         self.path = Path(path)
         if overwrite and append:
             raise ValueError("overwrite=True and append=True: give one of them.")
@@ -70,7 +73,9 @@ class JSONLinesLogger(LoggerDestination):
         self._pending: list[tuple[Timestamp, Mapping[str, Any]]] = []
         if not append:
             self.path.write_text("", encoding="utf-8")
-        self._file: IO[str] | None = self.path.open("a", encoding="utf-8")
+        self._file: IO[str] | None = None
+        if current() is None:
+            self._file = self.path.open("a", encoding="utf-8")
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Take in metrics.

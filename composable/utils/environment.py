@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from composable._version import __version__
 
-__all__ = ["describe_environment"]
+__all__ = ["describe_environment", "describe_script", "hash_file"]
 
 
 def describe_environment() -> dict[str, Any]:
@@ -41,6 +42,38 @@ def describe_environment() -> dict[str, Any]:
         "command": list(sys.argv),
         "commit": _commit(Path.cwd()),
     }
+
+
+def describe_script() -> dict[str, Any]:
+    """The script that runs, as plain values: what is needed to start it again.
+
+    `script` is None where there is none, as in a notebook; `module` is what was given to
+    `python -m`, if anything.
+
+    Example:
+        >>> from composable.utils.environment import describe_script
+        >>> sorted(describe_script())
+        ['arguments', 'cwd', 'executable', 'module', 'script', 'script_sha256']
+    """
+    main = sys.modules.get("__main__")
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    script = None if file is None else Path(file).absolute()
+    return {
+        "script": None if script is None else str(script),
+        "script_sha256": None if script is None else hash_file(script),
+        "module": None if spec is None else spec.name,
+        "arguments": list(sys.argv[1:]),
+        "cwd": str(Path.cwd()),
+        "executable": sys.executable,
+    }
+
+
+def hash_file(path: Path) -> str | None:
+    """The SHA-256 of a file; None where it can't be read."""
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 @lru_cache(maxsize=8)
