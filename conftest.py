@@ -28,6 +28,7 @@ ADAPTERS = {
     ],
     "transformers": [
         "composable/integrations/huggingface.py",
+        "tests/integrations/test_encodings.py",
         "tests/integrations/test_huggingface.py",
     ],
 }

@@ -4,7 +4,7 @@ A step is one training step (forward, backward, SGD) of a residual network with 
 parameters on 64 images of 64 x 64, in float32 on one thread. The candidates of a table run in
 turns, and ratios are taken turn by turn, so that what else the machine does matters little.
 
-    python benchmarks/method_costs.py                  # all tables, about two minutes
+    python benchmarks/method_costs.py                  # all tables, a few minutes
     python benchmarks/method_costs.py mixup blurpool   # some of them
 
 In each table the first line is what the others are compared with: the best CPU time of each, and
@@ -118,6 +118,111 @@ def mixup() -> list[Candidates]:
     ]
 
 
+def cutmix() -> list[Candidates]:
+    """The same box pasted by hand, one for the batch and one an example; and the draw."""
+    images, labels = batch()
+    generator = torch.Generator().manual_seed(0)
+    order, box = torch.randperm(64), torch.tensor([[16, 48], [16, 48]])
+    one, each = F.CutmixDraw(order, box), F.CutmixDraw(order, box.repeat(64, 1, 1))
+
+    def by_hand() -> Tensor:
+        mixed = images.clone()
+        mixed[:, :, 16:48, 16:48] = images[order, :, 16:48, 16:48]
+        return mixed
+
+    return [
+        {
+            "a box pasted by hand": by_hand,
+            "apply_cutmix": lambda: F.apply_cutmix(images, labels, one),
+            "apply_cutmix, a box an example": lambda: F.apply_cutmix(images, labels, each),
+            "draw_cutmix": lambda: F.draw_cutmix(64, (64, 64), generator=generator),
+        }
+    ]
+
+
+def cutout() -> list[Candidates]:
+    """The same hole cut by hand, one for the batch and one an example; and the draw."""
+    images, _ = batch()
+    generator = torch.Generator().manual_seed(0)
+    hole = torch.tensor([[[16, 48], [16, 48]]])
+    mask = torch.zeros(64, 1, 64, 64, dtype=torch.bool)
+    mask[:, :, 16:48, 16:48] = True
+
+    def by_hand() -> Tensor:
+        cut = images.clone()
+        cut[:, :, 16:48, 16:48] = 0
+        return cut
+
+    return [
+        {
+            "a hole cut by hand": by_hand,
+            "apply_cutout": lambda: F.apply_cutout(images, hole),
+            "masked_fill, a hole an example": lambda: images.masked_fill(mask, 0),
+            "apply_cutout, a hole an example": lambda: F.apply_cutout(
+                images, hole.repeat(64, 1, 1, 1)
+            ),
+            "draw_cutout": lambda: F.draw_cutout(64, (64, 64), generator=generator),
+        }
+    ]
+
+
+def colout() -> list[Candidates]:
+    """Leaving out by two indices, and steps on the smaller images."""
+    model, (images, labels) = network(), batch()
+    draw = F.draw_colout((64, 64), generator=torch.Generator().manual_seed(0))
+    small = F.apply_colout(images, None, draw).inputs
+    return [
+        {
+            "x[:, :, rows][..., columns]": lambda: images[:, :, draw.rows][..., draw.columns],
+            "apply_colout": lambda: F.apply_colout(images, None, draw),
+            "draw_colout": lambda: F.draw_colout((64, 64)),
+        },
+        {
+            "a step": train_step(model, images, labels),
+            "a step after colout": train_step(model, small, labels),
+        },
+    ]
+
+
+def resize_batch() -> list[Candidates]:
+    """Both modes at half the size, and steps on smaller images."""
+    model, (images, labels) = network(), batch()
+
+    def small(scale: float, mode: str = "resize") -> Tensor:
+        return F.resize_batch(images, scale_factor=scale, mode=mode).inputs
+
+    return [
+        {
+            "interpolate": lambda: interpolate(images, scale_factor=0.5, mode="bilinear"),
+            "resize": lambda: small(0.5),
+            "crop": lambda: small(0.5, "crop"),
+        },
+        {
+            "a step": train_step(model, images, labels),
+            "a step at half the size": train_step(model, small(0.5), labels),
+            "a step at three quarters": train_step(model, small(0.75), labels),
+        },
+    ]
+
+
+def set_sequence_length() -> list[Candidates]:
+    """Three tensors of 32 texts of 512 tokens, cut to 128; slices by hand come first."""
+    ids = torch.randint(1000, (32, 512))
+    texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+    def cut(**options: bool) -> Callable[[], object]:
+        return lambda: F.set_sequence_length(texts, 128, **options)
+
+    return [
+        {
+            "slices": lambda: {name: tensor[:, :128] for name, tensor in texts.items()},
+            "truncated": cut(),
+            "with their ends": cut(preserve_end_of_sequence=True),
+            "in pieces": cut(truncate=False),
+        }
+    ]
+
+
 def smooth_labels() -> list[Candidates]:
     """The targets of 256 examples of 1000 classes, and the loss on them."""
     outputs, labels = torch.randn(256, 1000), torch.randint(1000, (256,))
@@ -216,7 +321,10 @@ def clip_gradients() -> list[Candidates]:
 
 METHODS = {
     method.__name__: method
-    for method in (mixup, smooth_labels, select_using_loss, blurpool, ema, clip_gradients)
+    for method in (
+        *(mixup, cutmix, cutout, colout, resize_batch, set_sequence_length),
+        *(smooth_labels, select_using_loss, blurpool, ema, clip_gradients),
+    )
 }
 
 

@@ -1,5 +1,6 @@
 """Training speed-up methods for PyTorch: pure functions, laws of composition, and a thin loop."""
 
+from composable._version import __version__ as __version__
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
 from composable.core.combinators import (
@@ -32,8 +33,6 @@ from composable.loop import UnmetRequestWarning
 from composable.metrics import Evaluator
 from composable.replaying import replay
 from composable.trainer import Trainer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Algorithm",

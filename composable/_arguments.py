@@ -280,6 +280,13 @@ def check_seed(seed: int | None, saved: int | None) -> int | None:
     return saved if seed is None else seed
 
 
+def check_unused(**given: tuple[Any, Any]) -> None:
+    """Arguments of saving say nothing without a folder: (value, default) by name."""
+    for name, (value, default) in given.items():
+        if value != default:
+            raise ValueError(f"{name}={value!r} needs a save_folder, where checkpoints go.")
+
+
 def check_resuming(autoresume: bool, folder: Any, weights_only: bool, ignored: Any) -> None:
     """A run can go on by itself only from what is saved whole."""
     if not autoresume:

@@ -268,7 +268,14 @@ class Transforms:
         state = self._fire(Event.AFTER_DATALOADER, self.state.evolve(batch=batch))
         self._outer = state = self._fire(Event.BATCH_START, state)
         self._whole = state = self._fire(Event.BEFORE_TRAIN_BATCH, state)
-        self._go_on(Event.BEFORE_FORWARD, self._fire(Event.BEFORE_FORWARD, state))
+        state = self._fire(Event.BEFORE_FORWARD, state)
+        if state.model is not self.model:
+            raise RuntimeError(
+                "an algorithm replaced the model in the middle of a run, and the loop that trains "
+                "it still has the old one: in such a loop models can be replaced at INIT only. "
+                "StochasticDepth does so in its warm-up: give it drop_warmup=0.0."
+            )
+        self._go_on(Event.BEFORE_FORWARD, state)
         seed_step(self.state.key, self.state.timestamp.batch)
         return self.state.batch
 

@@ -204,7 +204,8 @@ def heed_signals(note: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    owner, seen = os.getpid(), []
+    owner = os.getpid()
+    seen: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # a worker of a DataLoader, which was forked with this handler

@@ -100,6 +100,8 @@ class Loop:
     """Goes back to the last checkpoint."""
     finds_size: bool = False
     """Whether `size` is what fits into memory."""
+    loader_state: Any = None
+    """Where a loader with a state of its own was when the run was saved."""
     signal: int | None = None
     """A signal that asks the run to end."""
     saves_at_the_end: bool = False
@@ -411,10 +413,15 @@ class Loop:
         """The batches of the epoch that have not been trained on."""
         now = state.timestamp
         first = now.batch - now.batch_in_epoch
-        batches = seeded_batches(self.loader or (), state.key, epoch=now.epoch, first_step=first)
-        for _ in range(now.batch_in_epoch):  # where an earlier fit stopped in this epoch
-            next(batches, None)
-        return batches
+        saved, self.loader_state = self.loader_state, None
+        return seeded_batches(
+            self.loader or (),
+            state.key,
+            epoch=now.epoch,
+            first_step=first,
+            skip=now.batch_in_epoch,  # where an earlier fit stopped in this epoch
+            loader_state=saved,
+        )
 
     def finished(self, state: State) -> bool:
         """Whether training is over."""

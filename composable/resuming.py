@@ -8,16 +8,22 @@ from typing import Any
 
 import attrs
 import torch
+from torch import Tensor
 
 from composable.checkpoint import files
 from composable.checkpoint.errors import (
     CheckpointError,
+    CheckpointExistsError,
+    DamagedCheckpointError,
     MismatchError,
     MissingCheckpointError,
     VersionError,
 )
+from composable.checkpoint.manifest import MANIFEST
 from composable.checkpoint.narrow import replaced
 from composable.checkpoint.tree import unpack
+from composable.core.key import Key
+from composable.core.time import Time, Timestamp
 
 __all__ = ["BrokenCheckpointWarning", "ChangedRunWarning", "Source", "find_source", "new_run"]
 
@@ -50,7 +56,8 @@ class Source:
     @property
     def fits(self) -> int:
         """How often training had begun."""
-        return self.tree["loop"]["fits"]  # type: ignore[no-any-return]
+        fits = self.tree.get("loop", {}).get("fits", 0)
+        return fits if isinstance(fits, int) else 0
 
     def without(self, patterns: Sequence[str], own: dict[str, Any]) -> dict[str, Any]:
         """The tree in which what has one of the patterns is the run's own."""
@@ -110,9 +117,27 @@ def find_source(
     )
 
 
+def refuse_others(folder: Path, run: str | None) -> None:
+    """See that a folder has no checkpoints but those of the run.
+
+    Raises:
+        CheckpointExistsError: It has.
+    """
+    if not folder.is_dir():
+        return
+    whole, _ = files.find(folder)
+    others = [found.path.name for found in whole if found.manifest.info.get("run") != run]
+    if others:
+        raise CheckpointExistsError(
+            f"save_folder={str(folder)!r} has checkpoints of another run, such as {others[0]}: "
+            "autoresume=True goes on with that run, save_overwrite=True replaces what has the same "
+            "name, and another folder keeps them apart."
+        )
+
+
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is that of a checkpoint, whole or not."""
-    return (path / files.MANIFEST).exists()
+    return (path / MANIFEST).exists()
 
 
 def newest_whole(
@@ -155,17 +180,63 @@ def _warn_broken(path: Path, error: Exception) -> None:
 def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> Source:
     contents = files.read(path)
     data = contents.data
-    if not isinstance(data, dict) or not {"run", "on_device", "tree"} <= data.keys():
+    if not isinstance(data, dict) or not {"run", "on_device", "state"} <= data.keys():
         raise MismatchError(f"{path} was not written by a Trainer: load its weights, or read it.")
-    tensors = dict(contents.tensors)
     if not contents.manifest.info.get("complete") and not ignored:
         raise MismatchError(
             f"{path} is a part of a run, saved with save_weights_only or save_ignore_keys, and a "
             "run can't go on from it: begin another with load_weights_only=True, or say in "
             "load_ignore_keys= what is not to be loaded."
         )
+    tensors = dict(contents.tensors)
     for name in data["on_device"]:
         if name in tensors:
             tensors[name] = tensors[name].to(device)
-    tree = unpack(tensors, data["tree"])
-    return Source(path, str(contents.manifest.info.get("run")), data["run"], tree)
+    tree = unpack(tensors, data)
+    _check_kinds(path, tree)
+    run = str(contents.manifest.info.get("run"))
+    return Source(path, run, tree["run"], tree["state"])
+
+
+_KINDS: dict[str, Any] = {
+    "model": dict,
+    "optimizers": list,
+    "schedulers": list,
+    "loss": (Tensor, type(None)),
+    "memory": dict,
+    "metrics": dict,
+    "timestamp": Timestamp,
+    "began": Timestamp,
+    "max_duration": (Time, type(None)),
+    "key": Key,
+    "loop": dict,
+    "callbacks": dict,
+}
+
+
+def _check_kinds(path: Path, tree: dict[str, Any]) -> None:
+    """What was read is what a run is made of: its bytes may be whole, and yet another's."""
+    state = tree["state"]
+    if not isinstance(tree["run"], dict) or not isinstance(state, dict):
+        raise DamagedCheckpointError(f"{path} is no run: its state is a {type(state).__name__}.")
+    for name, value in state.items():
+        if name not in _KINDS:
+            raise DamagedCheckpointError(f"{path} is no run: its state has {name[:80]!r}.")
+        if not isinstance(value, _KINDS[name]):
+            raise DamagedCheckpointError(
+                f"{path} is no run: {name} in its state is a {type(value).__name__}."
+            )
+    for name in ("timestamp", "key"):
+        if name not in state:
+            raise DamagedCheckpointError(f"{path} is no run: its state has no {name}.")
+
+
+def newest_weights(load_path: str | Path) -> Path:
+    """The checkpoint or file of weights that a user named, or the newest in a folder of several."""
+    path = Path(load_path)
+    if not path.is_dir() or is_checkpoint(path):
+        return path
+    whole, broken = files.find(path)
+    for one in broken:
+        _warn_broken(one.path, one.error)
+    return whole[0].path if whole else path

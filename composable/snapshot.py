@@ -13,13 +13,30 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable.checkpoint.errors import MismatchError
+from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.state import State
+from composable.data import read_loader_state
 from composable.loop import Loop
 
 __all__ = ["by_name", "put_back", "take", "take_weights"]
+
+
+_PARTS = {
+    "model",
+    "optimizers",
+    "schedulers",
+    "loss",
+    "memory",
+    "metrics",
+    "timestamp",
+    "began",
+    "max_duration",
+    "key",
+    "loop",
+    "callbacks",
+}
 
 
 def take(loop: Loop, state: State, callbacks: Iterable[Callback]) -> dict[str, Any]:
@@ -48,6 +65,7 @@ def take(loop: Loop, state: State, callbacks: Iterable[Callback]) -> dict[str, A
             "evaluated_at": loop.evaluated_at,
             "rates_used": loop.rates_used,
             "watch": loop.watch.state_dict(),
+            "loader": read_loader_state(loop.loader),
             "size": loop.size if loop.finds_size else None,
         },
         "callbacks": {name: one.state_dict() for name, one in by_name(callbacks).items()},
@@ -96,10 +114,30 @@ def put_back(loop: Loop, state: State, saved: Mapping[str, Any], path: str) -> S
     Raises:
         MismatchError: The saved model or optimizers are others than these.
     """
+    try:
+        check(loop, state, saved, path)
+        return _put_back(loop, state, saved)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise DamagedCheckpointError(
+            f"{path} can't be put back, for its state is not what a run saves: "
+            f"{type(error).__name__}: {error}. What was built may have taken a part of it: build "
+            "it again."
+        ) from error
+
+
+def check(loop: Loop, state: State, saved: Mapping[str, Any], path: str) -> None:
+    """The saved run is this one, as far as can be told before anything is changed."""
+    if missing := sorted(_PARTS - saved.keys()):
+        raise MismatchError(
+            f"{path} has no {', '.join(missing)}: they were left out when it was saved. Name them "
+            "in load_ignore_keys= too, and they stay as they are."
+        )
     check_model(state.model, saved["model"], path)
     check_optimizers(state.optimizers, saved["optimizers"], path)
     check_count("torch schedulers", loop.rates.steppers, saved["schedulers"], path)
 
+
+def _put_back(loop: Loop, state: State, saved: Mapping[str, Any]) -> State:
     live = _put_back_model(state.model, saved["model"])
     for optimizer, values in zip(state.optimizers, saved["optimizers"], strict=True):
         _put_back_optimizer(optimizer, values)
@@ -111,6 +149,7 @@ def put_back(loop: Loop, state: State, saved: Mapping[str, Any], path: str) -> S
     loop.evaluated_at = dict(rest["evaluated_at"])
     loop.rates_used = dict(rest["rates_used"])
     loop.watch.load_state_dict(rest["watch"])
+    loop.loader_state = rest["loader"]
     if loop.finds_size:
         loop.size = rest["size"]
     loop.dispatcher.forget()

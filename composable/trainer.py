@@ -12,6 +12,9 @@ from composable import _arguments as check
 from composable._parts import surgery
 from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved, check_patterns
 from composable.callbacks.run_recorder import RunRecorder
+from composable.checkpoint.errors import MismatchError
+from composable.checkpoint.files import write
+from composable.checkpoint.folders import make_folder
 from composable.checkpoint.weights import load_weights
 from composable.core._notes import add_note
 from composable.core.batch import BatchSpec
@@ -34,7 +37,14 @@ from composable.loop import Loop, zero_grad
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.replaying import join, quiet
-from composable.resuming import Source, find_source, new_run, newest_whole
+from composable.resuming import (
+    Source,
+    find_source,
+    new_run,
+    newest_weights,
+    newest_whole,
+    refuse_others,
+)
 from composable.snapshot import by_name, put_back, take, take_weights
 from composable.utils.environment import describe_environment
 from composable.utils.replay_mode import current
@@ -206,7 +216,15 @@ class Trainer:
             check.check_countable("eval_interval", evaluator.eval_interval, counter)
 
         core: list[Callback] = [ProgressBarLogger()] if progress_bar else []
-        if save_folder is not None:
+        if save_folder is None:
+            check.check_unused(
+                save_interval=(save_interval, "1ep"),
+                save_num_checkpoints_to_keep=(save_num_checkpoints_to_keep, None),
+                save_best=(save_best, None),
+                save_in_background=(save_in_background, False),
+                save_weights_only=(save_weights_only, False),
+            )
+        else:
             own_saver = CheckpointSaver(
                 save_folder,
                 save_interval=save_interval,
@@ -242,6 +260,8 @@ class Trainer:
             source = find_source(given_path, folder=first, device=where, ignored=ignored)
         known = replay.seed if replay is not None else None
         seed = check.check_seed(seed, known if source is None else source.seed)
+        if folder is not None and not (autoresume or save_overwrite or current()):
+            refuse_others(folder, None if source is None else source.run)
         length = None if max_duration is None else check.check_duration(max_duration)
         begun = new_run() if replay is None else replay.run
         self._run = begun if source is None else source.run
@@ -261,7 +281,7 @@ class Trainer:
             self._plan.report_idle(state, check.absent_events(evaluators, schedulers))
         given = as_list(optimizers)
         instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
-        with self._running(close_at_the_end=False):
+        with preserve_rng(), self._running(close_at_the_end=False):
             state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
             state = state.evolve(optimizers=build_optimizers(given, state.model))
             rates = LearningRates.build(
@@ -270,7 +290,7 @@ class Trainer:
             state = state.evolve(schedulers=rates.all)
             state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state)
             if source is None and load_path is not None:
-                load_weights(state.model, load_path, ignore=ignored)
+                load_weights(state.model, newest_weights(load_path), ignore=ignored)
             state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
             self._loop = Loop(
                 dispatcher=dispatcher,
@@ -290,7 +310,9 @@ class Trainer:
                 watch=check.check_watch(nonfinite_loss, where, save_folder),
                 rewind=self._rewind if nonfinite_loss == "rollback" and replay is None else None,
             )
-            self._resumed, self._remembered = False, {}
+            self._resumed = False
+            self._remembered: dict[str, Any] = {}
+            self._loaded: Path | None = None
             if source is not None:
                 self._go_on(source, ignored)
             if replay is not None:
@@ -449,10 +471,10 @@ class Trainer:
         target = Path(path)
         if current() is not None:
             return target  # a replay writes nothing
-        saver = CheckpointSaver(target.parent, overwrite=overwrite)
         run, tree = self._describe(self.state), self._take(weights_only)
         saved = Saved.of(self.state, run, tree, complete=not weights_only)
-        return saver.write(target.name, saved)
+        make_folder(target.parent)
+        return write(target, saved.tensors, saved.data, overwrite=overwrite, info=saved.info)
 
     def _save(self, state: State) -> None:
         """Have those who asked for it write checkpoints, or all where somebody else asked."""
@@ -491,7 +513,7 @@ class Trainer:
         counted = loop.watch.state_dict()
         put_back(loop, loop.state, source.tree, str(source.path))
         loop.watch.load_state_dict(counted)
-        self._remembered = dict(source.tree["callbacks"])
+        self._remembered, self._loaded = dict(source.tree["callbacks"]), source.path
         self._connect()
         self.logger.log_metrics({"nonfinite/rolled_back": loop.watch.rolled_back})
         return loop.state
@@ -503,7 +525,15 @@ class Trainer:
             self._loop.saves_at_the_end = any(one.save_interval for one in self._savers)
         named = by_name((*self._plan.core, *self._plan.given))
         for name in named.keys() & self._remembered.keys():
-            named[name].load_state_dict(self._remembered.pop(name))
+            remembered = self._remembered.pop(name)
+            try:
+                named[name].load_state_dict(remembered)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise MismatchError(
+                    f"{self._loaded} has a state of {name} that it can't take back: "
+                    f"{type(error).__name__}: {error} load_ignore_keys=['callbacks/{name}'] leaves "
+                    "it as it is."
+                ) from error
 
     def _go_on(self, source: Source, ignored: Sequence[str]) -> None:
         """Put a saved run back into this one, which was built as it was."""
@@ -512,7 +542,7 @@ class Trainer:
             loop.state = surgery(loop.dispatcher.act, Event.FIT_START, loop.state)
         tree = source.tree if not ignored else source.without(ignored, self._take(False))
         put_back(loop, loop.state, tree, str(source.path))
-        self._remembered = dict(tree["callbacks"])
+        self._remembered, self._loaded = dict(tree["callbacks"]), source.path
         self._resumed = True
         if self._replay is None:  # which says so itself
             source.warn_of_changes(self._describe(self.state))
@@ -603,6 +633,6 @@ class Trainer:
             "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
             "schedulers": [repr(s) for s in self._loop.rates.schedules],
             "device": str(state.device),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             **describe_environment(),
         }

@@ -2,65 +2,15 @@
 
 from fractions import Fraction
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from composable import Control, Event, Time, TimeUnit
-from composable.algorithms import (
-    EMA,
-    BlurPool,
-    GradientClipping,
-    LabelSmoothing,
-    MixUp,
-    SelectiveBackprop,
-)
-from tests.runs import Draws, GradientNoise, Jitter
 
 seeds = st.integers(0, 2**64 - 1)
 
-mixups = st.builds(
-    MixUp,
-    alpha=st.sampled_from([0.2, 1.0]),
-    per_sample=st.booleans(),
-    interpolate_loss=st.booleans(),
-)
-clippings = st.sampled_from(
-    [
-        GradientClipping("norm", 0.1),
-        GradientClipping("value", 0.01),
-        GradientClipping("adaptive", 0.1),
-    ]
-)
-selections = st.builds(
-    SelectiveBackprop,
-    start=st.sampled_from([0.0, 0.3]),
-    end=st.just(1.0),
-    keep=st.sampled_from([0.5, 1.0]),
-    interrupt=st.integers(0, 2),
-)
-averages = st.builds(
-    EMA,
-    half_life=st.sampled_from(["1ba", "3ba", "1ep"]),
-    ema_start=st.sampled_from(["0dur", "3ba"]),
-)
-
-
-@st.composite
-def algorithm_sets(draw, *, min_size=0, surgery=True):
-    """A subset of all algorithms of the library and a few more, in any order."""
-    pool = [
-        draw(mixups),
-        LabelSmoothing(draw(st.sampled_from([0.1, 0.3]))),
-        draw(averages),
-        draw(selections),
-        draw(clippings),
-        Jitter(),
-        GradientNoise(),
-        Draws(),
-    ]
-    if surgery:
-        pool.append(BlurPool(min_channels=0, blur_first=draw(st.booleans())))
-    chosen = draw(st.lists(st.sampled_from(range(len(pool))), unique=True, min_size=min_size))
-    return [pool[i] for i in chosen]
+few = settings(max_examples=max(5, settings.default.max_examples // 2))
+"""For laws whose every example trains several times: half the examples of the profile."""
 
 
 @st.composite

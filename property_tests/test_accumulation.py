@@ -9,11 +9,20 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from composable import Event
-from composable.algorithms import LabelSmoothing, SelectiveBackprop
-from property_tests.strategies import mixups, seeds
-from tests.runs import CLASSES, FEATURES, GradientNoise, Jitter, Watch, batches, mlp, trainer
+from composable.core.batch import map_tensors
+from property_tests.specimens import algorithm_sets, problems, specimens
+from property_tests.strategies import few, seeds
+from tests.runs import (
+    CLASSES,
+    FEATURES,
+    IGNORED,
+    PROBLEMS,
+    Watch,
+    batches,
+    mlp,
+    trainer,
+)
 
-IGNORED = -100
 DOUBLE = torch.float64
 
 
@@ -58,26 +67,54 @@ def test_microbatches_give_the_gradients_of_the_plain_loss_of_the_batch(split, c
     assert_close(gradients_of(model, loader, **split), expected)
 
 
-algorithms_of_a_batch = st.tuples(
-    st.one_of(st.none(), mixups),
-    st.sampled_from([None, LabelSmoothing(0.2)]),
-    st.sampled_from([None, SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=2)]),
-    st.sampled_from([None, Jitter()]),
-    st.sampled_from([None, GradientNoise()]),
-).map(lambda chosen: [one for one in chosen if one is not None])
+def sees_microbatches(specimen):
+    return bool(specimen.sees_microbatches)
 
 
-@given(splits(), st.integers(1, 12), st.integers(1, 8), algorithms_of_a_batch, seeds)
-def test_with_algorithms_that_draw_microbatches_give_the_gradients_of_the_batch(
-    split, count, size, algorithms, seed
-):
-    loader = batches(count, size, dtype=DOUBLE)
-    options = {"algorithms": algorithms, "seed": seed}
+@st.composite
+def sets_that_see_the_batch(draw):
+    """A problem, and algorithms that don't see how a batch is split."""
+    problem = draw(problems)
+    return problem, draw(algorithm_sets(problem, but=sees_microbatches))
 
-    whole = gradients_of(mlp(dtype=DOUBLE), loader, **options)
-    in_parts = gradients_of(mlp(dtype=DOUBLE), loader, **options, **split)
+
+def in_double(tensor):
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def gradients_with(problem, algorithms, seed, **split):
+    """The gradients of each batch of a model that treats examples one by one."""
+    model = problem.model(one_by_one=True, dtype=DOUBLE)
+    loader = [map_tensors(in_double, batch) for batch in problem.batches()]
+    options = {**problem.options, "algorithms": algorithms, "seed": seed, "check_effects": False}
+    return gradients_of(model, loader, **options, **split)
+
+
+@few
+@pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+@given(splits(), sets_that_see_the_batch(), seeds)
+def test_with_any_algorithms_microbatches_give_the_gradients_of_the_batch(split, drawn, seed):
+    problem, algorithms = drawn
+
+    whole = gradients_with(problem, algorithms, seed)
+    in_parts = gradients_with(problem, algorithms, seed, **split)
 
     assert_close(in_parts, whole)
+
+
+EACH = [(problem, specimen) for problem in PROBLEMS for specimen in specimens(problem)]
+
+
+@pytest.mark.parametrize(("problem", "specimen"), EACH, ids=repr)
+def test_a_specimen_sees_how_a_batch_is_split_only_if_it_says_so(problem, specimen):
+    whole = gradients_with(problem, specimen.telling, 17)
+    in_parts = gradients_with(problem, specimen.telling, 17, grad_accum=3)
+
+    if specimen.sees_microbatches:
+        with pytest.raises(AssertionError, match="not close"):
+            assert_close(in_parts, whole)
+    else:
+        assert_close(in_parts, whole)
 
 
 class Tagger(nn.Module):

@@ -1,6 +1,7 @@
 """Law: algorithms made of algorithms do what their words say, at any time and however nested."""
 
 from fractions import Fraction
+from functools import partial
 
 import attrs
 import pytest
@@ -24,20 +25,21 @@ from composable import (
     never,
     when,
 )
-from composable.algorithms import EMA, BlurPool, LabelSmoothing, MixUp, SelectiveBackprop
+from composable.algorithms import BlurPool, MixUp
 from composable.optim import linear
-from property_tests.strategies import algorithm_sets, clippings, mixups, selections
-from tests.runs import (
-    Draws,
-    GradientNoise,
-    Jitter,
-    Watch,
-    batches,
-    conv_net,
-    same,
-    trainer,
-    weights,
+from property_tests.outcomes import differences, left_by, outcome, resumed
+from property_tests.specimens import (
+    EXTRAS,
+    SPECIMENS,
+    algorithm_sets,
+    algorithms,
+    annealed,
+    combinations,
+    on_a_problem,
 )
+from property_tests.strategies import few
+from property_tests.tracing import traced
+from tests.runs import VISION, Draws, Jitter, Watch, batches, conv_net, trainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::composable.AmbiguousOrderWarning", "ignore::composable.IdleAlgorithmWarning"
@@ -45,12 +47,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 BATCHES = 6  # in two epochs of three
 
-single = st.one_of(
-    mixups,
-    clippings,
-    selections,
-    st.sampled_from([LabelSmoothing(0.2), EMA("2ba"), EMA("1ep"), Jitter(), GradientNoise()]),
-)
+single = on_a_problem(algorithms)
 steps = st.integers(0, BATCHES)
 
 
@@ -59,6 +56,7 @@ class Marks(Algorithm):
     """Remembers at which batches and events it acted."""
 
     events = frozenset({Event.BATCH_START, Event.BEFORE_LOSS, Event.BATCH_END, Event.EVAL_START})
+    reads = frozenset({"memory", "timestamp"})
     writes = frozenset({"memory"})
 
     def apply(self, event: Event, state: State) -> State:
@@ -67,58 +65,47 @@ class Marks(Algorithm):
         return state.remember(self.name, [*state.memory.get(self.name, []), mark])
 
 
-def outcome(*algorithms, **options):
-    """All that a run leaves behind: weights, memory and metrics."""
-    state = trainer(
-        conv_net(),
-        batches(images=True),
-        eval_dataloader=batches(images=True),
-        algorithms=algorithms,
-        **options,
-    ).fit()
-    memory = {
-        name: list(value["average"].values()) if name == "EMA" else value
-        for name, value in state.memory.items()
-    }
-    return weights(state.model), memory, state.metrics["eval"]
-
-
-def alike(one, other):
-    """Whether two outcomes are equal to the bit."""
-    (ours, mine, my_metrics), (theirs, their, their_metrics) = one, other
-    averages = mine.pop("EMA", []), their.pop("EMA", [])
-    return same(ours, theirs) and same(*averages) and mine == their and my_metrics == their_metrics
+def alike(problem, one, other, **options):
+    """Whether two lists of algorithms, or two of them, leave the same behind to the bit."""
+    return not differences(outcome(problem, one, **options), outcome(problem, other, **options))
 
 
 def marked(algorithm, **options):
     """The batches at which `Marks` acted, by event."""
-    _, memory, _ = outcome(algorithm, **options)
-    marks = memory.get("Marks", [])
+    marks = outcome(VISION, algorithm, **options)["memory"].get("Marks", [])
     return {event.value: [n for value, n in marks if value == event.value] for event in Event}
 
 
 # --- identity and chain ---
 
 
+@few
 @given(single)
-def test_identity_in_a_chain_changes_nothing(a):
-    assert alike(outcome(chain(identity, a)), outcome(a))
-    assert alike(outcome(chain(a, identity)), outcome(a))
+def test_identity_in_a_chain_changes_nothing(drawn):
+    problem, a = drawn
+
+    assert alike(problem, chain(identity, a), a)
+    assert alike(problem, chain(a, identity), a)
     assert chain() == identity
 
 
-@given(st.lists(single, min_size=3, max_size=3, unique_by=lambda a: a.name))
-def test_chain_is_associative(algorithms):
-    a, b, c = algorithms
+@given(on_a_problem(partial(algorithm_sets, min_size=3)))
+def test_chain_is_associative(drawn):
+    _, algorithms = drawn
+    assume(len(algorithms) >= 3)
+    a, b, *rest = algorithms
+    c = chain(*rest)
 
-    assert chain(chain(a, b), c) == chain(a, chain(b, c)) == chain(a, b, c)
+    assert chain(chain(a, b), c) == chain(a, chain(b, c)) == chain(*algorithms)
 
 
-@given(st.lists(single, min_size=1, max_size=3, unique_by=lambda a: a.name))
-def test_a_chain_in_the_order_of_the_plan_trains_as_the_list_does(algorithms):
+@few
+@given(on_a_problem(partial(algorithm_sets, min_size=1)))
+def test_a_chain_in_the_order_of_the_plan_trains_as_the_list_does(drawn):
+    problem, algorithms = drawn
     plan = Plan.compile(algorithms)
 
-    assert alike(outcome(chain(*plan.algorithms)), outcome(*algorithms))
+    assert alike(problem, chain(*plan.algorithms), algorithms)
 
 
 def test_a_chain_can_say_another_order_than_the_plan():
@@ -132,28 +119,39 @@ def test_a_chain_can_say_another_order_than_the_plan():
 # --- conditions and windows ---
 
 
+@few
 @given(single)
-def test_when_always_is_the_algorithm(a):
-    assert alike(outcome(when(always, a)), outcome(a))
+def test_when_always_is_the_algorithm(drawn):
+    problem, a = drawn
+
+    assert alike(problem, when(always, a), a)
 
 
+@few
 @given(single)
-def test_when_never_is_identity(a):
-    assert alike(outcome(when(never, a)), outcome(identity))
+def test_when_never_is_identity(drawn):
+    problem, a = drawn
+
+    assert alike(problem, when(never, a), identity)
 
 
+@few
 @given(single, st.lists(steps, min_size=3, max_size=3))
-def test_during_splits_at_any_point(a, points):
+def test_during_splits_at_any_point(drawn, points):
+    problem, a = drawn
     start, middle, end = (f"{point}ba" for point in sorted(points))
 
     split = chain(during(start, middle, a), during(middle, end, a))
 
-    assert alike(outcome(split), outcome(during(start, end, a)))
+    assert alike(problem, split, during(start, end, a))
 
 
+@few
 @given(single)
-def test_during_the_whole_run_is_the_algorithm(a):
-    assert alike(outcome(during("0dur", "1dur", a)), outcome(a))
+def test_during_the_whole_run_is_the_algorithm(drawn):
+    problem, a = drawn
+
+    assert alike(problem, during("0dur", "1dur", a), a)
 
 
 @given(st.sampled_from(["ba", "ep", "sp", "dur"]), steps, steps)
@@ -172,36 +170,51 @@ def test_a_window_is_half_open_in_every_unit(unit, start, end):
     assert acted["eval_start"] == [k for k in (2, 5) if k in expected]
 
 
+@few
 @given(single, steps, steps, st.integers(1, BATCHES - 1))
-def test_a_window_is_the_same_when_the_run_is_fitted_in_parts(a, one, other, stop):
+def test_a_window_is_the_same_when_the_run_is_fitted_in_parts(drawn, one, other, stop):
+    problem, a = drawn
     start, end = sorted([one, other])
-    window = during(f"{start}ba", f"{end}ba", a)
 
-    def fitted(*durations):
-        run = trainer(conv_net(), batches(images=True), algorithms=window, max_duration=None)
-        for duration in durations:
-            state = run.fit(duration=duration)
-        return weights(state.model)
+    def build():
+        window = during(f"{start}ba", f"{end}ba", a)
+        return problem.trainer(algorithms=window, check_effects=False)
 
-    assume(not isinstance(a, SelectiveBackprop))  # whose own window is a fraction of the run
-    assert same(fitted(f"{stop}ba", f"{BATCHES - stop}ba"), fitted(f"{BATCHES}ba"))
+    with traced() as trace:
+        in_parts = resumed(build, f"{stop}ba", f"{BATCHES - stop}ba")
+    assume(not trace.asks_how_long())
+
+    assert not differences(left_by(in_parts), left_by(resumed(build, f"{BATCHES}ba")))
 
 
 # --- turns ---
 
 
-@given(st.integers(1, 4), st.integers(1, BATCHES))
-def test_every_counts_batches_right_also_when_the_run_is_fitted_in_parts(n, stop):
-    run = trainer(
-        conv_net(), batches(images=True), algorithms=every(f"{n}ba", Marks()), max_duration=None
+@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_every_counts_batches_right_also_when_the_run_is_fitted_in_parts(n, parts):
+    state = resumed(
+        lambda: VISION.trainer(algorithms=every(f"{n}ba", Marks())), *(f"{k}ba" for k in parts)
     )
-    run.fit(duration=f"{stop}ba")
-    state = run.fit(duration=f"{BATCHES}ba")
 
-    expected = [k for k in range(stop + BATCHES) if k % n == 0]
+    expected = [k for k in range(sum(parts)) if k % n == 0]
     acted = state.memory["Marks"]
     assert [k for event, k in acted if event == "batch_start"] == expected
     assert [k for event, k in acted if event == "batch_end"] == expected
+
+
+@few
+@given(single, st.sampled_from(["2ba", "3ba", "2ep"]), st.integers(1, BATCHES + 1))
+def test_a_turn_is_the_same_when_the_run_is_fitted_in_parts(drawn, interval, stop):
+    problem, a = drawn
+
+    def build():
+        return problem.trainer(algorithms=every(interval, a), check_effects=False)
+
+    with traced() as trace:
+        in_parts = resumed(build, f"{stop}ba", f"{BATCHES + 2 - stop}ba")
+    assume(not trace.asks_how_long())
+
+    assert not differences(left_by(in_parts), left_by(resumed(build, f"{BATCHES + 2}ba")))
 
 
 @given(st.integers(1, 3))
@@ -213,17 +226,23 @@ def test_every_few_epochs_means_all_batches_of_those_epochs(n):
     assert acted["batch_end"] == expected
 
 
+@few
 @given(single)
-def test_every_batch_is_the_algorithm(a):
-    assert alike(outcome(every("1ba", a)), outcome(a))
+def test_every_batch_is_the_algorithm(drawn):
+    problem, a = drawn
+
+    assert alike(problem, every("1ba", a), a)
 
 
 # --- choice ---
 
 
+@few
 @given(single)
-def test_choosing_among_one_is_the_algorithm(a):
-    assert alike(outcome(choose([a])), outcome(a))
+def test_choosing_among_one_is_the_algorithm(drawn):
+    problem, a = drawn
+
+    assert alike(problem, choose([a]), a)
 
 
 @given(st.integers(0, 2**32), st.integers(2, 4))
@@ -246,7 +265,7 @@ def test_one_of_several_acts_in_each_batch_and_it_is_the_same_at_all_its_events(
 def test_what_is_chosen_does_not_depend_on_other_algorithms(others):
     def chosen(*more):
         choice = choose([Marks(name="a"), Marks(name="b")], weights=[1, 2], name="choice")
-        _, memory, _ = outcome(choice, *more, max_duration="3ep")
+        memory = outcome(VISION, [choice, *more], max_duration="3ep")["memory"]
         return memory.get("a"), memory.get("b")
 
     assert chosen(*others) == chosen()
@@ -258,7 +277,7 @@ def test_a_weight_of_zero_is_never_chosen(zero):
     weights_of[zero] = 0.0
     choice = choose([Marks(name="0"), Marks(name="1")], weights=weights_of)
 
-    _, memory, _ = outcome(choice, max_duration="4ep")
+    memory = outcome(VISION, choice, max_duration="4ep")["memory"]
 
     assert set(memory) == {str(1 - zero)}
 
@@ -280,7 +299,7 @@ def test_an_annealed_hyperparameter_is_its_schedule_at_the_batch(start, end):
             seen.append(self.rate)
             return state
 
-    outcome(anneal(Notes, rate=schedule))
+    outcome(VISION, anneal(Notes, rate=schedule))
 
     expected = [
         schedule(Clock.at(batch=k, max_duration="2ep", epoch_length=3)) for k in range(BATCHES)
@@ -289,67 +308,72 @@ def test_an_annealed_hyperparameter_is_its_schedule_at_the_batch(start, end):
     assert seen[1::2] == expected
 
 
-def test_annealing_with_constants_is_the_algorithm():
-    assert alike(outcome(anneal(MixUp, alpha=0.4)), outcome(MixUp(alpha=0.4)))
+@few
+@given(single)
+def test_annealing_with_constants_is_the_algorithm(drawn):
+    problem, a = drawn
+
+    assert alike(problem, annealed(a), a)
 
 
 # --- all of them ---
 
 
-@st.composite
-def combinations(draw, depth=2):
-    """A list of algorithms, some of them under combinators, nested at random."""
-
-    def wrapped(algorithm, left):
-        kind = draw(st.sampled_from(["as it is", "when", "during", "every", "choose", "chain"]))
-        if kind == "as it is" or not left:
-            return algorithm
-        inner = wrapped(algorithm, left - 1)
-        if kind == "when":
-            return when(draw(st.sampled_from([always, never])), inner)
-        if kind == "during":
-            start, end = sorted([draw(steps), draw(steps)])
-            return during(f"{start}ba", f"{end}ba", inner)
-        if kind == "every":
-            return every(draw(st.sampled_from(["1ba", "2ba", "1ep"])), inner)
-        if kind == "choose":
-            return choose([inner, identity], weights=[draw(st.integers(1, 3)), 1])
-        return chain(identity, inner)
-
-    return [wrapped(algorithm, depth) for algorithm in draw(algorithm_sets(surgery=False))]
-
-
-@given(combinations(), st.randoms(use_true_random=False))
-def test_combinations_in_any_order_give_bit_identical_weights(algorithms, random):
+@few
+@given(on_a_problem(combinations), st.randoms(use_true_random=False))
+def test_combinations_in_any_order_give_bit_identical_weights(drawn, random):
+    problem, algorithms = drawn
     shuffled = random.sample(algorithms, len(algorithms))
 
-    assert alike(outcome(*algorithms), outcome(*shuffled))
+    assert alike(problem, algorithms, shuffled)
 
 
-@given(combinations())
-def test_a_combination_repeats_bit_for_bit(algorithms):
-    assert alike(outcome(*algorithms), outcome(*algorithms))
+@few
+@given(on_a_problem(combinations))
+def test_a_combination_repeats_bit_for_bit(drawn):
+    problem, algorithms = drawn
+
+    assert alike(problem, algorithms, algorithms)
 
 
-@given(combinations())
-def test_a_combination_declares_the_events_and_fields_of_its_parts(algorithms):
+@given(on_a_problem(combinations))
+def test_a_combination_declares_the_events_and_fields_of_its_parts(drawn):
     def within(part, whole):
         return (
             part.events <= whole.events and part.reads <= whole.reads | {"timestamp"}
         ) and part.writes <= whole.writes
 
-    for algorithm in algorithms:
+    for algorithm in drawn[1]:
         assert all(within(part, algorithm) for part in algorithm.parts)
 
 
-@given(combinations())
-def test_combinations_do_not_shift_what_another_algorithm_draws(algorithms):
+@pytest.mark.parametrize("specimen", SPECIMENS + EXTRAS, ids=repr)
+def test_under_every_combinator_an_algorithm_declares_its_own_events_and_writes(specimen):
+    a = specimen.telling
+    around = [
+        when(always, a),
+        during("0dur", "1dur", a),
+        every("2ba", a),
+        choose([a, identity]),
+        chain(identity, a),
+        annealed(a),
+    ]
+
+    for combination in around:
+        assert (combination.events, combination.writes) == (a.events, a.writes)
+        assert combination.reads >= a.reads
+        assert combination.stage == a.stage
+
+
+@few
+@given(on_a_problem(combinations))
+def test_combinations_do_not_shift_what_another_algorithm_draws(drawn):
+    problem, algorithms = drawn
     others = [a for a in algorithms if "Draws" not in a.name]
 
-    _, memory, _ = outcome(*others, Draws())
-    _, alone, _ = outcome(Draws())
+    together, alone = outcome(problem, [*others, Draws()]), outcome(problem, Draws())
 
-    assert memory["Draws"] == alone["Draws"]
+    assert together["memory"]["Draws"] == alone["memory"]["Draws"]
 
 
 def test_surgery_in_a_window_from_the_beginning_takes_place():

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from composable import Event
 from composable.algorithms import EMA, BlurPool, LabelSmoothing, MixUp
 from composable.loggers import InMemoryLogger
-from property_tests.strategies import algorithm_sets, seeds
+from property_tests.specimens import algorithm_sets
+from property_tests.strategies import seeds
 from tests.runs import (
+    Gambler,
     Watch,
     adam,
     batches,
@@ -131,6 +133,7 @@ def load(fresh, saved):
             tensor.copy_(value)
 
 
+@pytest.mark.filterwarnings("ignore:the first [0-9]+ of the epoch's batches are")  # of a stream
 # Nothing here depends on the length of the run, as a fraction of it ("0.5dur") would.
 @given(
     LOADERS,
@@ -171,6 +174,7 @@ def test_fitting_in_parts_gives_the_weights_of_fitting_at_once(
         assert same(*(run.memory["EMA"]["average"].values() for run in (once, split)))
 
 
+@pytest.mark.filterwarnings("ignore:the first [0-9]+ of the epoch's batches are")  # of a stream
 @given(
     LOADERS,
     seeds,
@@ -224,6 +228,17 @@ def test_the_callers_global_generators_are_left_as_they_were_found(
     assert numbers_after(training.fit) == untouched
     assert numbers_after(training.eval) == untouched
     assert numbers_after(lambda: training.predict(loader(images=True))) == untouched
+
+
+def test_building_a_trainer_whose_callbacks_draw_leaves_the_global_generators_alone():
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+
+    with Gambler():  # it watches INIT, BEFORE_LOAD and AFTER_LOAD too
+        trainer(mlp(), callbacks=Gambler())
+
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert str(np.random.get_state()) == str(before[2])  # noqa: NPY002
 
 
 @given(LOADERS, algorithm_sets(), seeds, st.integers(0, 2**32 - 1))

@@ -3,54 +3,65 @@
 import attrs
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composable import Algorithm, EffectError, State
-from property_tests.strategies import algorithm_sets
-from property_tests.test_combinators import combinations
-from tests.runs import batches, conv_net, examples, trained, trainer
+from property_tests.outcomes import outcome
+from property_tests.specimens import (
+    algorithm_sets,
+    algorithms,
+    combinations,
+    everything,
+    on_a_problem,
+)
+from property_tests.strategies import few
+from tests.runs import LANGUAGE, VISION, trained
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::composable.AmbiguousOrderWarning", "ignore::composable.IdleAlgorithmWarning"
 )
 
 
-@given(algorithm_sets() | combinations(), st.integers(1, 3))
-def test_every_algorithm_writes_what_it_declares_and_nothing_in_place(algorithms, split):
-    run = trainer(
-        conv_net(),
-        batches(images=True),
-        eval_dataloader=batches(images=True),
+def listed(problem):
+    return algorithm_sets(problem) | combinations(problem)
+
+
+@few
+@given(on_a_problem(listed), st.integers(1, 3))
+@example((VISION, everything(VISION)), 2)
+@example((LANGUAGE, everything(LANGUAGE)), 2)
+def test_every_algorithm_writes_what_it_declares_and_nothing_in_place(drawn, split):
+    problem, algorithms = drawn
+    run = problem.trainer(
+        eval_dataloader=problem.batches(),
         algorithms=algorithms,
         grad_accum=split,
         check_effects=True,
     )
 
     run.fit()
-    run.predict(batches(images=True))  # an EffectError would say otherwise
+    run.predict(problem.batches())  # an EffectError would say otherwise
 
 
-@given(st.data(), algorithm_sets(min_size=1))
-def test_an_algorithm_that_declares_less_than_it_writes_is_found(data, algorithms):
-    chosen = data.draw(st.sampled_from(algorithms))
+@given(st.data(), on_a_problem(algorithms))
+def test_an_algorithm_that_declares_less_than_it_writes_is_found(data, drawn):
+    problem, chosen = drawn
     hidden = data.draw(st.sampled_from(sorted(chosen.writes)))
     less = {"writes": frozenset(chosen.writes) - {hidden}, "__module__": __name__}
     cls = attrs.frozen(type(type(chosen).__name__, (type(chosen),), less), repr=False)
     liar = cls(**attrs.asdict(chosen, recurse=False))
 
     def attempt():
-        run = trainer(
-            conv_net(),
-            [examples(images=True)] * 3,
-            eval_dataloader=batches(images=True),
+        run = problem.trainer(
+            loader=problem.batches(10, 10) * 3,
+            eval_dataloader=problem.batches(),
             algorithms=[liar],
             check_effects=True,
         )
         run.fit()
-        return run
 
-    written = fields_written_by(chosen)
+    written = fields_written_by(problem, chosen)
     if hidden in written:
         with pytest.raises(EffectError, match=rf"wrote state.{hidden} at"):
             attempt()
@@ -58,7 +69,7 @@ def test_an_algorithm_that_declares_less_than_it_writes_is_found(data, algorithm
         attempt()
 
 
-def fields_written_by(algorithm):
+def fields_written_by(problem, algorithm):
     """The fields that an algorithm writes in the run above, as seen from outside."""
     written = set()
 
@@ -68,13 +79,7 @@ def fields_written_by(algorithm):
         written.update(n for n in names if getattr(new, n) is not getattr(state, n))
         return new
 
-    trained(
-        conv_net(),
-        [examples(images=True)] * 3,
-        eval_dataloader=batches(images=True),
-        algorithms=[watched],
-        check_effects=False,
-    )
+    outcome(problem, watched, loader=problem.batches(10, 10) * 3)
     return written
 
 

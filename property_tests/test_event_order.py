@@ -233,6 +233,7 @@ def test_the_events_of_a_run_are_a_word_of_the_grammar(run):
     assert re.fullmatch(BUILDING + run.fits, spelled(trace.events)), named(trace)
 
 
+@pytest.mark.filterwarnings("ignore::composable.data.order.ReplayedBatchesWarning")
 @settings(max_examples=50)
 @given(runs(), st.lists(st.sampled_from(["1ep", "2ba", "1ba", "5sp"]), min_size=1, max_size=3))
 def test_the_events_of_several_fits_are_a_word_of_the_grammar_once_the_seams_are_undone(run, more):

@@ -12,13 +12,26 @@ from torch import nn
 from composable import Algorithm, Event
 from composable.algorithms import (
     EMA,
+    BlurPool,
     GradientClipping,
     LabelSmoothing,
     MixUp,
     SelectiveBackprop,
 )
-from property_tests.strategies import algorithm_sets, mixups, seeds
+from composable.core.algorithm import leaves
+from property_tests.outcomes import outcome
+from property_tests.specimens import (
+    algorithm_sets,
+    algorithms,
+    combinations,
+    everything,
+    instances_of,
+    on_a_problem,
+)
+from property_tests.strategies import few, seeds
+from property_tests.tracing import check_streams, traced
 from tests.runs import (
+    PROBLEMS,
     Draws,
     Gambler,
     Jitter,
@@ -33,7 +46,11 @@ from tests.runs import (
     trainer,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::composable.AmbiguousOrderWarning", "ignore::composable.IdleAlgorithmWarning"
+)
+
+mixups = instances_of(MixUp)
 
 LOADERS = {"fixed": batches, "shuffling": shuffling_loader, "noisy": noisy_loader}
 
@@ -125,6 +142,48 @@ def test_adding_algorithms_does_not_shift_what_another_one_draws(seed, mixup, al
     assert draws_of(Draws()) == draws_of(Draws(), mixup, *others)
 
 
+@st.composite
+def one_and_others(draw):
+    """A problem, an algorithm, and others that may be under combinators."""
+    problem, one = draw(on_a_problem(algorithms))
+    others = draw(combinations(problem))
+    apart = [a for a in others if one.name not in {leaf.name for leaf in leaves(a)}]
+    return problem, one, apart
+
+
+def streams(problem, listed, seed):
+    """What everyone draws from in a run: the seed of each stream, by name, event and batch."""
+    with traced() as trace:
+        outcome(problem, listed, seed=seed)
+    return trace
+
+
+@few
+@given(one_and_others(), seeds)
+def test_adding_any_algorithms_leaves_the_draws_of_every_other_unchanged(drawn, seed):
+    problem, one, others = drawn
+
+    alone, together = streams(problem, one, seed), streams(problem, [one, *others], seed)
+
+    assert together.draws_of(one.name) == alone.draws_of(one.name)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
+def test_all_algorithms_together_draw_what_each_draws_alone(problem):
+    together = streams(problem, everything(problem), 17)
+
+    for one in everything(problem):
+        assert together.draws_of(one.name) == streams(problem, one, 17).draws_of(one.name)
+
+
+@few
+@given(on_a_problem(combinations), seeds)
+def test_every_stream_is_named_after_who_draws_from_it_and_after_the_batch(drawn, seed):
+    problem, listed = drawn
+
+    check_streams(streams(problem, listed, seed), seed)
+
+
 @given(
     seed=seeds,
     mixup=mixups,
@@ -160,7 +219,7 @@ def test_mixup_mixes_each_batch_alike_with_and_without_other_algorithms(seed, mi
     assert len(alone) == len(together) == 6
 
 
-@given(seed=seeds, algorithms=algorithm_sets(surgery=False))
+@given(seed=seeds, algorithms=algorithm_sets(but=lambda one: one.kind is BlurPool))
 def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(seed, algorithms):
     def seen(*algorithms):
         order = Watch(lambda state: state.targets, Event.AFTER_DATALOADER)

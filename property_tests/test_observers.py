@@ -1,20 +1,19 @@
 """Laws: observers are inert, and global callbacks leave no trace."""
 
-import copy
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composable import Callback, Event, register_global_callback
 from composable.core.global_callbacks import global_callbacks
 from composable.loggers import InMemoryLogger
-from property_tests.strategies import algorithm_sets, seeds
+from property_tests.specimens import algorithm_sets
+from property_tests.strategies import seeds
+from property_tests.watching import watched, watched_by
 from tests.runs import (
-    Gambler,
-    Trace,
     batches,
     conv_net,
     noisy_loader,
@@ -25,62 +24,9 @@ from tests.runs import (
 )
 
 
-class Probes(Callback):
-    """Computes with copies of what it sees, and reads numbers."""
-
-    def batch_start(self, state, logger):
-        copy.deepcopy(state.model)(state.inputs).sum().backward()
-
-    def after_backward(self, state, logger):
-        norms = {f"norm/{name}": grad.norm() for name, grad in state.grads().items()}
-        logger.log_metrics({**norms, "doubled": 2 * state.loss.item()})
-
-    def eval_batch_end(self, state, logger):
-        copy.deepcopy(state.model).train()(state.inputs)
-
-
-class LogsToo(Gambler, InMemoryLogger):
-    """A logger that draws random numbers at every event."""
-
-
-def a_function_that_draws():
-    def draw(event, state, logger):
-        torch.rand(3)
-
-    return draw
-
-
-WAYS = {
-    Gambler: ("callbacks", "added", "entered", "registered"),
-    Trace: ("callbacks", "added", "entered", "registered"),
-    Probes: ("callbacks", "added", "entered", "registered"),
-    LogsToo: ("loggers", "added", "entered", "registered"),
-    a_function_that_draws: ("callbacks", "added", "registered"),
-}
-
-
-@st.composite
-def watched(draw):
-    """Some observers, each with the way in which the Trainer gets to know it."""
-    builders = draw(st.lists(st.sampled_from(list(WAYS)), min_size=1, max_size=4))
-    return [(build, draw(st.sampled_from(WAYS[build]))) for build in builders]
-
-
 def train(observers, model, loader, **options):
     """The weights after training with observers."""
-    made = [(build(), way) for build, way in observers]
-    ways = ("callbacks", "loggers", "added", "entered", "registered")
-    of = {way: [one for one, own in made if own == way] for way in ways}
-    with ExitStack() as stack:
-        for one in of["entered"]:
-            stack.enter_context(one)
-        for one in of["registered"]:
-            stack.callback(register_global_callback(one).remove)
-        training = trainer(
-            model, loader, callbacks=of["callbacks"], loggers=of["loggers"], **options
-        )
-        for one in of["added"]:
-            training.add_callback(one)
+    with watched_by(observers, partial(trainer, model, loader), **options) as training:
         training.fit()
     return weights(training.state.model)
 

@@ -30,25 +30,28 @@ from composable import (
     identity,
 )
 from composable.algorithms import EMA, LabelSmoothing, MixUp, SelectiveBackprop
+from composable.callbacks import EarlyStopper, SpeedMonitor
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from composable.optim import cosine, linear
-from property_tests.strategies import algorithm_sets
+from property_tests.specimens import algorithm_sets, specimens
 from tests.runs import (
+    PROBLEMS,
+    VISION,
     Draws,
     NoisyExamples,
     adam,
     batches,
-    conv_net,
-    shuffling_loader,
     six_algorithms,
     stream,
-    trainer,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning"),
+    pytest.mark.filterwarnings("ignore::composable.data.order.ReplayedBatchesWarning"),
+]
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where files are safe from this process, and soon written."""
@@ -83,7 +86,8 @@ Build = Callable[[], Any]
 def build(folder: Path, at: int, logger: InMemoryLogger, stop: Stop, made: dict[str, Build]) -> Any:
     """A run that is saved at a point; every part of it is made anew."""
     parts = {name: make() for name, make in made.items()}
-    model, loader = parts.pop("model", conv_net()), parts.pop("loader", None)
+    problem = parts.pop("problem", VISION)
+    loader = parts.pop("loader", None)
     options: dict[str, Any] = {
         "max_duration": f"{EPOCHS}ep",
         "save_folder": folder,
@@ -93,8 +97,8 @@ def build(folder: Path, at: int, logger: InMemoryLogger, stop: Stop, made: dict[
         "check_effects": False,
         "autoresume": True,
     }
-    loader = shuffling_loader(EXAMPLES, images=True) if loader is None else loader
-    return trainer(model, loader, **{**options, **parts})
+    loader = problem.shuffled(EXAMPLES) if loader is None else loader
+    return problem.trainer(loader=loader, **{**options, **parts})
 
 
 def check_going_on(at: int, **made: Build) -> None:
@@ -135,10 +139,11 @@ def everything(trainer: Trainer) -> list[Any]:
 
 
 def logged(logger: InMemoryLogger) -> dict[Any, dict[str, Any]]:
-    """What was logged, by time."""
+    """What was logged, by time; but for what was measured with a clock."""
     found: dict[Any, dict[str, Any]] = {}
     for now, metrics in logger.records:
-        found.setdefault((now.epoch, now.batch), {}).update(metrics)
+        measured = {k: v for k, v in metrics.items() if not k.startswith("throughput/")}
+        found.setdefault((now.epoch, now.batch), {}).update(measured)
     return found
 
 
@@ -163,16 +168,29 @@ def equal_leaf(one: Any, other: Any) -> bool:
 
 
 points = st.integers(1, POINTS)
+EACH = [(problem, one) for problem in PROBLEMS for one in specimens(problem)]
+sets = st.sampled_from(PROBLEMS).flatmap(
+    lambda problem: st.tuples(st.just(problem), algorithm_sets(problem))
+)
 
 
 # --- algorithms ---
 
 
 @settings(max_examples=20)
-@example(5, six_algorithms())
-@given(points, algorithm_sets())
-def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(at, algorithms):
-    check_going_on(at, algorithms=lambda: algorithms)
+@example(5, (VISION, six_algorithms()))
+@given(points, sets)
+def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(at, chosen):
+    problem, algorithms = chosen
+    check_going_on(at, problem=lambda: problem, algorithms=lambda: algorithms)
+
+
+@pytest.mark.parametrize(("problem", "specimen"), EACH, ids=str)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_with_every_algorithm_by_itself_a_run_goes_on(problem, specimen, data):
+    at, algorithm = data.draw(points), data.draw(specimen.instances)
+    check_going_on(at, problem=lambda: problem, algorithms=lambda: [algorithm])
 
 
 @pytest.mark.parametrize("at", range(1, POINTS + 1))
@@ -293,6 +311,15 @@ RUNS: dict[str, dict[str, Build]] = {
     "epochs that were ended early": {
         "callbacks": lambda: [EndsEpochs()],
     },
+    "callbacks that remember": {
+        "callbacks": lambda: [
+            EarlyStopper("loss", patience="1ep"),
+            EarlyStopper("accuracy", patience="9ep"),
+            SpeedMonitor(window_size=3),
+        ],
+        "eval_dataloader": evaluation,
+        "metrics": lambda: {"accuracy": accuracy},
+    },
     "a stop": {"callbacks": lambda: [StopsEarly()]},
 }
 
@@ -327,3 +354,14 @@ def workers(count: int) -> DataLoader[Any]:
 @given(at=points)
 def test_a_data_set_that_draws_goes_on(at):
     check_going_on(at, loader=lambda: workers(0))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize(("count", "at"), [(1, 8), (3, 13)])
+def test_with_worker_processes_too(count, at):
+    check_going_on(at, loader=lambda: workers(count))
+
+
+def test_any_number_of_workers_goes_on_with_the_work_of_any_other():
+    numbers = iter([0, 2, 1])
+    check_going_on(9, loader=lambda: workers(next(numbers)))

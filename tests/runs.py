@@ -1,7 +1,7 @@
 """Small runs: models, data, a plain loop, algorithms for tests, and callbacks that watch."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,8 +9,8 @@ import attrs
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from composable import Algorithm, Callback, Control, Event, Stage, State, Trainer
 from composable.algorithms import (
@@ -26,6 +26,7 @@ from composable.data import seeded_batches
 from composable.utils.reproducibility import seed_context, seed_step
 
 FEATURES, CLASSES, SIDE = 4, 3, 8
+WORDS, LENGTH, WIDTH, IGNORED = 7, 5, 8, -100
 
 # --- models ---
 
@@ -37,18 +38,55 @@ def mlp(*, dropout: float = 0.0, seed: int = 0, dtype: torch.dtype = torch.float
         return nn.Sequential(*layers).to(dtype)
 
 
-def conv_net(*, seed: int = 0) -> nn.Module:
-    """A strided convolution, a normalisation with statistics, a max-pool and dropout."""
+def conv_net(
+    *, seed: int = 0, one_by_one: bool = False, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """A strided convolution, a normalisation with statistics, a max-pool and dropout.
+
+    With `one_by_one` it treats examples so: without dropout, and normalised each by itself.
+    """
     with seed_context(seed):
         return nn.Sequential(
             nn.Conv2d(2, 4, 3, stride=2, padding=1),
-            nn.BatchNorm2d(4),
+            nn.GroupNorm(2, 4) if one_by_one else nn.BatchNorm2d(4),
             nn.ReLU(),
             nn.MaxPool2d(2, 2),
-            nn.Dropout(0.25),
+            nn.Dropout(0.0 if one_by_one else 0.25),
             nn.Flatten(),
             nn.Linear(4 * (SIDE // 4) ** 2, CLASSES),
-        )
+        ).to(dtype)
+
+
+class LanguageModel(nn.Module):
+    """Embeddings, a block of causal attention and a hidden layer, and the logits of each token."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.attention_norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.Linear(WIDTH, 3 * WIDTH)
+        self.hidden_norm = nn.LayerNorm(WIDTH)
+        self.hidden = nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH))
+        self.dropout = nn.Dropout(dropout)
+        self.score = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids) + self.places.weight[: input_ids.shape[1]]
+        heads = self.attention(self.attention_norm(x)).unflatten(-1, (3, 2, WIDTH // 2))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.dropout(attended.transpose(1, 2).flatten(2))
+        x = x + self.dropout(self.hidden(self.hidden_norm(x)))
+        return self.score(x).movedim(-1, 1)  # classes second, where cross_entropy has them
+
+
+def language_model(
+    *, seed: int = 0, one_by_one: bool = False, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """A transformer of one block, with dropout unless `one_by_one`."""
+    with seed_context(seed):
+        return LanguageModel(0.0 if one_by_one else 0.25).to(dtype)
 
 
 def weights(model: nn.Module) -> list[Tensor]:
@@ -78,6 +116,33 @@ def batches(count: int = 10, size: int = 4, **options: Any) -> list[tuple[Tensor
     """A loader without shuffling: a list of batches, of which the last may be short."""
     inputs, targets = examples(count, **options)
     return list(zip(inputs.split(size), targets.split(size), strict=True))
+
+
+def sentences(count: int = 10) -> list[dict[str, Tensor]]:
+    """Token ids and the labels of their places, of which those of the padding are ignored."""
+    generator = torch.Generator().manual_seed(count)
+    ids = torch.randint(1, WORDS, (count, LENGTH), generator=generator)
+    labels = torch.randint(WORDS, (count, LENGTH), generator=generator)
+    lengths = torch.randint(1, LENGTH + 1, (count, 1), generator=generator)
+    padding = torch.arange(LENGTH) >= lengths
+    ids, labels = ids.masked_fill(padding, 0), labels.masked_fill(padding, IGNORED)
+    return [{"input_ids": i, "labels": j} for i, j in zip(ids, labels, strict=True)]
+
+
+def text_batches(count: int = 10, size: int = 4) -> list[dict[str, Tensor]]:
+    """Batches of sentences, of which the last may be short."""
+    rows = sentences(count)  # a DataLoader would draw from the global generator
+    return [default_collate(rows[i : i + size]) for i in range(0, count, size)]
+
+
+def shuffled_text(count: int = 10, size: int = 4) -> DataLoader[Any]:
+    """A DataLoader of sentences that shuffles."""
+    return DataLoader(sentences(count), batch_size=size, shuffle=True)  # type: ignore[arg-type]
+
+
+def count_tokens(batch: Mapping[str, Tensor]) -> int:
+    """The tokens of a batch of sentences, without the padding."""
+    return int((batch["labels"] != IGNORED).sum())
 
 
 class Stream:
@@ -146,6 +211,46 @@ def trained(model: nn.Module | None = None, loader: Any = None, **options: Any) 
     return weights(trainer(model, loader, **options).fit().model)
 
 
+@attrs.frozen(eq=False, repr=False)
+class Problem:
+    """What is trained, and what the Trainer must know about it."""
+
+    name: str
+    model: Callable[..., nn.Module]
+    batches: Callable[..., Any]
+    shuffled: Callable[..., Any]
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def trainer(
+        self, model: nn.Module | None = None, loader: Any = None, **options: Any
+    ) -> Trainer:
+        """A Trainer with small defaults."""
+        model = self.model() if model is None else model
+        loader = self.batches() if loader is None else loader
+        return trainer(model, loader, **{**self.options, **options})
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+VISION = Problem(
+    "vision", conv_net, partial(batches, images=True), partial(shuffling_loader, images=True)
+)
+LANGUAGE = Problem(
+    "language",
+    language_model,
+    text_batches,
+    shuffled_text,
+    options={
+        "input_key": "input_ids",
+        "target_key": "labels",
+        "loss_mean_over": "tokens",
+        "count_tokens": count_tokens,
+    },
+)
+PROBLEMS = [VISION, LANGUAGE]
+
+
 def plain_loop(
     model: nn.Module,
     loader: Iterable[Any],
@@ -210,12 +315,28 @@ class Jitter(Algorithm):
 
 
 @attrs.frozen(repr=False)
+class WordNoise(Algorithm):
+    """Puts other words in the place of some of each batch."""
+
+    events = frozenset({Event.AFTER_DATALOADER})
+    stage = Stage.AUGMENT
+    reads = frozenset({"batch", "key", "timestamp"})
+    writes = frozenset({"batch"})
+
+    def apply(self, event: Event, state: State) -> State:
+        generator = state.generator(self.name)
+        others = torch.randint(WORDS, state.inputs.shape, generator=generator)
+        hit = torch.rand(state.inputs.shape, generator=generator) < 0.3
+        return state.with_batch(inputs=state.inputs.masked_scatter(hit, others[hit]))
+
+
+@attrs.frozen(repr=False)
 class GradientNoise(Algorithm):
     """Adds noise to the gradients, in the stage in which they are clipped too."""
 
     events = frozenset({Event.BEFORE_OPTIMIZER_STEP})
     stage = Stage.GRADIENTS
-    reads = frozenset({"gradients", "key", "timestamp"})
+    reads = frozenset({"gradients", "model", "optimizers", "key", "timestamp"})
     writes = frozenset({"gradients"})
 
     def apply(self, event: Event, state: State) -> State:

@@ -48,7 +48,8 @@ def seen():
         before = everything()
         modules = set(sys.modules)
         import composable, composable.algorithms, composable.functional, composable.loggers
-        import composable.optim, composable.data, composable.utils.reproducibility
+        import composable.callbacks, composable.optim, composable.data
+        import composable.utils.reproducibility
         after = everything()
         print(json.dumps({
             "new": sorted(set(sys.modules) - modules),

@@ -9,16 +9,22 @@ from torch import nn
 from composable import Callback, Control
 from composable.algorithms import (
     EMA,
+    AugMix,
     BlurPool,
+    ColOut,
+    CutMix,
+    CutOut,
     GradientClipping,
     LabelSmoothing,
     MixUp,
+    ProgressiveResizing,
+    RandAugment,
     SelectiveBackprop,
 )
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
 from tests.functional.no_sync import NoSync
-from tests.helpers import CLASSES, NoRead, batches, make_trainer, seeded
+from tests.helpers import CLASSES, NoRead, as_on_a_gpu, batches, make_trainer, seeded
 
 
 class Guard(Callback):
@@ -48,12 +54,6 @@ class Guard(Callback):
             self.mode = None
 
 
-def as_on_a_gpu(trainer):
-    """Have losses looked at as on a GPU; on the CPU there is nothing to wait for."""
-    trainer._loop.watch.at_once = False
-    return trainer
-
-
 def images():
     return [(x.reshape(4, 1, 6, 6), y) for x, y in batches([4] * 6, features=36)]
 
@@ -79,7 +79,12 @@ def model():
         {"algorithms": [LabelSmoothing(), BlurPool(min_channels=1), EMA("2ba")]},
         {"algorithms": [MixUp(), GradientClipping("norm", 0.1)]},
         {"algorithms": [MixUp(per_sample=True, interpolate_loss=True)]},
+        {"algorithms": [CutMix(), CutOut(per_sample=False)]},
+        {"algorithms": [CutMix(per_sample=True, interpolate_loss=True), CutOut()]},
+        {"algorithms": [ColOut(0.01, 0.01), ProgressiveResizing(initial_scale=1.0)]},
         {"algorithms": [GradientClipping("adaptive", 0.1)]},
+        {"algorithms": [RandAugment()]},
+        {"algorithms": [AugMix(mean=(0.5,), std=(0.25,))]},
         {"algorithms": [SelectiveBackprop(start=0.0, end=1.0, interrupt=0)]},
         {"schedulers": cosine(warmup="2ba")},
     ],

@@ -1,17 +1,49 @@
 """The methods as algorithms: when each function runs in a training loop."""
 
+from composable.algorithms.augmix import AugMix
 from composable.algorithms.blurpool import BlurPool
+from composable.algorithms.channels_last import ChannelsLast
+from composable.algorithms.colout import ColOut
+from composable.algorithms.cutmix import CutMix
+from composable.algorithms.cutout import CutOut
 from composable.algorithms.ema import EMA
+from composable.algorithms.ghost_batchnorm import GhostBatchNorm
 from composable.algorithms.gradient_clipping import GradientClipping
+from composable.algorithms.gyro_dropout import GyroDropout
 from composable.algorithms.label_smoothing import LabelSmoothing
+from composable.algorithms.low_precision_groupnorm import LowPrecisionGroupNorm
+from composable.algorithms.low_precision_layernorm import LowPrecisionLayerNorm
 from composable.algorithms.mixup import MixUp
+from composable.algorithms.no_op_model import NoOpModel
+from composable.algorithms.progressive_resizing import ProgressiveResizing
+from composable.algorithms.randaugment import RandAugment
 from composable.algorithms.selective_backprop import SelectiveBackprop
+from composable.algorithms.seq_length_warmup import SeqLengthWarmup
+from composable.algorithms.squeeze_excite import SqueezeExcite
+from composable.algorithms.stochastic_depth import StochasticDepth
+from composable.algorithms.weight_standardization import WeightStandardization
 
 __all__ = [
     "EMA",
+    "AugMix",
     "BlurPool",
+    "ChannelsLast",
+    "ColOut",
+    "CutMix",
+    "CutOut",
+    "GhostBatchNorm",
     "GradientClipping",
+    "GyroDropout",
     "LabelSmoothing",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
     "MixUp",
+    "NoOpModel",
+    "ProgressiveResizing",
+    "RandAugment",
     "SelectiveBackprop",
+    "SeqLengthWarmup",
+    "SqueezeExcite",
+    "StochasticDepth",
+    "WeightStandardization",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import torch
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -52,3 +53,13 @@ def one_of(*allowed: str) -> Validator:
             raise ValueError(f"{attribute.name}={value!r} must be one of {list(allowed)}.")
 
     return check
+
+
+def low_precision(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    """A dtype of 16 bits, or None."""
+    if value is not None and value not in (torch.float16, torch.bfloat16):
+        kind = ValueError if isinstance(value, torch.dtype) else TypeError
+        raise kind(
+            f"{attribute.name}={value!r} must be torch.float16, torch.bfloat16, or None for that "
+            "of autocast."
+        )

@@ -64,7 +64,7 @@ class EMA(Algorithm):
     update_interval: Time | None = attrs.field(default=None, converter=_update_interval, eq=str)
 
     stage = Stage.AVERAGE
-    reads = frozenset({"model", "timestamp", "memory"})
+    reads = frozenset({"model", "timestamp", "max_duration", "memory"})
     writes = frozenset({"model", "memory"})
     conflicts = MappingProxyType({"SWA": "both replace the model that is evaluated"})
     doubts = MappingProxyType({"EMA": "the model is evaluated with the average of the last one"})

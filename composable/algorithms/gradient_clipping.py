@@ -25,7 +25,7 @@ class GradientClipping(Algorithm):
 
     events = frozenset({Event.BEFORE_OPTIMIZER_STEP})
     stage = Stage.GRADIENTS
-    reads = frozenset({"model", "gradients"})
+    reads = frozenset({"model", "gradients", "optimizers"})
     writes = frozenset({"gradients"})
 
     def apply(self, event: Event, state: State) -> State:

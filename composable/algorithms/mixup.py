@@ -46,18 +46,23 @@ class MixUp(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Mix the batch; then turn its pairs of targets into what the loss takes."""
-        if event is Event.BEFORE_TRAIN_BATCH:
-            mixed = mixup(
-                state.inputs,
-                state.targets,
-                alpha=self.alpha,
-                per_sample=self.per_sample,
-                generator=state.generator(self.name),
-            )
-            return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)
-        if self.interpolate_loss:
-            return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.spec))
-        return state.with_batch(targets=state.targets.soft(classes_of(state.outputs)))
+        if event is Event.BEFORE_LOSS:
+            return blend_pairs(state, interpolate_loss=self.interpolate_loss)
+        mixed = mixup(
+            state.inputs,
+            state.targets,
+            alpha=self.alpha,
+            per_sample=self.per_sample,
+            generator=state.generator(self.name),
+        )
+        return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)
+
+
+def blend_pairs(state: State, *, interpolate_loss: bool) -> State:
+    """Make of a batch whose targets are `MixedTargets` what the loss takes, or of the loss."""
+    if interpolate_loss:
+        return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.spec))
+    return state.with_batch(targets=state.targets.soft(classes_of(state.outputs)))
 
 
 @attrs.frozen

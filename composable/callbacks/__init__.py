@@ -1,6 +1,14 @@
-"""Observers: what watches a run, and asks."""
+"""Observers, one a file. What they must remember is saved with the run."""
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver, UnsavedCheckpointWarning
+from composable.callbacks.early_stopper import EarlyStopper
 from composable.callbacks.run_recorder import RunRecorder
+from composable.callbacks.speed_monitor import SpeedMonitor
 
-__all__ = ["CheckpointSaver", "RunRecorder", "UnsavedCheckpointWarning"]
+__all__ = [
+    "CheckpointSaver",
+    "EarlyStopper",
+    "RunRecorder",
+    "SpeedMonitor",
+    "UnsavedCheckpointWarning",
+]

@@ -109,6 +109,11 @@ class CheckpointSaver(Callback):
 
     # --- when ---
 
+    def fit_start(self, state: State, logger: "Logger") -> None:
+        """Make the folder: one that vanishes later is not made again, for its disk may be gone."""
+        if current() is None:  # a replay writes nothing
+            self._settle(lambda: folders.make_folder(self.folder))
+
     def batch_start(self, state: State, logger: "Logger") -> None:
         """What was measured before is not of the weights to come."""
         self._measured = None
@@ -189,7 +194,6 @@ class CheckpointSaver(Callback):
     def write(self, name: str, saved: "Saved") -> Path:
         """Write one checkpoint."""
         target = self.folder / name
-        folders.make_folder(self.folder)
         own = self.overwrite or _run_of(target) == saved.info["run"]
         return files.write(target, saved.tensors, saved.data, overwrite=own, info=saved.info)
 
@@ -259,12 +263,12 @@ class Saved:
         cls, state: State, run: Mapping[str, Any], tree: Mapping[str, Any], *, complete: bool
     ) -> "Saved":
         """The tree of a run that stands at `state`; `complete` if the run can go on from it."""
-        tensors, data = pack(tree)
-        elsewhere = sorted(name for name, one in tensors.items() if one.device.type != "cpu")
         now = state.timestamp
+        tensors, data = pack({"run": run, "timestamp": now, "state": tree})
+        data["on_device"] = sorted(n for n, one in tensors.items() if one.device.type != "cpu")
         return cls(
             tensors,
-            {"run": run, "timestamp": attrs.asdict(now), "on_device": elsewhere, "tree": data},
+            data,
             {
                 "run": run["id"],
                 "batch": now.batch,

@@ -14,15 +14,15 @@ from composable.checkpoint.errors import (
 from composable.checkpoint.files import (
     Broken,
     Contents,
-    FileRecord,
     Found,
-    Manifest,
     find,
     read,
     verify,
     write,
 )
+from composable.checkpoint.manifest import FileRecord, Manifest
 from composable.checkpoint.tree import pack, unpack
+from composable.checkpoint.weights import LoadedWeights, load_weights
 
 __all__ = [
     "Broken",
@@ -32,6 +32,7 @@ __all__ = [
     "DamagedCheckpointError",
     "FileRecord",
     "Found",
+    "LoadedWeights",
     "Manifest",
     "MismatchError",
     "MissingCheckpointError",
@@ -40,6 +41,7 @@ __all__ = [
     "UnwritableCheckpointError",
     "VersionError",
     "find",
+    "load_weights",
     "pack",
     "read",
     "unpack",

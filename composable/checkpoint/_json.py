@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from composable.checkpoint.errors import DamagedCheckpointError
 
-__all__ = ["JSON", "MAX_INTEGER", "dump", "load"]
+__all__ = ["JSON", "MAX_INTEGER", "dump", "is_text", "load"]
 
 JSON: TypeAlias = Any
 """None, bool, int, float, str, and lists and dictionaries of these."""
@@ -19,7 +19,10 @@ _MAX_DIGITS = len(str(MAX_INTEGER)) + 1
 
 def dump(value: JSON, indent: int | None = None) -> bytes:
     """The one way in which a value is written: the order of keys is kept."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(
+        value, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators
+    )
     return text.encode()
 
 
@@ -50,6 +53,15 @@ def load(raw: bytes | bytearray, where: str) -> JSON:
         raise DamagedCheckpointError(
             f"{where} is not the JSON that was written: {error}."
         ) from None
+
+
+def is_text(string: str) -> bool:
+    """Whether a string can be written: half of a surrogate pair can't."""
+    try:
+        string.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _as_dict(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:

@@ -21,7 +21,15 @@ from torch import Tensor
 from composable.checkpoint import _json
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
 
-__all__ = ["DTYPES", "Entry", "read_header", "read_tensors", "skip_tensors", "write_tensors"]
+__all__ = [
+    "DTYPES",
+    "Entry",
+    "Write",
+    "read_header",
+    "read_tensors",
+    "skip_tensors",
+    "write_tensors",
+]
 
 _NAMES = {
     "F64": "float64",
@@ -173,6 +181,8 @@ def skip_tensors(read_into: ReadInto, entries: list[Entry], where: str) -> None:
 
 def _entry(name: str, spec: Any, where: str) -> tuple[tuple[int, int], Entry]:
     about = f"{where}: tensor {name[:200]!r}"
+    if not _json.is_text(name):
+        raise DamagedCheckpointError(f"{about} has a name that is no text.")
     if not isinstance(spec, dict) or spec.keys() != {"dtype", "shape", "data_offsets"}:
         raise DamagedCheckpointError(f"{about} has no dtype, shape and data_offsets, or has more.")
     dtype = DTYPES.get(spec["dtype"]) if isinstance(spec["dtype"], str) else None

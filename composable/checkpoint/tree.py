@@ -27,7 +27,7 @@ from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from composable.core.key import Key
 from composable.core.time import Time, Timestamp
 
-__all__ = ["pack", "unpack"]
+__all__ = ["identity_of", "listed", "pack", "printed", "unpack"]
 
 _MAX_DEPTH = 64
 _STORABLE = frozenset(DTYPES.values())
@@ -95,7 +95,7 @@ def unpack(tensors: Mapping[str, Tensor], data: JSON) -> Any:
     tree = unpacker.unpack(data, ())
     if unexpected := sorted(tensors.keys() - unpacker.used):
         raise DamagedCheckpointError(
-            f"there are tensors that the state does not speak of: {_listed(unexpected)}."
+            f"there are tensors that the state does not speak of: {listed(unexpected)}."
         )
     return tree
 
@@ -121,7 +121,7 @@ class _Packer:
         if kind is float:
             return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
         if kind is str:
-            return value if _is_unicode(value) else {"$str": _text(_utf8(value))}
+            return value if _json.is_text(value) else {"$str": _text(_utf8(value))}
         if isinstance(value, Tensor):
             return self._tensor(value, path)
         if kind in _ATOMS:
@@ -129,7 +129,7 @@ class _Packer:
         if isinstance(value, (dict, MappingProxyType)) or kind in _CONTAINERS:
             return self._container(value, path)
         raise UnsavableError(
-            f"{_printed(path)} holds a {_type_name(value)}, which can't be saved: keep plain "
+            f"{printed(path)} holds a {_type_name(value)}, which can't be saved: keep plain "
             "containers, numbers, strings and tensors."
         )
 
@@ -138,14 +138,14 @@ class _Packer:
         try:
             return {tag: self.pack(disassemble(value), path)}
         except (ValueError, AttributeError) as error:
-            raise UnsavableError(f"{_printed(path)} can't be saved: {error}") from None
+            raise UnsavableError(f"{printed(path)} can't be saved: {error}") from None
 
     def _container(self, value: Any, path: _Path) -> JSON:
         if id(value) in self._open:
-            raise UnsavableError(f"{_printed(path)} holds itself: a tree can't.")
+            raise UnsavableError(f"{printed(path)} holds itself: a tree can't.")
         if len(path) >= _MAX_DEPTH:
             raise UnsavableError(
-                f"{_printed(path[:4])}/... is nested more than {_MAX_DEPTH} levels deep: keep it "
+                f"{printed(path[:4])}/... is nested more than {_MAX_DEPTH} levels deep: keep it "
                 "flatter."
             )
         self._open.add(id(value))
@@ -180,14 +180,14 @@ class _Packer:
         packed = self.pack(value, (*path, "a key or member"))
         if isinstance(value, Tensor) or len(self._names) != before:
             raise UnsavableError(
-                f"{_printed(path)} has a tensor as a key or member, which nothing could look up: "
+                f"{printed(path)} has a tensor as a key or member, which nothing could look up: "
                 "use a name or a number."
             )
         return packed
 
     def _tensor(self, tensor: Tensor, path: _Path) -> JSON:
         if fault := _fault(tensor):
-            raise UnsavableError(f"{_printed(path)} holds a tensor that {fault}.")
+            raise UnsavableError(f"{printed(path)} holds a tensor that {fault}.")
         identity: Any = id(tensor)  # empty ones share the address of nothing
         tensor = tensor.detach()
         node: dict[str, JSON] = {}
@@ -196,7 +196,7 @@ class _Packer:
         if order := _order(tensor):
             node["order"] = order
         if tensor.numel():
-            identity = _identity(tensor)
+            identity = identity_of(tensor)
         if identity not in self._names:
             name = _tensor_name(path, self.tensors)
             self._names[identity], self.tensors[name] = name, tensor
@@ -216,7 +216,7 @@ def _fault(tensor: Tensor) -> str | None:
     return None
 
 
-def _identity(tensor: Tensor) -> Any:
+def identity_of(tensor: Tensor) -> Any:
     """The same for two tensors that are the same elements of the same storage."""
     return (
         tensor.untyped_storage().data_ptr(),
@@ -260,7 +260,8 @@ def _escaped(part: Any) -> str:
     return text or "%"
 
 
-def _printed(path: _Path) -> str:
+def printed(path: _Path) -> str:
+    """A path in a tree, fit to print."""
     return "/".join(map(_escaped, path)) or "the tree"
 
 
@@ -269,16 +270,8 @@ def _type_name(value: Any) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: an odd file name, say
-        return False
-    return True
-
-
 def _is_plain_key(key: Any) -> bool:
-    return type(key) is str and not key.startswith("$") and _is_unicode(key)
+    return type(key) is str and not key.startswith("$") and _json.is_text(key)
 
 
 def _utf8(text: str) -> bytes:
@@ -309,8 +302,14 @@ class _Unpacker:
             raise DamagedCheckpointError("the state is nested too deeply.")
         if isinstance(node, list):
             return self._items(node, path)
+        if isinstance(node, str) and not _json.is_text(node):
+            raise DamagedCheckpointError(f"the state is damaged at {printed(path)}: no text.")
         if not isinstance(node, dict):
             return node
+        if not all(map(_json.is_text, node)):
+            raise DamagedCheckpointError(
+                f"the state is damaged at {printed(path)}: a key is no text."
+            )
         tag = next((key for key in node if key.startswith("$")), None)
         if tag is None:
             return {key: self.unpack(value, (*path, key)) for key, value in node.items()}
@@ -331,10 +330,10 @@ class _Unpacker:
             raise
         except (_Fault, ValueError, TypeError, OverflowError, ArithmeticError) as error:
             raise DamagedCheckpointError(
-                f"the state is damaged at {_printed(path)}: {str(error)[:200]}."
+                f"the state is damaged at {printed(path)}: {str(error)[:200]}."
             ) from None
         raise DamagedCheckpointError(
-            f"the state is damaged at {_printed(path)}, or of a newer version: it has a "
+            f"the state is damaged at {printed(path)}, or of a newer version: it has a "
             f"{tag[:40]!r}, which this version doesn't know."
         )
 
@@ -520,6 +519,7 @@ _CONTAINERS: dict[type, str] = {
 _CONTAINER_OF = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
-def _listed(names: list[str], most: int = 5) -> str:
+def listed(names: list[str], most: int = 5) -> str:
+    """The first of some names, fit for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name[:200]) for name in names[:most]) + more

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["Callback", "FunctionCallback", "closing", "entered_callbacks", "hooks_of", "watcher_id"]
+__all__ = [
+    "Callback",
+    "FunctionCallback",
+    "check_keys",
+    "closing",
+    "entered_callbacks",
+    "hooks_of",
+    "watcher_id",
+]
 
 Self = TypeVar("Self", bound="Callback")
 
@@ -120,6 +128,20 @@ class FunctionCallback(Callback):
     def run_event(self, event: Event, state: "State", logger: "Logger") -> Control | None:
         """Call the function."""
         return self.function(event, state, logger)
+
+
+def check_keys(callback: Callback, state: Mapping[str, Any]) -> None:
+    """Refuse a state whose names are not those that a callback's own state has.
+
+    Raises:
+        ValueError: `state` has other names.
+    """
+    own = callback.state_dict().keys()
+    if state.keys() != own:
+        raise ValueError(
+            f"{callback.name} was given the state {sorted(state)}, and its own has {sorted(own)}: "
+            "was it saved by another callback?"
+        )
 
 
 def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:

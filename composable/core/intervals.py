@@ -16,7 +16,7 @@ IntervalLike: TypeAlias = TimeLike | Callable[[State, Event], bool] | None
 def check_interval(name: str, interval: Any) -> Interval:
     """A time, a function `(state, event) -> bool`, or None for never."""
     if interval is None or (callable(interval) and not isinstance(interval, Time)):
-        return interval  # type: ignore[no-any-return]
+        return interval
     length = check_time(name, interval)
     if not length.value:
         raise ValueError(f"{name}={interval!r} must be longer than nothing; None means never.")

@@ -1,5 +1,19 @@
-"""Deterministic order of batches."""
+"""Deterministic order, batches and random numbers of data."""
 
-from composable.data.order import seeded_batches
+from composable.data.order import (
+    MovedGeneratorWarning,
+    ReplayedBatchesWarning,
+    read_loader_state,
+    seeded_batches,
+)
+from composable.data.per_example import PerExample
+from composable.data.sampler import GlobalBatchSampler
 
-__all__ = ["seeded_batches"]
+__all__ = [
+    "GlobalBatchSampler",
+    "MovedGeneratorWarning",
+    "PerExample",
+    "ReplayedBatchesWarning",
+    "read_loader_state",
+    "seeded_batches",
+]

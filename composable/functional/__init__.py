@@ -1,5 +1,6 @@
 """The methods as pure functions: tensors or a module in, tensors or a module out."""
 
+from . import images
 from ._blur_layers import (
     BlurConv1d,
     BlurConv2d,
@@ -9,39 +10,123 @@ from ._blur_layers import (
     BlurMaxPool3d,
     blur,
 )
+from ._residual_blocks import ResidualBlock
 from ._surgery import with_tensors
 from ._warnings import NoEffectWarning
+from .augmix import AugMixDraw, apply_augmix, augmix, draw_augmix
 from .blurpool import blurpool
+from .channels_last import channels_last
 from .clip_gradients import clip_gradients
+from .colout import ColoutDraw, apply_colout, colout, draw_colout
+from .cutmix import CutmixDraw, apply_cutmix, cutmix, draw_cutmix
+from .cutout import apply_cutout, cutout, draw_cutout
 from .ema import ema, ema_smoothing
+from .ghost_batchnorm import (
+    GhostBatchNorm1d,
+    GhostBatchNorm2d,
+    GhostBatchNorm3d,
+    ghost_batchnorm,
+)
+from .gyro_dropout import GyroDropoutLayer, gyro_dropout
+from .jensen_shannon_loss import jensen_shannon_loss
+from .low_precision_groupnorm import LowPrecisionGroupNorm, low_precision_groupnorm
+from .low_precision_layernorm import LowPrecisionLayerNorm, low_precision_layernorm
 from .mixed import Mixed, MixedTargets
 from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
+from .no_op_model import IdleModel, no_op_model
+from .randaugment import RandAugmentDraw, apply_randaugment, draw_randaugment, randaugment
+from .resize_batch import (
+    apply_crop,
+    draw_crop,
+    progressive_scale,
+    resize_batch,
+    scaled_size,
+)
+from .resized import Resized
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
+from .set_sequence_length import set_sequence_length, warmed_up_length
 from .smooth_labels import smooth_labels
+from .squeeze_excite import SqueezeExcitation, squeeze_excite
+from .stochastic_depth import scale_drop_rates, stochastic_depth
+from .weight_standardization import (
+    StandardizedWeight,
+    standardize_weight,
+    weight_standardization,
+)
 
 __all__ = [
+    "AugMixDraw",
     "BlurConv1d",
     "BlurConv2d",
     "BlurConv3d",
     "BlurMaxPool1d",
     "BlurMaxPool2d",
     "BlurMaxPool3d",
+    "ColoutDraw",
+    "CutmixDraw",
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "GhostBatchNorm3d",
+    "GyroDropoutLayer",
+    "IdleModel",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
     "Mixed",
     "MixedTargets",
     "MixupDraw",
     "NoEffectWarning",
+    "RandAugmentDraw",
+    "ResidualBlock",
+    "Resized",
+    "SqueezeExcitation",
+    "StandardizedWeight",
+    "apply_augmix",
+    "apply_colout",
+    "apply_crop",
+    "apply_cutmix",
+    "apply_cutout",
     "apply_mixup",
+    "apply_randaugment",
     "apply_selection",
+    "augmix",
     "blur",
     "blurpool",
+    "channels_last",
     "clip_gradients",
+    "colout",
+    "cutmix",
+    "cutout",
+    "draw_augmix",
+    "draw_colout",
+    "draw_crop",
+    "draw_cutmix",
+    "draw_cutout",
     "draw_mixup",
+    "draw_randaugment",
     "draw_selection",
     "ema",
     "ema_smoothing",
+    "ghost_batchnorm",
+    "gyro_dropout",
+    "images",
+    "jensen_shannon_loss",
+    "low_precision_groupnorm",
+    "low_precision_layernorm",
     "mixup",
+    "no_op_model",
+    "progressive_scale",
+    "randaugment",
+    "resize_batch",
+    "scale_drop_rates",
+    "scaled_size",
     "select_using_loss",
+    "set_sequence_length",
     "should_select",
     "smooth_labels",
+    "squeeze_excite",
+    "standardize_weight",
+    "stochastic_depth",
+    "warmed_up_length",
+    "weight_standardization",
     "with_tensors",
 ]

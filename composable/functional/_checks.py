@@ -14,9 +14,12 @@ __all__ = [
     "check_flag",
     "check_generator",
     "check_module",
+    "check_one_batch",
     "check_one_of",
+    "check_partners",
     "check_range",
     "check_same_names",
+    "check_size",
     "check_tensor",
     "check_tensors",
 ]
@@ -90,6 +93,17 @@ def check_count(name: str, value: Any, low: int = 0, *, advice: str = "") -> Non
         raise ValueError(f"{name} is {value!r}, but must be at least {low}. {advice}".rstrip())
 
 
+def check_size(name: str, value: Any) -> None:
+    """Refuse what is no sequence of sizes, one or more."""
+    if not isinstance(value, (tuple, list)) or not value:
+        raise TypeError(
+            f"{name} is {value!r}, but must be the sizes of the spatial dimensions, such as "
+            "inputs.shape[2:]."
+        )
+    for i, length in enumerate(value):
+        check_count(f"{name}[{i}]", length)
+
+
 def check_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
     """Refuse an option that does not exist."""
     options = list(allowed)
@@ -104,6 +118,25 @@ def check_blendable(name: str, tensor: Any, *, advice: str = "") -> None:
         raise TypeError(
             f"{name} has dtype {tensor.dtype}, but must have a floating-point one. "
             f"Convert it first, for example with {name}.float() / 255 for uint8 images."
+        )
+
+
+def check_one_batch(inputs: Tensor, targets: Tensor) -> None:
+    """Refuse inputs and targets that are not of one batch."""
+    if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
+        raise ValueError(
+            f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)} "
+            "must both begin with a dimension of the batch, of one size."
+        )
+
+
+def check_partners(permutation: Any, inputs: Tensor) -> None:
+    """Refuse a draw of partners for another number of examples."""
+    check_tensor("draw.permutation", permutation)
+    if permutation.shape != inputs.shape[:1]:
+        raise ValueError(
+            f"draw has {len(permutation)} partners, but inputs has {len(inputs)} examples. "
+            "Draw with batch_size=len(inputs)."
         )
 
 

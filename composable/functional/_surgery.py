@@ -9,17 +9,25 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from ._warnings import NoEffectWarning
 
-__all__ = ["copy_on_write", "replace_modules", "with_tensors"]
+__all__ = [
+    "check_unwrapped",
+    "copy_on_write",
+    "replace_modules",
+    "report_nothing",
+    "with_tensors",
+]
 
 Model = TypeVar("Model", bound=nn.Module)
 Rule = Callable[[str, nn.Module], nn.Module]
 
 ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
+# By name: importing them takes a second, and not every build of torch has them.
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 # These read `child.weight` and never call the child: a replacement would have no effect.
 READS_WEIGHTS: dict[type[nn.Module], set[str]] = {
     nn.MultiheadAttention: {"out_proj"},
@@ -43,16 +51,12 @@ def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> 
         ValueError: A name is unknown, a shape differs, or the model is wrapped for distributed
             training.
     """
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            "model is wrapped in DistributedDataParallel, which is bound to the parameters it "
-            "was built with. "
-            "Change the model first, and wrap it afterwards."
-        )
+    check_unwrapped(model)
     memo: dict[int, Any] = {}
     for module in model.modules():
         memo |= {id(p): p for p in module._parameters.values() if p is not None}
-        memo |= {id(b): b.detach().clone() for b in module._buffers.values() if b is not None}
+        for buffer in (b for b in module._buffers.values() if b is not None):
+            memo[id(buffer)] = buffer if is_lazy(buffer) else buffer.detach().clone()
         for value in _plain_values(module):
             if isinstance(value, Tensor):
                 memo.setdefault(id(value), value)
@@ -60,6 +64,17 @@ def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> 
                 memo[id(value)] = value
     memo |= _substitutes(model, tensors or {})
     return deepcopy(model, memo)
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Refuse a model that is wrapped, or has a part that is, for distributed training."""
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in WRAPPERS:
+                raise ValueError(
+                    f"model is wrapped in {kind.__name__}, which is bound to the parameters it "
+                    "was built with. Change the model first, and wrap it afterwards."
+                )
 
 
 def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
@@ -126,6 +141,15 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
     ]:
         warnings.warn(problem, NoEffectWarning, stacklevel=3)
     return new, len(replaced)
+
+
+def report_nothing(method: str, sought: str) -> None:
+    """Warn that a method found nothing to replace, and say what it looked for."""
+    warnings.warn(
+        f"{method} found nothing to replace. It looked for {sought}.",
+        NoEffectWarning,
+        stacklevel=3,
+    )
 
 
 def _replace(

@@ -8,7 +8,6 @@ import warnings
 from typing import cast
 
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._blur_layers import (
     BlurConv1d,
@@ -21,7 +20,8 @@ from ._blur_layers import (
     _each,
 )
 from ._checks import check_count, check_flag, check_module
-from ._surgery import replace_modules
+from ._surgery import replace_modules, report_nothing
+from ._take_over import refuse_lazy, take_over
 from ._warnings import NoEffectWarning
 
 __all__ = ["blurpool"]
@@ -104,9 +104,9 @@ def blurpool(
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         if replace_convs and _aliasing_conv(name, module, min_channels):
-            return _take_over(module, blur_first, next(module.parameters()))
+            return _blurred(module, blur_first, next(module.parameters()))
         if replace_maxpools and _aliasing_pool(name, module):
-            return _take_over(module, False, like)
+            return _blurred(module, False, like)
         return module
 
     blurred, count = replace_modules(model, rule)
@@ -114,22 +114,14 @@ def blurpool(
         convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input channels"
         pools = "MaxPool1d, MaxPool2d and MaxPool3d"
         sought = " or ".join([convs] * replace_convs + [pools] * replace_maxpools)
-        warnings.warn(
-            f"blurpool found nothing to replace. It looked for a stride above 1 in {sought}.",
-            NoEffectWarning,
-            stacklevel=2,
-        )
+        report_nothing("blurpool", f"a stride above 1 in {sought}")
     return blurred
 
 
 def _aliasing_conv(name: str, module: nn.Module, min_channels: int) -> bool:
     if isinstance(module, _Blurred) or not isinstance(module, CONVS):
         return False
-    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-        raise ValueError(
-            f"{name or 'the model'} is lazy and does not know its channels yet. Call the model "
-            "once on a batch, then apply blurpool."
-        )
+    refuse_lazy(name, module, CONVS, "blurpool")
     return max(module.stride) > 1 and module.in_channels >= min_channels
 
 
@@ -149,25 +141,8 @@ def _aliasing_pool(name: str, module: nn.Module) -> bool:
     return not pool.return_indices
 
 
-def _take_over(module: nn.Module, blur_first: bool, like: Tensor | None) -> nn.Module:
-    """Build the blurred layer around what the old one holds: nothing is drawn anew."""
-    kind = _blurred(type(module))
-    new = kind.__new__(kind)
-    new.__dict__.update(vars(module))
+def _blurred(module: nn.Module, blur_first: bool, like: Tensor | None) -> nn.Module:
+    kind = next(ours for plain, ours in LAYERS.items() if isinstance(module, plain))
+    new: _Blurred = take_over(module, kind, prefix="Blur")
     new._start_blur(blur_first=blur_first, like=like)
     return new
-
-
-def _blurred(kind: type[nn.Module]) -> type[_Blurred]:
-    """Find or make the blurred class of a layer's class."""
-    if kind in LAYERS:
-        return LAYERS[kind]
-    base = kind.__bases__[0]
-    if kind.__name__ == f"Parametrized{base.__name__}":
-        # torch made this class for one layer: its base, with properties in the body. It is made
-        # again on the blurred base, so that the parametrizations can still be removed.
-        left_out = ("__dict__", "__weakref__")
-        body = {key: value for key, value in vars(kind).items() if key not in left_out}
-        return type(f"Parametrized{_blurred(base).__name__}", (_blurred(base),), body)
-    plain = next(plain for plain in CONVS if issubclass(kind, plain))
-    return type(f"Blur{kind.__name__}", (LAYERS[plain], kind), {})

@@ -16,6 +16,8 @@ from ._checks import (
     check_count,
     check_flag,
     check_generator,
+    check_one_batch,
+    check_partners,
     check_range,
     check_tensor,
 )
@@ -142,14 +144,8 @@ def apply_mixup(
     _check(inputs, targets)
     if not isinstance(draw, MixupDraw):
         raise TypeError(f"draw is {draw!r}, but must be a MixupDraw, such as draw_mixup gives.")
-    check_tensor("draw.permutation", draw.permutation)
+    check_partners(draw.permutation, inputs)
     check_tensor("draw.weight", draw.weight)
-    if draw.permutation.shape != inputs.shape[:1]:
-        raise ValueError(
-            f"draw has {len(draw.permutation)} partners, but inputs has {len(inputs)} "
-            "examples. "
-            "Draw with batch_size=len(inputs)."
-        )
     partner = draw.permutation.to(inputs.device, non_blocking=True)
     blended = torch.lerp(inputs[partner], inputs, across(draw.weight, inputs))
     # The weight of the losses is not rounded to the dtype of the inputs, which may be a short
@@ -162,9 +158,4 @@ def _check(inputs: Tensor, targets: Tensor) -> None:
     several = "Mix several with one draw: see draw_mixup and apply_mixup."
     check_blendable("inputs", inputs, advice=several)
     check_tensor("targets", targets, advice=several)
-    if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
-        raise ValueError(
-            f"inputs of shape {tuple(inputs.shape)} and targets of shape "
-            f"{tuple(targets.shape)} "
-            "must both begin with a dimension of the batch, of one size."
-        )
+    check_one_batch(inputs, targets)

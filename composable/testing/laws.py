@@ -20,8 +20,9 @@ from composable.core.callback import Callback
 from composable.core.combinators import always, never, when
 from composable.core.event import Event
 from composable.core.logger import Logger
+from composable.core.mixtures import AmbiguousOrderWarning
 from composable.core.observing import EffectError, changes, fingerprint
-from composable.core.plan import AmbiguousOrderWarning, Plan
+from composable.core.plan import Plan
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.evaluation import evaluation_mode

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from composable._version import __version__
+
 __all__ = ["describe_environment", "describe_script", "hash_file"]
 
 
@@ -24,8 +26,6 @@ def describe_environment() -> dict[str, Any]:
         >>> sorted(describe_environment()["versions"])
         ['composable', 'cuda', 'python', 'torch']
     """
-    from composable import __version__  # the package itself stands above this module
-
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return {
         "versions": {

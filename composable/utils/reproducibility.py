@@ -56,17 +56,23 @@ def seed_all(seed: int) -> None:
 
 
 def _seed_all(seed: int) -> None:
+    _seed_python(seed)
+    seed_torch(seed)
+
+
+def _seed_python(seed: int) -> None:
+    """Seed the generators of Python, and of NumPy where it is loaded."""
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed & 0xFFFFFFFF)
-    seed_torch(seed)
 
 
 def seed_torch(seed: int) -> None:
     """Seed PyTorch's generators on every device in use."""
     # torch.manual_seed costs a hundred times as much: it queues work for absent devices.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.default_generators:  # there are none until CUDA is in use
+    # There are none until CUDA is in use; a forked process inherits them, and can't use them.
+    if torch.cuda.default_generators and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
     if _HAS_MPS:
         torch.mps.manual_seed(seed)
@@ -92,6 +98,17 @@ def seed_fetch(seed: int | Key, step: int) -> None:
     _seed_all(fold_in(_streams(_number(seed))["fetch"], step))
 
 
+def seed_order(seed: int | Key, step: int) -> None:
+    """Seed the global generators for a sampler that chooses the batch of a step only then."""
+    _seed_all(fold_in(_streams(_number(seed))["order"], step))
+
+
+def seed_example(key: Key) -> None:
+    """Seed the global generators on the CPU for one example of a data set."""
+    _seed_python(key.seed)
+    torch.default_generator.manual_seed(key.seed)
+
+
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step: its dropout."""
     own = seed.seed if isinstance(seed, Key) else Key(seed).seed
@@ -106,7 +123,7 @@ def _number(seed: int | Key) -> int:
 @lru_cache(maxsize=64)
 def _streams(seed: int) -> dict[str, int]:
     """What the seeds are folded from, by what they are for."""
-    return {name: fold_in(seed, name) for name in ("epoch", "fetch", "step")}
+    return {name: fold_in(seed, name) for name in ("epoch", "fetch", "order", "step")}
 
 
 def get_random_seed() -> int:

@@ -124,3 +124,16 @@ def test_the_bar_of_a_second_fit_does_not_show_the_evaluation_of_the_first():
     first = [one for one in stream.getvalue().split("\r") if "4/5" in one]
     assert first
     assert not any("eval/loss" in one for one in first)
+
+
+def test_a_bar_remembers_nothing_since_the_run_says_where_it_stands():
+    stream = io.StringIO()
+    bar = ProgressBarLogger(stream=stream, refresh_seconds=0)
+    trainer = make_trainer(max_duration=None)
+    trainer.fit(duration="4ba")
+    trainer.add_callback(bar)
+    trainer.fit(duration="2ba")
+
+    assert bar.state_dict() == {}
+    assert "4/6 ba" in stream.getvalue()
+    assert "3/6 ba" not in stream.getvalue()

@@ -1,0 +1,24 @@
+"""Channels-last, as an algorithm."""
+
+import attrs
+
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import channels_last
+
+__all__ = ["ChannelsLast"]
+
+
+@attrs.frozen(repr=False)
+class ChannelsLast(Algorithm):
+    """Lay out the model's images channels last: see `composable.functional.channels_last`."""
+
+    events = frozenset({Event.INIT})
+    stage = Stage.LAYOUT
+    reads = frozenset({"model"})
+    writes = frozenset({"model"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Lay out the model anew once, before training."""
+        return state.evolve(model=channels_last(state.model))

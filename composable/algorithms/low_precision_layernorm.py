@@ -1,0 +1,32 @@
+"""Low-precision layer norm, as an algorithm."""
+
+import attrs
+import torch
+
+from composable.algorithms._validators import low_precision
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import low_precision_layernorm
+
+__all__ = ["LowPrecisionLayerNorm"]
+
+
+@attrs.frozen(repr=False)
+class LowPrecisionLayerNorm(Algorithm):
+    """Compute layer norms in low precision: see `composable.functional.low_precision_layernorm`.
+
+    Args:
+        precision: `torch.float16` or `torch.bfloat16`; that of autocast where None.
+    """
+
+    precision: torch.dtype | None = attrs.field(default=None, validator=low_precision)
+
+    events = frozenset({Event.INIT})
+    stage = Stage.PRECISION
+    reads = frozenset({"model"})
+    writes = frozenset({"model"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Replace the layers once, before training."""
+        return state.evolve(model=low_precision_layernorm(state.model, precision=self.precision))

@@ -1,0 +1,96 @@
+"""Logs how fast training is."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from composable.core.callback import Callback, check_keys
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["SpeedMonitor"]
+
+
+class SpeedMonitor(Callback):
+    """Logs the speed of training, as a mean over the last `window_size` batches.
+
+    After every batch, once there are as many: `throughput/batches_per_sec`,
+    `throughput/samples_per_sec` and, where tokens are counted, `throughput/tokens_per_sec`. The
+    time is that of training, evaluation left out. The device is never waited for: what is still
+    queued on it counts in a later batch.
+
+    Args:
+        window_size: In batches, at least 1.
+
+    Raises:
+        ValueError: `window_size` is below 1.
+
+    Example:
+        >>> from composable import Trainer
+        >>> from composable.callbacks import SpeedMonitor
+        >>> from composable.loggers import InMemoryLogger
+        >>> memory = InMemoryLogger()
+        >>> trainer = Trainer(
+        ...     torch.nn.Linear(4, 3),
+        ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 5,
+        ...     max_duration="1ep",
+        ...     loss_fn=torch.nn.functional.cross_entropy,
+        ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        ...     callbacks=SpeedMonitor(window_size=2),
+        ...     loggers=memory,
+        ...     progress_bar=False,
+        ... )
+        >>> _ = trainer.fit()
+        >>> len(memory.series("throughput/samples_per_sec"))
+        4
+    """
+
+    def __init__(self, window_size: int = 100) -> None:
+        if isinstance(window_size, bool) or not isinstance(window_size, int) or window_size < 1:
+            raise ValueError(f"window_size={window_size!r} must be an integer from 1 on.")
+        self.window_size = window_size
+        # What was done, and in what time, at the ends of the batches in the window.
+        self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
+
+    def fit_start(self, state: "State", logger: "Logger") -> None:
+        """Begin a window, unless there is one that ends here."""
+        now = _done(state)
+        if not self._window or self._window[-1] != now:
+            self._window.clear()
+            self._window.append(now)
+
+    def batch_end(self, state: "State", logger: "Logger") -> None:
+        """Log the speed over the window."""
+        self._window.append(_done(state))
+        if len(self._window) <= self.window_size:
+            return
+        first, last = self._window[0], self._window[-1]
+        *counts, seconds = (after - before for before, after in zip(first, last, strict=True))
+        if seconds > 0:
+            logger.log_metrics(
+                {
+                    f"throughput/{unit}_per_sec": count / seconds
+                    for unit, count in zip(_UNITS, counts, strict=True)
+                    if count or unit != "tokens"
+                }
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window."""
+        return {"window": [list(done) for done in self._window]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the window of a run."""
+        check_keys(self, state)
+        self._window.clear()
+        self._window.extend(tuple(done) for done in state["window"])
+
+
+_UNITS = ("batches", "samples", "tokens")
+
+
+def _done(state: "State") -> tuple[float, ...]:
+    now = state.timestamp
+    return now.batch, now.sample, now.token, now.total_wct

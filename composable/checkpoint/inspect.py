@@ -1,0 +1,186 @@
+"""What is in a checkpoint, for people and for programs."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.checkpoint._json import JSON
+from composable.checkpoint.files import find, read
+from composable.checkpoint.manifest import FILES, Manifest
+from composable.checkpoint.tree import unpack
+
+__all__ = ["describe", "describe_all", "is_checkpoint", "render", "render_all"]
+
+_CHUNK = 1 << 22
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a checkpoint, whole or broken, and not a folder of several."""
+    return any(os.path.lexists(Path(path) / name) for name in FILES) or not Path(path).is_dir()
+
+
+def describe(path: str | os.PathLike[str]) -> dict[str, JSON]:
+    """Describe a checkpoint, as JSON.
+
+    Args:
+        path: The checkpoint; it is read and checked as a whole.
+
+    Returns:
+        `path`, `manifest`, `timestamp` and `run` as far as the state has them, `state` (the names
+        of what else there is), and `tensors`: name, dtype, shape and norm of each. The norm is the
+        root of the sum of squares, and a string where it is not finite.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    contents = read(path)
+    tree = unpack(contents.tensors, contents.data)
+    tree = tree if isinstance(tree, dict) else {}
+    return {
+        "path": str(contents.path),
+        "manifest": _describe_manifest(contents.manifest),
+        "timestamp": _plain(tree.get("timestamp")),
+        "run": _plain(tree.get("run")),
+        "state": sorted(map(str, tree)),
+        "tensors": [
+            {
+                "name": name,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape),
+                "norm": _plain(_norm(tensor)),
+            }
+            for name, tensor in sorted(contents.tensors.items())
+        ],
+    }
+
+
+def describe_all(folder: str | os.PathLike[str]) -> dict[str, JSON]:
+    """Describe the checkpoints in a folder, the newest first, and the broken ones.
+
+    Raises:
+        CheckpointError: There is no such folder, or it can't be read.
+    """
+    whole, broken = find(folder)
+    return {
+        "path": str(Path(folder).absolute()),
+        "checkpoints": [
+            {"name": found.path.name, "manifest": _describe_manifest(found.manifest)}
+            for found in whole
+        ],
+        "broken": [{"name": each.path.name, "error": str(each.error)} for each in broken],
+    }
+
+
+def render(description: Mapping[str, Any]) -> str:
+    """What `describe` returns, as text."""
+    manifest = description["manifest"]
+    lines = [
+        f"checkpoint  {description['path']}",
+        f"written     {manifest['created']} by composable {manifest['library']}, "
+        f"torch {manifest['torch']}, schema {manifest['schema']}",
+        *_lines("info", manifest["info"]),
+        *_lines("time", _short(description["timestamp"])),
+        *_lines("run", description["run"]),
+        f"state       {', '.join(description['state'])}",
+        f"tensors     {len(description['tensors'])}, {manifest['bytes']} bytes",
+    ]
+    width = max([len(tensor["name"]) for tensor in description["tensors"]], default=0)
+    for tensor in description["tensors"]:
+        norm = tensor["norm"]
+        number = norm if isinstance(norm, str) else f"{norm:.6g}"
+        lines.append(
+            f"  {tensor['name']:{min(width, 60)}}  {tensor['dtype']:9} {tensor['shape']}  "
+            f"norm {number}"
+        )
+    return "\n".join(map(_printable, lines))
+
+
+def render_all(description: Mapping[str, Any]) -> str:
+    """What `describe_all` returns, as text."""
+    lines = [f"checkpoints in {description['path']}, the newest first"]
+    for found in description["checkpoints"]:
+        manifest = found["manifest"]
+        lines.append(
+            f"  {found['name']}  batch {manifest['info'].get('batch', '?')}, written "
+            f"{manifest['created']}, {manifest['bytes']} bytes"
+        )
+    lines += [f"  {each['name']}  BROKEN: {each['error']}" for each in description["broken"]]
+    if len(lines) == 1:
+        lines.append("  none")
+    return "\n".join(map(_printable, lines))
+
+
+def _describe_manifest(manifest: Manifest) -> dict[str, JSON]:
+    created = datetime.fromtimestamp(manifest.created, timezone.utc)
+    return {
+        "schema": manifest.schema,
+        "library": manifest.library,
+        "torch": manifest.torch,
+        "created": created.isoformat(sep=" ", timespec="seconds"),
+        "info": _plain(manifest.info),
+        "bytes": sum(record.size for record in manifest.files.values()),
+    }
+
+
+def _norm(tensor: Tensor) -> float:
+    """The root of the sum of squares, in double precision, without a copy of the whole."""
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    chunks = torch.split(numbers.reshape(-1), _CHUNK)
+    return math.sqrt(sum(float(chunk.double().square().sum()) for chunk in chunks))
+
+
+def _plain(value: Any) -> JSON:
+    """Any tree, as JSON to look at: what JSON has no word for becomes text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Tensor):
+        return f"tensor of {value.dtype} {list(value.shape)}"
+    if attrs.has(type(value)) and type(value).__name__ == "Timestamp":
+        return _plain(vars(value))
+    return str(value)
+
+
+def _short(timestamp: JSON) -> JSON:
+    """A timestamp as one line, without its zeros."""
+    if not isinstance(timestamp, dict):
+        return timestamp
+    return ", ".join(f"{name} {count}" for name, count in timestamp.items() if count) or "the start"
+
+
+def _lines(title: str, value: JSON) -> Iterator[str]:
+    """A tree as indented lines."""
+    if value in (None, {}, []):
+        return
+    if not isinstance(value, (dict, list)):
+        yield f"{title:11} {value}"
+        return
+    yield title
+    yield from _indented(value, "  ")
+
+
+def _indented(value: Any, indent: str) -> Iterator[str]:
+    items = value.items() if isinstance(value, dict) else (("-", item) for item in value)
+    for name, item in items:
+        if isinstance(item, (dict, list)) and item:
+            yield f"{indent}{name}:"
+            yield from _indented(item, indent + "  ")
+        else:
+            yield f"{indent}{name}: {item}" if name != "-" else f"{indent}- {item}"
+
+
+def _printable(text: str) -> str:
+    """Without what would steer a terminal: the names are from a file."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,155 @@
+"""What a checkpoint says of itself: versions, and the size and hash of each of its files."""
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from hashlib import sha256
+from types import MappingProxyType
+
+import attrs
+import torch
+
+from composable.checkpoint import _json
+from composable.checkpoint._json import JSON
+from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
+
+__all__ = [
+    "FILES",
+    "MANIFEST",
+    "MAX_MANIFEST",
+    "SCHEMA",
+    "STATE",
+    "TENSORS",
+    "FileRecord",
+    "Manifest",
+    "check_info",
+    "dump_manifest",
+    "parse_manifest",
+]
+
+SCHEMA = 1
+TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+FILES = (TENSORS, STATE, MANIFEST)
+
+_FORMAT = "composable checkpoint"
+MAX_MANIFEST = 1 << 20
+
+
+@attrs.frozen
+class FileRecord:
+    """What the manifest says of a file."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+
+
+@attrs.frozen
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    schema: int
+    """The version of the layout."""
+    library: str
+    """The version of this library that wrote it."""
+    torch: str
+    created: float
+    """When it was written, in seconds since 1970."""
+    files: Mapping[str, FileRecord]
+    info: Mapping[str, JSON]
+    """What the writer said of it. `batch` is what checkpoints are ordered by."""
+
+    @property
+    def batch(self) -> int:
+        """The number of batches that were done; 0 where the writer didn't say."""
+        return self.info.get("batch", 0)  # type: ignore[no-any-return]
+
+
+def check_info(info: dict[str, JSON]) -> dict[str, JSON]:
+    batch = info.get("batch", 0)
+    if type(batch) is not int or batch < 0:
+        raise UnsavableError(f"batch={batch!r} in info must be an integer from 0 on.")
+    return info
+
+
+def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> bytes:
+    body = {
+        "format": _FORMAT,
+        "schema": SCHEMA,
+        "library": sys.modules["composable"].__version__,
+        "torch": str(torch.__version__),
+        "created": time.time(),
+        "info": info,
+        "files": {name: attrs.asdict(record) for name, record in records.items()},
+    }
+    try:
+        raw = _seal(body)
+        same = _json.load(raw, "info")["info"] == info
+    except (TypeError, ValueError, RecursionError, DamagedCheckpointError) as error:
+        raise UnsavableError(f"info is not JSON: {error}.") from None
+    if not same or len(raw) > MAX_MANIFEST:
+        raise UnsavableError(f"info is not JSON, or has more than {MAX_MANIFEST} bytes.")
+    return raw
+
+
+def _seal(body: dict[str, JSON]) -> bytes:
+    """The manifest as a file: the body and its hash."""
+    return _json.dump({**body, "sha256": sha256(_json.dump(body)).hexdigest()}, indent=1)
+
+
+def parse_manifest(raw: bytearray, where: str) -> Manifest:
+    body = _json.load(raw, where)
+    if not isinstance(body, dict) or body.get("format") != _FORMAT:
+        raise DamagedCheckpointError(f"{where} is no manifest of a checkpoint.")
+    schema = body.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        raise VersionError(
+            f"{where} has schema {str(schema)[:40]}, and this version reads {SCHEMA}: "
+            "use the version that wrote it, or a newer one."
+        )
+    body.pop("sha256", None)
+    try:
+        # Compared as bytes: not even a space may differ from what was written.
+        if _seal(body) != raw:
+            raise DamagedCheckpointError(f"{where} is damaged: its hash is another.")
+        return _as_manifest(body)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DamagedCheckpointError(f"{where} is not what this library writes: {error}.") from None
+
+
+def _as_manifest(body: dict[str, JSON]) -> Manifest:
+    """A manifest, if each field is what it should be."""
+    keys = {"format", "schema", "library", "torch", "created", "info", "files"}
+    if body.keys() != keys:
+        raise ValueError(f"it has the keys {sorted(body)}, not {sorted(keys)}"[:200])
+    for name, kind in (("library", str), ("torch", str), ("created", float), ("info", dict)):
+        if type(body[name]) is not kind:
+            raise ValueError(f"{name} is a {type(body[name]).__name__}, not a {kind.__name__}")
+    if not 0 <= body["created"] < 2**40:
+        raise ValueError(f"created is {body['created']}, which is no time")
+    files = body["files"]
+    if not isinstance(files, dict) or files.keys() != {TENSORS, STATE}:
+        raise ValueError(f"its files are {str(list(files))[:120]}, not {TENSORS} and {STATE}")
+    batch = body["info"].get("batch", 0)
+    if type(batch) is not int or batch < 0:
+        raise ValueError(f"batch is {str(batch)[:40]}, not an integer from 0 on")
+    return Manifest(
+        schema=body["schema"],
+        library=body["library"],
+        torch=body["torch"],
+        created=body["created"],
+        files=MappingProxyType({name: _record(name, files[name]) for name in (TENSORS, STATE)}),
+        info=MappingProxyType(body["info"]),
+    )
+
+
+def _record(name: str, record: JSON) -> FileRecord:
+    if not isinstance(record, dict) or record.keys() != {"size", "sha256"}:
+        raise ValueError(f"{name} has no size and sha256")
+    size, digest = record["size"], record["sha256"]
+    if type(size) is not int or size < 0:
+        raise ValueError(f"{name} has size {str(size)[:40]}")
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ValueError(f"{name} has sha256 {str(digest)[:80]}")
+    return FileRecord(size, digest)

@@ -1,0 +1,77 @@
+"""Boxes of pixels, of any number of dimensions.
+
+A box is an integer tensor `[dims, 2]`: where it starts, and where it has stopped, in each
+dimension. Boxes may stand in a batch, and may reach over the border.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._random import draw_uniform, numbers
+
+__all__ = ["broadcast", "clip_boxes", "draw_boxes", "inside", "place_boxes", "regions"]
+
+
+def draw_boxes(
+    sides: Tensor,
+    size: Sequence[int],
+    *,
+    uniform_sampling: bool,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Place boxes with these sides, float64 `[..., dims]` and whole, at random.
+
+    A box has its centre in any pixel. With `uniform_sampling` it stands in any place where it
+    covers a pixel at all, and that covers each pixel equally often.
+    """
+    share = draw_uniform(sides.shape, generator=generator)
+    return place_boxes(share, sides, size, uniform_sampling=uniform_sampling)
+
+
+def place_boxes(
+    share: Tensor, sides: Tensor, size: Sequence[int], *, uniform_sampling: bool
+) -> Tensor:
+    """Place boxes at a share, in [0, 1), of all their places: the deterministic half."""
+    lengths = sides.new_tensor(size)
+    if uniform_sampling:
+        start = (share * (lengths + sides - 1)).floor() - (sides - 1)
+    else:
+        start = (share * lengths).floor() - sides.div(2, rounding_mode="floor")
+    return torch.stack([start, start + sides], -1).long()
+
+
+def clip_boxes(boxes: Tensor, size: Sequence[int]) -> Tensor:
+    """Cut off what reaches over the border."""
+    clipped = [boxes[..., dim, :].clamp(0, length) for dim, length in enumerate(size)]
+    return torch.stack(clipped, -2)
+
+
+def regions(boxes: Tensor) -> list[tuple[Any, ...]] | None:
+    """Give clipped boxes `[count, dims, 2]` as indices, or None where that would make one wait."""
+    found = numbers(boxes)
+    if found is None:
+        return None
+    return [(..., *(slice(start, stop) for start, stop in box)) for box in found]
+
+
+def inside(boxes: Tensor, size: Sequence[int], device: torch.device) -> Tensor:
+    """Say which pixels are in a box: `[..., *size]` for boxes `[..., dims, 2]`."""
+    boxes = boxes.to(device, non_blocking=True)
+    masks = []
+    for dim, length in enumerate(size):
+        at = torch.arange(length, device=device)
+        along = (at >= boxes[..., dim, :1]) & (at < boxes[..., dim, 1:])
+        others = len(size) - dim - 1
+        masks.append(along.reshape(*along.shape[:-1], *[1] * dim, length, *[1] * others))
+    return reduce(torch.logical_and, masks)
+
+
+def broadcast(mask: Tensor, tensor: Tensor, dims: int) -> Tensor:
+    """Make room for the channels in a mask `[batch, *size]`; `[*size]` needs none."""
+    batch = mask.shape[: mask.ndim - dims]
+    channels = [1] * (tensor.ndim - mask.ndim) if batch else []
+    return mask.reshape(*batch, *channels, *mask.shape[len(batch) :])

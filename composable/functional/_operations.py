@@ -1,0 +1,130 @@
+"""What RandAugment and AugMix share: which operations there are, how strong, and applying them.
+
+A strength is drawn in the unit of its operation: degrees, bits, a factor, a share of the width.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from . import images as single
+from ._checks import check_one_of
+from ._random import home
+from .images._values import finish
+
+__all__ = ["OPERATIONS", "SETS", "apply_operations", "check_set", "draw_operations"]
+
+# In the order of their numbers in a draw. Those that are in all sets come first.
+OPERATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "autocontrast": lambda images, _: single.autocontrast(images),
+    "equalize": lambda images, _: single.equalize(images),
+    "posterize": single.posterize,
+    "rotate": single.rotate,
+    "solarize": single.solarize,
+    "shear_x": single.shear_x,
+    "shear_y": single.shear_y,
+    "translate_x": lambda images, share: single.translate_x(images, share * images.shape[3]),
+    "translate_y": lambda images, share: single.translate_y(images, share * images.shape[2]),
+    "color": single.color,
+    "contrast": single.contrast,
+    "brightness": single.brightness,
+    "sharpness": single.sharpness,
+}
+SETS = {"all": len(OPERATIONS), "safe": 9, "original": len(OPERATIONS)}
+"""How many of the operations each set has, from the first on."""
+
+# The strength at level 0, the change of it per level, whether fractions are cut off, and whether
+# it goes either way. One row per operation that is in all sets.
+_RANGES = torch.tensor(
+    [
+        [0, 0, 0, 0],  # autocontrast
+        [0, 0, 0, 0],  # equalize
+        [4, -4 / 10, 1, 0],  # posterize: bits
+        [0, 30 / 10, 1, 1],  # rotate: degrees
+        [256, -256 / 10, 1, 0],  # solarize: a grey level
+        [0, 0.3 / 10, 0, 1],  # shear_x: pixels per pixel
+        [0, 0.3 / 10, 0, 1],  # shear_y
+        [0, 1 / 30, 0, 1],  # translate_x: share of the width
+        [0, 1 / 30, 0, 1],  # translate_y: share of the height
+    ],
+    dtype=torch.float64,
+)
+_BRIGHTNESS = list(OPERATIONS).index("brightness")
+
+
+def check_set(augmentations: str) -> None:
+    """Refuse a set of operations that does not exist."""
+    check_one_of("augmentations", augmentations, SETS)
+
+
+def draw_operations(
+    size: tuple[int, ...],
+    *,
+    severity: float,
+    augmentations: str,
+    generator: torch.Generator | None,
+) -> tuple[Int[Tensor, "*size"], Float[Tensor, "*size"]]:
+    """Draw operations, each with a strength of its own, as a number of it and in its unit."""
+    operations = torch.randint(
+        SETS[augmentations], size, generator=generator, device=home(generator)
+    )
+    share, side = torch.rand(
+        (2, *size), generator=generator, device=home(generator), dtype=torch.float64
+    )
+    # The groups of `apply_operations` have sizes that the host must know.
+    operations, share, side = operations.to("cpu"), share.to("cpu"), side.to("cpu")
+    lowest = min(0.1, severity)
+    level, negative = lowest + share * (severity - lowest), side < 0.5
+    start, slope, whole, signed = _RANGES[operations.clamp(max=len(_RANGES) - 1)].unbind(-1)
+    change = slope * level
+    change = torch.where(whole.bool(), change.trunc(), change)
+    strength = start + torch.where(signed.bool() & negative, -change, change)
+    factor = _factor(augmentations, severity, operations, level, share, negative)
+    return operations, torch.where(operations < len(_RANGES), strength, factor)
+
+
+def _factor(
+    augmentations: str,
+    severity: float,
+    operations: Tensor,
+    level: Tensor,
+    share: Tensor,
+    negative: Tensor,
+) -> Tensor:
+    """The factors of color, contrast, brightness and sharpness."""
+    if augmentations == "original":
+        return 0.18 * level + 0.1
+    more = 1 + share * max(severity - 1, 0)
+    more = torch.where((operations == _BRIGHTNESS) & (more > 1), 0.75 * more, more)
+    return torch.where(negative, 1 - 0.09 * severity * share, more)
+
+
+def apply_operations(
+    images: Shaped[Tensor, "batch channels height width"],
+    operations: Int[Tensor, "steps chains"],
+    strengths: Float[Tensor, "steps chains"],
+) -> Shaped[Tensor, "chains channels height width"]:
+    """Apply one operation after the other; chain i begins with image i modulo the batch.
+
+    In each step the chains are sorted by operation, so that each operation is one call. As the draw
+    lies on the CPU, their number is known without waiting for the device. -1 is no operation.
+    """
+    device = images.device
+    current, place = images, torch.arange(operations.shape[1]) % max(len(images), 1)
+    numbers = torch.arange(len(OPERATIONS))
+    for drawn, strength in zip(operations, strengths, strict=True):
+        drawn, order = drawn.sort(stable=True)
+        current = current.index_select(0, place[order].to(device, non_blocking=True))
+        ends = torch.searchsorted(drawn, numbers)
+        groups = torch.tensor_split(current, ends)
+        of_group = strength[order].to(device, non_blocking=True).tensor_split(ends)
+        done = [groups[0]]
+        for operation, group, strongs in zip(
+            OPERATIONS.values(), groups[1:], of_group[1:], strict=True
+        ):
+            if len(group):
+                done.append(operation(group, strongs))
+        current, place = torch.cat(done), order.argsort()
+    return finish(current.index_select(0, place.to(device, non_blocking=True)), images)

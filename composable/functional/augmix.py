@@ -1,0 +1,205 @@
+"""AugMix: mix each image with a few of its own augmentations.
+
+Hendrycks, Mu, Cubuk, Zoph, Gilmer and Lakshminarayanan, "AugMix: A Simple Data Processing Method to
+Improve Robustness and Uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781
+"""
+
+from math import inf
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from ._checks import check_count, check_generator, check_range
+from ._operations import apply_operations, check_set, draw_operations
+from ._random import draw_beta, draw_dirichlet, home
+from .images._values import check_images, finish, values_of
+
+__all__ = ["AugMixDraw", "apply_augmix", "augmix", "draw_augmix"]
+
+
+class AugMixDraw(NamedTuple):
+    """What `augmix` draws.
+
+    Attributes:
+        operations: Numbers of the operations of each chain, as in `RandAugmentDraw`; -1 where a
+            chain is over.
+        strengths: Their strengths, likewise.
+        chain_weights: The share of each chain among those of an image; they sum to 1.
+        weight: The share of all chains together; the rest is the image itself.
+    """
+
+    operations: Int[Tensor, "depth width batch"]
+    strengths: Float[Tensor, "depth width batch"]
+    chain_weights: Float[Tensor, "width batch"]
+    weight: Float[Tensor, " batch"]
+
+
+def augmix(
+    images: Shaped[Tensor, "batch channels height width"],
+    *,
+    severity: float = 3,
+    depth: int = -1,
+    width: int = 3,
+    alpha: float = 1.0,
+    augmentations: str = "all",
+    generator: torch.Generator | None = None,
+) -> Shaped[Tensor, "batch channels height width"]:
+    r"""Mix each image with several of its own augmentations.
+
+    $$x' = (1 - m) x + m \sum_{i=1}^{\text{width}} w_i \, c_i(x), \quad
+    w \sim \mathrm{Dirichlet}(\alpha, \dots, \alpha), \quad m \sim \mathrm{Beta}(\alpha, \alpha)$$
+
+    where each chain $c_i$ is one operation after another, drawn as in `randaugment`.
+
+    Args:
+        images: uint8, or floats in [0, 1]; what is outside is clipped by most operations. Sets with
+            color and contrast need 1 or 3 channels.
+        severity: Upper bound of the levels of the operations, in [0, 10]. At 0 nothing is changed.
+        depth: Number of operations in a chain, 1 or more; -1 draws 1, 2 or 3 for each chain.
+        width: Number of chains, 1 or more.
+        alpha: Parameter of both distributions, above 0.
+        augmentations: The set of operations: "all", "safe" or "original"; see `randaugment`.
+        generator: Source of randomness. Without one, torch's global generator.
+
+    Returns:
+        New images, with the shape, dtype, device and memory layout of `images`; uint8 is rounded to
+        the nearest grey level.
+
+    Raises:
+        TypeError: An argument is of the wrong type, or the images are of another dtype.
+        ValueError: An argument is out of its range, or the images are not
+            `[batch, channels, height, width]`.
+
+    Example:
+        >>> images = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8)
+        >>> mixed = augmix(images, generator=torch.Generator().manual_seed(0))
+        >>> mixed.shape, mixed.dtype
+        (torch.Size([8, 3, 32, 32]), torch.uint8)
+    """
+    check_images(images)
+    draw = draw_augmix(
+        len(images),
+        severity=severity,
+        depth=depth,
+        width=width,
+        alpha=alpha,
+        augmentations=augmentations,
+        generator=generator,
+    )
+    return apply_augmix(images, draw)
+
+
+def draw_augmix(
+    batch_size: int,
+    *,
+    severity: float = 3,
+    depth: int = -1,
+    width: int = 3,
+    alpha: float = 1.0,
+    augmentations: str = "all",
+    generator: torch.Generator | None = None,
+) -> AugMixDraw:
+    """Draw the chains and the weights of one batch.
+
+    Args:
+        batch_size: Number of images, 0 or more.
+        severity: Upper bound of the levels of the operations, in [0, 10].
+        depth: Number of operations in a chain, 1 or more; -1 draws 1, 2 or 3 for each chain.
+        width: Number of chains, 1 or more.
+        alpha: Parameter of both distributions, above 0.
+        augmentations: The set of operations: "all", "safe" or "original"; see `randaugment`.
+        generator: Source of randomness. Without one, torch's global generator.
+
+    Returns:
+        Operations, strengths and weights, on the CPU. A severity of 0 draws no operations.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is out of its range.
+
+    Example:
+        >>> draw = draw_augmix(8, generator=torch.Generator().manual_seed(0))
+        >>> draw.operations.shape, draw.chain_weights.shape, draw.weight.shape
+        (torch.Size([3, 3, 8]), torch.Size([3, 8]), torch.Size([8]))
+    """
+    check_count("batch_size", batch_size)
+    check_range("severity", severity, 0, 10)
+    check_depth(depth)
+    check_count("width", width, 1)
+    check_range("alpha", alpha, 0, inf, ends="()")
+    check_set(augmentations)
+    check_generator(generator)
+    steps = 0 if not severity else 3 if depth == -1 else depth
+    operations, strengths = draw_operations(
+        (steps, width, batch_size),
+        severity=severity,
+        augmentations=augmentations,
+        generator=generator,
+    )
+    if depth == -1:
+        size = (width, batch_size)
+        last = torch.randint(3, size, generator=generator, device=home(generator)).to("cpu")
+        over = torch.arange(steps)[:, None, None] > last
+        operations = operations.masked_fill(over, -1)
+    chain_weights = draw_dirichlet(alpha, (width, batch_size), generator=generator).to("cpu")
+    weight = draw_beta(alpha, (batch_size,), generator=generator).to("cpu")
+    return AugMixDraw(operations, strengths, chain_weights, weight)
+
+
+def check_depth(depth: int) -> None:
+    """Refuse what is neither -1 nor a number of operations."""
+    check_count("depth", depth, -1, advice="-1 draws 1, 2 or 3 operations for each chain.")
+    if depth == 0:
+        raise ValueError("depth is 0, but must be 1 or more, or -1 to draw 1, 2 or 3 for each.")
+
+
+def apply_augmix(
+    images: Shaped[Tensor, "batch channels height width"], draw: AugMixDraw
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Apply the chains that were drawn, and mix: the deterministic half.
+
+    Args:
+        images: uint8, or floats in [0, 1].
+        draw: What `draw_augmix` gave.
+
+    Returns:
+        New images; see `augmix`.
+
+    Raises:
+        TypeError: An argument is of the wrong type, or the images are of another dtype.
+        ValueError: The images are not `[batch, channels, height, width]`, or the draw is for
+            another number of them.
+
+    Example:
+        >>> draw = AugMixDraw(
+        ...     operations=torch.tensor([[[11]]]),  # brightness
+        ...     strengths=torch.tensor([[[0.5]]]),
+        ...     chain_weights=torch.tensor([[1.0]]),
+        ...     weight=torch.tensor([0.5]),
+        ... )
+        >>> apply_augmix(torch.tensor([[[[0.2, 0.4, 0.8]]]]), draw)
+        tensor([[[[0.1500, 0.3000, 0.6000]]]])
+    """
+    check_images(images)
+    if not isinstance(draw, AugMixDraw):
+        raise TypeError(f"draw is {draw!r}, but must be an AugMixDraw, such as draw_augmix gives.")
+    if draw.weight.shape != images.shape[:1]:
+        raise ValueError(
+            f"draw is for {len(draw.weight)} images, but images has {len(images)}. "
+            "Draw with batch_size=len(images)."
+        )
+    steps, width, batch = draw.operations.shape
+    if not steps:
+        return images.clone()
+    operations, strengths = (
+        part.reshape(steps, width * batch) for part in (draw.operations, draw.strengths)
+    )
+    chains = apply_operations(images, operations, strengths).reshape(width, *images.shape)
+    values = values_of(images)
+    shares = (draw.weight * draw.chain_weights).to(values, non_blocking=True)
+    mixed = values * (1 - shares.sum(0))[:, None, None, None]
+    for chain, share in zip(chains, shares, strict=True):
+        mixed = mixed.addcmul_(values_of(chain), share[:, None, None, None])
+    return finish(mixed + 0.5 if images.dtype == torch.uint8 else mixed, images)

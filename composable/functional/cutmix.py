@@ -1,0 +1,217 @@
+"""CutMix: paste a box of another image into each image.
+
+Yun, Han, Oh, Chun, Choe and Yoo, "CutMix: Regularization Strategy to Train Strong Classifiers
+with Localizable Features", ICCV 2019, https://arxiv.org/abs/1905.04899
+"""
+
+from collections.abc import Sequence
+from math import inf, prod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ._boxes import broadcast, clip_boxes, draw_boxes, inside, regions
+from ._checks import (
+    check_count,
+    check_flag,
+    check_generator,
+    check_one_batch,
+    check_partners,
+    check_range,
+    check_size,
+    check_tensor,
+)
+from ._multi import accurate
+from ._random import draw_beta, home
+from ._spatial import check_spatial, is_dense
+from .mixed import Mixed
+
+__all__ = ["CutmixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]
+
+_SEVERAL = "Mix several with one draw: see draw_cutmix and apply_cutmix."
+
+
+class CutmixDraw(NamedTuple):
+    """What `cutmix` draws: a partner for each example, and the box that is pasted from it.
+
+    Attributes:
+        permutation: The partners, `[batch]`.
+        box: Where it starts and has stopped in each dimension, `[dims, 2]`, or one such box for
+            each example. It may reach over the border.
+    """
+
+    permutation: Tensor
+    box: Tensor
+
+
+def cutmix(
+    inputs: Shaped[Tensor, "batch channels *size"],
+    targets: Shaped[Tensor, " *dense"],
+    *,
+    alpha: float = 1.0,
+    uniform_sampling: bool = False,
+    per_sample: bool = False,
+    generator: torch.Generator | None = None,
+) -> Mixed:
+    r"""Paste a box of another example into every example of a batch.
+
+    $$x'_i = (1 - M) \odot x_i + M \odot x_{p(i)}, \quad w = 1 - \overline{M}, \quad
+    \lambda \sim \mathrm{Beta}(\alpha, \alpha)$$
+
+    with a random permutation $p$ and the mask $M$ of a box that takes up $1 - \lambda$ of the
+    image, rounded to whole pixels. Its centre is any pixel, so a part of it may lie over the
+    border; the weight $w$ is the share of the pixels that an example really keeps.
+
+    Args:
+        inputs: Images `[batch, channels, height, width]`, signals or volumes, of any dtype.
+        targets: Class indices, class probabilities or numbers to regress, `[batch, ...]`. Maps
+            with a target for each pixel, `[batch, height, width]` or `[batch, classes, height,
+            width]`, are pasted as the images are.
+        alpha: Strength, above 0. At 1 every size of box is equally likely; near 0 boxes are
+            almost nothing or almost everything.
+        uniform_sampling: Make every pixel equally likely to be replaced. As in the paper, those
+            in the middle are replaced more often.
+        per_sample: Draw one box per example rather than one per batch.
+        generator: Source of randomness. Without one, torch's global generator.
+
+    Returns:
+        The mixed inputs, with the shape, dtype, device and memory layout of `inputs`; both
+        targets; and the weight of the first. Its `loss` and `soft_targets` make use of them. Of
+        maps both targets are the pasted map, since each pixel has one target.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `alpha` is not above 0, the inputs have no spatial dimension, or the batch
+            sizes differ.
+
+    Example:
+        >>> images, labels = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
+        >>> mixed = cutmix(images, labels, generator=torch.Generator().manual_seed(0))
+        >>> outputs = mixed.inputs.mean((2, 3)) @ torch.ones(3, 4)
+        >>> mixed.loss(torch.nn.functional.cross_entropy, outputs).shape
+        torch.Size([])
+    """
+    check_spatial("inputs", inputs, advice=_SEVERAL)
+    draw = draw_cutmix(
+        len(inputs),
+        inputs.shape[2:],
+        alpha=alpha,
+        uniform_sampling=uniform_sampling,
+        per_sample=per_sample,
+        generator=generator,
+    )
+    return apply_cutmix(inputs, targets, draw)
+
+
+def draw_cutmix(
+    batch_size: int,
+    size: Sequence[int],
+    *,
+    alpha: float = 1.0,
+    uniform_sampling: bool = False,
+    per_sample: bool = False,
+    generator: torch.Generator | None = None,
+) -> CutmixDraw:
+    """Draw the partners and the box of one batch.
+
+    Args:
+        batch_size: Number of examples, 0 or more.
+        size: Lengths of the spatial dimensions, such as `inputs.shape[2:]`.
+        alpha: Strength, above 0; see `cutmix`.
+        uniform_sampling: Make every pixel equally likely to be in the box.
+        per_sample: Draw one box per example rather than one per batch.
+        generator: Source of randomness. Without one, torch's global generator.
+
+    Returns:
+        A permutation, and a box (or `batch_size` of them). Both lie on the CPU, or where the
+        generator does: a seed means the same draw on every device.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `alpha` is not above 0, or a size is negative.
+
+    Example:
+        >>> draw_cutmix(4, (8, 8), generator=torch.Generator().manual_seed(0)).box
+        tensor([[-1,  4],
+                [ 1,  6]])
+    """
+    check_count("batch_size", batch_size)
+    check_size("size", size)
+    check_range("alpha", alpha, 0, inf, ends="()", advice="Leave cutmix out to mix nothing.")
+    check_flag("uniform_sampling", uniform_sampling)
+    check_flag("per_sample", per_sample)
+    check_generator(generator)
+    permutation = torch.randperm(batch_size, generator=generator, device=home(generator))
+    share = draw_beta(alpha, (batch_size,) if per_sample else (), generator=generator)
+    root = (1 - share).pow(1 / len(size)).unsqueeze(-1)
+    sides = (root * root.new_tensor(size)).round()
+    box = draw_boxes(sides, size, uniform_sampling=uniform_sampling, generator=generator)
+    return CutmixDraw(permutation, box)
+
+
+def apply_cutmix(
+    inputs: Shaped[Tensor, " *shape"], targets: Shaped[Tensor, " *dense"], draw: CutmixDraw
+) -> Mixed:
+    """Paste the box that was drawn from the partner that was drawn: the deterministic half.
+
+    Args:
+        inputs: Of any dtype, `[batch, ..., *size]`.
+        targets: Targets, `[batch, ...]`.
+        draw: What `draw_cutmix` gave for this size.
+
+    Returns:
+        The mixed batch; see `cutmix`. Outside of the box its inputs equal `inputs` exactly.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: Inputs, targets and draw do not belong to one batch size, or the inputs have
+            fewer dimensions than the box.
+
+    Example:
+        >>> draw = CutmixDraw(torch.tensor([1, 0]), torch.tensor([[1, 3]]))
+        >>> mixed = apply_cutmix(torch.tensor([[0, 0, 0, 0], [1, 2, 3, 4]]), torch.eye(2), draw)
+        >>> mixed.inputs, mixed.weight
+        (tensor([[0, 2, 3, 0],
+                [1, 0, 0, 4]]), tensor(0.5000))
+    """
+    _check(inputs, targets, draw)
+    dims = draw.box.shape[-2]
+    size = inputs.shape[inputs.ndim - dims :]
+    box = clip_boxes(draw.box, size)
+    partner = draw.permutation.to(inputs.device, non_blocking=True)
+    share = (box[..., 1] - box[..., 0]).prod(-1).double() / max(prod(size), 1)
+    # The weight of the losses is not rounded to the dtype of the inputs, which may be a short
+    # one.
+    weight = (1 - share).to(inputs.device, accurate(inputs.dtype), non_blocking=True)
+    mixed = _paste(inputs, partner, box)
+    if is_dense(targets, size):
+        pasted = _paste(targets, partner, box)
+        return Mixed(mixed, pasted, pasted, weight)
+    return Mixed(mixed, targets, targets[partner], weight)
+
+
+def _paste(tensor: Tensor, partner: Tensor, box: Tensor) -> Tensor:
+    dims = box.shape[-2]
+    if box.ndim == 2 and (found := regions(box.unsqueeze(0))):
+        pasted = tensor.clone()  # of the partners only the box is read
+        pasted[found[0]] = tensor[found[0]].index_select(0, partner)
+        return pasted
+    mask = broadcast(inside(box, tensor.shape[tensor.ndim - dims :], tensor.device), tensor, dims)
+    return torch.where(mask, tensor[partner], tensor)
+
+
+def _check(inputs: Tensor, targets: Tensor, draw: CutmixDraw) -> None:
+    check_tensor("inputs", inputs, advice=_SEVERAL)
+    check_tensor("targets", targets, advice=_SEVERAL)
+    if not isinstance(draw, CutmixDraw):
+        raise TypeError(f"draw is {draw!r}, but must be a CutmixDraw, such as draw_cutmix gives.")
+    check_partners(draw.permutation, inputs)
+    check_tensor("draw.box", draw.box)
+    check_one_batch(inputs, targets)
+    if inputs.ndim <= draw.box.shape[-2]:
+        raise ValueError(
+            f"draw has a box of {draw.box.shape[-2]} dimensions, but inputs has shape "
+            f"{tuple(inputs.shape)}. Draw with size=inputs.shape[2:]."
+        )

@@ -1,0 +1,174 @@
+"""Ghost batch normalisation: normalise by the statistics of small slices of the batch.
+
+Hoffer, Hubara and Soudry, "Train longer, generalize better", NeurIPS 2017,
+https://arxiv.org/abs/1705.08741; Dimitriou and Arandjelovic, "A New Look at Ghost
+Normalization", 2020, https://arxiv.org/abs/2007.08554
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ._checks import check_count, check_module
+from ._surgery import replace_modules, report_nothing
+from ._take_over import keeps_forward_of, refuse_lazy, take_over
+
+__all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "ghost_batchnorm"]
+
+
+def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Module:
+    r"""Replace batch norms, in 1 to 3 dimensions, by ones over slices of the batch.
+
+    In training, example $i$ is normalised with the mean and variance of its own slice $s(i)$ of
+    `ghost_batch_size` examples that follow one another:
+
+    $$y_i = \gamma \frac{x_i - \mu_{s(i)}}{\sqrt{\sigma^2_{s(i)} + \epsilon}} + \beta$$
+
+    All slices are one operation. The last one is shorter where the size doesn't divide the
+    batch; where it would hold a single value for each channel, which has no variance, it joins
+    the slice before it. A batch of `ghost_batch_size` examples or fewer is one slice: that is
+    the plain batch norm, to the bit.
+
+    The running statistics move once a batch, by `momentum`, to the average over the slices of
+    their means and unbiased variances, weighted by their sizes; with `momentum=None` they are
+    the plain average over batches. In evaluation they are used as ever, whatever the batch.
+
+    Keys of the state dict, shapes, dtype, device, mode, hooks and subclasses stay. Layers that
+    are ghost norms already are left alone, whatever their size, so twice is once.
+
+    Args:
+        model: Any module; it is left as it was. The result shares its parameters.
+        ghost_batch_size: How many examples a slice has, 1 or more.
+
+    Returns:
+        The new model; `model` itself where there was nothing to replace.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `ghost_batch_size` is below 1, a batch norm is lazy and does not know its
+            channels yet, or the model is wrapped for distributed training.
+
+    Warns:
+        NoEffectWarning: Nothing was found, or a replacement may be bypassed.
+
+    Example:
+        >>> norm = ghost_batchnorm(nn.BatchNorm1d(1, affine=False), ghost_batch_size=2)
+        >>> norm(torch.tensor([[0.0], [2.0], [10.0], [30.0]])).T.round(decimals=3)
+        tensor([[-1.,  1., -1.,  1.]])
+    """
+    check_module("model", model)
+    check_count("ghost_batch_size", ghost_batch_size, 1)
+
+    def rule(name: str, module: nn.Module) -> nn.Module:
+        refuse_lazy(name, module, GHOSTS, "ghost_batchnorm")
+        for plain, ghost in GHOSTS.items():
+            if keeps_forward_of(plain, module):
+                new: _Ghost = take_over(module, ghost, prefix="Ghost")
+                new.ghost_batch_size = ghost_batch_size
+                return new
+        return module
+
+    new, count = replace_modules(model, rule)
+    if count == 0 and not any(isinstance(module, _Ghost) for module in model.modules()):
+        report_nothing("ghost_batchnorm", "BatchNorm1d, BatchNorm2d and BatchNorm3d")
+    return new
+
+
+class _Ghost(_BatchNorm):
+    """What the layers below share: `ghost_batch_size`, the other arguments of a batch norm."""
+
+    ghost_batch_size: int
+    running_mean: Any
+    running_var: Any
+    num_batches_tracked: Any
+
+    def __init__(self, *args: Any, ghost_batch_size: int = 32, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_count("ghost_batch_size", ghost_batch_size, 1)
+        self.ghost_batch_size = ghost_batch_size
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        batch, size = inputs.shape[0], self.ghost_batch_size
+        by_running_statistics = not self.training and self.running_mean is not None
+        if by_running_statistics or batch <= size:
+            return super().forward(inputs)
+        self._check_input_dim(inputs)  # type: ignore[no-untyped-call]
+        rest = batch % size
+        if rest and inputs[:rest, 0].numel() == 1:
+            rest += size
+        if rest == batch:
+            return super().forward(inputs)
+        whole, count = inputs[: batch - rest], (batch - rest) // size
+        outputs, mean, var = self._normalized(whole, count)
+        if rest:
+            last, last_mean, last_var = self._normalized(inputs[batch - rest :], 1)
+            outputs = torch.cat([outputs, last])
+            mean = mean.lerp(last_mean, rest / batch)
+            var = var.lerp(last_var, rest / batch)
+        if self.training and self.track_running_stats:
+            self._follow(mean, var)
+        return outputs
+
+    def _normalized(self, inputs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalise `count` slices of one size; give their average mean and variance, too."""
+        channels = self.num_features
+        # The slices of a channel become as many channels: one call for all of them.
+        split = inputs.unflatten(0, (count, -1))  # type: ignore[no-untyped-call]
+        slices = split.transpose(0, 1).flatten(1, 2)
+        like = inputs if self.running_mean is None else self.running_mean
+        mean, var = (inputs.new_zeros(count * channels, dtype=like.dtype) for _ in range(2))
+        weight, bias = (p if p is None else p.repeat(count) for p in (self.weight, self.bias))
+        # With a momentum of 1 the running statistics are those of the batch.
+        outputs = batch_norm(slices, mean, var, weight, bias, True, 1.0, self.eps)
+        outputs = outputs.unflatten(1, (count, channels))  # type: ignore[no-untyped-call]
+        outputs = outputs.transpose(0, 1).flatten(0, 1)
+        if inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last):
+            outputs = outputs.contiguous(memory_format=torch.channels_last)
+        return outputs, mean.view(count, channels).mean(0), var.view(count, channels).mean(0)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, var: Tensor) -> None:
+        """Move the running statistics as a batch norm does."""
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        share: Any = self.momentum
+        if share is None:
+            share = self.num_batches_tracked.to(
+                mean
+            ).reciprocal()  # which doesn't wait, as int would
+        self.running_mean.lerp_(mean, share)
+        self.running_var.lerp_(var, share)
+
+    def extra_repr(self) -> str:
+        own: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{own}, ghost_batch_size={self.ghost_batch_size}"
+
+
+class GhostBatchNorm1d(_Ghost, nn.BatchNorm1d):
+    """A `BatchNorm1d` over slices of the batch: takes its arguments, and `ghost_batch_size`."""
+
+
+class GhostBatchNorm2d(_Ghost, nn.BatchNorm2d):
+    """A `BatchNorm2d` over slices of the batch: takes its arguments, and `ghost_batch_size`.
+
+    Example:
+        >>> layer = GhostBatchNorm2d(3, ghost_batch_size=16)
+        >>> layer(torch.rand(40, 3, 8, 8)).shape
+        torch.Size([40, 3, 8, 8])
+        >>> list(layer.state_dict())
+        ['weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked']
+    """
+
+
+class GhostBatchNorm3d(_Ghost, nn.BatchNorm3d):
+    """A `BatchNorm3d` over slices of the batch: takes its arguments, and `ghost_batch_size`."""
+
+
+GHOSTS = {
+    nn.BatchNorm1d: GhostBatchNorm1d,
+    nn.BatchNorm2d: GhostBatchNorm2d,
+    nn.BatchNorm3d: GhostBatchNorm3d,
+}

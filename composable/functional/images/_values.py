@@ -1,0 +1,94 @@
+"""What the operations on images share: their arguments, and the way from a dtype and back to it.
+
+An operation computes in floats: from 0 to 255 where the images are uint8, and from 0 to 1 where
+they are floats.
+"""
+
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._checks import check_range, check_tensor
+from .._multi import accurate
+
+__all__ = [
+    "GRAIN",
+    "check_images",
+    "finish",
+    "grey_levels",
+    "per_image",
+    "round_",
+    "values_of",
+    "white_of",
+]
+
+GRAIN = 1 / 32
+"""Part of a grey level: more than what float32 loses, and too little to be seen. It is added before
+fractions are cut off, so that 99.9999 becomes 99 nowhere that exact arithmetic gives 100."""
+
+
+def check_images(images: Any) -> None:
+    """Refuse what is no batch of images in uint8 or in floats."""
+    check_tensor("images", images)
+    if not (images.dtype == torch.uint8 or images.is_floating_point()):
+        raise TypeError(
+            f"images has dtype {images.dtype}, but must be uint8, or floats in [0, 1]: convert it "
+            "first, for example with images.to(torch.uint8) where it holds 0 to 255."
+        )
+    if images.ndim != 4:
+        raise ValueError(
+            f"images has shape {tuple(images.shape)}, but must be [batch, channels, height, "
+            "width]: write images[None] for a single one."
+        )
+
+
+def per_image(
+    name: str, value: Any, images: Tensor, low: float = -inf, high: float = inf
+) -> Tensor:
+    """A strength for each image, `[batch, 1, 1, 1]`, from one of them or from a number for all."""
+    dtype = accurate(images.dtype) if images.is_floating_point() else torch.float32
+    if not isinstance(value, Tensor):
+        finite = "()" if high == inf and low == -inf else "[)" if high == inf else "[]"
+        check_range(name, value, low, high, ends=finite)
+        return torch.full((1, 1, 1, 1), float(value), dtype=dtype, device=images.device)
+    if value.shape != images.shape[:1]:
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)}, but must be a number, or a tensor of one per "
+            f"image, ({len(images)},)."
+        )
+    return value.to(images.device, dtype, non_blocking=True).reshape(-1, 1, 1, 1)
+
+
+def white_of(images: Tensor) -> int:
+    """The value of white."""
+    return 255 if images.dtype == torch.uint8 else 1
+
+
+def values_of(images: Tensor) -> Tensor:
+    """A copy of the images in a dtype to compute in, and in place: memory is what takes time."""
+    dtype = accurate(images.dtype) if images.is_floating_point() else torch.float32
+    return images.to(dtype, copy=True)
+
+
+def grey_levels(images: Tensor) -> Tensor:
+    """The images in uint8; floats are rounded to the nearest of 256 grey levels."""
+    if images.dtype == torch.uint8:
+        return images
+    return values_of(images.detach()).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def round_(values: Tensor, images: Tensor) -> Tensor:
+    """Round values to whole grey levels, in place, where they have the scale of the images."""
+    if images.dtype == torch.uint8:
+        return values.round_()
+    return values.mul_(255).round_().div_(255)
+
+
+def finish(values: Tensor, images: Tensor) -> Tensor:
+    """Give a result the dtype and the layout of the images; uint8 cuts fractions off."""
+    # By strides, since vmap does not know is_contiguous(memory_format=torch.channels_last).
+    channels_last = images.stride(1) == 1 != images.stride(3)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return values.to(images.dtype).contiguous(memory_format=layout)

@@ -1,0 +1,160 @@
+"""Operations that move an image away from, or towards, a plainer one of itself.
+
+Each is `plain + factor * (image - plain)`: factor 0 is the plain image, 1 the image itself, and
+more than 1 goes beyond it. The plain images have whole grey levels, as they have in Pillow.
+"""
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ._values import check_images, finish, per_image, round_, values_of, white_of
+
+__all__ = ["brightness", "color", "contrast", "sharpness"]
+
+
+def brightness(
+    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Multiply every value.
+
+    Args:
+        images: uint8, or floats in [0, 1].
+        factor: 0 or more: 0 is black, 1 changes nothing. One for all images, or one for each,
+            `[batch]`. Those in a tensor are not checked.
+
+    Returns:
+        New images, clipped at black and white.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is of the wrong shape, or the factor is negative.
+
+    Example:
+        >>> F.images.brightness(torch.tensor([[[[0.2, 0.4, 0.8]]]]), 2.0)
+        tensor([[[[0.4000, 0.8000, 1.0000]]]])
+    """
+    check_images(images)
+    factor = per_image("factor", factor, images, 0)
+    return finish(_clip(values_of(images).mul_(factor), images), images)
+
+
+def contrast(
+    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Move every value away from the mean grey of its image, or towards it.
+
+    Args:
+        images: uint8, or floats in [0, 1], of 1 or 3 channels.
+        factor: 0 or more: 0 is grey all over, 1 changes nothing. One for all images, or one for
+            each, `[batch]`. Those in a tensor are not checked.
+
+    Returns:
+        New images, clipped at black and white. The gradient takes the mean as a constant.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is of the wrong shape, or the factor is negative.
+
+    Example:
+        >>> F.images.contrast(torch.tensor([[[[0.4, 0.6]]]]), 2.0)
+        tensor([[[[0.2980, 0.6980]]]])
+    """
+    check_images(images)
+    factor = per_image("factor", factor, images, 0)
+    values = values_of(images)
+    grey = _grey("contrast", values, images)
+    # Sums of whole numbers: exact for rows of up to 65 thousand pixels, and for any number of rows.
+    total, pixels = grey.sum(3, keepdim=True).long().sum(2, keepdim=True), grey.shape[2:].numel()
+    mean = ((2 * total + pixels) // max(2 * pixels, 1)).to(values.dtype)
+    return finish(_blend(mean * (white_of(images) / 255), values, factor, images), images)
+
+
+def color(
+    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Make colours stronger or weaker.
+
+    Args:
+        images: uint8, or floats in [0, 1], of 1 channel (which has no colour to change) or 3.
+        factor: 0 or more: 0 is grey, 1 changes nothing. One for all images, or one for each,
+            `[batch]`. Those in a tensor are not checked.
+
+    Returns:
+        New images, clipped at black and white. The gradient takes the grey as a constant.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is of the wrong shape, or the factor is negative.
+
+    Example:
+        >>> red = torch.tensor([1.0, 0.0, 0.0]).reshape(1, 3, 1, 1)
+        >>> F.images.color(red, 0.0).flatten()
+        tensor([0.2980, 0.2980, 0.2980])
+    """
+    check_images(images)
+    factor = per_image("factor", factor, images, 0)
+    values = values_of(images)
+    grey = _grey("color", values, images).mul_(white_of(images) / 255)
+    if images.shape[1] == 1:
+        return images.clone()
+    return finish(_blend(grey, values, factor, images), images)
+
+
+def sharpness(
+    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Sharpen or blur, by a weighted mean of 3 x 3 pixels. The outermost pixels stay.
+
+    Args:
+        images: uint8, or floats in [0, 1].
+        factor: 0 or more: 0 is blurred, 1 changes nothing, and more sharpens. One for all images,
+            or one for each, `[batch]`. Those in a tensor are not checked.
+
+    Returns:
+        New images, clipped at black and white. The gradient takes the blurred image as a constant.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is of the wrong shape, or the factor is negative.
+
+    Example:
+        >>> dot = torch.zeros(1, 1, 3, 3, dtype=torch.uint8)
+        >>> dot[..., 1, 1] = 130
+        >>> F.images.sharpness(dot, 0.0)[0, 0, 1]
+        tensor([ 0, 50,  0], dtype=torch.uint8)
+    """
+    check_images(images)
+    factor = per_image("factor", factor, images, 0)
+    values = values_of(images)
+    inner = values[..., 1:-1, 1:-1]
+    rows = (values[..., :-2] + values[..., 1:-1]).add_(values[..., 2:])
+    box = (rows[..., :-2, :] + rows[..., 1:-1, :]).add_(rows[..., 2:, :])
+    blurred = round_(box.add_(inner, alpha=4).div_(13), images)
+    result = images.clone()
+    result[..., 1:-1, 1:-1] = _blend(blurred, inner, factor, images)
+    return result
+
+
+def _grey(name: str, values: Tensor, images: Tensor) -> Tensor:
+    """The grey levels of images, as whole numbers: `[batch, 1, height, width]`."""
+    if images.shape[1] not in (1, 3):
+        raise ValueError(
+            f"images has {images.shape[1]} channels, but {name} needs grey values, so 1 or 3: "
+            'leave it out, for example by augmentations="safe".'
+        )
+    if images.shape[1] == 1:
+        grey = values.clone()
+    else:
+        # In 65536ths, as Pillow has them: products of a level and a weight are exact in float32.
+        grey = values[:, :1] * (19595 / 65536)
+        grey.add_(values[:, 1:2], alpha=38470 / 65536).add_(values[:, 2:], alpha=7471 / 65536)
+    return grey.mul_(255 / white_of(images)).add_(0.5).floor_()
+
+
+def _blend(plain: Tensor, values: Tensor, factor: Tensor, images: Tensor) -> Tensor:
+    """Blend in place: `plain + factor * (values - plain)`, exactly `values` for the factor 1."""
+    return _clip(values.lerp_(plain, 1 - factor), images)
+
+
+def _clip(values: Tensor, images: Tensor) -> Tensor:
+    return values.clamp_(0, white_of(images))

@@ -1,0 +1,151 @@
+"""Operations that give every value of an image another one."""
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ._values import (
+    GRAIN,
+    check_images,
+    finish,
+    grey_levels,
+    per_image,
+    values_of,
+    white_of,
+)
+
+__all__ = ["autocontrast", "equalize", "posterize", "solarize"]
+
+
+def autocontrast(
+    images: Shaped[Tensor, "batch channels height width"],
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Stretch each channel of each image so that its values reach from black to white.
+
+    Args:
+        images: uint8, or floats in [0, 1].
+
+    Returns:
+        New images. A channel of one value stays as it is.
+
+    Raises:
+        TypeError: The images are no tensor, or of another dtype.
+        ValueError: They are not `[batch, channels, height, width]`.
+
+    Example:
+        >>> F.images.autocontrast(torch.tensor([[[[0.25, 0.5, 0.75]]]]))
+        tensor([[[[0.0000, 0.5000, 1.0000]]]])
+    """
+    check_images(images)
+    if not images.numel():
+        return images.clone()
+    low, high = (values_of(end(images, (2, 3), keepdim=True)) for end in (torch.amin, torch.amax))
+    flat, white = low == high, white_of(images)
+    scale = torch.where(flat, 1, white / torch.where(flat, 1, high - low))
+    grain = GRAIN if images.dtype == torch.uint8 else 0
+    offset = grain - torch.where(flat, 0, low * scale)
+    return finish(values_of(images).mul_(scale).add_(offset), images)
+
+
+def equalize(
+    images: Shaped[Tensor, "batch channels height width"],
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Spread the values of each channel of each image evenly, by its cumulative histogram.
+
+    Args:
+        images: uint8, or floats in [0, 1], which are rounded to 256 grey levels.
+
+    Returns:
+        New images, without a gradient. A channel of one level stays as it is.
+
+    Raises:
+        TypeError: The images are no tensor, or of another dtype.
+        ValueError: They are not `[batch, channels, height, width]`.
+
+    Example:
+        >>> F.images.equalize(torch.tensor([[[[10, 20]]]], dtype=torch.uint8).repeat(1, 1, 400, 1))
+        tensor([[[[  0, 255], ...
+    """
+    check_images(images)
+    if not images.numel():
+        return images.clone()
+    channels = images.shape[0] * images.shape[1]
+    start = torch.arange(0, 256 * channels, 256, dtype=torch.int32, device=images.device)
+    index = grey_levels(images).reshape(channels, -1).to(torch.int32).add_(start[:, None]).flatten()
+    # Counted in floats, which the CPU adds fastest, and which are exact up to 16 million pixels.
+    one = torch.ones((), device=images.device).expand(len(index))
+    counts = torch.zeros(256 * channels, device=images.device).index_add(0, index, one)
+    table = _equalizing_table(counts.reshape(channels, 256).long())
+    table = table.to(torch.uint8).flatten()
+    looked_up = table.index_select(0, index).reshape(images.shape)
+    return finish(looked_up if images.dtype == torch.uint8 else looked_up / 255, images)
+
+
+def _equalizing_table(counts: Tensor) -> Tensor:
+    """The new level of each old one: as Pillow computes it, so in whole numbers."""
+    levels = torch.arange(256, device=counts.device)
+    brightest = ((counts > 0) * levels).amax(1, keepdim=True)
+    step = (counts.sum(1, keepdim=True) - counts.gather(1, brightest)) // 255
+    below = counts.cumsum(1) - counts
+    spread = (step // 2 + below) // step.clamp(min=1)
+    return torch.where(step == 0, levels, spread.clamp(max=255))
+
+
+def posterize(
+    images: Shaped[Tensor, "batch channels height width"], bits: Shaped[Tensor, " batch"] | float
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Keep the first bits of every value, and set the others to zero.
+
+    Args:
+        images: uint8, or floats in [0, 1], which are rounded to 256 grey levels.
+        bits: How many are kept, whole numbers from 1 to 8 (all of them): one for all
+            images, or one for each, `[batch]`. Those in a tensor are not checked.
+
+    Returns:
+        New images, without a gradient.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is of the wrong shape, or the bits are not within 1 and 8.
+
+    Example:
+        >>> F.images.posterize(torch.tensor([[[[7, 77, 255]]]], dtype=torch.uint8), 2)
+        tensor([[[[  0,  64, 192]]]], dtype=torch.uint8)
+    """
+    check_images(images)
+    mask = (256 - 2 ** (8 - per_image("bits", bits, images, 1, 8))).to(torch.uint8)
+    kept = grey_levels(images) & mask
+    return finish(kept if images.dtype == torch.uint8 else kept / 255, images)
+
+
+def solarize(
+    images: Shaped[Tensor, "batch channels height width"],
+    threshold: Shaped[Tensor, " batch"] | float,
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Invert every value from a threshold on.
+
+    Args:
+        images: uint8, or floats in [0, 1].
+        threshold: In grey levels, from 0 (all is inverted) to 256 (nothing is), for floats too: one
+            for all images, or one for each, `[batch]`. Those in a tensor are not checked.
+
+    Returns:
+        New images.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is of the wrong shape, or a threshold is not within 0 and 256.
+
+    Example:
+        >>> F.images.solarize(torch.tensor([[[[7, 127, 128, 255]]]], dtype=torch.uint8), 128)
+        tensor([[[[  7, 127, 127,   0]]]], dtype=torch.uint8)
+    """
+    check_images(images)
+    threshold = per_image("threshold", threshold, images, 0, 256)
+    if images.dtype == torch.uint8:
+        # To invert is to flip all bits: none for 256, which uint8 does not have.
+        flipped = torch.where(threshold > 255, 0, 255).to(torch.uint8)
+        bright = images >= threshold.ceil().clamp(max=255).to(torch.uint8)
+        return finish(images ^ bright.view(torch.uint8).mul_(flipped), images)
+    bright = grey_levels(images) >= threshold
+    return finish(torch.where(bright, 1 - images, images), images)

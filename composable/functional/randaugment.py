@@ -1,0 +1,173 @@
+"""RandAugment: a few operations on each image, drawn from a set.
+
+Cubuk, Zoph, Shlens and Le, "RandAugment: Practical Automated Data Augmentation with a Reduced
+Search Space", 2019, https://arxiv.org/abs/1909.13719. Here the severity is an upper bound, and
+every operation has a level of its own below it; in the paper all have the same one. The operations
+and their ranges are those of AugMix.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from ._checks import check_count, check_generator, check_range
+from ._operations import apply_operations, check_set, draw_operations
+from .images._values import check_images
+
+__all__ = ["RandAugmentDraw", "apply_randaugment", "draw_randaugment", "randaugment"]
+
+
+class RandAugmentDraw(NamedTuple):
+    """What `randaugment` draws: for each image, operations and their strengths.
+
+    Attributes:
+        operations: Their numbers, counted from 0: autocontrast, equalize, posterize, rotate,
+            solarize, shear_x, shear_y, translate_x, translate_y, color, contrast, brightness,
+            sharpness; -1 for none.
+        strengths: In the unit of the operation: bits for posterize, degrees for rotate, a grey
+            level for solarize, pixels per pixel for a shear, a share of the width or height for a
+            translation, and a factor for the last four. The first two have none.
+    """
+
+    operations: Int[Tensor, "depth batch"]
+    strengths: Float[Tensor, "depth batch"]
+
+
+def randaugment(
+    images: Shaped[Tensor, "batch channels height width"],
+    *,
+    depth: int = 2,
+    severity: float = 9,
+    augmentations: str = "all",
+    generator: torch.Generator | None = None,
+) -> Shaped[Tensor, "batch channels height width"]:
+    r"""Apply a few random operations to each image.
+
+    Each of the `depth` operations of an image is drawn from the set, with a level that is uniform
+    in [0.1, severity]. What level $l$ means at severity $s$:
+
+    | operation | strength |
+    |---|---|
+    | autocontrast, equalize | the same at every level |
+    | posterize | keeps $4 - \lfloor 0.4 l \rfloor$ bits |
+    | rotate | $\pm \lfloor 3 l \rfloor$ degrees |
+    | solarize | inverts from $256 - \lfloor 25.6 l \rfloor$ on |
+    | shear_x, shear_y | $\pm 0.03 l$ |
+    | translate_x, translate_y | $\pm l / 30$ of the width or height |
+    | color, contrast, sharpness | a factor, uniform either in $[1 - 0.09 s, 1]$ or in $[1, s]$ |
+    | brightness | likewise, but three quarters of what would be above 1 |
+    | these four in the set "original" | the factor $0.1 + 0.18 l$ |
+
+    Args:
+        images: uint8, or floats in [0, 1]; what is outside is clipped by most operations. Sets with
+            color and contrast need 1 or 3 channels.
+        depth: Number of operations per image, 0 or more.
+        severity: Upper bound of the levels, in [0, 10]. At 0 nothing is changed.
+        augmentations: The set. "all" has all operations, "safe" leaves color, contrast, brightness
+            and sharpness out, and "original" has them in other ranges.
+        generator: Source of randomness. Without one, torch's global generator.
+
+    Returns:
+        New images, with the shape, dtype, device and memory layout of `images`.
+
+    Raises:
+        TypeError: An argument is of the wrong type, or the images are of another dtype.
+        ValueError: An argument is out of its range, or the images are not
+            `[batch, channels, height, width]`.
+
+    Example:
+        >>> images = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8)
+        >>> augmented = randaugment(images, generator=torch.Generator().manual_seed(0))
+        >>> augmented.shape, augmented.dtype
+        (torch.Size([8, 3, 32, 32]), torch.uint8)
+    """
+    check_images(images)
+    draw = draw_randaugment(
+        len(images),
+        depth=depth,
+        severity=severity,
+        augmentations=augmentations,
+        generator=generator,
+    )
+    return apply_randaugment(images, draw)
+
+
+def draw_randaugment(
+    batch_size: int,
+    *,
+    depth: int = 2,
+    severity: float = 9,
+    augmentations: str = "all",
+    generator: torch.Generator | None = None,
+) -> RandAugmentDraw:
+    """Draw the operations of one batch.
+
+    Args:
+        batch_size: Number of images, 0 or more.
+        depth: Number of operations per image, 0 or more.
+        severity: Upper bound of the levels, in [0, 10].
+        augmentations: The set: "all", "safe" or "original"; see `randaugment`.
+        generator: Source of randomness. Without one, torch's global generator.
+
+    Returns:
+        Operations and strengths, on the CPU. A severity of 0 draws none.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is out of its range.
+
+    Example:
+        >>> draw = draw_randaugment(8, generator=torch.Generator().manual_seed(0))
+        >>> draw.operations.shape, draw.strengths.shape
+        (torch.Size([2, 8]), torch.Size([2, 8]))
+    """
+    check_count("batch_size", batch_size)
+    check_count("depth", depth)
+    check_range("severity", severity, 0, 10)
+    check_set(augmentations)
+    check_generator(generator)
+    return RandAugmentDraw(
+        *draw_operations(
+            (depth if severity else 0, batch_size),
+            severity=severity,
+            augmentations=augmentations,
+            generator=generator,
+        )
+    )
+
+
+def apply_randaugment(
+    images: Shaped[Tensor, "batch channels height width"], draw: RandAugmentDraw
+) -> Shaped[Tensor, "batch channels height width"]:
+    """Apply the operations that were drawn: the deterministic half.
+
+    Args:
+        images: uint8, or floats in [0, 1].
+        draw: What `draw_randaugment` gave.
+
+    Returns:
+        New images; see `randaugment`.
+
+    Raises:
+        TypeError: An argument is of the wrong type, or the images are of another dtype.
+        ValueError: The images are not `[batch, channels, height, width]`, or the draw is for
+            another number of them.
+
+    Example:
+        >>> draw = RandAugmentDraw(torch.tensor([[11]]), torch.tensor([[0.5]]))  # brightness
+        >>> apply_randaugment(torch.tensor([[[[0.25, 0.5, 1.0]]]]), draw)
+        tensor([[[[0.1250, 0.2500, 0.5000]]]])
+    """
+    check_images(images)
+    if not isinstance(draw, RandAugmentDraw):
+        raise TypeError(
+            f"draw is {draw!r}, but must be a RandAugmentDraw, such as draw_randaugment gives."
+        )
+    if draw.operations.shape[1:] != images.shape[:1]:
+        raise ValueError(
+            f"draw is for {tuple(draw.operations.shape)[1:]} images, but images has {len(images)}. "
+            "Draw with batch_size=len(images)."
+        )
+    return apply_operations(images, *draw)

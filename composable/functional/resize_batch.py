@@ -1,0 +1,262 @@
+"""Progressive resizing: begin training on small images.
+
+Howard et al., fast.ai's entry to DAWNBench, 2018,
+https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html
+"""
+
+from collections.abc import Sequence
+from math import floor
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ._boxes import regions
+from ._checks import (
+    check_count,
+    check_flag,
+    check_generator,
+    check_one_of,
+    check_range,
+    check_size,
+    check_tensor,
+)
+from ._random import draw_uniform
+from ._spatial import check_spatial, take
+from .resized import Resized
+
+__all__ = ["apply_crop", "draw_crop", "progressive_scale", "resize_batch", "scaled_size"]
+
+_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def resize_batch(
+    inputs: Shaped[Tensor, "batch channels *size"],
+    targets: Shaped[Tensor, " *dense"] | None = None,
+    *,
+    scale_factor: float,
+    mode: str = "resize",
+    resize_targets: bool = False,
+    size_increment: int = 1,
+    generator: torch.Generator | None = None,
+) -> Resized:
+    """Make the images of a batch smaller, by interpolation or by a crop.
+
+    Args:
+        inputs: Images `[batch, channels, height, width]`, signals or volumes, of any dtype.
+        targets: Targets, `[batch, ...]`, or None.
+        scale_factor: The new length of a side as a share of the old one, in (0, 1]. At 1 the
+            batch stays as it is.
+        mode: `"resize"` interpolates linearly, and takes the nearest pixel where numbers are
+            integers. `"crop"` cuts out one region, at a random place, for the whole batch; the
+            result is a view.
+        resize_targets: Do the same to targets that have a value for each pixel, `[batch, height,
+            width]` or `[batch, classes, height, width]`, so that they stay in line.
+        size_increment: New lengths are the nearest multiples of this, at least one, and never
+            more than the old ones: networks with strides waste less.
+        generator: Source of randomness of a crop. Without one, torch's global generator.
+
+    Returns:
+        The smaller inputs, with the dtype, device and memory layout of `inputs`, and their
+        targets.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `scale_factor` is not in (0, 1], `mode` is unknown, the inputs have no
+            spatial dimension, or targets to resize don't have a value for each pixel.
+
+    Example:
+        >>> images, masks = torch.rand(2, 3, 8, 8), torch.zeros(2, 8, 8, dtype=torch.long)
+        >>> small = resize_batch(images, masks, scale_factor=0.5, resize_targets=True)
+        >>> small.inputs.shape, small.targets.shape
+        (torch.Size([2, 3, 4, 4]), torch.Size([2, 4, 4]))
+    """
+    check_spatial("inputs", inputs)
+    check_one_of("mode", mode, ("resize", "crop"))
+    check_flag("resize_targets", resize_targets)
+    check_generator(generator)
+    if targets is not None:
+        check_tensor("targets", targets)
+    size = inputs.shape[2:]
+    new = scaled_size(size, scale_factor=scale_factor, size_increment=size_increment)
+    if resize_targets:
+        _check_dense(targets, size)
+    if scale_factor == 1:
+        return Resized(inputs, targets)
+    offset = draw_crop(size, new, generator=generator) if mode == "crop" else None
+    small = [
+        _shrink(tensor, new) if offset is None else apply_crop(tensor, new, offset)
+        for tensor in (inputs, targets)[: 1 + resize_targets]
+        if tensor is not None
+    ]
+    return Resized(small[0], small[1] if resize_targets else targets)
+
+
+def scaled_size(
+    size: Sequence[int], *, scale_factor: float, size_increment: int = 1
+) -> tuple[int, ...]:
+    """Say which size `resize_batch` makes of a size.
+
+    Args:
+        size: Lengths of the spatial dimensions, such as `inputs.shape[2:]`.
+        scale_factor: The new length of a side as a share of the old one, in (0, 1].
+        size_increment: New lengths are the nearest multiples of this.
+
+    Returns:
+        The new lengths, none longer than the old one.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `scale_factor` is not in (0, 1], or `size_increment` is below 1.
+
+    Example:
+        >>> scaled_size((33, 60), scale_factor=0.5, size_increment=4)
+        (16, 32)
+    """
+    check_size("size", size)
+    check_range("scale_factor", scale_factor, 0, 1, ends="(]")
+    check_count("size_increment", size_increment, 1)
+    if scale_factor == 1:
+        return tuple(size)
+    nearest = [floor(length * scale_factor / size_increment + 0.5) for length in size]
+    return tuple(
+        min(length, max(count, 1) * size_increment)
+        for length, count in zip(size, nearest, strict=True)
+    )
+
+
+def progressive_scale(
+    elapsed: float,
+    *,
+    initial_scale: float = 0.5,
+    finetune_fraction: float = 0.2,
+    delay_fraction: float = 0.5,
+) -> float:
+    """Say how large images are at a time of training, as a share of their size.
+
+    Args:
+        elapsed: Share of the training that has passed, 0 or more.
+        initial_scale: The scale at the start, in (0, 1].
+        finetune_fraction: Share of the training, at its end, with images of full size.
+        delay_fraction: Share of the training, at its start, with images of the initial scale.
+            In between the scale grows along a line; where nothing is between, it jumps.
+
+    Returns:
+        The scale, in `[initial_scale, 1]`.
+
+    Raises:
+        TypeError: An argument is not a number.
+        ValueError: One of them is out of its range, or both fractions are more than 1 together.
+
+    Example:
+        >>> [round(progressive_scale(t / 10), 2) for t in range(4, 10)]
+        [0.5, 0.5, 0.67, 0.83, 1.0, 1.0]
+    """
+    check_range("elapsed", elapsed, 0)
+    check_range("initial_scale", initial_scale, 0, 1, ends="(]")
+    check_range("finetune_fraction", finetune_fraction, 0, 1)
+    check_range("delay_fraction", delay_fraction, 0, 1)
+    if delay_fraction + finetune_fraction > 1:
+        raise ValueError(
+            f"delay_fraction is {delay_fraction!r} and finetune_fraction is "
+            f"{finetune_fraction!r}, but together they must be at most 1, the whole training."
+        )
+    growing = 1 - finetune_fraction - delay_fraction
+    grown = elapsed - delay_fraction
+    if grown < 0:
+        return initial_scale
+    # What rounding took from elapsed must not put off the end, where there may be no growing.
+    return 1.0 if grown >= growing - 1e-9 else initial_scale + (1 - initial_scale) * grown / growing
+
+
+def draw_crop(
+    size: Sequence[int], new_size: Sequence[int], *, generator: torch.Generator | None = None
+) -> Int[Tensor, " dims"]:
+    """Draw where a crop begins.
+
+    Args:
+        size: Lengths of the spatial dimensions, such as `inputs.shape[2:]`.
+        new_size: Those of the crop, none longer.
+        generator: Source of randomness. Without one, torch's global generator.
+
+    Returns:
+        The first index of the crop in each dimension, every possible one equally likely. It
+        lies on the CPU, or where the generator does: a seed means the same draw on every device.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: The crop does not fit.
+
+    Example:
+        >>> draw_crop((8, 8), (4, 8), generator=torch.Generator().manual_seed(0))
+        tensor([4, 0])
+    """
+    check_size("size", size)
+    check_size("new_size", new_size)
+    check_generator(generator)
+    if len(size) != len(new_size) or any(a < b for a, b in zip(size, new_size, strict=True)):
+        raise ValueError(f"new_size is {tuple(new_size)}, which does not fit in {tuple(size)}.")
+    share = draw_uniform((len(size),), generator=generator)
+    places = share.new_tensor([a - b + 1 for a, b in zip(size, new_size, strict=True)])
+    return (share * places).long()
+
+
+def apply_crop(
+    tensor: Shaped[Tensor, " *shape"], new_size: Sequence[int], offset: Int[Tensor, " dims"]
+) -> Shaped[Tensor, " *cropped"]:
+    """Cut out the crop that was drawn: the deterministic half.
+
+    Args:
+        tensor: Inputs or targets, `[batch, ..., *size]`.
+        new_size: The size of the crop.
+        offset: What `draw_crop` gave for this size.
+
+    Returns:
+        `[batch, ..., *new_size]`, with the dtype, device and memory layout of `tensor`: a view
+        where the place can be read without a wait, else a copy.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+
+    Example:
+        >>> apply_crop(torch.arange(5).reshape(1, 5), (3,), torch.tensor([1]))
+        tensor([[1, 2, 3]])
+    """
+    check_tensor("tensor", tensor)
+    check_size("new_size", new_size)
+    check_tensor("offset", offset, advice="draw_crop gives it.")
+    stop = offset + offset.new_tensor(new_size)
+    found = regions(torch.stack([offset, stop], -1).unsqueeze(0))
+    if found is not None:
+        return tensor[found[0]]
+    return take(tensor, [at + torch.arange(n) for at, n in zip(offset, new_size, strict=True)])
+
+
+def _shrink(tensor: Tensor, size: Sequence[int]) -> Tensor:
+    old = tensor.shape[tensor.ndim - len(size) :]
+    if not tensor.is_floating_point():
+        return take(tensor, [_nearest(a, b, tensor.device) for a, b in zip(old, size, strict=True)])
+    if tensor.ndim == len(size) + 1:  # maps have no channels
+        return _shrink(tensor.unsqueeze(1), size).squeeze(1)
+    if len(size) not in _MODES:
+        raise ValueError(
+            f"inputs has {len(size)} spatial dimensions, but only 1, 2 or 3 can be interpolated. "
+            'Use mode="crop".'
+        )
+    return interpolate(tensor, size=tuple(size), mode=_MODES[len(size)])
+
+
+def _nearest(old: int, new: int, device: torch.device) -> Tensor:
+    """The pixel in which the centre of each new pixel lies, as interpolation sees them."""
+    return ((2 * torch.arange(new, device=device) + 1) * old).div(2 * new, rounding_mode="floor")
+
+
+def _check_dense(targets: Tensor | None, size: Sequence[int]) -> None:
+    # [1:], because the batch comes first, even where it is as large as the images.
+    if targets is None or tuple(targets.shape[1:][-len(size) :]) != tuple(size):
+        found = "None" if targets is None else f"of shape {tuple(targets.shape)}"
+        raise ValueError(
+            f"resize_targets=True needs targets with a value for each pixel, [batch, ..., "
+            f"{', '.join(map(str, size))}], but targets is {found}. Use resize_targets=False."
+        )

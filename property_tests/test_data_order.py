@@ -1,0 +1,126 @@
+"""Laws of data: its order and its random numbers are functions of the seed and the epoch."""
+
+import random
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from composable.data import GlobalBatchSampler, PerExample, seeded_batches
+from property_tests.strategies import seeds
+
+counts = st.integers(1, 13)
+sizes = st.integers(1, 5)
+epochs = st.integers(0, 100)
+
+
+class Noisy(Dataset):
+    """An index and noise from all global generators; what lies before `begin` can't be loaded."""
+
+    def __init__(self, count, forbidden=()):
+        self.count, self.forbidden = count, forbidden
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        assert i not in self.forbidden
+        return i, torch.rand(()).item(), random.random(), np.random.rand()  # noqa: NPY002
+
+
+def read(dataset, size, *, seed, epoch, skip=0, shuffle=True, **options):
+    """The batches of an epoch."""
+    loader = DataLoader(dataset, size, shuffle=shuffle, collate_fn=list, **options)
+    return list(seeded_batches(loader, seed, epoch=epoch, first_step=7 * epoch, skip=skip))
+
+
+@given(counts, sizes, seeds, epochs, st.booleans(), st.booleans(), st.data())
+def test_an_epoch_that_is_resumed_is_the_tail_of_the_whole_one(
+    count, size, seed, epoch, shuffle, drop_last, data
+):
+    options = {"seed": seed, "epoch": epoch, "shuffle": shuffle, "drop_last": drop_last}
+    whole = read(Noisy(count), size, **options)
+    skip = data.draw(st.integers(0, len(whole) + 1))
+    done = {example[0] for batch in whole[:skip] for example in batch}
+
+    assert read(Noisy(count, forbidden=done), size, skip=skip, **options) == whole[skip:]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@settings(max_examples=6)  # processes are slow to start
+@given(counts, sizes, seeds, epochs, st.sampled_from([1, 3]), st.booleans(), st.data())
+def test_workers_change_neither_the_order_nor_what_is_drawn(
+    count, size, seed, epoch, workers, persistent, data
+):
+    whole = read(Noisy(count), size, seed=seed, epoch=epoch)
+    skip = data.draw(st.integers(0, len(whole)))
+
+    loader = DataLoader(
+        Noisy(count),
+        size,
+        shuffle=True,
+        collate_fn=list,
+        num_workers=workers,
+        persistent_workers=persistent,
+    )
+    before = {"epoch": max(epoch - 1, 0), "first_step": 0}
+    list(seeded_batches(loader, seed, **before))  # an epoch that workers may persist over
+    now = {"epoch": epoch, "first_step": 7 * epoch, "skip": skip}
+
+    assert list(seeded_batches(loader, seed, **now)) == whole[skip:]
+
+
+@given(counts, sizes, sizes, seeds, seeds, epochs)
+def test_the_noise_of_an_example_depends_on_seed_epoch_and_index_alone(
+    count, size, other_size, seed, seed_of_the_run, epoch
+):
+    def examples(size, run, shuffle):
+        batches = read(PerExample(Noisy(count), seed), size, seed=run, epoch=epoch, shuffle=shuffle)
+        return sorted(example for batch in batches for example in batch)
+
+    assert examples(size, 17, True) == examples(other_size, seed_of_the_run, False)
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 4]),
+    seeds,
+    epochs,
+    st.booleans(),
+    st.sampled_from(["keep", "drop", "pad"]),
+    st.data(),
+)
+def test_the_global_batch_is_the_same_for_any_number_of_processes(
+    count, per_process, world_size, seed, epoch, shuffle, last_batch, data
+):
+    if last_batch == "keep" and 0 < count % (4 * per_process) < 4:
+        last_batch = "pad"  # some process would have nothing to do
+    options = {"batch_size": 4 * per_process, "shuffle": shuffle, "last_batch": last_batch}
+
+    def batches(start=0, **which):
+        sampler = GlobalBatchSampler(count, seed=seed, **options, **which)
+        sampler.set_epoch(epoch)
+        return list(sampler.batches_from(start))
+
+    whole = batches()
+    parts = [batches(rank=rank, world_size=world_size) for rank in range(world_size)]
+    start = data.draw(st.integers(0, len(whole) + 1))
+
+    assert [list(chain(*of_all)) for of_all in zip(*parts, strict=True)] == whole
+    for of_all in zip(*parts, strict=True):
+        assert max(map(len, of_all)) - min(map(len, of_all)) <= (last_batch == "keep")
+    for rank in range(world_size):
+        assert batches(start, rank=rank, world_size=world_size) == parts[rank][start:]
+
+
+@given(st.integers(1, 40), sizes, seeds, epochs)
+def test_an_epoch_has_every_example_once(count, size, seed, epoch):
+    sampler = GlobalBatchSampler(count, batch_size=size, seed=seed)
+    sampler.set_epoch(epoch)
+
+    assert sorted(chain(*sampler)) == list(range(count))

@@ -1,0 +1,84 @@
+"""Law: the plan says what happens. Who ran in a run is who stands in it, in that order."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from composable import Event, Plan
+from property_tests.specimens import (
+    algorithms,
+    combinations,
+    everything,
+    on_a_problem,
+    specimens,
+)
+from property_tests.strategies import few
+from property_tests.tracing import (
+    Present,
+    check_brackets,
+    check_what_was_read_and_written,
+    check_who_ran,
+    traced,
+)
+from tests.runs import LANGUAGE, PROBLEMS, VISION
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::composable.AmbiguousOrderWarning", "ignore::composable.IdleAlgorithmWarning"
+)
+
+
+def run(problem, listed, watchers=0, split=None):
+    """The plan of a run, and the trace of it: training, evaluation and prediction."""
+    with traced() as trace:
+        training = problem.trainer(
+            algorithms=listed,
+            callbacks=[Present(trace, f"Present{i}") for i in range(watchers)],
+            eval_dataloader=problem.batches(),
+            grad_accum=split,
+            check_effects=False,
+        )
+        training.fit()
+        training.eval()
+        training.predict(problem.batches())
+    return training.plan, trace
+
+
+@few
+@given(on_a_problem(combinations), st.integers(0, 2), st.sampled_from([None, 2]))
+@example((VISION, everything(VISION)), 1, None)
+@example((LANGUAGE, everything(LANGUAGE)), 1, None)
+def test_who_ran_at_each_event_is_who_stands_in_the_plan_in_that_order(drawn, watchers, split):
+    plan, trace = run(*drawn, watchers, split)
+
+    check_who_ran(plan, trace)
+    check_brackets(trace)
+    assert {firing.event for firing in trace.firings} >= {Event.INIT, Event.PREDICT_END}
+
+
+@few
+@given(on_a_problem(combinations))
+@example((VISION, everything(VISION)))
+@example((LANGUAGE, everything(LANGUAGE)))
+def test_what_was_read_and_written_stands_in_the_plan(drawn):
+    check_what_was_read_and_written(*run(*drawn))
+
+
+EACH = [(problem, specimen) for problem in PROBLEMS for specimen in specimens(problem)]
+
+
+@pytest.mark.parametrize(("problem", "specimen"), EACH, ids=repr)
+def test_an_algorithm_reads_and_writes_what_it_declares(problem, specimen):
+    plan, trace = run(problem, specimen.telling)
+
+    assert any(call.acted for _, call in trace.calls())
+    check_what_was_read_and_written(plan, trace)
+
+
+@given(on_a_problem(algorithms))
+def test_explain_prints_a_row_for_every_line_in_their_order(drawn):
+    _, algorithm = drawn
+    plan = Plan.compile([algorithm])
+
+    printed = [row.split()[:2] for row in plan.explain().splitlines()[2:]]
+
+    assert printed == [[line.event.value, line.who] for line in plan.steps()]

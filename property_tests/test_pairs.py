@@ -1,0 +1,105 @@
+"""Law: the table of pairs whose order in a chain matters is exact, in both directions."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor
+
+from composable import Event, Plan, chain
+from composable.core.algorithm import nested
+from property_tests.outcomes import differences, outcome
+from property_tests.pairs import (
+    BOTH_FAIL,
+    LAST_BITS,
+    ONE_FAILS,
+    OTHER_WEIGHTS,
+    PAGE,
+    PAIRS,
+    page_with,
+    table,
+)
+from property_tests.specimens import SPECIMENS, specimens
+from tests.runs import LANGUAGE, PROBLEMS, VISION, GradientNoise, WordNoise
+
+pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+
+ALL_PAIRS = [
+    (problem, *pair)
+    for problem in PROBLEMS
+    for pair in combinations(specimens(problem, extras=False), 2)
+]
+DECLARED = {(p.first, p.second, on): p.how for p in PAIRS for on in p.on}
+SAME = "not at all"
+
+
+def attempt(problem, algorithms):
+    """What a run leaves behind, or the error that it ends with."""
+    try:
+        return outcome(problem, algorithms, max_duration="4ba", eval_interval="2ba")
+    except Exception as error:
+        return error
+
+
+def how_they_differ(problem, a, b):
+    """In what way `chain(a, b)` and `chain(b, a)` differ."""
+    if all(nested((a, b), event) == nested((b, a), event) for event in Event):
+        return SAME  # they never meet: the two chains call the same in the same order
+    one, other = attempt(problem, chain(a, b)), attempt(problem, chain(b, a))
+    failed = sum(isinstance(result, Exception) for result in (one, other))
+    if failed:
+        return BOTH_FAIL if failed == 2 else ONE_FAILS
+    if not differences(one, other):
+        return SAME
+    return LAST_BITS if not differences(one, other, to_rounding) else OTHER_WEIGHTS
+
+
+def to_rounding(one, other):
+    """Whether two tensors, or two other values, are equal to rounding."""
+    if isinstance(one, Tensor) and one.dtype == other.dtype and one.shape == other.shape:
+        return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+    if isinstance(one, float):
+        return one == pytest.approx(other, rel=1e-3, abs=1e-5)
+    return bool(one == other) if not isinstance(one, Tensor) else False
+
+
+@pytest.mark.parametrize(("problem", "one", "other"), ALL_PAIRS, ids=repr)
+def test_the_table_says_of_every_pair_whether_its_order_in_a_chain_matters(problem, one, other):
+    first, second = Plan.compile([one.telling, other.telling]).algorithms
+    declared = DECLARED.get((first.name, second.name, problem.name), SAME)
+
+    assert how_they_differ(problem, first, second) == declared
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_table_speaks_of_algorithms_that_meet_in_the_order_of_a_list(pair):
+    of = {specimen.name: specimen for specimen in SPECIMENS}
+    first, second = of[pair.first], of[pair.second]
+    listed = Plan.compile([first.telling, second.telling])
+
+    assert [a.name for a in listed.algorithms] == [pair.first, pair.second]
+    for problem in PROBLEMS:
+        if problem.name in pair.on:
+            assert first.acts_on(problem)
+            assert second.acts_on(problem)
+            fails = isinstance(attempt(problem, listed.algorithms), Exception)
+            assert fails is (pair.how == BOTH_FAIL)
+    assert len(PAIRS) == len({(p.first, p.second, on) for p in PAIRS for on in p.on})
+
+
+@pytest.mark.parametrize(
+    ("problem", "known", "other"),
+    [
+        (LANGUAGE, WordNoise(), "SelectiveBackprop"),
+        (VISION, GradientNoise(), "GradientClipping"),
+        (LANGUAGE, GradientNoise(), "GradientClipping"),
+    ],
+)
+def test_a_pair_whose_order_matters_is_seen_to_differ(problem, known, other):
+    (telling,) = [one.telling for one in SPECIMENS if one.name == other]
+
+    assert how_they_differ(problem, known, telling) == OTHER_WEIGHTS
+
+
+def test_the_page_of_laws_shows_the_table():
+    assert PAGE.read_text() == page_with(table())

@@ -1,0 +1,282 @@
+"""All laws at once, of programs that a machine puts together step by step.
+
+A program is a list of algorithms under combinators, observers, requests and options of the
+Trainer, on images or on text. Every run of one is held to all laws. What the machine finds
+becomes a test with a name; `HYPOTHESIS_PROFILE=thorough` has it look longer.
+"""
+
+import random
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from composable import Callback, Control, Evaluator, chain, choose
+from composable.core.algorithm import leaves
+from composable.loggers import InMemoryLogger
+from property_tests.outcomes import differences, left_by, resumed
+from property_tests.pairs import can_be_combined, works_in_order
+from property_tests.specimens import combinations, on_a_problem, specimens, wrapped
+from property_tests.strategies import seeds
+from property_tests.tracing import (
+    Present,
+    check_brackets,
+    check_streams,
+    check_what_was_read_and_written,
+    check_who_ran,
+    traced,
+)
+from property_tests.watching import watched, watched_by
+from tests.runs import adam, sgd
+
+LONGEST = 7  # batches of a run, of which an epoch has three
+
+
+class AsksAfter(Callback):
+    """Asks for something after the n-th batch."""
+
+    def __init__(self, batch, request):
+        self.batch, self.request = batch, request
+
+    def batch_end(self, state, logger):
+        return self.request if state.timestamp.batch == self.batch else None
+
+
+def falling(clock):
+    """A schedule that depends on the batch alone."""
+    return 1 / (1 + clock.timestamp.batch)
+
+
+def to_the_end(clock):
+    """A schedule that depends on the length of the run."""
+    return 1 - clock.elapsed / 2
+
+
+exponential = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+
+
+OPTIONS = {
+    "grad_accum": [None, 2, 3],
+    "optimizers": [sgd, adam],
+    "schedulers": [None, falling, exponential, to_the_end],
+    "step_schedulers_every_batch": [False, True],
+    "eval_interval": ["1ep", "2ba", None],
+    "log_interval": ["1ba", "2ba"],
+    "iteration_length": [None, "1ep"],
+    "max_duration": ["7ba", "2ep", "1ep", "9sp"],
+}
+
+
+class Programs(RuleBasedStateMachine):
+    """Puts programs together, runs them and holds them to all laws."""
+
+    @initialize(drawn=on_a_problem(combinations), seed=seeds)
+    def begin(self, drawn, seed):
+        (self.problem, algorithms), self.seed = drawn, seed
+        self.rolls = random.Random(seed)
+        self.algorithms, self.observers, self.asked = list(algorithms), [], []
+        self.options = {}
+        self.loader, self.evaluators = "batches", 1
+        self.is_checked = False
+
+    # --- algorithms ---
+
+    @property
+    def left(self):
+        """The specimens that can be added."""
+        names = {leaf.name for algorithm in self.algorithms for leaf in leaves(algorithm)}
+        return [
+            one
+            for one in specimens(self.problem)
+            if one.name not in names and all(can_be_combined(one.name, n) for n in names)
+        ]
+
+    @precondition(lambda self: self.left)
+    @rule(data=st.data())
+    def add(self, data):
+        specimen = data.draw(st.sampled_from(self.left), "specimen")
+        self.algorithms.append(data.draw(specimen.instances, "algorithm"))
+        self.is_checked = False
+
+    @precondition(lambda self: self.left)
+    @rule(data=st.data())
+    def add_wrapped(self, data):
+        specimen = data.draw(st.sampled_from(self.left), "specimen")
+        self.algorithms.append(data.draw(specimen.instances.flatmap(wrapped), "algorithm"))
+        self.is_checked = False
+
+    @precondition(lambda self: self.algorithms)
+    @rule(data=st.data())
+    def wrap(self, data):
+        self.algorithms.append(data.draw(wrapped(self.take(data)), "algorithm"))
+        self.is_checked = False
+
+    @precondition(lambda self: len(self.algorithms) > 1)
+    @rule(data=st.data(), combinator=st.sampled_from([chain, lambda *both: choose(both)]))
+    def join(self, data, combinator):
+        one, other = self.take(data), self.take(data)
+        if not all(works_in_order(a.name, b.name) for a, b in product(leaves(one), leaves(other))):
+            one, other = other, one
+        self.algorithms.append(combinator(one, other))
+        self.is_checked = False
+
+    @precondition(lambda self: len(self.algorithms) > 2)
+    @rule(data=st.data())
+    def remove(self, data):
+        self.take(data)
+        self.is_checked = False
+
+    def take(self, data):
+        """One of the algorithms, which is no longer in the list."""
+        return self.algorithms.pop(data.draw(st.integers(0, len(self.algorithms) - 1), "which"))
+
+    # --- all else ---
+
+    @rule(observers=watched())
+    def watch(self, observers):
+        self.observers = observers
+        self.is_checked = False
+
+    @rule(batch=st.integers(1, LONGEST), request=st.sampled_from(Control))
+    def ask(self, batch, request):
+        self.asked = [*self.asked[-2:], (batch, request)]
+        self.is_checked = False
+
+    @rule(data=st.data(), name=st.sampled_from(sorted(OPTIONS)))
+    def choose_option(self, data, name):
+        self.options[name] = data.draw(st.sampled_from(OPTIONS[name]), "value")
+        self.is_checked = False
+
+    @rule(loader=st.sampled_from(["batches", "shuffled"]), evaluators=st.integers(0, 2))
+    def choose_data(self, loader, evaluators):
+        self.loader, self.evaluators = loader, evaluators
+        self.is_checked = False
+
+    # --- runs ---
+
+    def build(self, *, algorithms=None, callbacks=(), loggers=(), **options):
+        """A Trainer of the program. Its `saver` notes after which batches it was called."""
+        saved = []
+        training = self.problem.trainer(
+            loader=getattr(self.problem, self.loader)(),
+            eval_dataloader=[
+                Evaluator(f"eval{i}", getattr(self.problem, self.loader)())
+                for i in range(self.evaluators)
+            ]
+            or None,
+            algorithms=self.algorithms if algorithms is None else algorithms,
+            callbacks=[*(AsksAfter(*asked) for asked in self.asked), *callbacks],
+            loggers=loggers,
+            saver=lambda state: saved.append(state.timestamp.batch),
+            seed=self.seed,
+            **{"max_duration": f"{LONGEST}ba", "check_effects": False, **self.options, **options},
+        )
+        training.saved = saved
+        return training
+
+    @invariant()
+    def all_laws_hold(self):
+        if self.is_checked:
+            return
+        self.is_checked = True
+        logged = InMemoryLogger()
+        with traced() as trace:
+            training = self.build(callbacks=[Present(trace)], loggers=[logged])
+            left = self.left_by(training, training.fit(), logged)
+
+        self.hold_to_its_plan(training.plan, trace)
+        self.hold_to_itself(left)
+        if not (trace.asks_how_long() or self.depends_on_its_length()):
+            self.hold_to_its_parts(left)
+
+    def left_by(self, training, state, logged):
+        """What a run leaves behind, and what was logged and saved."""
+        metrics = [metrics for _, metrics in logged.records]
+        return {**left_by(state), "logged": metrics, "saved": list(training.saved)}
+
+    def hold_to_its_plan(self, plan, trace):
+        """Explain is faithful, brackets nest, effects are declared, streams have names."""
+        check_who_ran(plan, trace, quiet={"AsksAfter", "InMemoryLogger"})
+        check_brackets(trace)
+        check_what_was_read_and_written(plan, trace)
+        check_streams(trace, self.seed)
+
+    def hold_to_itself(self, left):
+        """It repeats, in any order of its list, watched, and with other global generators."""
+        reordered = self.rolls.sample(self.algorithms, len(self.algorithms))
+        torch.manual_seed(self.rolls.randrange(100))
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+        logged = InMemoryLogger()
+        options = {"algorithms": reordered, "loggers": [logged], "check_effects": True}
+        with watched_by(self.observers, self.build, **options) as again:
+            state = again.fit()
+
+        ours = {**left, "logged": without_observers(left["logged"])}
+        theirs = self.left_by(again, state, logged)
+        theirs["logged"] = without_observers(theirs["logged"])
+        assert differences(ours, theirs) == []
+        after = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+        assert torch.equal(before[0], after[0])
+        assert before[1] == after[1]
+        assert differences(before[2], after[2], lambda a, b: bool(np.all(a == b))) == []
+
+    def depends_on_its_length(self):
+        """Whether it would be another run if it were fitted in parts."""
+        stops = any(Control.STOP in request for _, request in self.asked)
+        return stops or self.options.get("schedulers") is to_the_end
+
+    def hold_to_its_parts(self, left):
+        """Fitted in parts it leaves the same behind."""
+        batches = left["counts"]["batch"]
+        if batches < 2:
+            return
+        stop = self.rolls.randrange(1, batches)
+        trainers = []
+
+        def build():
+            trainers.append(self.build(max_duration=None))
+            return trainers[-1]
+
+        state = resumed(build, f"{stop}ba", f"{batches - stop}ba")
+
+        of_parts = {**left_by(state), "saved": trainers[-1].saved}
+        assert differences({name: left[name] for name in of_parts}, of_parts) == []
+
+
+def without_observers(logged):
+    """What the Trainer logged itself."""
+    own = ("loss/", "lr/", "metrics/", "learning_rate")
+    return [
+        {name: value for name, value in metrics.items() if name.startswith(own)}
+        for metrics in logged
+        if any(name.startswith(own) for name in metrics)
+    ]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::composable.AmbiguousOrderWarning",
+    "ignore::composable.IdleAlgorithmWarning",
+    "ignore::composable.UnmetRequestWarning",
+)
+def test_every_program_obeys_all_laws():
+    profile = settings.default
+    thorough = profile.max_examples > 25
+    run_state_machine_as_test(
+        Programs,
+        settings=settings(
+            max_examples=profile.max_examples if thorough else min(10, profile.max_examples),
+            stateful_step_count=20 if thorough else 5,
+        ),
+    )

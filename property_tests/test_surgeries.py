@@ -1,0 +1,177 @@
+"""Laws of the methods that replace layers."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+import composable.functional as F
+
+dims = st.integers(1, 3)
+seeds = st.integers(0, 2**32 - 1)
+NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def drawn(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@given(dims, seeds, st.integers(1, 20), st.integers(1, 8), st.integers(0, 19))
+def test_a_ghost_norm_depends_on_no_other_slice(d, seed, batch, size, other):
+    x = drawn(seed, batch, 2, *[2] * d)
+    norm = F.ghost_batchnorm(NORMS[d](2).double(), ghost_batch_size=size)
+    changed = x.clone()
+    changed[other % batch] += 1
+
+    same = [i for i in range(batch) if i // size != other % batch // size]
+
+    assert_close(norm(changed)[same], norm(x)[same])
+
+
+@given(dims, seeds, st.integers(2, 20), st.integers(1, 8))
+def test_the_running_mean_of_ghosts_is_that_of_the_batch(d, seed, batch, size):
+    x, plain = drawn(seed, batch, 2, *[2] * d), NORMS[d](2).double()
+    ghost = F.ghost_batchnorm(plain, ghost_batch_size=size)
+
+    ghost(x), plain(x)
+
+    assert_close(ghost.running_mean, plain.running_mean)
+
+
+@given(dims, seeds, st.floats(0.1, 10), st.floats(-5, 5))
+def test_standardized_weights_know_neither_scale_nor_shift(d, seed, scale, shift):
+    weight = drawn(seed, 3, 2, *[3] * d)
+
+    moved = F.standardize_weight(scale * weight + shift)
+
+    assert_close(moved, F.standardize_weight(weight), rtol=1e-6, atol=1e-6)
+
+
+@given(dims, seeds, st.sampled_from([1, 3, 0.5]))
+def test_attention_only_scales_channels_and_never_up(d, seed, latent):
+    conv, x = CONVS[d](4, 4, 1).double(), drawn(seed, 2, 4, *[3] * d)
+    new = F.squeeze_excite(
+        conv,
+        latent_channels=latent,
+        min_channels=1,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+    scale = (new(x) / conv(x)).flatten(2)
+
+    assert_close(scale, scale[..., :1].expand_as(scale))
+    assert ((scale > 0) & (scale < 1)).all()
+
+
+@given(
+    seeds,
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.integers(0, 9),
+    st.lists(st.integers(0, 3), max_size=3),
+)
+def test_gyro_dropout_is_a_function_of_seed_and_step(seed, sigma, tau, stay, steps, rest):
+    options = {"sigma": max(sigma, tau), "tau": tau, "stay": stay}
+    first, later = (
+        F.GyroDropoutLayer(**options, generator=torch.Generator().manual_seed(seed))
+        for _ in range(2)
+    )
+    x = torch.ones(5, *rest)
+    for _ in range(steps):
+        first(x)
+
+    later.steps.fill_(steps)
+
+    assert torch.equal(first(x), later(x))
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+@given(seeds, st.floats(0, 1), st.integers(0, 6), st.sampled_from(["block", "sample"]))
+def test_an_example_goes_through_a_block_or_past_it(seed, rate, batch, method):
+    block, x = Block().double(), drawn(seed, batch, 3)
+    new = F.stochastic_depth(block, target=Block, method=method, drop_rate=rate)
+
+    outputs = new(x)
+
+    kept = torch.isclose(outputs, block(x)).all(1)
+    assert (kept | (outputs == x).all(1)).all()
+    assert method == "sample" or len(set(kept.tolist())) <= 1
+    assert_close(new.eval()(x), x + (1 - rate) * block.linear(x))
+
+
+SURGERIES = {
+    "blurpool": lambda model: F.blurpool(model, min_channels=0),
+    "ghost_batchnorm": lambda model: F.ghost_batchnorm(model, ghost_batch_size=2),
+    "weight_standardization": F.weight_standardization,
+    "squeeze_excite": lambda model: F.squeeze_excite(
+        model, latent_channels=2, min_channels=0, generator=torch.Generator().manual_seed(0)
+    ),
+    "channels_last": F.channels_last,
+    "gyro_dropout": lambda model: F.gyro_dropout(
+        model,
+        iters_per_epoch=2,
+        max_epoch=2,
+        sigma=4,
+        tau=2,
+        generator=torch.Generator().manual_seed(0),
+    ),
+    "low_precision_groupnorm": F.low_precision_groupnorm,
+}
+
+
+def net():
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2),
+            nn.BatchNorm2d(4),
+            nn.GroupNorm(2, 4),
+            nn.Dropout(),
+            nn.Conv2d(4, 4, 3),
+        )
+
+
+@given(st.permutations(sorted(SURGERIES)))
+@settings(max_examples=10)
+def test_surgeries_go_together_in_any_order_and_leave_the_model_alone(order):
+    x, plain = drawn(0, 6, 2, 9, 9).float(), net()
+    text, before = repr(plain), copy.deepcopy(plain.state_dict())
+    model = plain
+    for name in order:
+        model = SURGERIES[name](model)
+
+    again = model
+    for name in order:
+        again = SURGERIES[name](again)
+    model(x).sum().backward()
+
+    assert again is model
+    assert all(p.grad is not None for p in model.parameters())
+    assert repr(plain) == text
+    assert all(torch.equal(before[name], tensor) for name, tensor in plain.state_dict().items())
+
+
+@pytest.mark.parametrize("name", sorted(SURGERIES))
+@given(mode=st.booleans())
+@settings(max_examples=2)
+def test_shapes_stay(name, mode):
+    x = drawn(0, 3, 2, 9, 9).float()
+
+    assert SURGERIES[name](net()).train(mode)(x).shape == net().train(mode)(x).shape

@@ -1,0 +1,81 @@
+"""Gyro dropout in the loop: the function's model over the batches of the run, from its own key."""
+
+import pytest
+import torch
+from torch import nn
+
+from composable import Key
+from composable.algorithms import GyroDropout
+from composable.functional import gyro_dropout
+from tests.algorithms.surgery import convolutional, images
+from tests.helpers import batches, make_trainer, same, weights
+from tests.runs import stream
+
+OPTIONS = {"sigma": 4, "tau": 2}
+
+
+def by_hand(model, name="GyroDropout"):
+    draw = Key(17).fold(name).generator()
+    return gyro_dropout(model, iters_per_epoch=3, max_epoch=2, generator=draw, **OPTIONS)
+
+
+def test_training_is_that_of_the_model_of_the_function():
+    options = {"train_dataloader": images()}
+    ours = make_trainer(convolutional(), algorithms=[GyroDropout(**OPTIONS)], **options).fit()
+    theirs = make_trainer(by_hand(convolutional()), **options).fit()
+    plain = make_trainer(convolutional(), **options).fit()
+
+    assert same(weights(ours.model), weights(theirs.model))
+    assert not torch.equal(ours.model[4].weight, plain.model[4].weight)
+    assert ours.model[3].steps == 6
+
+
+@pytest.mark.parametrize(("duration", "stay"), [("2ep", 3), ("6ba", 3), ("12ba", 6)])
+def test_the_masks_are_spread_over_the_batches_of_the_run(duration, stay):
+    trainer = make_trainer(
+        nn.Sequential(nn.Dropout(), nn.Linear(4, 3)),
+        algorithms=[GyroDropout(**OPTIONS)],
+        max_duration=duration,
+    )
+
+    assert trainer.state.model[0].stay == stay
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_duration": None}, "max_duration='None' doesn't say over how many batches"),
+        ({"max_duration": "1h"}, "doesn't say over how many batches GyroDropout"),
+        ({"train_dataloader": stream()}, "the loader doesn't know its length"),
+    ],
+)
+def test_the_number_of_batches_must_be_known(changes, message):
+    arguments = {"train_dataloader": batches(), **changes}
+    with pytest.raises(ValueError, match=message):
+        make_trainer(nn.Sequential(nn.Dropout()), algorithms=[GyroDropout()], **arguments)
+
+
+def test_a_second_fit_goes_on_with_the_masks():
+    trainer = make_trainer(
+        convolutional(), algorithms=[GyroDropout(**OPTIONS)], train_dataloader=images()
+    )
+    trainer.fit(duration="1ep")
+    trainer.fit(duration="1ep")
+    whole = make_trainer(
+        convolutional(), algorithms=[GyroDropout(**OPTIONS)], train_dataloader=images()
+    ).fit()
+
+    assert same(weights(trainer.state.model), weights(whole.model))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"p": 1.0}, r"p=1.0 must be in \[0, 1\)"),
+        ({"sigma": 0}, "sigma=0 must be 1 or more"),
+        ({"sigma": 4, "tau": 5}, "tau=5 must be at most sigma=4"),
+    ],
+)
+def test_hyperparameters_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        GyroDropout(**options)

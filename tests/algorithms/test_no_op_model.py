@@ -1,0 +1,62 @@
+"""A model that does nothing, in the loop: all events fire, and nothing is computed."""
+
+import pytest
+import torch
+from torch import nn
+
+from composable import Event, State
+from composable.algorithms import EMA, GradientClipping, MixUp, NoOpModel
+from composable.functional import IdleModel
+from tests.helpers import Watch, batches, linear, make_trainer, sgd
+
+
+def test_a_run_goes_through_all_its_steps():
+    watch = Watch(Event.AFTER_OPTIMIZER_STEP)
+
+    state = make_trainer(
+        algorithms=[NoOpModel()], eval_dataloader=batches(), callbacks=[watch], grad_accum=2
+    ).fit()
+
+    assert len(watch.seen) == 6
+    assert isinstance(state.model, IdleModel)
+    assert state.model.weight < 1
+    assert state.metrics["eval"]["loss"] == state.model.weight.item()
+
+
+def test_an_optimizer_that_was_there_trains_it():
+    model = linear()
+
+    state = make_trainer(model, algorithms=[NoOpModel()], optimizers=sgd(model.parameters())).fit()
+
+    assert state.model.weight.item() == pytest.approx(1 - 6 * 0.1)
+
+
+def test_the_loss_of_a_model_that_has_its_own_is_replaced():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, batch):
+            return self.inner(batch[0])
+
+        def loss(self, outputs, batch):
+            raise AssertionError("never called")
+
+    state = make_trainer(Own(), algorithms=[NoOpModel()], loss_fn=None).fit()
+
+    assert isinstance(state.model, IdleModel)
+
+
+def test_it_goes_with_what_does_not_look_at_outputs():
+    others = [MixUp(interpolate_loss=True), EMA("1ba"), GradientClipping("norm", 1.0)]
+
+    state = make_trainer(algorithms=[NoOpModel(), *others], eval_dataloader=batches()).fit()
+
+    assert torch.isfinite(state.model.weight)
+
+
+def test_it_acts_once_at_the_start():
+    state = State(linear())
+
+    assert all(NoOpModel()(event, state) is state for event in Event if event is not Event.INIT)

@@ -1,0 +1,132 @@
+"""ProgressiveResizing in the loop does what the functions do, at every legal setting."""
+
+import pytest
+import torch
+from torch import nn
+
+from composable import Event, Key
+from composable.algorithms import ProgressiveResizing
+from composable.functional import progressive_scale, resize_batch
+from tests.helpers import CLASSES, Watch, batches, make_trainer, seeded
+
+
+def images(count=3):
+    return [(x.reshape(-1, 1, 8, 12), y) for x, y in batches([4] * count, features=96)]
+
+
+def model():
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(2, CLASSES),
+        )
+    )
+
+
+def watched(data=None, event=Event.BATCH_START, net=None, **options):
+    changes = {name: options.pop(name) for name in ("eval_dataloader",) if name in options}
+    watch = Watch(event, read=lambda s: s.batch)
+    make_trainer(
+        net or model(),
+        train_dataloader=data or images(),
+        algorithms=[ProgressiveResizing(**options)],
+        callbacks=[watch],
+        **changes,
+    ).fit()
+    return watch.values
+
+
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+def test_the_inputs_are_those_of_the_functions(mode):
+    seen = watched(mode=mode, delay_fraction=0.2, finetune_fraction=0.3, size_increment=2)
+
+    for k, ((x, y), (inputs, targets)) in enumerate(zip(seen, 2 * images(), strict=True)):
+        scale = progressive_scale(k / 6, delay_fraction=0.2, finetune_fraction=0.3)
+        generator = Key(17).fold("ProgressiveResizing", k).generator()
+        expected = resize_batch(
+            inputs, scale_factor=scale, mode=mode, size_increment=2, generator=generator
+        )
+        assert torch.equal(x, expected.inputs)
+        assert torch.equal(y, targets)
+    assert seen[0][0].shape[2:] == (4, 6)
+    assert seen[-1][0].shape[2:] == (8, 12)
+
+
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+def test_maps_of_targets_are_resized_along(mode):
+    data = [(x, (x[:, 0] > 0).long()) for x, _ in images()]
+    net = seeded(lambda: nn.Conv2d(1, 2, 3, padding=1))
+
+    seen = watched(data, net=net, mode=mode, resize_targets=True)
+
+    assert seen[0][1].shape == (4, 4, 8)  # of 8 and 12 halved, the nearest multiples of 4
+    for x, y in seen:
+        assert y.shape == (4, *x.shape[2:])
+        assert mode == "resize" or torch.equal(y, (x[:, 0] > 0).long())
+
+
+def test_at_full_size_the_batch_is_left_alone():
+    data = images()
+
+    assert all(any(x is one for one, _ in data) for x, _ in watched(data, initial_scale=1.0))
+
+
+def test_evaluation_sees_images_of_full_size():
+    seen = watched(event=Event.EVAL_BEFORE_FORWARD, eval_dataloader=images())
+
+    assert {tuple(x.shape[2:]) for x, _ in seen} == {(8, 12)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"delay_fraction": 0.8, "finetune_fraction": 0.2},
+        {"delay_fraction": 0.0, "finetune_fraction": 0.0},
+        {"delay_fraction": 1.0, "finetune_fraction": 0.0},
+        {"delay_fraction": 0.0, "finetune_fraction": 1.0},
+        {"initial_scale": 0.001, "size_increment": 1},
+        {"size_increment": 100, "mode": "crop"},
+    ],
+)
+def test_short_runs_and_every_legal_setting_work(count, options):
+    assert len(watched(images(count), **options)) == 2 * count
+
+
+def test_signals_are_resized_too():
+    data = [(x.reshape(4, 1, 96), y) for x, y in images()]
+    net = seeded(lambda: nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(4, 3)))
+
+    assert watched(data, net=net)[0][0].shape == (4, 1, 48)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mode": "zoom"}, ValueError, r"mode='zoom' must be one of \['resize', 'crop'\]"),
+        ({"initial_scale": 0}, ValueError, r"initial_scale=0 must be in \(0, 1\]"),
+        ({"finetune_fraction": -0.1}, ValueError, r"finetune_fraction=-0.1 must be in \[0, 1\]"),
+        ({"delay_fraction": "1"}, TypeError, "delay_fraction='1' must be a number"),
+        (
+            {"delay_fraction": 0.9},
+            ValueError,
+            "delay_fraction=0.9 and finetune_fraction=0.2 must be at most 1 together",
+        ),
+        ({"size_increment": 0}, ValueError, "size_increment=0 must be 1 or more"),
+        ({"resize_targets": 1}, TypeError, "resize_targets=1 must be True or False"),
+    ],
+)
+def test_hyperparameters_are_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        ProgressiveResizing(**options)
+
+
+def test_an_algorithm_is_a_frozen_value():
+    assert ProgressiveResizing("crop") == ProgressiveResizing(mode="crop")
+    assert repr(ProgressiveResizing()) == (
+        "ProgressiveResizing(mode='resize', initial_scale=0.5, finetune_fraction=0.2, "
+        "delay_fraction=0.5, size_increment=4, resize_targets=False)"
+    )

@@ -1,0 +1,182 @@
+"""SeqLengthWarmup in the loop does what the functions do, at every legal setting."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composable import Event
+from composable.algorithms import SeqLengthWarmup
+from composable.functional import set_sequence_length, warmed_up_length
+from tests.helpers import Watch, generator, make_trainer, same, seeded, weights
+
+WORDS = 5
+
+
+class Tagger(nn.Module):
+    """A word for each word, from the one before."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 4)
+        self.head = nn.Linear(4, WORDS)
+
+    def forward(self, batch):
+        return self.head(self.embed(batch["input_ids"])).transpose(1, 2)
+
+    def loss(self, outputs, batch):
+        return cross_entropy(outputs[..., :-1], batch["labels"][:, 1:])
+
+
+def texts(count=6, tokens=16):
+    draw = generator(1)
+    ids = [torch.randint(WORDS, (4, tokens), generator=draw) for _ in range(count)]
+    return [{"input_ids": x, "attention_mask": torch.ones_like(x), "labels": x} for x in ids]
+
+
+def watched(data=None, **options):
+    watch = Watch(Event.BATCH_START, read=lambda s: s.batch)
+    trainer = make_trainer(
+        seeded(Tagger),
+        loss_fn=None,
+        train_dataloader=data or texts(),
+        input_key="input_ids",
+        target_key="labels",
+        algorithms=[SeqLengthWarmup(**options)],
+        callbacks=[watch],
+        nonfinite_loss="ignore",  # a text of one token has no next one, and a mean over none is NaN
+    )
+    trainer.fit()
+    return watch.values, weights(trainer.state.model)
+
+
+SCHEDULE = {"duration": 0.5, "min_seq_length": 4, "max_seq_length": 16, "step_size": 2}
+
+
+@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+def test_the_batches_are_those_of_the_functions(options):
+    seen, _ = watched(**SCHEDULE, **options)
+
+    lengths = [batch["input_ids"].shape[1] for batch in seen]
+    assert lengths == [4, 6, 8, 10, 12, 14, 16, 16, 16, 16, 16, 16]
+    for k, (short, whole) in enumerate(zip(seen, 2 * texts(), strict=True)):
+        expected = set_sequence_length(whole, warmed_up_length(k / 12, **SCHEDULE), **options)
+        assert all(torch.equal(short[name], expected[name]) for name in whole)
+
+
+def test_sequences_that_are_short_enough_are_left_alone():
+    data = texts()
+
+    seen, ours = watched(data, duration=0.0, max_seq_length=16)
+
+    assert all(any(batch is one for one in data) for batch in seen)
+    plain = make_trainer(
+        seeded(Tagger),
+        loss_fn=None,
+        train_dataloader=data,
+        input_key="input_ids",
+        target_key="labels",
+    )
+    plain.fit()
+    assert same(ours, weights(plain.state.model))
+
+
+def test_sequences_are_never_longer_than_the_most():
+    seen, _ = watched(duration=0.0, max_seq_length=9)
+
+    assert {batch["input_ids"].shape[1] for batch in seen} == {9}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"duration": 0.0},
+        {"duration": 1.0, "max_seq_length": 16},
+        {"min_seq_length": 16, "max_seq_length": 16},
+        {"min_seq_length": 1, "max_seq_length": 3, "step_size": 100, "truncate": False},
+        {"preserve_end_of_sequence": True, "step_size": 1, "min_seq_length": 1},
+    ],
+)
+def test_short_runs_and_every_legal_setting_work(count, options):
+    seen, _ = watched(texts(count), **options)
+
+    assert len(seen) == 2 * count
+
+
+def test_pairs_of_tensors_are_sequences_too():
+    data = [(batch["input_ids"], batch["labels"]) for batch in texts()]
+    watch = Watch(Event.BATCH_START, read=lambda s: (s.inputs.shape, s.targets.shape))
+
+    make_trainer(
+        seeded(lambda: nn.Sequential(nn.Embedding(WORDS, WORDS))),
+        loss_fn=lambda out, y: cross_entropy(out.transpose(1, 2), y),
+        train_dataloader=data,
+        algorithms=[SeqLengthWarmup(**SCHEDULE)],
+        callbacks=[watch],
+    ).fit()
+
+    assert watch.values[0] == ((4, 4), (4, 4))
+    assert watch.values[-1] == ((4, 16), (4, 16))
+
+
+def test_evaluation_sees_whole_sequences():
+    watch = Watch(Event.EVAL_BEFORE_FORWARD, read=lambda s: s.inputs.shape[1])
+    make_trainer(
+        seeded(Tagger),
+        loss_fn=None,
+        train_dataloader=texts(),
+        eval_dataloader=texts(2),
+        metrics={},
+        input_key="input_ids",
+        target_key="labels",
+        algorithms=[SeqLengthWarmup()],
+        callbacks=[watch],
+    ).fit()
+
+    assert set(watch.values) == {16}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"duration": -0.1}, ValueError, r"duration=-0.1 must be in \[0, 1\]"),
+        ({"duration": "0.3dur"}, TypeError, "duration='0.3dur' must be a number"),
+        ({"min_seq_length": 0}, ValueError, "min_seq_length=0 must be 1 or more"),
+        ({"min_seq_length": 8.0}, TypeError, "min_seq_length=8.0 must be an integer"),
+        ({"max_seq_length": 0}, ValueError, "max_seq_length=0 must be 1 or more"),
+        (
+            {"max_seq_length": 7},
+            ValueError,
+            "max_seq_length=7 must not be below min_seq_length=8",
+        ),
+        ({"step_size": 0}, ValueError, "step_size=0 must be 1 or more"),
+        ({"truncate": 1}, TypeError, "truncate=1 must be True or False"),
+        (
+            {"preserve_end_of_sequence": 1},
+            TypeError,
+            "preserve_end_of_sequence=1 must be True or False",
+        ),
+    ],
+)
+def test_hyperparameters_are_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        SeqLengthWarmup(**options)
+
+
+def test_an_algorithm_is_a_frozen_value():
+    assert SeqLengthWarmup(0.2) == SeqLengthWarmup(duration=0.2)
+    assert repr(SeqLengthWarmup()) == (
+        "SeqLengthWarmup(duration=0.3, min_seq_length=8, max_seq_length=1024, step_size=8, "
+        "truncate=True, preserve_end_of_sequence=False)"
+    )
+
+
+def test_the_length_of_the_run_must_be_known():
+    state = make_trainer().state.evolve(batch=texts()[0], max_duration=None)
+
+    with pytest.raises(ValueError, match="the run has no max_duration"):
+        partial(SeqLengthWarmup(), Event.AFTER_DATALOADER)(state)

@@ -1,0 +1,205 @@
+"""Whatever goes wrong while a checkpoint is written: the old one is whole, or the new one is."""
+
+import errno
+import os
+
+import pytest
+import torch
+
+from composable.checkpoint import (
+    CheckpointError,
+    MissingCheckpointError,
+    UnwritableCheckpointError,
+    _staging,
+    find,
+    pack,
+    read,
+    unpack,
+    verify,
+    write,
+)
+from tests.checkpoint.faulty_os import FaultyOS, Killed
+
+NEVER = 10**9
+
+
+def tree(version):
+    return {"version": version, "weights": [torch.full((3,), version) for _ in range(1)]}
+
+
+def save(target, version):
+    return write(target, *pack(tree(version)), overwrite=True, info={"batch": version})
+
+
+def version(target):
+    """Which version a reader sees; all of it must be of that version. None where there is none."""
+    try:
+        contents = read(target)
+    except MissingCheckpointError:
+        return None
+    seen = unpack(contents.tensors, contents.data)
+    assert all((weights == seen["version"]).all() for weights in seen["weights"])
+    assert verify(target).batch == seen["version"]
+    assert [found.manifest.batch for found in find(target.parent)[0]] == [seen["version"]]
+    assert find(target.parent)[1] == []
+    return seen["version"]
+
+
+def faulty(monkeypatch, at, error, **options):
+    fault = FaultyOS(at, error, **options)
+    monkeypatch.setattr(_staging, "os", fault)
+    return fault
+
+
+ERRORS = {
+    "killed": Killed,
+    "interrupted": KeyboardInterrupt,
+    "full": OSError(errno.ENOSPC, "No space left on device"),
+    "read-only": OSError(errno.EROFS, "Read-only file system"),
+    "refused": PermissionError(errno.EACCES, "Permission denied"),
+    "vanished": FileNotFoundError(errno.ENOENT, "No such file or directory"),
+    "broken": OSError(errno.EIO, "Input/output error"),
+}
+
+
+@pytest.mark.parametrize("before", [None, 1], ids=["first", "overwriting"])
+@pytest.mark.parametrize(
+    ("name", "lasting"),
+    [
+        ("killed", True),
+        ("interrupted", False),
+        ("full", True),
+        ("refused", True),
+        ("vanished", False),
+        ("broken", False),
+    ],
+)
+def test_a_fault_at_any_call_leaves_a_whole_checkpoint(
+    tmp_path, monkeypatch, name, lasting, before
+):
+    outcomes = set()
+    for at in range(100):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        target = folder / "it"
+        if before is not None:
+            save(target, before)
+        failed = None
+        with monkeypatch.context() as patch:
+            fault = faulty(patch, at, ERRORS[name], lasting=lasting)
+            try:
+                save(target, 2)
+            except (Killed, KeyboardInterrupt, UnwritableCheckpointError) as error:
+                failed = error
+        if name == "killed":
+            fault.bury()
+
+        if before is not None and not lasting:
+            assert target.exists()  # what was put aside is back under its name
+        seen = version(target)
+        outcomes.add(seen)
+        if failed is None:
+            assert seen == 2
+        elif isinstance(failed, UnwritableCheckpointError):
+            assert str(target) in str(failed)
+            assert failed.__cause__ is ERRORS[name]
+
+        # The next writer finds nothing in its way, and leaves nothing but its checkpoint.
+        save(target, 3)
+        assert version(target) == 3
+        assert os.listdir(folder) == ["it"]
+        if len(fault.made) <= at:
+            break  # no call was left to fail
+    assert 20 < at < 99
+    assert outcomes == {before, 2}
+
+
+def test_an_error_says_what_to_do(tmp_path, monkeypatch):
+    save(tmp_path / "it", 1)
+    said = {}
+    for name in ("full", "read-only", "refused", "vanished", "broken"):
+        with monkeypatch.context() as patch:
+            faulty(patch, 0, ERRORS[name], calls={"write"})
+            with pytest.raises(CheckpointError) as caught:
+                save(tmp_path / "it", 2)
+        said[name] = str(caught.value)
+        assert version(tmp_path / "it") == 1
+
+    place = tmp_path / "it"
+    end = "What was there before is as it was."
+    assert said == {
+        "full": f"{place} can't be written: No space left on device. Free some space, or keep "
+        f"fewer checkpoints. {end}",
+        "read-only": f"{place} can't be written: Read-only file system. Give a folder that you "
+        f"may write to. {end}",
+        "refused": f"{place} can't be written: Permission denied. Give a folder that you may "
+        f"write to. {end}",
+        "vanished": f"{place} can't be written: No such file or directory. The folder above it "
+        f"must be there while it is written. {end}",
+        "broken": f"{place} can't be written: Input/output error. {end}",
+    }
+
+
+def test_a_folder_that_vanishes_is_not_made_anew(tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    folder.rmdir()
+
+    with pytest.raises(UnwritableCheckpointError):
+        save(folder / "it", 1)
+    assert not folder.exists()
+
+
+def test_all_is_on_the_disk_before_it_is_renamed_and_renamed_before_anything_is_deleted(
+    tmp_path, monkeypatch
+):
+    save(tmp_path / "it", 1)
+    with monkeypatch.context() as patch:
+        trace = faulty(patch, NEVER, None).made
+        save(tmp_path / "it", 2)
+    order = []
+    for name, *_ in trace:
+        if name == "fsync":
+            order.append("sync")
+        elif name in ("rename", "unlink", "rmdir"):
+            order.append(name)
+    # Three files and their folder; old aside and new in; the folder above; then the old one.
+    assert order == ["sync"] * 4 + ["rename"] * 2 + ["sync"] + ["unlink"] * 3 + ["rmdir"]
+
+
+def test_what_a_live_writer_is_writing_is_not_cleaned_away(tmp_path):
+    target = tmp_path / "it"
+    with _staging.staged(target) as partial:
+        (partial / "state.json").write_text("half of it")
+        save(target, 1)
+        assert (partial / "state.json").exists()
+    save(target, 2)
+
+    assert sorted(os.listdir(tmp_path)) == ["it"]
+
+
+def test_what_is_staged_is_no_checkpoint_to_a_reader(tmp_path):
+    save(tmp_path / "it", 1)
+    (tmp_path / "it").rename(tmp_path / ".it.0123456789abcdef.partial")
+
+    assert find(tmp_path) == ([], [])
+    assert version(tmp_path / "it") is None
+
+
+def test_what_was_put_aside_is_read_and_found_until_it_is_replaced(tmp_path):
+    save(tmp_path / "it", 1)
+    (tmp_path / "it").rename(tmp_path / ".it.0123456789abcdef.replaced")
+
+    assert version(tmp_path / "it") == 1
+    with pytest.raises(FileExistsError):  # it still counts as being there
+        write(tmp_path / "it", {}, 1)
+    assert os.listdir(tmp_path) == ["it"]
+
+
+def test_the_leftovers_of_another_target_are_left(tmp_path):
+    other = tmp_path / ".other.0123456789abcdef.partial"
+    other.mkdir()
+
+    save(tmp_path / "it", 1)
+
+    assert other.exists()

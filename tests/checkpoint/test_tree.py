@@ -1,0 +1,280 @@
+"""What is parted into tensors and JSON comes back as it was."""
+
+import json
+import math
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from enum import Enum
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+
+from composable import Timestamp
+from composable.checkpoint import DamagedCheckpointError, UnsavableError, pack, unpack
+from tests.checkpoint.trees import DTYPE_LIST, by_message, same, tensor, trees
+
+
+def there_and_back(tree):
+    tensors, data = pack(tree)
+    return unpack(tensors, json.loads(json.dumps(data, allow_nan=False)))
+
+
+@settings(max_examples=200)
+@given(trees)
+@example(float("nan"))
+@example(-0.0)
+@example([math.inf, -math.inf, 2**64, -(2**64), 2**64 + 1])
+@example("\ud83d\ude00 \ud800")
+@example({"\udcff": 1})
+@example({1: 1, "1": torch.ones(1), (1,): torch.ones(2)})
+@example({True: 1, 0: 2})
+def test_every_tree_comes_back_as_it_was(tree):
+    assert same(there_and_back(tree), tree)
+
+
+@given(trees)
+def test_the_names_of_tensors_are_those_of_the_file_and_the_json_is_one_text(tree):
+    tensors, data = pack(tree)
+
+    assert all(name.isprintable() and name for name in tensors)
+    assert "__metadata__" not in tensors
+    assert pack(tree)[1] == data
+
+
+@pytest.mark.parametrize("dtype", DTYPE_LIST, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)], ids=str)
+def test_every_dtype_and_shape_comes_back(dtype, shape):
+    assert same(there_and_back(tensor(dtype, shape)), tensor(dtype, shape))
+
+
+def test_names_are_paths():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    tree = {"model": model.state_dict(), "optimizers": [optimizer.state_dict()]}
+
+    tensors, _ = pack(tree)
+
+    assert {"model/0.weight", "optimizers/0/state/1/exp_avg"} <= tensors.keys()
+    assert same(there_and_back(tree)["optimizers"], tree["optimizers"])
+
+
+def test_a_slash_in_a_key_is_not_taken_for_a_level():
+    tensors, _ = pack({"a/b": torch.ones(1), "a": {"b": torch.ones(2)}, "": torch.ones(3)})
+
+    assert {name: len(t) for name, t in tensors.items()} == {"a%2Fb": 1, "a/b": 2, "%": 3}
+
+
+def test_keys_of_one_name_get_names_of_their_own():
+    tensors, _ = pack({3: torch.ones(1), "3": torch.ones(2), "3~2": torch.ones(3)})
+
+    assert sorted(map(len, tensors.values())) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        OrderedDict(a=1),
+        MappingProxyType({"a": 1}),
+        defaultdict(list, a=1),
+        Counter("a"),
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_every_mapping_comes_back_as_a_dictionary(mapping):
+    assert same(there_and_back(mapping), {"a": 1})
+
+
+def test_what_is_tied_stays_tied():
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    empty = torch.empty(0)
+    tree = {"a": weight, "b": weight.detach(), "c": [weight.T], "e": empty, "f": empty}
+
+    tensors, _ = pack(tree)
+    back = there_and_back(tree)
+
+    assert tensors.keys() == {"a", "c/0", "e"}
+    assert back["a"] is back["b"]
+    assert back["e"] is back["f"]
+    assert not back["a"].requires_grad
+
+
+def test_tensors_that_only_look_alike_are_not_tied():
+    base = torch.arange(4.0)
+    z = torch.ones(2, dtype=torch.complex64)
+
+    tensors, _ = pack(
+        [base[:2], base[2:], base[:2].view(1, 2), base.view(torch.int32)[:2], z, z.conj()]
+    )
+    empty, _ = pack([torch.empty(0), torch.empty(0)])
+
+    assert len(tensors) == 6
+    assert len(empty) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(3, 4).T,
+        torch.randn(3, 4, dtype=torch.complex128).T,
+        torch.randn(3, 4, dtype=torch.complex128).T.conj(),
+    ],
+    ids=["channels_last", "transposed", "complex", "conjugate"],
+)
+def test_the_order_in_memory_comes_back(values):
+    back = there_and_back(values)
+
+    assert same(back, values)
+    assert back.stride() == values.stride()
+
+
+def test_only_the_view_is_kept_of_a_larger_storage():
+    back = there_and_back(torch.zeros(1000, 1000)[:, 3].clone()[::10])
+
+    assert back.untyped_storage().nbytes() == 400 or not back.is_contiguous()
+
+
+def test_nothing_is_copied():
+    weight = torch.ones(3)
+
+    tensors, _ = pack({"w": weight})
+
+    assert tensors["w"].data_ptr() == weight.data_ptr()
+
+
+Point = namedtuple("Point", "x y")
+
+
+class Colour(Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ones(2), "memory/Mine/history holds a numpy.ndarray, which can't be saved: keep plain"),
+        (np.float64(1), "memory/Mine/history holds a numpy.float64"),
+        (Point(1, 2), "memory/Mine/history holds a .*Point"),
+        (Colour.RED, "memory/Mine/history holds a .*Colour"),
+        (UserDict(), "memory/Mine/history holds a collections.UserDict"),
+        (print, "memory/Mine/history holds a builtin_function_or_method"),
+        (torch.nn.Linear(1, 1), "memory/Mine/history holds a torch.nn.modules.linear.Linear"),
+        (torch.Generator(), "memory/Mine/history holds a torch._C.Generator"),
+        ([1, {2: (3, object())}], "memory/Mine/history/1/2/1 holds a object"),
+        (torch.ones(2).to_sparse(), "holds a tensor that has layout torch.sparse_coo"),
+        (torch.ones(2, device="meta"), "holds a tensor that is on the meta device"),
+        (torch.nn.parameter.UninitializedParameter(), "is a torch.nn.parameter.Uninit"),
+        (torch.ones(2, dtype=torch.uint8).view(torch.bits8), "has dtype torch.bits8"),
+        ({torch.ones(1): 1}, "has a tensor as a key or member"),
+        ({torch.ones(1)}, "has a tensor as a key or member"),
+        (Timestamp(batch=float("nan")), "batch of a timestamp is nan, not an integer from 0 on"),
+        (Timestamp(batch_wct=math.inf), "batch_wct of a timestamp is inf, not seconds from 0 on"),
+    ],
+    ids=by_message,
+)
+def test_what_can_not_be_saved_is_named_with_its_path(value, message):
+    with pytest.raises(UnsavableError, match=message):
+        pack({"memory": {"Mine": {"history": value}}})
+
+
+def test_a_tree_that_holds_itself_is_refused():
+    loop = {"a": []}
+    loop["a"].append((loop,))
+
+    with pytest.raises(UnsavableError, match="a/0/0 holds itself"):
+        pack(loop)
+
+
+def test_a_list_met_twice_is_no_loop():
+    inner = [1]
+
+    assert there_and_back([inner, inner]) == [[1], [1]]
+
+
+def test_a_tree_too_deep_is_refused_and_one_that_is_not_comes_back():
+    def nested(levels):
+        tree = 1
+        for _ in range(levels):
+            tree = {1: (tree,)}
+        return tree
+
+    assert there_and_back(nested(31)) == nested(31)
+    with pytest.raises(UnsavableError, match="more than 64 levels"):
+        pack(nested(40))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"a": {"$tensor": "w"}, "b": {"$tensor": "x"}}, "at b: tensor 'x' is missing"),
+        ({}, "tensors that the state does not speak of: 'w'"),
+        ({"$tensor": 3}, "a .tensor is no name"),
+        ({"$tensor": "w", "more": 1}, "a .tensor is no name"),
+        ({"$tensor": "w", "order": [0, 0]}, "a tensor of 2 dimensions has them in order"),
+        ({"$tensor": "w", "order": "01"}, "no list of integers"),
+        ({"$tensor": "w", "order": [True, 0]}, "no list of integers"),
+        ({"$tensor": "w", "complex": True}, "complex tensor"),
+        ([{"$tensor": "w"}, {"$tensor": "w", "order": [1, 0]}], "two different things"),
+        ({"$pickle": "gASV"}, "has a '.pickle', which this version doesn't know"),
+        ({"$tuple": 3}, "there is '3' where a list should be"),
+        ({"$tuple": [], "x": 1}, "a .tuple has other keys"),
+        ({"$set": [1, 1]}, "a member twice"),
+        ({"$set": [[]]}, "unhashable"),
+        ({"$dict": [[1, 2], [1, 3]]}, "a key is there twice"),
+        ({"$dict": [[[], 2]]}, "unhashable"),
+        ({"$dict": [[{"$tensor": "w"}, 2]]}, "a tensor is a key"),
+        ({"$dict": [[1, 2, 3]]}, "no list of pairs"),
+        ({"$dict": {}}, "no list of pairs"),
+        ({"$deque": [2, [1, 2, 3]]}, "more items than it can hold"),
+        ({"$deque": [-1, []]}, "has length"),
+        ({"$deque": [1e300, []]}, "has length"),
+        ({"$int": "9" * 9999}, "other digits"),
+        ({"$int": 3}, "there is a int where a str should be"),
+        ({"$float": "00"}, "there are 1 bytes where 8"),
+        ({"$float": "xx"}, "hexadecimal"),
+        ({"$bytes": "?"}, "damaged at the tree"),
+        ({"$str": "/w=="}, "damaged at the tree"),
+        ({"$complex": [1, 2]}, "not two numbers"),
+        ({"$fraction": [1, 0]}, "damaged at the tree"),
+        ({"$fraction": [1.5, 2]}, "not two numbers"),
+        ({"$dtype": "load"}, "no dtype 'load'"),
+        ({"$dtype": []}, "damaged at the tree"),
+        ({"$device": "cuda:99999999999999999999"}, "no device"),
+        ({"$device": "nowhere"}, "no device 'nowhere'"),
+        ({"$size": [-1]}, "something else than sizes"),
+        ({"$time": "1 fortnight"}, "damaged at the tree"),
+        ({"$time": 3}, "there is a int where a str"),
+        ({"$time": "9" * 9999 + "ba"}, "damaged at the tree"),
+        ({"$timestamp": {"batch": -1}}, "batch of a timestamp is -1"),
+        ({"$timestamp": {"batch": {"$float": "7ff8000000000000"}}}, "batch of a timestamp is nan"),
+        ({"$timestamp": {"batch": True}}, "batch of a timestamp is True"),
+        ({"$timestamp": {"total_wct": "1"}}, "total_wct of a timestamp is 1"),
+        ({"$timestamp": {"fortnight": 1}}, "fortnight"),
+        ({"$timestamp": {"$dict": [[3, 1]]}}, "damaged at the tree"),
+        ({"$key": -1}, "out of range"),
+        ({"$key": "3"}, "damaged at the tree"),
+        ("\ud800", "no text"),
+        ({"\ud800": 1}, "a key is no text"),
+    ],
+    ids=by_message,
+)
+def test_a_hostile_state_is_refused_with_its_path(data, message):
+    with pytest.raises(DamagedCheckpointError, match=message):
+        unpack({"w": torch.ones(2, 2)}, data)
+
+
+def test_a_hostile_depth_is_refused():
+    data = []
+    for _ in range(900):
+        data = [data]
+
+    with pytest.raises(DamagedCheckpointError, match="nested too deeply"):
+        unpack({}, data)
+
+
+def test_a_deque_keeps_its_length():
+    assert there_and_back(deque([1, 2], maxlen=2)).maxlen == 2

@@ -1,0 +1,94 @@
+"""The laws of the channels-last layout: other strides, the same values."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from composable.functional import NoEffectWarning, channels_last, weight_standardization
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv3d(1, 1, 1), nn.Flatten(), nn.Linear(4, 2)
+    )
+
+
+def is_last(tensor):
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weights_of_images_are_laid_out_anew_and_nothing_else():
+    model = net()
+    new = channels_last(model)
+
+    assert is_last(new[0].weight)
+    assert not is_last(model[0].weight)
+    assert torch.equal(new[0].weight, model[0].weight)
+    shared = [name for name, p in new.named_parameters() if p is model.get_parameter(name)]
+    assert shared == [name for name, _ in model.named_parameters() if name != "0.weight"]
+
+
+def test_outputs_are_those_of_the_model_in_the_new_layout():
+    conv, x = nn.Conv2d(3, 4, 3), randn(2, 3, 6, 6)
+
+    outputs = channels_last(conv)(x)
+
+    assert_close(outputs, conv(x))
+    assert is_last(outputs)
+
+
+def test_buffers_of_images_are_laid_out_too():
+    model = nn.Conv2d(3, 4, 3)
+    model.register_buffer("mask", randn(1, 3, 4, 5))
+
+    assert is_last(channels_last(model).mask)
+
+
+def test_keys_modes_frozen_and_tied_parameters_stay():
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)).eval()
+    model[1].weight = model[0].weight
+    model[0].weight.requires_grad_(False)
+
+    new = channels_last(model)
+
+    assert list(new.state_dict()) == list(model.state_dict())
+    assert new[0].weight is new[1].weight
+    assert not new[0].weight.requires_grad
+    assert not new.training
+
+
+def test_it_is_what_torch_does_in_place():
+    model = net()[:2]  # torch's refuses tensors of 5 dimensions
+    new, theirs = channels_last(model), net()[:2].to(memory_format=torch.channels_last)
+
+    assert [p.stride() for p in new.parameters()] == [p.stride() for p in theirs.parameters()]
+
+
+def test_twice_is_once():
+    once = channels_last(net())
+
+    assert channels_last(once) is once
+
+
+def test_it_goes_with_a_parametrization():
+    new = channels_last(weight_standardization(nn.Conv2d(3, 4, 3)))
+
+    assert is_last(new.weight)
+    assert is_last(new.parametrizations.weight.original)
+
+
+def test_a_model_without_images_is_reported_and_a_wrapped_one_refused():
+    model = nn.Linear(3, 4)
+    with pytest.warns(NoEffectWarning, match="nothing .* parameters and buffers of 4 dimensions"):
+        assert channels_last(model) is model
+    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    with pytest.raises(ValueError, match="wrapped in DistributedDataParallel"):
+        channels_last(wrapped)
+    with pytest.raises(TypeError, match="model is None"):
+        channels_last(None)

@@ -1,0 +1,313 @@
+"""Each operation is that of Pillow, on a whole batch, in every dtype and layout."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+import composable.functional as F
+from tests.functional.no_sync import NoSync
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(*shape, seed=0):
+    return torch.randint(256, shape, dtype=torch.uint8, generator=seeded(seed))
+
+
+def ramps(*shape):
+    """Images without noise, and so with few levels and long edges."""
+    batch, channels, height, width = shape
+    across, down = torch.arange(width), torch.arange(height)[:, None]
+    scale = torch.arange(1, batch * channels + 1).reshape(batch, channels, 1, 1)
+    return ((across * scale + 2 * down) % 256).to(torch.uint8)
+
+
+def dim(*shape):
+    return noise(*shape) // 2 + 40
+
+
+IMAGES = {
+    "RGB": noise(3, 3, 31, 46),
+    "ramps": ramps(3, 3, 40, 24),
+    "dim": dim(2, 3, 17, 33),
+    "grey": noise(3, 1, 20, 33),
+    "one column": noise(2, 3, 9, 1),
+    "one row": noise(2, 3, 1, 9),
+    "of one value": torch.full((1, 3, 6, 6), 77, dtype=torch.uint8),
+}
+
+
+def affine(*matrix):
+    return lambda image: image.transform(
+        image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
+    )
+
+
+def enhance(kind, factor):
+    return lambda image: getattr(ImageEnhance, kind)(image).enhance(factor)
+
+
+def cases():
+    """A name, strengths, and what Pillow does at a strength."""
+    factors = [0.0, 0.19, 0.5, 0.87, 1.0, 1.3, 2.5, 9.0]
+    yield "posterize", list(range(1, 9)), lambda s: lambda i: ImageOps.posterize(i, s)
+    yield "solarize", [0, 1, 100, 255, 256], lambda s: lambda i: ImageOps.solarize(i, s)
+    yield (
+        "rotate",
+        [0.0, 1.0, -7.0, 13.5, 30.0, -89.0, 90.0, 180.0, 300.0],
+        lambda s: lambda i: i.rotate(s, Image.Resampling.BILINEAR),
+    )
+    shears, pixels = [0.0, 0.03, -0.2, 0.3, 0.5, 1.0, -2.5], [0, 1, -3, 8, -100]
+    yield "shear_x", shears, lambda s: affine(1, s, 0, 0, 1, 0)
+    yield "shear_y", shears, lambda s: affine(1, 0, 0, s, 1, 0)
+    yield "translate_x", pixels, lambda s: affine(1, 0, s, 0, 1, 0)
+    yield "translate_y", pixels, lambda s: affine(1, 0, 0, 0, 1, s)
+    for name in ("color", "contrast", "brightness", "sharpness"):
+        yield name, factors, lambda s, name=name: enhance(name.title(), s)
+
+
+CASES = [(name, strength, make(strength)) for name, all_of, make in cases() for strength in all_of]
+EXACT = {"posterize", "solarize", "translate_x", "translate_y"}
+
+
+def through_pillow(images, operation):
+    results = []
+    for image in images:
+        array = image.permute(1, 2, 0).numpy()
+        picture = Image.fromarray(array if len(image) == 3 else array[..., 0])
+        result = torch.from_numpy(np.array(operation(picture)))
+        results.append(result.permute(2, 0, 1) if len(image) == 3 else result[None])
+    return torch.stack(results)
+
+
+def largest_difference(ours, theirs):
+    return (ours.double() - theirs.double()).abs().max().item()
+
+
+@pytest.mark.parametrize("images", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize("name", ["autocontrast", "equalize"])
+def test_an_operation_without_strength_is_that_of_pillow(name, images):
+    operation = getattr(F.images, name)
+    expected = through_pillow(images, getattr(ImageOps, name))
+
+    assert largest_difference(operation(images), expected) <= (name == "autocontrast")
+    assert largest_difference(255 * operation(images / 255), expected) <= 1.001
+
+
+@pytest.mark.parametrize("images", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize(("name", "strength", "pillow"), CASES, ids=lambda c: str(c)[:12])
+def test_an_operation_is_that_of_pillow_within_one_grey_level(name, strength, pillow, images):
+    operation, expected = getattr(F.images, name), through_pillow(images, pillow)
+
+    assert largest_difference(operation(images, strength), expected) <= (name not in EXACT)
+    assert largest_difference(255 * operation(images / 255, strength), expected) <= 1.01
+
+
+@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y"])
+def test_hardly_a_pixel_is_off_by_a_level(name):
+    images = noise(4, 3, 48, 64)
+    pillow = {n: make for n, _, make in cases()}[name]
+
+    ours = getattr(F.images, name)(images, 0.27)
+
+    assert (ours != through_pillow(images, pillow(0.27))).double().mean() < 0.04
+
+
+def test_equalize_spreads_the_levels_evenly():
+    images = (noise(2, 3, 64, 64) // 4 + 100).sort(dim=-1).values
+
+    counts = F.images.equalize(images)[0, 0].flatten().long().bincount(minlength=256)
+
+    assert counts.reshape(8, 32).sum(1).float().std() < 0.2 * 64 * 64 / 8
+    assert (F.images.equalize(images).long().diff(dim=-1) >= 0).all()  # and keeps their order
+
+
+STRENGTHS = {
+    "posterize": [1.0, 3.0, 4.0, 8.0],
+    "solarize": [0.0, 60.0, 200.0, 256.0],
+    "rotate": [0.0, -30.0, 12.5, 90.0],
+    "shear_x": [0.0, 0.3, -0.2, 2.0],
+    "shear_y": [0.0, 0.3, -0.2, 2.0],
+    "translate_x": [0.0, 3.0, -4.0, 50.0],
+    "translate_y": [0.0, 3.0, -4.0, 50.0],
+    "color": [0.0, 0.5, 1.0, 3.0],
+    "contrast": [0.0, 0.5, 1.0, 3.0],
+    "brightness": [0.0, 0.5, 1.0, 3.0],
+    "sharpness": [0.0, 0.5, 1.0, 3.0],
+}
+OPERATIONS = {
+    "autocontrast": F.images.autocontrast,
+    "equalize": F.images.equalize,
+    **{
+        name: lambda images, name=name, s=strengths: getattr(F.images, name)(
+            images, torch.tensor(s)[: len(images)]
+        )
+        for name, strengths in STRENGTHS.items()
+    },
+}
+each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+
+
+@pytest.mark.parametrize("name", STRENGTHS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_each_image_has_its_own_strength(name, dtype):
+    images, operation = noise(4, 3, 12, 10), getattr(F.images, name)
+    images = images if dtype == torch.uint8 else images / 255
+
+    together = operation(images, torch.tensor(STRENGTHS[name]))
+
+    for image, result, strength in zip(images, together, STRENGTHS[name], strict=True):
+        assert torch.equal(result, operation(image[None], strength)[0])
+
+
+IDENTITIES = {
+    "posterize": 8,
+    "solarize": 256,
+    "rotate": 0,
+    "shear_x": 0,
+    "shear_y": 0,
+    "translate_x": 0,
+    "translate_y": 0,
+    "color": 1,
+    "contrast": 1,
+    "brightness": 1,
+    "sharpness": 1,
+}
+
+
+@pytest.mark.parametrize(("name", "strength"), IDENTITIES.items())
+def test_there_is_a_strength_that_changes_nothing(name, strength):
+    images = noise(3, 3, 13, 7)
+
+    assert torch.equal(getattr(F.images, name)(images, strength), images)
+    tolerance = 1 / 510 if name == "posterize" else 1e-4 if name == "rotate" else 0
+    floats = torch.rand(3, 3, 13, 7, generator=seeded())
+    assert_close(getattr(F.images, name)(floats, strength), floats, rtol=0, atol=tolerance + 1e-9)
+
+
+@each_operation
+@pytest.mark.parametrize("dtype", [torch.uint8, *FLOATS])
+def test_dtype_and_layout_stay(operation, dtype):
+    images = noise(4, 3, 12, 10)
+    images = images if dtype == torch.uint8 else (images / 255).to(dtype)
+
+    plain = operation(images)
+    last = operation(images.to(memory_format=torch.channels_last))
+
+    assert plain.dtype == last.dtype == dtype
+    assert plain.is_contiguous()
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(plain, last)
+    if dtype != torch.uint8:
+        exact = operation(images.double())
+        assert_close(plain.double(), exact, rtol=0, atol=torch.finfo(dtype).eps + 1e-4)
+
+
+@each_operation
+@pytest.mark.parametrize("shape", [(0, 3, 4, 5), (1, 3, 4, 5), (2, 1, 1, 1), (2, 3, 0, 5)])
+def test_small_batches_are_batches(operation, shape):
+    assert operation(noise(*shape)).shape == shape
+    assert operation(noise(*shape) / 255).shape == shape
+
+
+@each_operation
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_arguments_stay_and_nothing_waits_for_the_device(operation, dtype, still_generators):
+    images = noise(4, 3, 8, 8).to(dtype) / (255 if dtype.is_floating_point else 1)
+    images = images.to(dtype)
+    before = images.clone()
+
+    with NoSync():
+        result = operation(images)
+
+    assert torch.equal(images, before)
+    assert result.data_ptr() != images.data_ptr()
+
+
+SMOOTH = ["rotate", "shear_x", "shear_y", "translate_x", "solarize", "color", "contrast"]
+
+
+@pytest.mark.parametrize("name", [*SMOOTH, "brightness", "sharpness", "autocontrast"])
+def test_gradients_are_right(name):
+    images = torch.rand(2, 3, 4, 5, dtype=torch.float64, generator=seeded()).requires_grad_()
+    strength = {"rotate": 20, "translate_x": 1, "solarize": 128}.get(name, 0.7)
+    operation = getattr(F.images, name)
+
+    given = () if name == "autocontrast" else (strength,)
+    assert gradcheck(lambda images: operation(images, *given), images)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no rule for clamp_
+@each_operation
+def test_batches_of_batches_are_augmented_by_vmap(operation):
+    images = torch.rand(3, 4, 3, 6, 5, generator=seeded())
+
+    together = torch.func.vmap(operation)(images)
+
+    assert_close(together, torch.stack([operation(batch) for batch in images]))
+
+
+@pytest.mark.compile
+def test_operations_compile_into_one_graph():
+    images = noise(4, 3, 6, 5)
+
+    def each(images):
+        return [OPERATIONS[name](images) for name in ("equalize", "rotate", "shear_y", "color")]
+
+    compiled = torch.compile(each, fullgraph=True, backend="eager")
+
+    for ours, theirs in zip(compiled(images), each(images), strict=True):
+        assert largest_difference(ours, theirs) <= 1
+
+
+@pytest.mark.parametrize("name", ["color", "contrast"])
+def test_grey_values_need_one_channel_or_three(name):
+    message = f'images has 2 channels, but {name} needs grey values, so 1 or 3: .*"safe"'
+    with pytest.raises(ValueError, match=message):
+        getattr(F.images, name)(noise(4, 2, 5, 5), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        ([[1]], TypeError, "images is a list, but must be a tensor"),
+        (torch.zeros(4, 3, 5, 5, dtype=torch.int64), TypeError, "dtype torch.int64, but must be u"),
+        (torch.zeros(4, 3, 5, 5, dtype=torch.bool), TypeError, "dtype torch.bool, but must be uin"),
+        (torch.zeros(3, 5, 5), ValueError, r"shape \(3, 5, 5\), but must be \[batch, .*images\["),
+    ],
+)
+@each_operation
+def test_other_images_are_refused(operation, images, error, message, unchecked):
+    with pytest.raises(error, match=message):
+        operation(images)
+
+
+@pytest.mark.parametrize(
+    ("name", "strength", "error", "message"),
+    [
+        ("posterize", 0, ValueError, r"bits is 0, but must be in \[1, 8\]"),
+        ("posterize", 9, ValueError, r"bits is 9, but must be in \[1, 8\]"),
+        ("solarize", 257, ValueError, r"threshold is 257, but must be in \[0, 256\]"),
+        ("rotate", float("inf"), ValueError, r"degrees is inf, but must be in \(-inf, inf\)"),
+        ("rotate", "10", TypeError, "degrees is '10', but must be a number"),
+        ("shear_x", float("nan"), ValueError, "factor is nan"),
+        ("shear_y", None, TypeError, "factor is None"),
+        ("translate_x", float("inf"), ValueError, "pixels is inf"),
+        ("translate_y", True, TypeError, "pixels is True"),
+        ("color", -0.1, ValueError, r"factor is -0.1, but must be in \[0, inf\)"),
+        ("contrast", -1, ValueError, r"factor is -1, but must be in \[0, inf\)"),
+        ("brightness", float("inf"), ValueError, "factor is inf"),
+        ("sharpness", torch.ones(3), ValueError, r"factor has shape \(3,\), .* one per image, \(4"),
+        ("sharpness", torch.ones(4, 1), ValueError, r"factor has shape \(4, 1\)"),
+    ],
+)
+def test_other_strengths_are_refused(name, strength, error, message, unchecked):
+    with pytest.raises(error, match=message):
+        getattr(F.images, name)(noise(4, 3, 5, 5), strength)

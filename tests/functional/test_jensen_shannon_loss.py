@@ -1,0 +1,102 @@
+"""The consistency loss of AugMix, against the formula and known values."""
+
+from math import log
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.nn.functional import kl_div
+from torch.testing import assert_close
+
+from composable.functional import jensen_shannon_loss
+
+
+def logits(count=3, shape=(4, 5), dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=dtype) for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_it_is_the_mean_divergence_from_the_mean(count):
+    predictions = [z.softmax(1) for z in logits(count)]
+    mean = sum(predictions) / count
+
+    expected = sum(kl_div(mean.log(), p, reduction="batchmean") for p in predictions) / count
+
+    assert_close(jensen_shannon_loss(*logits(count)), expected)
+
+
+def test_known_values():
+    first, second, third = (100 * row[None] for row in torch.eye(3))
+
+    assert_close(jensen_shannon_loss(first, second, third), torch.tensor(log(3)))
+    assert_close(jensen_shannon_loss(first, second), torch.tensor(log(2)))
+    assert_close(jensen_shannon_loss(first, first, second).item(), log(3) - 2 / 3 * log(2))
+    assert jensen_shannon_loss(first, first + 7, first) == 0
+
+
+def test_the_order_makes_no_difference():
+    first, second, third = logits()
+
+    assert_close(jensen_shannon_loss(third, first, second), jensen_shannon_loss(*logits()))
+
+
+def test_it_is_averaged_over_the_batch_and_all_further_dimensions():
+    maps = logits(3, (2, 5, 3, 4))
+    rows = [z.movedim(1, -1).reshape(-1, 5) for z in maps]
+
+    assert_close(jensen_shannon_loss(*maps), jensen_shannon_loss(*rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_extreme_logits_give_numbers(dtype):
+    first, second = torch.tensor([[1e4, -1e4, 0]]), torch.tensor([[-1e4, 1e4, 0]])
+    first, second = (z.to(dtype).requires_grad_() for z in (first, second))
+
+    loss = jensen_shannon_loss(first, second)
+    loss.backward()
+
+    assert loss.dtype == dtype
+    assert_close(loss.item(), log(2), rtol=0, atol=4e-3)
+    assert first.grad.isfinite().all()
+
+
+def test_gradients_are_right():
+    assert gradcheck(jensen_shannon_loss, [z.requires_grad_() for z in logits()])
+
+
+def test_it_is_vmapped():
+    stacked = [torch.stack([z, 2 * z]) for z in logits()]
+
+    assert_close(
+        torch.func.vmap(jensen_shannon_loss)(*stacked),
+        torch.stack(
+            [jensen_shannon_loss(*logits()), jensen_shannon_loss(*(2 * z for z in logits()))]
+        ),
+    )
+
+
+@pytest.mark.compile
+def test_compiles_into_one_graph():
+    compiled = torch.compile(jensen_shannon_loss, fullgraph=True, backend="aot_eager")
+
+    assert_close(compiled(*logits()), jensen_shannon_loss(*logits()))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ([torch.zeros(2, 3)], ValueError, "others is empty, but must hold"),
+        ([torch.zeros(2, 3), None], TypeError, r"others\[0\] is None, but must be a tensor"),
+        ([torch.zeros(2, 3), torch.zeros(2, 4)], ValueError, r"others\[0\] has shape \(2, 4\)"),
+        (
+            [torch.zeros(3), torch.zeros(3)],
+            ValueError,
+            r"logits has shape \(3,\).*\[batch, classes",
+        ),
+        ([torch.ones(2, 3).long()] * 2, TypeError, "logits has dtype torch.int64, but must have"),
+    ],
+)
+def test_other_arguments_are_refused(given, error, message, unchecked):
+    with pytest.raises(error, match=message):
+        jensen_shannon_loss(*given)

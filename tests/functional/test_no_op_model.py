@@ -1,0 +1,54 @@
+"""The laws of a model that does nothing."""
+
+import pytest
+import torch
+from torch import nn
+
+from composable.functional import IdleModel, no_op_model
+
+
+def test_its_output_is_a_number_whatever_the_inputs():
+    model = no_op_model(nn.Linear(3, 4))
+
+    assert model(torch.rand(2, 3)).shape == ()
+    assert torch.equal(model({"input_ids": [1]}, attention_mask=None), model())
+
+
+def test_its_output_is_its_loss_and_can_be_trained():
+    model = no_op_model(nn.Linear(3, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    model.loss(model(torch.rand(2, 3)), batch=None).backward()
+    optimizer.step()
+
+    assert model.weight == 0.5
+
+
+def test_dtype_and_mode_are_those_of_the_model():
+    model = no_op_model(nn.Linear(3, 4).double().eval())
+
+    assert model.weight.dtype == torch.float64
+    assert not model.training
+    assert no_op_model(nn.Embedding(3, 4).to(torch.float16)).weight.dtype == torch.float16
+
+
+def test_any_model_will_do_and_stays():
+    model = nn.Sequential(nn.ReLU())
+
+    assert isinstance(no_op_model(model), IdleModel)
+    assert isinstance(model[0], nn.ReLU)
+
+
+def test_twice_is_once():
+    once = no_op_model(nn.Linear(3, 4))
+
+    assert no_op_model(once) is once
+
+
+def test_something_else_is_refused():
+    with pytest.raises(TypeError, match=r"model is None, but must be a torch.nn.Module"):
+        no_op_model(None)
+    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    with pytest.raises(ValueError, match="wrapped in DistributedDataParallel"):
+        no_op_model(wrapped)

@@ -1,0 +1,336 @@
+"""The laws of smaller images, and of the schedule of their scale."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from composable.functional import (
+    apply_crop,
+    draw_crop,
+    progressive_scale,
+    resize_batch,
+    scaled_size,
+)
+from tests.functional.no_sync import NoSync
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int64]
+SIZES = [(9,), (8, 10), (4, 5, 6)]
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def images(batch=4, size=(8, 10), dtype=torch.float32):
+    return (100 * torch.rand(batch, 3, *size, generator=seeded())).to(dtype)
+
+
+def coordinates(size, batch=2):
+    """Images of which each pixel says where its centre is, from 0 to 1 along each side."""
+    axes = [(torch.arange(n) + 0.5) / n for n in size]
+    grid = torch.stack(torch.meshgrid(*axes, indexing="ij"))
+    return grid.expand(batch, *grid.shape)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", [0.3, 0.5, 0.77])
+def test_a_pixel_stays_where_it_was_in_the_image(size, scale):
+    small = resize_batch(coordinates(size), scale_factor=scale).inputs
+
+    new = scaled_size(size, scale_factor=scale)
+    inner = (..., *(slice(1, -1) for _ in size))  # at the border there is nothing beyond
+    assert small.shape == (2, len(size), *new)
+    assert_close(small[inner], coordinates(new)[inner])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", [0.3, 0.5, 0.77])
+@pytest.mark.parametrize("classes", [False, True])
+def test_resized_maps_stay_in_line_with_the_images(size, scale, classes):
+    """Class indices: each pixel takes that of the pixel in which its centre lies."""
+    number = torch.arange(torch.Size(size).numel()).reshape(1, *size).expand(2, *size)
+    maps = number.unsqueeze(1) if classes else number
+
+    small = resize_batch(coordinates(size), maps, scale_factor=scale, resize_targets=True)
+
+    new = scaled_size(size, scale_factor=scale)
+    centres = coordinates(new) * torch.tensor(size).reshape(-1, *[1] * len(size))
+    at = centres.floor().long()
+    expected = sum(at[:, dim] * torch.Size(size[dim + 1 :]).numel() for dim in range(len(size)))
+    found = small.targets[:, 0] if classes else small.targets
+    assert torch.equal(found, expected)
+
+
+def test_large_class_indices_are_not_rounded():
+    maps = torch.full((1, 4, 4), 2**24 + 1)
+
+    small = resize_batch(images(1, (4, 4)), maps, scale_factor=0.5, resize_targets=True)
+
+    assert (small.targets == 2**24 + 1).all()
+
+
+def test_half_the_size_is_the_mean_of_four_pixels():
+    x = images()
+
+    small = resize_batch(x, scale_factor=0.5).inputs
+
+    assert_close(small, torch.nn.functional.avg_pool2d(x, 2))
+
+
+@pytest.mark.parametrize("size", [(8, 10), (4, 5, 6)])
+def test_maps_of_numbers_are_interpolated_like_channels(size):
+    x = images(size=size)
+
+    small = resize_batch(x, x[:, 0], scale_factor=0.6, resize_targets=True)
+    probabilities = resize_batch(x, x, scale_factor=0.6, resize_targets=True)
+
+    assert_close(small.targets, small.inputs[:, 0])
+    assert torch.equal(probabilities.targets, probabilities.inputs)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_crop_is_a_region_of_the_image_and_of_its_map(size, dtype):
+    x = images(size=size, dtype=dtype)
+    options = {"scale_factor": 0.5, "mode": "crop", "resize_targets": True}
+
+    small = resize_batch(x, x[:, 0], **options, generator=seeded(5))
+
+    new = scaled_size(size, scale_factor=0.5)
+    offset = draw_crop(size, new, generator=seeded(5)).tolist()
+    region = tuple(slice(start, start + n) for start, n in zip(offset, new, strict=True))
+    assert torch.equal(small.inputs, x[(..., *region)])
+    assert torch.equal(small.targets, x[(slice(None), 0, *region)])
+
+
+def test_every_place_of_a_crop_is_equally_likely():
+    generator = seeded()
+    drawn = [tuple(draw_crop((5, 4), (3, 4), generator=generator).tolist()) for _ in range(3000)]
+
+    assert set(drawn) == {(0, 0), (1, 0), (2, 0)}
+    assert all(abs(drawn.count((i, 0)) / 3000 - 1 / 3) < 0.04 for i in range(3))
+
+
+def test_a_crop_is_drawn_from_the_generator(still_generators):
+    crop = partial(resize_batch, images(size=(40, 40)), scale_factor=0.5, mode="crop")
+
+    first, again, other = (crop(generator=seeded(s)).inputs for s in (1, 1, 2))
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_targets_stay_unless_asked_for():
+    maps = images()[:, 0]
+
+    for mode in ("resize", "crop"):
+        small = resize_batch(images(), maps, scale_factor=0.5, mode=mode, generator=seeded())
+        assert small.targets is maps
+        assert resize_batch(images(), scale_factor=0.5, mode=mode).targets is None
+
+
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+@pytest.mark.parametrize("resize_targets", [False, True])
+def test_full_size_changes_nothing(mode, resize_targets):
+    x, maps = images(size=(9, 11)), images(size=(9, 11))[:, 0]
+
+    small = resize_batch(
+        x, maps, scale_factor=1.0, mode=mode, resize_targets=resize_targets, size_increment=4
+    )
+
+    assert small.inputs is x
+    assert small.targets is maps
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "increment", "expected"),
+    [
+        ((32, 32), 0.5, 4, (16, 16)),
+        ((32, 48), 0.6, 4, (20, 28)),  # each side by itself: 19.2 and 28.8
+        ((33, 7), 0.99, 4, (32, 7)),  # never more than it was
+        ((33, 7), 1.0, 4, (33, 7)),
+        ((33, 7), 0.01, 4, (4, 4)),  # at least one increment
+        ((3,), 0.1, 4, (3,)),
+        ((10, 10), 0.25, 1, (3, 3)),
+        ((1, 1), 0.1, 1, (1, 1)),
+        ((0, 4), 0.5, 1, (0, 2)),
+    ],
+)
+def test_sides_are_the_nearest_multiples_of_the_increment(size, scale, increment, expected):
+    ours = scaled_size(size, scale_factor=scale, size_increment=increment)
+
+    assert ours == expected
+    small = (
+        resize_batch(images(size=size), scale_factor=scale, size_increment=increment)
+        if all(size)
+        else None
+    )
+    assert small is None or small.inputs.shape == (4, 3, *expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+def test_dtype_and_layout_stay(dtype, mode):
+    x = images(dtype=dtype).to(memory_format=torch.channels_last)
+
+    small = resize_batch(x, scale_factor=0.5, mode=mode, generator=seeded()).inputs
+
+    assert small.dtype == dtype
+    assert small.stride(1) == 1  # a view of what is in channels-last
+    assert mode == "crop" or small.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_small_batches_are_batches(batch, mode, dtype):
+    x = images(batch, dtype=dtype)
+
+    small = resize_batch(x, x[:, 0], scale_factor=0.5, mode=mode, resize_targets=True)
+
+    assert small.inputs.shape == (batch, 3, 4, 5)
+    assert small.targets.shape == (batch, 4, 5)
+
+
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+def test_arguments_and_global_generators_stay(mode, still_generators):
+    x = images()
+
+    resize_batch(x, scale_factor=0.5, mode=mode, generator=seeded())
+
+    assert torch.equal(x, images())
+
+
+def test_nothing_waits_for_the_device():
+    with NoSync():
+        for mode in ("resize", "crop"):
+            maps = images()[:, 0].long()
+            resize_batch(images(), maps, scale_factor=0.5, mode=mode, resize_targets=True)
+
+
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+def test_gradients_are_right(mode):
+    def small(x):
+        return resize_batch(x, scale_factor=0.6, mode=mode, generator=seeded()).inputs
+
+    assert gradcheck(small, images(2, dtype=torch.float64).requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_batches_of_batches_are_resized_by_vmap(dtype):
+    x = torch.stack([images(dtype=dtype), images(dtype=dtype).flip(0)])
+    offsets = torch.tensor([[0, 3], [2, 1]])
+
+    resized = torch.func.vmap(lambda x: resize_batch(x, scale_factor=0.6).inputs)(x)
+    cropped = torch.func.vmap(lambda x, at: apply_crop(x, (4, 5), at))(x, offsets)
+
+    for i in range(2):
+        assert_close(resized[i], resize_batch(x[i], scale_factor=0.6).inputs)
+        assert torch.equal(cropped[i], apply_crop(x[i], (4, 5), offsets[i]))
+
+
+@pytest.mark.compile
+def test_compiles_into_one_graph_at_any_size():
+    compiled = torch.compile(resize_batch, fullgraph=True, backend="aot_eager")
+    crop = torch.compile(apply_crop, fullgraph=True, backend="aot_eager")
+
+    for size in [(8, 10), (12, 9), (14, 15)]:
+        x, new = images(size=size), scaled_size(size, scale_factor=0.5)
+        options = {"scale_factor": 0.5, "resize_targets": True}
+        ours, theirs = (f(x, x[:, 0].long(), **options) for f in (compiled, resize_batch))
+        assert_close(ours, theirs)
+        assert compiled(x, scale_factor=0.5, mode="crop").inputs.shape[2:] == new
+        at = draw_crop(size, new, generator=seeded())
+        assert torch.equal(crop(x, new, at), apply_crop(x, new, at))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"scale_factor": 0}, ValueError, r"scale_factor is 0, but must be in \(0, 1\]"),
+        ({"scale_factor": 1.5}, ValueError, r"scale_factor is 1.5, but must be in \(0, 1\]"),
+        ({"scale_factor": "1"}, TypeError, "scale_factor is '1', but must be a number"),
+        ({"mode": "zoom"}, ValueError, "mode is 'zoom', but must be one of resize, crop"),
+        ({"resize_targets": 1}, TypeError, "resize_targets is 1, but must be True or False"),
+        ({"size_increment": 0}, ValueError, "size_increment is 0, but must be at least 1"),
+        ({"size_increment": 2.0}, TypeError, "size_increment is 2.0, but must be a whole num"),
+        ({"generator": 1}, TypeError, "generator is a int, but must be"),
+        ({"inputs": [1]}, TypeError, "inputs is a list, but must be a tensor"),
+        ({"inputs": torch.zeros(4, 2)}, ValueError, r"inputs has shape \(4, 2\), but must be"),
+        ({"targets": [1]}, TypeError, "targets is a list, but must be a tensor"),
+        (
+            {"resize_targets": True},
+            ValueError,
+            r"needs targets .* \[batch, ..., 8, 10\], but targets is None",
+        ),
+        (
+            {"resize_targets": True, "targets": torch.zeros(4)},
+            ValueError,
+            r"targets is of shape \(4,\). Use resize_targets=False",
+        ),
+        (
+            {"resize_targets": True, "targets": torch.zeros(8, 10)},
+            ValueError,
+            r"targets is of shape \(8, 10\)",
+        ),
+        (
+            {"inputs": torch.zeros(1, 1, 2, 2, 2, 2)},
+            ValueError,
+            'has 4 spatial dimensions, .* Use mode="crop"',
+        ),
+    ],
+)
+def test_bad_arguments_are_answered(unchecked, options, error, message):
+    with pytest.raises(error, match=message):
+        resize_batch(**{"inputs": images(), "scale_factor": 0.5, **options})
+
+
+@pytest.mark.parametrize("new_size", [(9, 2), (2,)])
+def test_a_crop_must_fit(new_size):
+    with pytest.raises(ValueError, match=r"new_size is .*, which does not fit in \(8, 10\)"):
+        draw_crop((8, 10), new_size)
+
+
+# The schedule
+
+
+def test_the_scale_waits_grows_and_stays():
+    scales = [progressive_scale(t / 20) for t in range(21)]
+
+    assert scales[:11] == [0.5] * 11
+    assert_close(scales[11:16], [0.5 + k / 12 for k in range(1, 6)])
+    assert scales[16:] == [1.0] * 5
+
+
+@pytest.mark.parametrize("delay", [k / 10 for k in range(11)])
+@pytest.mark.parametrize("initial_scale", [0.1, 1 / 3, 1.0])
+def test_without_a_phase_of_growing_it_jumps(delay, initial_scale):
+    options = {"delay_fraction": delay, "finetune_fraction": 1 - delay}
+    scales = [progressive_scale(t / 10, initial_scale=initial_scale, **options) for t in range(11)]
+
+    expected = [initial_scale if t < round(10 * delay) else 1.0 for t in range(11)]
+    assert scales == expected
+
+
+def test_without_a_delay_it_grows_at_once_and_without_a_finetune_to_the_end():
+    options = {"delay_fraction": 0, "finetune_fraction": 0}
+
+    assert [progressive_scale(t / 4, **options) for t in range(5)] == [0.5, 0.625, 0.75, 0.875, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"elapsed": -1}, ValueError, r"elapsed is -1, but must be in \[0, inf\]"),
+        ({"initial_scale": 0}, ValueError, r"initial_scale is 0, but must be in \(0, 1\]"),
+        ({"finetune_fraction": 1.1}, ValueError, "finetune_fraction is 1.1, but must be in"),
+        ({"delay_fraction": "a"}, TypeError, "delay_fraction is 'a', but must be a number"),
+        ({"delay_fraction": 0.9}, ValueError, "together they must be at most 1"),
+    ],
+)
+def test_a_schedule_checks_its_arguments(unchecked, options, error, message):
+    with pytest.raises(error, match=message):
+        progressive_scale(**{"elapsed": 0.0, **options})

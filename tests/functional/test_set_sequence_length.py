@@ -1,0 +1,343 @@
+"""The laws of shorter sequences, and of the schedule of their length."""
+
+from collections import OrderedDict, UserDict, namedtuple
+from fractions import Fraction
+from functools import partial
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from composable.functional import set_sequence_length, warmed_up_length
+from tests.functional.no_sync import NoSync
+
+EXAMPLES, TOKENS = 3, 7
+
+
+def batch(**more):
+    """Three texts of 7, 4 and 1 tokens, padded to 7, with labels and a class each."""
+    ids = torch.arange(1, EXAMPLES * TOKENS + 1).reshape(EXAMPLES, TOKENS)
+    mask = (torch.arange(TOKENS) < torch.tensor([[7], [4], [1]])).long()
+    return {
+        "input_ids": ids * mask,
+        "attention_mask": mask,
+        "labels": torch.where(mask.bool(), ids, -100),
+        "class": torch.tensor([0, 1, 2]),
+        "name": ["a", "b", "c"],
+        **more,
+    }
+
+
+def test_truncation_keeps_the_first_tokens_of_every_sequence():
+    whole, short = batch(), set_sequence_length(batch(), 3)
+
+    for name in ("input_ids", "attention_mask", "labels"):
+        assert torch.equal(short[name], whole[name][:, :3])
+    assert short["labels"].tolist() == [[1, 2, 3], [8, 9, 10], [15, -100, -100]]
+    assert torch.equal(short["class"], whole["class"])
+    assert short["name"] == ["a", "b", "c"]
+
+
+def test_the_end_of_each_sequence_is_its_last_real_token():
+    short = set_sequence_length(batch(), 3, preserve_end_of_sequence=True)
+
+    assert short["input_ids"].tolist() == [[1, 2, 7], [8, 9, 11], [15, 0, 0]]
+    assert short["labels"].tolist() == [[1, 2, 7], [8, 9, 11], [15, -100, -100]]
+    assert short["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
+    assert short["class"].tolist() == [0, 1, 2]
+
+
+def test_the_end_is_found_where_padding_is_on_the_left():
+    left = {name: batch()[name].flip(1) for name in ("input_ids", "attention_mask")}
+
+    short = set_sequence_length(left, 3, preserve_end_of_sequence=True)
+
+    assert short["input_ids"].tolist() == [[7, 6, 1], [0, 0, 8], [0, 0, 15]]
+    assert short["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 1]]
+
+
+def test_a_text_of_nothing_but_padding_has_no_end():
+    texts = {"input_ids": torch.arange(5).reshape(1, 5), "attention_mask": torch.zeros(1, 5)}
+
+    short = set_sequence_length(texts, 2, preserve_end_of_sequence=True)
+
+    assert short["input_ids"].tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("length", range(1, TOKENS))
+def test_ends_and_starts_at_every_length(length):
+    short = set_sequence_length(batch(), length, preserve_end_of_sequence=True)
+
+    for row, (whole, real) in enumerate(zip(batch()["input_ids"].tolist(), [7, 4, 1], strict=True)):
+        last = whole[max(real - 1, length - 1)]
+        assert short["input_ids"][row].tolist() == [*whole[: length - 1], last]
+
+
+def test_pieces_that_fit_are_the_tokens_in_their_order():
+    ids = torch.arange(24).reshape(2, 12)
+
+    pieces = set_sequence_length({"input_ids": ids, "y": ids[:, :1]}, 4, truncate=False)
+
+    assert torch.equal(pieces["input_ids"], ids.reshape(-1, 4))
+    assert pieces["y"].flatten().tolist() == [0, 0, 0, 12, 12, 12]
+
+
+@pytest.mark.parametrize("length", range(1, TOKENS))
+def test_pieces_lose_no_token_and_each_is_learned_once(length):
+    pieces = set_sequence_length(batch(), length, truncate=False)
+
+    count = -(-TOKENS // length)
+    assert pieces["input_ids"].shape == (EXAMPLES * count, length)
+    assert set(pieces["input_ids"].flatten().tolist()) == set(
+        batch()["input_ids"].flatten().tolist()
+    )
+    real = batch()["labels"][batch()["labels"] >= 0].tolist()
+    assert pieces["labels"][pieces["labels"] >= 0].tolist() == real
+    seen = pieces["attention_mask"].bool()
+    learned = pieces["labels"] >= 0
+    assert torch.equal(pieces["labels"][learned], pieces["input_ids"][learned])
+    assert (seen | ~learned).all()
+    assert pieces["class"].tolist() == [c for c in range(3) for _ in range(count)]
+
+
+def test_the_last_piece_begins_within_the_one_before():
+    pieces = set_sequence_length(batch(), 3, truncate=False)
+
+    assert pieces["input_ids"][:3].tolist() == [[1, 2, 3], [4, 5, 6], [5, 6, 7]]
+    assert pieces["labels"][:3].tolist() == [[1, 2, 3], [4, 5, 6], [-100, -100, 7]]
+
+
+def test_numbers_to_regress_have_nothing_that_is_ignored():
+    texts = {"input_ids": torch.zeros(1, 3), "labels": torch.tensor([[1.0, 2.0, 3.0]])}
+
+    assert set_sequence_length(texts, 2, truncate=False)["labels"].tolist() == [[1, 2], [2, 3]]
+
+
+def test_what_is_kept_of_the_end_does_not_matter_in_pieces():
+    ours = set_sequence_length(batch(), 3, truncate=False, preserve_end_of_sequence=True)
+
+    theirs = set_sequence_length(batch(), 3, truncate=False)
+    assert all(torch.equal(ours[k], theirs[k]) for k in ("input_ids", "labels", "class"))
+
+
+@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+def test_embeddings_are_sequences_and_other_tensors_are_not(options):
+    more = {
+        "embeddings": torch.randn(EXAMPLES, TOKENS, 2),
+        "image": torch.zeros(EXAMPLES, 9, 9),
+        "scale": torch.tensor(2.0),
+        "table": torch.zeros(TOKENS, 5),
+    }
+
+    short = set_sequence_length(batch(**more), 3, **options)
+
+    rows = len(short["input_ids"])
+    assert short["embeddings"].shape == (rows, 3, 2)
+    assert short["image"].shape == (rows, 9, 9)
+    assert short["scale"] is more["scale"]
+    assert short["table"].shape == (TOKENS, 5)
+
+
+@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+@pytest.mark.parametrize("length", [TOKENS, TOKENS + 1])
+def test_short_sequences_stay_as_they_are(options, length):
+    texts = batch()
+
+    assert set_sequence_length(texts, length, **options) is texts
+
+
+Pair = namedtuple("Pair", ["texts", "labels"])
+
+
+def test_batches_may_be_nested():
+    texts, labels = batch(), batch()["labels"]
+    for whole, read in [
+        ((texts, labels), lambda b: (b[0]["input_ids"], b[1])),
+        ([texts, {"y": labels}], lambda b: (b[0]["input_ids"], b[1]["y"])),
+        (Pair(texts, labels), lambda b: (b.texts["input_ids"], b.labels)),
+        ({"x": {"deep": [texts]}, "y": labels}, lambda b: (b["x"]["deep"][0]["input_ids"], b["y"])),
+        ((labels, labels), lambda b: b),
+        (UserDict(texts), lambda b: (b["input_ids"], b["labels"])),
+        (OrderedDict(texts), lambda b: (b["input_ids"], b["labels"])),
+    ]:
+        for options in ({}, {"truncate": False}):
+            short = set_sequence_length(whole, 3, **options)
+
+            assert type(short) is type(whole)
+            assert all(tensor.shape[1] == 3 for tensor in read(short))
+            assert all(tensor.shape[1] == TOKENS for tensor in read(whole))
+
+
+def test_fields_of_a_named_tuple_have_names():
+    pieces = set_sequence_length(Pair({"input_ids": batch()["labels"]}, batch()["labels"]), 3)
+    cut = set_sequence_length(
+        Pair({"input_ids": batch()["labels"]}, batch()["labels"]), 3, truncate=False
+    )
+
+    assert pieces.labels.shape == (3, 3)
+    assert cut.labels[2].tolist() == [-100, -100, 7]
+    assert cut.texts["input_ids"][2].tolist() == [5, 6, 7]
+
+
+def test_a_mapping_that_is_no_dict_is_built_anew():
+    class Fixed(dict):
+        pass
+
+    short = set_sequence_length(Fixed(batch()), 3)
+    assert type(short) is Fixed
+    assert short["labels"].shape == (3, 3)
+    nested = set_sequence_length((MappingProxyType(batch()), 1), 3)
+    assert type(nested[0]) is MappingProxyType
+    assert nested[0]["labels"].shape == (3, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+def test_arguments_dtypes_and_global_generators_stay(options, still_generators):
+    texts = batch(mask=torch.ones(EXAMPLES, TOKENS, dtype=torch.bool))
+    texts["half"] = torch.ones(EXAMPLES, TOKENS, dtype=torch.bfloat16)
+    before = dict(texts)
+
+    short = set_sequence_length(texts, 3, **options)
+
+    assert all(texts[name] is value for name, value in before.items())
+    assert torch.equal(texts["input_ids"], batch()["input_ids"])
+    for name in ("input_ids", "mask", "half"):
+        assert short[name].dtype == texts[name].dtype
+
+
+@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+@pytest.mark.parametrize("count", [0, 1])
+def test_small_batches_are_batches(options, count):
+    texts = {k: v[:count] for k, v in batch().items()}
+
+    short = set_sequence_length(texts, 3, **options)
+
+    assert short["input_ids"].shape == (count * (1 if options.get("truncate", True) else 3), 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+def test_nothing_waits_for_the_device(options):
+    with NoSync():
+        set_sequence_length(batch(), 3, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+def test_gradients_flow_to_what_is_kept(options):
+    embeddings = torch.randn(EXAMPLES, TOKENS, 2, requires_grad=True)
+
+    set_sequence_length(batch(embeddings=embeddings), 3, **options)["embeddings"].sum().backward()
+
+    often = embeddings.grad[0, :, 0].tolist()
+    if not options.get("truncate", True):
+        assert often == [1, 1, 1, 1, 2, 2, 1]
+    else:
+        assert often == ([1, 1, 0, 0, 0, 0, 1] if options else [1, 1, 1, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+def test_batches_of_batches_are_cut_by_vmap(options):
+    names = ("input_ids", "attention_mask", "labels")
+    stacked = {k: torch.stack([batch()[k], batch()[k].flip(0)]) for k in names}
+
+    together = torch.func.vmap(partial(set_sequence_length, length=3, **options))(stacked)
+
+    for i in range(2):
+        alone = set_sequence_length({k: v[i] for k, v in stacked.items()}, 3, **options)
+        assert all(torch.equal(together[k][i], alone[k]) for k in names)
+
+
+@pytest.mark.compile
+def test_compiles_into_one_graph():
+    compiled = torch.compile(set_sequence_length, fullgraph=True, backend="aot_eager")
+    texts = {k: v for k, v in batch().items() if isinstance(v, torch.Tensor)}
+
+    for options in ({}, {"truncate": False}, {"preserve_end_of_sequence": True}):
+        ours, theirs = (f(texts, 3, **options) for f in (compiled, set_sequence_length))
+        assert all(torch.equal(ours[name], theirs[name]) for name in texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "length", "options", "error", "message"),
+    [
+        ({}, 0, {}, ValueError, "length is 0, but must be at least 1"),
+        ({}, 2.5, {}, TypeError, "length is 2.5, but must be a whole number"),
+        ({}, 2, {"truncate": 1}, TypeError, "truncate is 1, but must be True or False"),
+        (
+            {},
+            2,
+            {"preserve_end_of_sequence": "yes"},
+            TypeError,
+            "preserve_end_of_sequence is 'yes', but must be True or False",
+        ),
+        ({}, 2, {}, ValueError, "batch has no sequence, .* it has no tensor"),
+        ({"y": torch.zeros(3)}, 2, {}, ValueError, r"batch has no sequence.* it has y: \(3,\)"),
+        ("text", 2, {}, ValueError, "batch has no sequence"),
+        (
+            {"input_ids": torch.zeros(3, 7), "attention_mask": torch.zeros(3, 6)},
+            2,
+            {"preserve_end_of_sequence": True},
+            ValueError,
+            r"needs an attention_mask of the sequences, \(3, 7\).* leave it False",
+        ),
+    ],
+)
+def test_bad_arguments_are_answered(texts, length, options, error, message):
+    with pytest.raises(error, match=message):
+        set_sequence_length(texts, length, **options)
+
+
+# The schedule
+
+
+def test_the_length_grows_in_steps_along_a_line():
+    lengths = [warmed_up_length(k / 100, max_seq_length=88) for k in range(40)]
+
+    assert lengths[0] == 8
+    assert lengths == [8 + 8 * (k // 3) for k in range(30)] + [88] * 10
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 30, 100, 424, 1000])
+def test_a_run_of_any_length_goes_from_the_least_to_the_most(steps):
+    lengths = [warmed_up_length(k / steps) for k in range(steps + 1)]
+
+    assert lengths[0] == 8
+    assert lengths[-1] == 1024
+    assert lengths == sorted(lengths)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"duration": 0.0}, [1024] * 3),
+        ({"min_seq_length": 64, "max_seq_length": 64}, [64] * 3),
+        ({"min_seq_length": 8, "max_seq_length": 10}, [8, 8, 10]),
+        ({"step_size": 5000}, [8, 8, 1024]),
+        ({"duration": 1.0, "max_seq_length": 16}, [8, 8, 8]),
+    ],
+)
+def test_every_legal_schedule_works(options, expected):
+    assert [warmed_up_length(t, **options) for t in (0.0, 0.29, 0.3)] == expected
+
+
+@pytest.mark.parametrize("total", [30, 70, 90, 110, 1000])
+def test_a_step_is_never_late_by_rounding(total):
+    options = {"duration": 0.3, "min_seq_length": 1, "max_seq_length": 31, "step_size": 1}
+    for k in range(total):
+        exact = min(1 + Fraction(k, total) / Fraction("0.3") * 30 // 1, 31)
+        assert warmed_up_length(k / total, **options) == exact
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"elapsed": -0.1}, ValueError, r"elapsed is -0.1, but must be in \[0, inf\]"),
+        ({"duration": 1.1}, ValueError, r"duration is 1.1, but must be in \[0, 1\]"),
+        ({"min_seq_length": 0}, ValueError, "min_seq_length is 0, but must be at least 1"),
+        ({"max_seq_length": 7}, ValueError, "max_seq_length is 7, but must be at least 8"),
+        ({"max_seq_length": 8.5}, TypeError, "max_seq_length is 8.5, but must be a whole num"),
+        ({"step_size": 0}, ValueError, "step_size is 0, but must be at least 1"),
+    ],
+)
+def test_a_schedule_checks_its_arguments(unchecked, options, error, message):
+    with pytest.raises(error, match=message):
+        warmed_up_length(**{"elapsed": 0.0, **options})

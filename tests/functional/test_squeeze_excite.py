@@ -1,0 +1,167 @@
+"""The laws of squeeze-and-excitation."""
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+from torch.nn.functional import linear
+from torch.testing import assert_close
+
+from composable.functional import SqueezeExcitation, squeeze_excite
+from tests.functional.no_sync import NoSync
+
+CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=generator()).to(dtype)
+
+
+def attended(u, layer):
+    """Hu et al., equations 2 to 4."""
+    z = u.flatten(2).mean(2)
+    s = torch.sigmoid(linear(torch.relu(linear(z, layer.squeeze)), layer.excite))
+    return u * s.reshape(*s.shape, *[1] * (u.ndim - 2))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+def test_the_convolution_stays_and_attention_follows(dims, mode):
+    options = {"stride": 2, "padding": 1, "groups": 2, "padding_mode": mode, "bias": False}
+    conv, x = CONVS[dims](4, 6, 3, **options), randn(2, 4, *[7] * dims)
+
+    new = squeeze_excite(conv, latent_channels=3, min_channels=1, generator=generator())
+
+    assert isinstance(new, CONVS[dims])
+    assert_close(new(x), attended(conv(x), new.squeeze_excite))
+    assert_close(new(x[0]), new(x)[0])  # an example without a batch
+
+
+@pytest.mark.parametrize(
+    ("latent", "channels", "expected"),
+    [(64, 8, 64), (1, 8, 1), (0.25, 8, 2), (0.3, 8, 2), (0.01, 8, 1), (3.0, 8, 3)],
+)
+def test_the_latent_size_is_a_number_or_a_fraction(latent, channels, expected):
+    layer = SqueezeExcitation(channels, latent_channels=latent)
+
+    assert layer.squeeze.shape == (expected, channels)
+    assert layer.excite.shape == (channels, expected)
+
+
+def test_a_fraction_is_of_the_outputs():
+    new = squeeze_excite(nn.Conv1d(4, 8, 3), latent_channels=0.5, min_channels=4)
+
+    assert new.squeeze_excite.squeeze.shape == (4, 8)
+
+
+@pytest.mark.parametrize(("shape", "replaced"), [((4, 4), True), ((3, 4), False), ((4, 3), False)])
+def test_narrow_convolutions_stay(shape, replaced):
+    model = nn.Sequential(nn.Conv2d(*shape, 3), nn.Conv2d(9, 9, 3))
+
+    new = squeeze_excite(model, min_channels=4, generator=generator())
+
+    assert (type(new[0]) is not nn.Conv2d) == replaced
+
+
+def test_the_new_weights_are_a_function_of_the_generator():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    first, again, other = (
+        squeeze_excite(model, min_channels=1, generator=generator(seed)) for seed in (0, 0, 1)
+    )
+
+    assert torch.equal(first[0].squeeze_excite.squeeze, again[0].squeeze_excite.squeeze)
+    assert not torch.equal(first[0].squeeze_excite.squeeze, other[0].squeeze_excite.squeeze)
+    assert not torch.equal(first[0].squeeze_excite.squeeze, first[1].squeeze_excite.squeeze)
+
+
+def test_new_weights_are_those_of_a_linear_layer():
+    layer, plain = SqueezeExcitation(400, latent_channels=100), nn.Linear(400, 100)
+
+    assert layer.squeeze.abs().max() <= 1 / 20
+    assert_close(layer.squeeze.std(), plain.weight.std(), rtol=0.02, atol=0)
+    assert layer.excite.abs().max() <= 1 / 10
+
+
+def test_old_weights_load():
+    conv = nn.Conv2d(4, 4, 3)
+    new = squeeze_excite(nn.Conv2d(4, 4, 3), min_channels=1, generator=generator())
+
+    missing, unexpected = new.load_state_dict(conv.state_dict(), strict=False)
+
+    assert not unexpected
+    assert missing == ["squeeze_excite.squeeze", "squeeze_excite.excite"]
+
+
+def test_a_subclass_of_a_convolution_keeps_what_it_does():
+    class Scaled(nn.Conv2d):
+        def forward(self, x):
+            return 10 * super().forward(x)
+
+    conv, x = Scaled(4, 4, 3), randn(1, 4, 5, 5)
+
+    new = squeeze_excite(conv, min_channels=1, generator=generator())
+
+    assert isinstance(new, Scaled)
+    assert_close(new(x), attended(conv(x), new.squeeze_excite))
+
+
+def test_a_layer_of_its_own_takes_inputs_of_any_rank():
+    layer = SqueezeExcitation(6, latent_channels=2)
+    for shape in [(2, 6), (2, 6, 5), (2, 6, 5, 4), (0, 6, 5, 4), (1, 6, 2, 3, 4)]:
+        x = randn(*shape)
+        assert_close(
+            layer(x), attended(x, layer) if len(shape) > 2 else layer(x[..., None])[..., 0]
+        )
+
+
+def test_layout_stays():
+    new = squeeze_excite(nn.Conv2d(4, 4, 3), min_channels=1, generator=generator())
+    x = randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+
+    assert new(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_gradients_are_right():
+    new = squeeze_excite(nn.Conv1d(2, 2, 2).double(), min_channels=1, generator=generator())
+
+    assert gradcheck(new, randn(2, 2, 4, dtype=torch.float64).requires_grad_())
+
+
+def test_ensembles_are_excited_by_vmap():
+    new = squeeze_excite(nn.Conv2d(4, 4, 3), min_channels=1, generator=generator())
+    x = randn(3, 2, 4, 5, 5)
+
+    assert_close(torch.func.vmap(new)(x), torch.stack([new(each) for each in x]))
+
+
+def test_nothing_waits_for_the_device():
+    new = squeeze_excite(nn.Conv2d(4, 4, 3), min_channels=1, generator=generator())
+    with NoSync():
+        new(randn(1, 4, 5, 5))
+
+
+@pytest.mark.compile
+def test_compiles_into_one_graph():
+    model = squeeze_excite(nn.Conv2d(4, 4, 3), min_channels=1, generator=generator())
+    x = randn(1, 4, 5, 5)
+
+    assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"latent_channels": 0}, ValueError, r"latent_channels is 0, but must be in \(0, inf\]"),
+        ({"latent_channels": 1.5}, ValueError, "latent_channels is 1.5, but must be whole"),
+        ({"latent_channels": "4"}, TypeError, "latent_channels is '4', but must be a number"),
+        ({"min_channels": -1}, ValueError, "min_channels is -1, but must be at least 0"),
+        ({"generator": 1}, TypeError, "generator is a int, but must be a torch.Generator"),
+    ],
+)
+def test_arguments_are_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        squeeze_excite(nn.Conv2d(4, 4, 3), **options)

@@ -1,0 +1,358 @@
+"""The laws of stochastic depth: what is dropped, how often, and what evaluation makes of it."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from composable.functional import (
+    NoEffectWarning,
+    ResidualBlock,
+    ghost_batchnorm,
+    scale_drop_rates,
+    stochastic_depth,
+)
+from tests.functional.no_sync import NoSync
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+class Block(nn.Module):
+    """x + f(x)."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+class Net(nn.Module):
+    """What the blocks of residual nets below share."""
+
+    def __init__(self, downsample=None):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.downsample = downsample
+
+    def residual(self, x):
+        return self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+
+    def shortcut(self, x):
+        return x if self.downsample is None else self.downsample(x)
+
+
+class OfTorchvision(Net):
+    """A block as torchvision's `BasicBlock`: relu(s(x) + f(x))."""
+
+    def forward(self, x):
+        out = self.residual(x)
+        out += self.shortcut(x)
+        return self.relu(out)
+
+
+class OfTimm(Net):
+    """A block as timm's, with an attention over channels after its last normalisation."""
+
+    def __init__(self, downsample=None):
+        super().__init__(downsample)
+        self.act2, self.se, self.drop_path = nn.ReLU(inplace=True), nn.Sigmoid(), None
+        del self.relu
+
+    def residual(self, x):
+        return self.se(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))))
+
+    def forward(self, x):
+        return self.act2(self.residual(x) + self.shortcut(x))
+
+
+for kind, module in [(OfTorchvision, "torchvision.models.resnet"), (OfTimm, "timm.models.resnet")]:
+    kind.__module__, kind.__qualname__ = module, "BasicBlock"
+
+NETS = pytest.mark.parametrize("kind", [OfTorchvision, OfTimm])
+SHORTCUTS = pytest.mark.parametrize("shortcut", [None, "convolution"])
+
+
+def block_of(kind, shortcut=None):
+    downsample = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)) if shortcut else None
+    return kind(downsample)
+
+
+def rates(model):
+    held = (getattr(module, "stochastic_depth", None) for module in model.modules())
+    return [how.rate for how in held if how is not None]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "expected"),
+    [("linear", [0.1, 0.2, 0.3, 0.4]), ("uniform", [0.4, 0.4, 0.4, 0.4])],
+)
+def test_rates_grow_with_the_depth_or_are_all_the_same(distribution, expected):
+    model = nn.Sequential(Block(), nn.ReLU(), nn.Sequential(Block(), Block()), Block())
+
+    new = stochastic_depth(model, target=Block, drop_rate=0.4, drop_distribution=distribution)
+
+    assert rates(new) == pytest.approx(expected)
+
+
+@NETS
+@SHORTCUTS
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_evaluation_scales_the_residual_before_the_activation(kind, shortcut, method):
+    block, x = block_of(kind, shortcut).eval(), randn(3, 4, 5, 5)
+
+    new = stochastic_depth(block, method=method, drop_rate=0.3)
+
+    assert_close(new(x), torch.relu(block.shortcut(x) + 0.7 * block.residual(x)))
+
+
+@NETS
+@SHORTCUTS
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_a_dropped_block_is_its_shortcut(kind, shortcut, method):
+    block, x = block_of(kind, shortcut), randn(3, 4, 5, 5)
+    before, expected = x.clone(), torch.relu(copy.deepcopy(block).shortcut(x))
+
+    new = stochastic_depth(block, method=method, drop_rate=1.0)
+
+    assert_close(new(x), expected)
+    assert torch.equal(x, before)
+    assert (method == "block") == (new.bn2.num_batches_tracked == 0)  # and isn't even computed
+    if shortcut:
+        assert new.downsample[1].num_batches_tracked == 1
+
+
+@NETS
+def test_examples_are_dropped_each_by_itself(kind):
+    block, x = block_of(kind), randn(64, 4, 5, 5)
+    kept, dropped = copy.deepcopy(block)(x), torch.relu(x)
+
+    outputs = stochastic_depth(block, method="sample", drop_rate=0.5)(x)
+
+    is_kept = torch.isclose(outputs, kept).flatten(1).all(1)
+    is_dropped = torch.isclose(outputs, dropped).flatten(1).all(1)
+    assert (is_kept ^ is_dropped).all()
+    assert 10 < is_kept.sum() < 54
+
+
+def test_a_block_is_dropped_as_a_whole_and_as_often_as_asked():
+    block, x = Block(), randn(8, 4)
+    new, kept = stochastic_depth(block, target=Block, drop_rate=0.3), block(x)
+
+    outputs = [new(x) for _ in range(400)]
+
+    dropped = sum(torch.equal(out, x) for out in outputs)
+    assert all(torch.equal(out, x) or torch.equal(out, kept) for out in outputs)
+    assert 90 <= dropped <= 150  # 120, give or take three deviations
+
+
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_evaluation_has_the_mean_of_training(method):
+    block, x = Block().double(), randn(1, 4, dtype=torch.float64)
+    new = stochastic_depth(block, target=Block, method=method, drop_rate=0.4)
+
+    mean = torch.stack([new(x) for _ in range(4000)]).mean(0)
+
+    assert_close(new.eval()(x), x + 0.6 * block.linear(x))
+    assert_close(mean, new.eval()(x), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{"target": Block}, {"target": [Block, OfTorchvision]}, {}])
+def test_a_rate_of_zero_is_the_model_as_it_was(options):
+    model = nn.Sequential(Block(), block_of(OfTorchvision))
+
+    assert stochastic_depth(model, drop_rate=0, **options) is model
+
+
+def test_a_scale_of_zero_computes_what_the_model_did():
+    for block, x in [(Block(), randn(3, 4)), (block_of(OfTorchvision), randn(3, 4, 5, 5))]:
+        for method in ("block", "sample"):
+            model = stochastic_depth(block, target=type(block), method=method, drop_rate=1.0)
+            new = scale_drop_rates(model, 0.0)
+            assert torch.equal(copy.deepcopy(new).eval()(x), copy.deepcopy(block).eval()(x))
+            assert torch.equal(new(x), copy.deepcopy(block)(x))
+
+
+def test_rates_are_scaled_from_what_they_were_made_with():
+    model = stochastic_depth(nn.Sequential(Block(), Block()), target=Block, drop_rate=0.4)
+
+    half = scale_drop_rates(model, 0.5)
+
+    assert rates(half) == pytest.approx([0.1, 0.2])
+    assert rates(scale_drop_rates(half, 1.0)) == pytest.approx([0.2, 0.4])
+    assert rates(model) == pytest.approx([0.2, 0.4])
+    assert scale_drop_rates(half, 0.5) is half
+    assert next(half.parameters()) is next(model.parameters())
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_a_block_that_the_caller_describes(extra):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.branch = nn.Linear(4, 2)
+
+        def forward(self, x, factor=1.0):
+            return torch.tanh(x[..., :2] + factor * self.branch(x))
+
+    block, x = Scaled(), randn(3, 4)
+    description = ResidualBlock(
+        Scaled,
+        shortcut=lambda block, x: torch.tanh(x[..., :2]),
+        residual=(lambda block: block.branch) if extra else None,
+    )
+    new = stochastic_depth(block, target=description, drop_rate=0.3)
+    always = stochastic_depth(block, target=description, drop_rate=1.0)
+
+    inside = torch.tanh(x[..., :2] + 2 * 0.7 * block.branch(x))
+    around = 0.3 * torch.tanh(x[..., :2]) + 0.7 * block(x, factor=2.0)
+    assert_close(new.eval()(x, factor=2.0), inside if extra else around)
+    assert torch.equal(always(x, 2.0), torch.tanh(x[..., :2]))
+
+
+def test_blocks_that_are_no_sum_with_their_inputs_must_be_described():
+    class Wider(nn.Linear):
+        pass
+
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), None
+
+    for kind, error, message in [
+        (Wider, ValueError, r"Wider made shape \(3, 8\) of its shortcut's \(3, 4\)"),
+        (Pair, TypeError, "Pair returned tuple, and its shortcut is Tensor"),
+    ]:
+        new = stochastic_depth(kind(4, 8), target=kind, drop_rate=1e-9)
+        with pytest.raises(error, match=f"{message}.* target=ResidualBlock"):
+            new(randn(3, 4))
+
+
+def test_a_block_in_two_places_counts_once():
+    shared = Block()
+    new = stochastic_depth(nn.Sequential(shared, Block(), shared), target=Block, drop_rate=0.4)
+
+    assert new[0] is new[2]
+    assert rates(new) == pytest.approx([0.2, 0.4])
+
+
+def test_classes_stay():
+    new = stochastic_depth(block_of(OfTorchvision), drop_rate=0.5)
+
+    assert isinstance(new, OfTorchvision)
+    assert "StochasticOfTorchvision(\n  drop_rate=0.5, method='block'" in repr(new)
+
+
+@NETS
+def test_known_blocks_can_be_copied_pickled_and_operated_on_again(kind):
+    new, x = stochastic_depth(block_of(kind), drop_rate=0.3).eval(), randn(3, 4, 5, 5)
+    # Neither module exists here, so that pickle can't look the class up.
+    others = [copy.deepcopy(new), ghost_batchnorm(new, ghost_batch_size=2)]
+
+    for other in others:
+        assert_close(other(x), new(x))
+    other = scale_drop_rates(others[1], 0.0)
+    assert_close(other(x), _plain(new, x))
+    pickle.dumps(new.stochastic_depth)
+
+
+def _plain(block, x):
+    return torch.relu(block.shortcut(x) + block.residual(x) / (1 - block.stochastic_depth.rate))
+
+
+def test_draws_are_those_of_the_global_generators():
+    new, x = stochastic_depth(Block(), target=Block, method="sample", drop_rate=0.5), randn(9, 4)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        first = new(x)
+        torch.manual_seed(1)
+        assert torch.equal(new(x), first)
+        assert not torch.equal(new(x), first)
+
+
+def test_nothing_waits_for_the_device():
+    new = stochastic_depth(Block(), target=Block, method="sample", drop_rate=0.5)
+    with NoSync():
+        new(randn(3, 4))
+        new.eval()(randn(3, 4))
+
+
+def test_ensembles_draw_by_vmap():
+    new = stochastic_depth(Block(), target=Block, method="sample", drop_rate=0.5)
+    x = randn(3, 2, 4)
+
+    outputs = torch.func.vmap(new, randomness="different")(x)
+
+    kept = torch.isclose(outputs, new.linear(x) + x).all(-1)
+    assert (kept ^ torch.isclose(outputs, x).all(-1)).all()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_compiles_into_one_graph(method):
+    new, x = (
+        stochastic_depth(block_of(OfTorchvision), method=method, drop_rate=0.5),
+        randn(8, 4, 5, 5),
+    )
+    compiled = torch.compile(copy.deepcopy(new), fullgraph=True, backend="eager")
+
+    dropped = {torch.allclose(compiled(x)[0], torch.relu(x[0])) for _ in range(12)}
+
+    assert dropped == {True, False}
+    assert_close(compiled.eval()(x), compiled._orig_mod(x))
+
+
+@pytest.mark.parametrize("method", ["block", "sample"])
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_layers_of_hugging_face(family, method):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 11, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8}
+    config = {
+        "bert": lambda: transformers.BertConfig(intermediate_size=8, **sizes),
+        "gpt2": lambda: transformers.GPT2Config(n_positions=16, **sizes),
+    }[family]()
+    model = transformers.AutoModel.from_config(config)
+    tokens = torch.arange(6).view(2, 3)
+
+    new = stochastic_depth(model, method=method, drop_rate=0.5)
+    always = stochastic_depth(model, method=method, drop_rate=1.0, drop_distribution="uniform")
+
+    assert rates(new) == [0.25, 0.5]
+    assert list(new.state_dict()) == list(model.state_dict())
+    new.train()(tokens).last_hidden_state.sum().backward()
+    embeddings = always.eval()(tokens, output_hidden_states=True).hidden_states
+    assert_close(embeddings[0], embeddings[1])  # every layer was left out
+    none = scale_drop_rates(new, 0.0).eval()
+    assert_close(none(tokens).last_hidden_state, model.eval()(tokens).last_hidden_state)
+    hidden = new.eval()(tokens, output_hidden_states=True).hidden_states
+    plain = model(tokens, output_hidden_states=True).hidden_states
+    assert_close(hidden[1], torch.lerp(plain[0], plain[1], 0.75))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"target": "Block"}, TypeError, "target is 'B', but must be a class of modules"),
+        ({"target": int}, TypeError, "target is <class 'int'>, but must be a class of modules"),
+        ({"method": "layer"}, ValueError, "method is 'layer', but must be one of block, sample"),
+        ({"drop_rate": 1.5}, ValueError, r"drop_rate is 1.5, but must be in \[0, 1\]"),
+        ({"drop_distribution": "x"}, ValueError, "must be one of linear, uniform"),
+    ],
+)
+def test_arguments_are_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        stochastic_depth(Block(), **options)
+
+
+def test_a_model_without_known_blocks_is_reported():
+    model = nn.Linear(3, 4)
+    with pytest.warns(NoEffectWarning, match=r"torchvision.models.resnet.BasicBlock, .*GPT2Block"):
+        assert stochastic_depth(model) is model

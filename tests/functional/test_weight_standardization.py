@@ -1,0 +1,165 @@
+"""The laws of weight standardization."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+from torch.nn.utils import parametrizations, parametrize
+from torch.testing import assert_close
+
+from composable.functional import NoEffectWarning, standardize_weight, weight_standardization
+from tests.functional.no_sync import NoSync
+
+CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def by_formula(weight):
+    flat = weight.flatten(1)
+    mean, var = flat.mean(1, keepdim=True), flat.var(1, correction=0, keepdim=True)
+    return ((flat - mean) / torch.sqrt(var + 1e-10)).view_as(weight)
+
+
+def standardized(model):
+    return [name for name, module in model.named_modules() if parametrize.is_parametrized(module)]
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_a_convolution_uses_the_weight_of_the_formula(dims, groups, mode):
+    options = {"stride": 2, "padding": 1, "dilation": 2, "groups": groups, "padding_mode": mode}
+    conv, x = CONVS[dims](4, 6, 3, **options), randn(2, 4, *[7] * dims)
+    plain = copy.deepcopy(conv)
+    plain.weight.data = by_formula(conv.weight.data)
+
+    assert_close(weight_standardization(conv)(x), plain(x))
+
+
+def test_every_unit_has_mean_zero_and_variance_one():
+    weight = standardize_weight(5 + 3 * randn(4, 3, 3, 3))
+
+    assert_close(weight.mean((1, 2, 3)), torch.zeros(4), atol=1e-6, rtol=0)
+    assert_close(weight.var((1, 2, 3), correction=0), torch.ones(4))
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_shifting_and_scaling_a_unit_changes_nothing(factor):
+    weight = randn(4, 3, 3)
+
+    assert_close(standardize_weight(factor * weight + 2), standardize_weight(weight))
+
+
+def test_an_evaluation_standardizes_too():
+    new, x = weight_standardization(nn.Conv2d(3, 4, 3)), randn(1, 3, 5, 5)
+
+    assert torch.equal(new.eval()(x), new.train()(x))
+
+
+def test_the_parameter_is_the_one_that_was_there():
+    conv = nn.Conv2d(3, 4, 3)
+    new = weight_standardization(conv)
+
+    assert new.parametrizations.weight.original is conv.weight
+    assert list(new.state_dict()) == ["bias", "parametrizations.weight.original"]
+
+
+def test_removing_the_parametrization_leaves_a_plain_convolution():
+    conv, x = nn.Conv2d(3, 4, 3), randn(1, 3, 5, 5)
+    weight = conv.weight.detach().clone()
+    new = copy.deepcopy(weight_standardization(conv))
+    expected = new(x)
+
+    plain = parametrize.remove_parametrizations(new, "weight")
+
+    assert type(plain) is nn.Conv2d
+    assert torch.equal(plain(x), expected)
+    assert torch.equal(conv.weight, weight)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "expected"), [(0, ["0", "1.0", "3"]), (1, ["0", "1.0"]), (2, ["0"])]
+)
+def test_the_last_convolutions_stay_where_asked(ignored, expected):
+    first, inner, last = (nn.Conv2d(3, 3, 3) for _ in range(3))
+    model = nn.Sequential(first, nn.Sequential(inner), first, last)
+
+    assert standardized(weight_standardization(model, n_last_layers_ignore=ignored)) == expected
+
+
+def test_all_of_them_may_be_ignored():
+    model = nn.Sequential(nn.Conv2d(3, 3, 3))
+    with pytest.warns(NoEffectWarning, match=r"for each output channel, but for the last 5\."):
+        assert weight_standardization(model, n_last_layers_ignore=5) is model
+
+
+def test_units_of_a_single_weight_and_other_layers_stay():
+    others = [nn.Conv2d(4, 4, 1, groups=4), nn.ConvTranspose2d(4, 4, 3), nn.Linear(4, 4)]
+
+    assert standardized(weight_standardization(nn.Sequential(nn.Conv2d(4, 4, 1), *others))) == ["0"]
+
+
+def test_it_comes_after_the_parametrizations_that_are_there():
+    conv, x = parametrizations.weight_norm(nn.Conv1d(3, 4, 3)), randn(2, 3, 5)
+    plain = nn.Conv1d(3, 4, 3)
+    plain.load_state_dict({"weight": by_formula(conv.weight.detach()), "bias": conv.bias.detach()})
+
+    new = weight_standardization(conv)
+
+    assert_close(new(x), plain(x))
+    assert len(conv.parametrizations.weight) == 1
+    assert weight_standardization(new) is new
+
+
+def test_tied_convolutions_stay_tied():
+    first, second = nn.Conv1d(3, 3, 3), nn.Conv1d(3, 3, 3)
+    second.weight = first.weight
+
+    new = weight_standardization(nn.Sequential(first, second))
+
+    assert new[0].parametrizations.weight.original is new[1].parametrizations.weight.original
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_constant_weights_become_zero_in_half_precision_too(dtype):
+    assert (standardize_weight(torch.full((2, 9), 0.1, dtype=dtype)) == 0).all()
+    assert standardize_weight(randn(2, 9, dtype=dtype)).dtype == dtype
+
+
+def test_layout_stays():
+    weight = randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
+
+    assert standardize_weight(weight).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_gradients_are_right():
+    assert gradcheck(standardize_weight, randn(2, 3, 2, dtype=torch.float64).requires_grad_())
+
+
+def test_ensembles_are_standardized_by_vmap():
+    weights = randn(3, 4, 2, 3)
+
+    expected = torch.stack([standardize_weight(weight) for weight in weights])
+    assert_close(torch.func.vmap(standardize_weight)(weights), expected)
+
+
+def test_nothing_waits_for_the_device():
+    with NoSync():
+        weight_standardization(nn.Conv2d(3, 4, 3))(randn(1, 3, 5, 5))
+
+
+@pytest.mark.compile
+def test_compiles_into_one_graph():
+    model, x = weight_standardization(nn.Conv2d(3, 4, 3)), randn(1, 3, 5, 5)
+
+    assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+def test_a_number_of_layers_is_not_negative():
+    with pytest.raises(ValueError, match="n_last_layers_ignore is -1, but must be at least 0"):
+        weight_standardization(nn.Conv2d(3, 4, 3), n_last_layers_ignore=-1)
