@@ -342,7 +342,7 @@ class Replay:
             saved = files.read(self.folder / name).tensors
         except CheckpointError:
             return  # it was not kept, or is damaged
-        now = {name: one.cpu() for name, one in pack(take())[0].items()}
+        now = {name: one.cpu() for name, one in pack({"state": take()})[0].items()}
         first = next((one for one in differing(saved, now) if one in saved), None)
         if first is None:
             self.tensor = f"none: all tensors are those of checkpoint {name}"

@@ -258,10 +258,10 @@ class Trainer:
         if source is None:
             first = folder if autoresume and replay is None else None
             source = find_source(given_path, folder=first, device=where, ignored=ignored)
-        if folder is not None and replay is None and not (autoresume or save_overwrite):
-            refuse_others(folder, None if source is None else source.run)
         known = replay.seed if replay is not None else None
         seed = check.check_seed(seed, known if source is None else source.seed)
+        if folder is not None and not (autoresume or save_overwrite or current()):
+            refuse_others(folder, None if source is None else source.run)
         length = None if max_duration is None else check.check_duration(max_duration)
         begun = new_run() if replay is None else replay.run
         self._run = begun if source is None else source.run

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from composable.callbacks import RunRecorder
-from composable.checkpoint import files, run_files
+from composable.checkpoint import DamagedCheckpointError, files, run_files
 from composable.checkpoint.bits import differing, digest, how_far, same_bits
 from composable.cli import main
 from composable.comparing import compare
@@ -41,7 +41,7 @@ def test_runs_of_two_seeds_part_at_the_first_batch(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "  seed: 17 -> 18\n" in out
     assert "parted at batch 0: loss: A 0x1." in out
-    assert "first tensor known to differ: model/weights/0.bias (max abs difference 0." in out
+    assert "first tensor known to differ: state/model/weights/0.bias (max abs difference 0." in out
     assert "; at checkpoint ep0-ba4\n" in out
 
 
@@ -52,7 +52,7 @@ def test_runs_that_part_in_the_middle_do_so_by_their_rates_and_then_by_their_los
     found = compare(tmp_path / "a", tmp_path / "b")
     assert (found.step.batch, found.step.what) == (7, "lr")
     assert (float.fromhex(found.step.first), float.fromhex(found.step.second)) == (0.1, 0.05)
-    assert found.tensor.startswith("model/weights/0.bias (max abs difference")
+    assert found.tensor.startswith("state/model/weights/0.bias (max abs difference")
     assert found.tensor.endswith("at checkpoint ep1-ba8")
 
     for batch in range(7, 15):  # as if rates had not been written down
@@ -67,7 +67,7 @@ def test_a_bit_of_one_weight_is_found_in_the_checkpoints(tmp_path):
 
     found = compare(tmp_path / "a", tmp_path / "b")
 
-    assert found.tensor.startswith("model/weights/3.bias (max abs difference ")
+    assert found.tensor.startswith("state/model/weights/3.bias (max abs difference ")
     assert found.tensor.endswith("; at checkpoint ep1-ba5")
     assert not found.same
 
@@ -179,10 +179,10 @@ def test_a_last_line_that_was_cut_off_is_passed_over(tmp_path):
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
     build(tmp_path, max_duration="1ba").fit()
     monkeypatch.setattr(run_files, "_MAX_LINE", 20)
-    with pytest.raises(files.DamagedCheckpointError, match="line 1: it is too long"):
+    with pytest.raises(DamagedCheckpointError, match="line 1: it is too long"):
         run_files.read_steps(tmp_path)
     monkeypatch.setattr(run_files, "_MAX_RUN", 20)
-    with pytest.raises(files.DamagedCheckpointError, match="more than 20 bytes"):
+    with pytest.raises(DamagedCheckpointError, match="more than 20 bytes"):
         run_files.read_records(tmp_path)
 
 
@@ -205,7 +205,7 @@ def test_a_difference_is_said_in_words():
     assert how_far(a, None) == "only the first has it"
     assert how_far(None, a) == "only the second has it"
     assert how_far(a, b.double()) == "torch.float32 of shape [2] and torch.float64 of shape [2]"
-    assert list(differing({"memory/x": a, "model/y": a, "z": a}, {"z": a.clone()})) == [
-        "model/y",
+    assert list(differing({"memory/x": a, "state/model/y": a, "z": a}, {"z": a.clone()})) == [
+        "state/model/y",
         "memory/x",
     ]

@@ -17,6 +17,7 @@ from composable.algorithms import EMA, MixUp
 from composable.callbacks import RunRecorder, UnsavedCheckpointWarning, run_recorder
 from composable.checkpoint import files, run_files
 from composable.cli import main
+from composable.data.order import ReplayedBatchesWarning
 from composable.loggers import JSONLinesLogger
 from composable.optim import cosine
 from composable.replaying import ReplayError
@@ -199,7 +200,7 @@ def test_changed_data_is_found_at_its_batch_and_the_tensor_is_named(tmp_path):
     report = replay(lambda: build(tmp_path, changed, algorithms=()).fit(), tmp_path, batch=7)
 
     assert (report.difference.batch, report.difference.what) == (6, "loss")
-    assert report.tensor.startswith("model/weights/0.bias at checkpoint ep1-ba8 (max abs")
+    assert report.tensor.startswith("state/model/weights/0.bias at checkpoint ep1-ba8 (max abs")
 
 
 def test_where_no_later_checkpoint_was_kept_the_step_alone_is_named(tmp_path):
@@ -230,13 +231,12 @@ def test_digests_name_the_tensor_at_the_step_itself(tmp_path):
 
 def test_another_learning_rate_is_named_as_such(tmp_path):
     build(tmp_path).fit()
-    train = build(tmp_path, schedulers=cosine(warmup="2ba")).fit
+    options = {"schedulers": cosine(warmup="2ba")}
+    train = build(tmp_path, save_overwrite=True, **options).fit
     with pytest.raises(ReplayError, match="no Trainer with save_folder"):
         replay(train, tmp_path, batch=1)  # built before
 
-    report = replay(
-        lambda: build(tmp_path, schedulers=cosine(warmup="2ba")).fit(), tmp_path, batch=1
-    )
+    report = replay(lambda: build(tmp_path, **options).fit(), tmp_path, batch=1)
 
     assert (report.difference.batch, report.difference.what) == (0, "lr")
     assert any(change.startswith("schedulers: ") for change in report.changes)
@@ -354,7 +354,7 @@ def test_a_run_that_goes_on_in_another_folder_begins_a_record_there(tmp_path):
 
 def test_a_record_that_cannot_be_written_ends_the_run_or_warns(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match="record of the run can't be written"):
+    with pytest.raises(Exception, match=r"can't be (made|written)"):
         build(tmp_path / "file" / "run").fit()
     with pytest.warns(UnsavedCheckpointWarning, match="record of the run can't be written"):
         Trainer(
@@ -370,7 +370,8 @@ def test_a_record_that_cannot_be_written_ends_the_run_or_warns(tmp_path):
 
 def test_a_loader_of_unknown_length_is_replayed(tmp_path):
     build(tmp_path, stream(20)).fit()
-    assert replay(lambda: build(tmp_path, stream(20)).fit(), tmp_path, batch=9).same
+    with pytest.warns(ReplayedBatchesWarning):
+        assert replay(lambda: build(tmp_path, stream(20)).fit(), tmp_path, batch=9).same
 
 
 # --- the command ---

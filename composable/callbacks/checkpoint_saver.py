@@ -111,7 +111,8 @@ class CheckpointSaver(Callback):
 
     def fit_start(self, state: State, logger: "Logger") -> None:
         """Make the folder: one that vanishes later is not made again, for its disk may be gone."""
-        self._settle(lambda: folders.make_folder(self.folder))
+        if current() is None:  # a replay writes nothing
+            self._settle(lambda: folders.make_folder(self.folder))
 
     def batch_start(self, state: State, logger: "Logger") -> None:
         """What was measured before is not of the weights to come."""

@@ -46,7 +46,9 @@ def differing(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[str]
 def _place(name: str) -> Any:
     """The model first, and layer 2 before layer 10."""
     parts = re.split(r"(\d+)", name[:1000])
-    return not name.startswith("model/"), [(len(p), p) if p.isdigit() else (0, p) for p in parts]
+    return not name.startswith("state/model/"), [
+        (len(p), p) if p.isdigit() else (0, p) for p in parts
+    ]
 
 
 def how_far(a: Tensor | None, b: Tensor | None) -> str:
