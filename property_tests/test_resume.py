@@ -35,7 +35,7 @@ from composable.core.state import State
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from composable.optim import cosine, linear
-from property_tests.strategies import algorithm_sets
+from property_tests.specimens import algorithm_sets
 from tests.runs import (
     Draws,
     NoisyExamples,
