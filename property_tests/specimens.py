@@ -159,13 +159,11 @@ SPECIMENS = [
         LowPrecisionGroupNorm,
         {"precision": [torch.bfloat16]},
         cannot={LANGUAGE: "it has no group norm"},
-        sees_microbatches="the gradients of its weights are sums in low precision",
     ),
     Specimen(
         LowPrecisionLayerNorm,
         {"precision": [torch.bfloat16]},
         cannot={VISION: "it has no layer norm"},
-        sees_microbatches="the gradients of its weights are sums in low precision",
     ),
     Specimen(
         MixUp,
