@@ -39,13 +39,35 @@ class Pair:
     why: str
 
 
+PIXELS = "one changes the pixels that the other made"
+SIZES = "one places what it draws by the size that the other made"
+SCORES = "examples are chosen by the loss that they have before, or after, they are changed"
+LINEAR = "both are linear in the targets, and sums in another order round differently"
+
 PAIRS = [
+    Pair("AugMix", "CutOut", on=("vision",), how=OTHER_WEIGHTS, why=PIXELS),
+    Pair("AugMix", "RandAugment", on=("vision",), how=OTHER_WEIGHTS, why=PIXELS),
+    Pair("CutOut", "RandAugment", on=("vision",), how=OTHER_WEIGHTS, why=PIXELS),
+    Pair("AugMix", "ColOut", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
+    Pair("ColOut", "CutOut", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
+    Pair("ColOut", "RandAugment", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
+    Pair("ProgressiveResizing", "AugMix", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
+    Pair("ProgressiveResizing", "ColOut", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
+    Pair("ProgressiveResizing", "CutOut", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
+    Pair("ProgressiveResizing", "RandAugment", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
+    Pair("SelectiveBackprop", "AugMix", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
+    Pair("SelectiveBackprop", "ColOut", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
+    Pair("SelectiveBackprop", "CutOut", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
+    Pair("SelectiveBackprop", "ProgressiveResizing", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
+    Pair("SelectiveBackprop", "RandAugment", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
+    Pair("MixUp", "LabelSmoothing", on=("vision",), how=LAST_BITS, why=LINEAR),
+    Pair("CutMix", "LabelSmoothing", on=("vision",), how=LAST_BITS, why=LINEAR),
     Pair(
+        "CutMix",
         "MixUp",
-        "LabelSmoothing",
         on=("vision",),
-        how=LAST_BITS,
-        why="both are linear in the targets, and sums in another order round differently",
+        how=BOTH_FAIL,
+        why="both mix the batch, and a mixed batch can't be mixed again",
     ),
 ]
 

@@ -10,7 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 import attrs
+import torch
 from hypothesis import strategies as st
+from torch import nn
 
 from composable import (
     Algorithm,
@@ -28,11 +30,27 @@ from composable import (
 )
 from composable.algorithms import (
     EMA,
+    AugMix,
     BlurPool,
+    ChannelsLast,
+    ColOut,
+    CutMix,
+    CutOut,
+    GhostBatchNorm,
     GradientClipping,
+    GyroDropout,
     LabelSmoothing,
+    LowPrecisionGroupNorm,
+    LowPrecisionLayerNorm,
     MixUp,
+    NoOpModel,
+    ProgressiveResizing,
+    RandAugment,
     SelectiveBackprop,
+    SeqLengthWarmup,
+    SqueezeExcite,
+    StochasticDepth,
+    WeightStandardization,
 )
 from property_tests.pairs import can_be_combined
 from tests.runs import (
@@ -58,12 +76,15 @@ class Specimen:
         cannot: The problems on which it can't act, each with the reason.
         sees_microbatches: Why its gradients depend on how a batch is split, if they do: it takes
             statistics of a microbatch, say, or draws for each.
+        alone: Why it is kept out of random sets and of the table of pairs, if it is: the laws
+            meet it by itself.
     """
 
     kind: type[Algorithm]
     hyperparameters: Mapping[str, Sequence[Any]] = attrs.field(factory=dict)
     cannot: Mapping[Problem, str] = attrs.field(factory=dict)
     sees_microbatches: str = ""
+    alone: str = ""
 
     @property
     def name(self) -> str:
@@ -91,16 +112,43 @@ class Specimen:
 
 FLAGS = [False, True]
 
+NO_IMAGES = "token ids are no images"
+NO_CONVOLUTIONS = "it has no convolutions"
+
 SPECIMENS = [
+    Specimen(
+        AugMix,
+        {"severity": [9, 3], "width": [2, 1], "augmentations": ["safe"]},
+        cannot={LANGUAGE: NO_IMAGES},
+    ),
     Specimen(
         BlurPool,
         {"min_channels": [0], "blur_first": [True, False], "replace_maxpools": [True, False]},
         cannot={LANGUAGE: "it has no strided layers"},
     ),
+    Specimen(ChannelsLast, cannot={LANGUAGE: NO_CONVOLUTIONS}),
+    Specimen(ColOut, {"p_row": [0.25], "p_col": [0.25, 0.0]}, cannot={LANGUAGE: NO_IMAGES}),
+    Specimen(
+        CutOut,
+        {"num_holes": [2, 1], "length": [3, 0.5], "per_sample": [True, False]},
+        cannot={LANGUAGE: NO_IMAGES},
+    ),
     Specimen(EMA, {"half_life": ["2ba", "1ba", "1ep"], "ema_start": ["0dur", "3ba", "0.5dur"]}),
+    Specimen(
+        GhostBatchNorm,
+        {"ghost_batch_size": [2, 3]},
+        cannot={LANGUAGE: "it has no batch norm"},
+        sees_microbatches="it takes statistics of parts of each",
+    ),
     Specimen(
         GradientClipping,
         {"clipping_type": ["norm", "value", "adaptive"], "clipping_threshold": [0.01, 0.1]},
+    ),
+    Specimen(
+        GyroDropout,
+        {"sigma": [4, 8], "tau": [2, 1]},
+        sees_microbatches="each of them counts as a step, and has masks of its own",
+        alone="it needs a length of the run in batches or epochs, which not every run has",
     ),
     Specimen(
         LabelSmoothing,
@@ -108,14 +156,62 @@ SPECIMENS = [
         cannot={LANGUAGE: "the label -100 of padding is no class that could be smoothed"},
     ),
     Specimen(
+        LowPrecisionGroupNorm,
+        {"precision": [torch.bfloat16]},
+        cannot={LANGUAGE: "it has no group norm"},
+    ),
+    Specimen(
+        LowPrecisionLayerNorm,
+        {"precision": [torch.bfloat16]},
+        cannot={VISION: "it has no layer norm"},
+    ),
+    Specimen(
         MixUp,
         {"alpha": [1.0, 0.4], "per_sample": FLAGS, "interpolate_loss": FLAGS},
         cannot={LANGUAGE: "between two token ids lies no token"},
     ),
     Specimen(
+        CutMix,
+        {"per_sample": [True, False], "uniform_sampling": FLAGS, "interpolate_loss": FLAGS},
+        cannot={LANGUAGE: NO_IMAGES},
+    ),
+    Specimen(NoOpModel, alone="it leaves no layers and no outputs to those that look at them"),
+    Specimen(
+        ProgressiveResizing,
+        {"mode": ["crop", "resize"], "initial_scale": [0.75], "size_increment": [2]},
+        cannot={LANGUAGE: NO_IMAGES},
+    ),
+    Specimen(
+        RandAugment,
+        {"severity": [9, 3], "depth": [3, 1], "augmentations": ["safe"]},
+        cannot={LANGUAGE: NO_IMAGES},
+    ),
+    Specimen(
         SelectiveBackprop,
         {"start": [0.0, 0.3], "end": [1.0], "keep": [0.5, 1.0], "interrupt": [2, 0, 1]},
     ),
+    Specimen(
+        SeqLengthWarmup,
+        {
+            "duration": [0.5, 1.0],
+            "min_seq_length": [2, 1],
+            "max_seq_length": [5, 4],
+            "step_size": [1, 2],
+        },
+        cannot={VISION: "images are no sequences of tokens"},
+    ),
+    Specimen(
+        SqueezeExcite,
+        {"latent_channels": [2, 0.5], "min_channels": [0]},
+        cannot={LANGUAGE: NO_CONVOLUTIONS},
+    ),
+    Specimen(
+        StochasticDepth,
+        {"target": [nn.ReLU], "drop_rate": [0.5], "method": ["block", "sample"]},
+        cannot={LANGUAGE: "it has no such block"},
+        sees_microbatches="it draws for each",
+    ),
+    Specimen(WeightStandardization, cannot={LANGUAGE: NO_CONVOLUTIONS}),
 ]
 
 EXTRAS = [
@@ -130,6 +226,11 @@ EXTRAS = [
 def specimens(problem: Problem, *, extras: bool = True) -> list[Specimen]:
     """Those that can act on a problem."""
     return [one for one in SPECIMENS + EXTRAS * extras if one.acts_on(problem)]
+
+
+def sociable(problem: Problem, *, extras: bool = True) -> list[Specimen]:
+    """Those that can act on a problem together with others."""
+    return [one for one in specimens(problem, extras=extras) if not one.alone]
 
 
 def instances_of(kind: type[Algorithm]) -> st.SearchStrategy[Any]:
@@ -148,6 +249,7 @@ def algorithm_sets(
     problem: Problem = VISION,
     *,
     min_size: int = 0,
+    max_size: int | None = None,
     but: Callable[[Specimen], Any] = lambda specimen: False,
 ) -> list[Algorithm]:
     """A subset of all algorithms that can act on a problem together, in any order.
@@ -156,11 +258,13 @@ def algorithm_sets(
         draw: Given by Hypothesis.
         problem: What they act on.
         min_size: How many there are at least, where all can be combined.
+        max_size: How many there are at most.
         but: Says which are left out.
     """
-    pool = [one for one in specimens(problem) if not but(one)]
+    pool = [one for one in sociable(problem) if not but(one)]
     chosen: list[Specimen] = []
-    for one in draw(st.lists(st.sampled_from(pool), unique_by=id, min_size=min_size)):
+    some = st.lists(st.sampled_from(pool), unique_by=id, min_size=min_size, max_size=max_size)
+    for one in draw(some):
         if all(can_be_combined(one.name, other.name) for other in chosen):
             chosen.append(one)
     return [draw(one.instances) for one in chosen]
@@ -169,7 +273,7 @@ def algorithm_sets(
 def everything(problem: Problem) -> list[Algorithm]:
     """Each algorithm that can act on a problem, but for those that can't be combined."""
     chosen: list[Specimen] = []
-    for one in specimens(problem):
+    for one in sociable(problem):
         if all(can_be_combined(one.name, other.name) for other in chosen):
             chosen.append(one)
     return [one.telling for one in chosen]

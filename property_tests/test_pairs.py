@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from composable import Event, Plan, chain
+from composable import Event, chain
 from composable.core.algorithm import nested
+from composable.core.ordering import in_order
 from property_tests.outcomes import differences, outcome
 from property_tests.pairs import (
     BOTH_FAIL,
@@ -19,7 +20,7 @@ from property_tests.pairs import (
     page_with,
     table,
 )
-from property_tests.specimens import SPECIMENS, specimens
+from property_tests.specimens import SPECIMENS, sociable
 from tests.runs import LANGUAGE, PROBLEMS, VISION, GradientNoise, WordNoise
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarnin
 ALL_PAIRS = [
     (problem, *pair)
     for problem in PROBLEMS
-    for pair in combinations(specimens(problem, extras=False), 2)
+    for pair in combinations(sociable(problem, extras=False), 2)
 ]
 DECLARED = {(p.first, p.second, on): p.how for p in PAIRS for on in p.on}
 SAME = "not at all"
@@ -65,7 +66,7 @@ def to_rounding(one, other):
 
 @pytest.mark.parametrize(("problem", "one", "other"), ALL_PAIRS, ids=repr)
 def test_the_table_says_of_every_pair_whether_its_order_in_a_chain_matters(problem, one, other):
-    first, second = Plan.compile([one.telling, other.telling]).algorithms
+    first, second = in_order([one.telling, other.telling])
     declared = DECLARED.get((first.name, second.name, problem.name), SAME)
 
     assert how_they_differ(problem, first, second) == declared
@@ -75,14 +76,14 @@ def test_the_table_says_of_every_pair_whether_its_order_in_a_chain_matters(probl
 def test_the_table_speaks_of_algorithms_that_meet_in_the_order_of_a_list(pair):
     of = {specimen.name: specimen for specimen in SPECIMENS}
     first, second = of[pair.first], of[pair.second]
-    listed = Plan.compile([first.telling, second.telling])
+    listed = in_order([first.telling, second.telling])
 
-    assert [a.name for a in listed.algorithms] == [pair.first, pair.second]
+    assert [a.name for a in listed] == [pair.first, pair.second]
     for problem in PROBLEMS:
         if problem.name in pair.on:
             assert first.acts_on(problem)
             assert second.acts_on(problem)
-            fails = isinstance(attempt(problem, listed.algorithms), Exception)
+            fails = isinstance(attempt(problem, listed), Exception)
             assert fails is (pair.how == BOTH_FAIL)
     assert len(PAIRS) == len({(p.first, p.second, on) for p in PAIRS for on in p.on})
 

@@ -28,7 +28,7 @@ from composable.core.algorithm import leaves
 from composable.loggers import InMemoryLogger
 from property_tests.outcomes import differences, left_by, resumed
 from property_tests.pairs import can_be_combined, works_in_order
-from property_tests.specimens import combinations, on_a_problem, specimens, wrapped
+from property_tests.specimens import combinations, on_a_problem, sociable, wrapped
 from property_tests.strategies import seeds
 from property_tests.tracing import (
     Present,
@@ -99,7 +99,7 @@ class Programs(RuleBasedStateMachine):
         names = {leaf.name for algorithm in self.algorithms for leaf in leaves(algorithm)}
         return [
             one
-            for one in specimens(self.problem)
+            for one in sociable(self.problem)
             if one.name not in names and all(can_be_combined(one.name, n) for n in names)
         ]
 

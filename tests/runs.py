@@ -41,9 +41,10 @@ def mlp(*, dropout: float = 0.0, seed: int = 0, dtype: torch.dtype = torch.float
 def conv_net(
     *, seed: int = 0, one_by_one: bool = False, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """A strided convolution, a normalisation with statistics, a max-pool and dropout.
+    """A strided convolution, a norm with statistics, a max-pool, dropout and a group norm.
 
-    With `one_by_one` it treats examples so: without dropout, and normalised each by itself.
+    It takes images of other sizes too. With `one_by_one` it treats examples so: without dropout,
+    and normalised each by itself.
     """
     with seed_context(seed):
         return nn.Sequential(
@@ -52,7 +53,9 @@ def conv_net(
             nn.ReLU(),
             nn.MaxPool2d(2, 2),
             nn.Dropout(0.0 if one_by_one else 0.25),
-            nn.Flatten(),
+            nn.Sequential(  # what takes images of any size
+                nn.AdaptiveAvgPool2d(SIDE // 4), nn.GroupNorm(1, 4), nn.Flatten()
+            ),
             nn.Linear(4 * (SIDE // 4) ** 2, CLASSES),
         ).to(dtype)
 

@@ -18,6 +18,7 @@ class ChannelsLast(Algorithm):
     stage = Stage.LAYOUT
     reads = frozenset({"model"})
     writes = frozenset({"model"})
+    replaces = frozenset({"memory layout"})
 
     def apply(self, event: Event, state: State) -> State:
         """Lay out the model anew once, before training."""

@@ -25,6 +25,7 @@ class GhostBatchNorm(Algorithm):
     stage = Stage.SURGERY
     reads = frozenset({"model"})
     writes = frozenset({"model"})
+    replaces = frozenset({"batch norm"})
 
     def apply(self, event: Event, state: State) -> State:
         """Replace the layers once, before training."""

@@ -37,6 +37,7 @@ class GyroDropout(Algorithm):
     stage = Stage.SURGERY
     reads = frozenset({"model", "key", "max_duration", "epoch_length"})
     writes = frozenset({"model"})
+    replaces = frozenset({"dropout"})
 
     def apply(self, event: Event, state: State) -> State:
         """Replace the layers once, before training."""

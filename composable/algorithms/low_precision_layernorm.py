@@ -26,6 +26,7 @@ class LowPrecisionLayerNorm(Algorithm):
     stage = Stage.PRECISION
     reads = frozenset({"model"})
     writes = frozenset({"model"})
+    replaces = frozenset({"layer norm"})
 
     def apply(self, event: Event, state: State) -> State:
         """Replace the layers once, before training."""

@@ -34,6 +34,7 @@ class SqueezeExcite(Algorithm):
     stage = Stage.SURGERY
     reads = frozenset({"model", "key"})
     writes = frozenset({"model"})
+    replaces = frozenset({"convolution"})
 
     def apply(self, event: Event, state: State) -> State:
         """Replace the layers once, before training."""

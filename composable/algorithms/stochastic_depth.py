@@ -50,6 +50,7 @@ class StochasticDepth(Algorithm):
     stage = Stage.SURGERY
     reads = frozenset({"model", "timestamp", "max_duration", "epoch_length"})
     writes = frozenset({"model"})
+    replaces = frozenset({"residual block"})
 
     @property
     def events(self) -> frozenset[Event]:

@@ -25,6 +25,7 @@ class WeightStandardization(Algorithm):
     stage = Stage.SURGERY
     reads = frozenset({"model"})
     writes = frozenset({"model"})
+    replaces = frozenset({"convolution"})
 
     def apply(self, event: Event, state: State) -> State:
         """Parametrize the layers once, before training."""
