@@ -241,7 +241,7 @@ def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(s
         noise = Watch(lambda state: state.outputs, Event.AFTER_FORWARD)  # of dropout alone
         run = trainer(
             OnlyNoise(),
-            noisy_loader(),
+            noisy_loader(images=True),
             algorithms=algorithms,
             callbacks=[order, noise],
             seed=seed,

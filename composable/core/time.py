@@ -437,8 +437,8 @@ def _whole(clock: HasTime, fraction: object = "1dur") -> Time:
 
 def reached(clock: HasTime, time: Time, now: Timestamp | None = None) -> bool:
     """Whether `time` of the run is done, or was at `now`."""
-    whole = clock.max_duration
-    if time.unit is not TimeUnit.DURATION or whole is None:
+    whole = clock.max_duration if time.unit is TimeUnit.DURATION else None
+    if whole is None:
         done, total = progress(clock, time, now)
         return done >= total
     done, total = progress(clock, whole, now)
