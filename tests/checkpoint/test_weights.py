@@ -32,7 +32,7 @@ def net(seed=0):
 
 
 def as_checkpoint(folder, weights):
-    return write(folder / "it", *pack({"state": {"model": weights}, "step": 3}))
+    return write(folder / "it", *pack({"state": {"model": {"weights": weights}}, "step": 3}))
 
 
 def as_safetensors(folder, weights):

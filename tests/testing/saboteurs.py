@@ -245,7 +245,7 @@ TABLE = [
     ("value", EqualToItselfAlone(), "two with the same fields are not equal"),
     ("value", HashesByIdentity(), "two that are equal have different hashes"),
     ("value", PrintsAnAddress(), "printed with an address"),
-    ("plan", StageIsANumber(), "Plan.explain() raised AttributeError"),
+    ("plan", StageIsANumber(), "Plan.explain() raised TypeError"),
     ("acts", DoesNothing(), "returned the state that it was given"),
     ("effects", WritesUndeclared(), "wrote state.metrics at AFTER_DATALOADER"),
     ("effects", WritesInPlace(), "changed state.batch[0] in place at AFTER_DATALOADER"),
