@@ -1,5 +1,6 @@
 """A block in which an operation that makes the host wait for the device is an error."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from composable.functional._random import numbers
 
 __all__ = ["HostSyncError", "NoSync"]
 
+_NUMBERS = inspect.unwrap(numbers).__code__
 # What has to know values, not only shapes: on a GPU each of them waits for all work queued.
 _WAITING = {
     "_local_scalar_dense",  # item(), float(), bool(), if
@@ -94,7 +96,7 @@ class _NoReading(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in _READS and sys._getframe(1).f_code is not numbers.__code__:
+        if func in _READS and sys._getframe(1).f_code is not _NUMBERS:
             raise HostSyncError(func.__name__)
         return func(*args, **(kwargs or {}))
 

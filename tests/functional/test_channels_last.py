@@ -82,6 +82,7 @@ def test_it_goes_with_a_parametrization():
     assert is_last(new.parametrizations.weight.original)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_model_without_images_is_reported_and_a_wrapped_one_refused():
     model = nn.Linear(3, 4)
     with pytest.warns(NoEffectWarning, match="nothing .* parameters and buffers of 4 dimensions"):

@@ -235,6 +235,7 @@ def test_compiles_into_one_graph():
         (2.5, TypeError, "ghost_batch_size is 2.5, but must be a whole number"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_slice_has_examples(size, error, message):
     with pytest.raises(error, match=message):
         ghost_batchnorm(norm(), ghost_batch_size=size)

@@ -226,6 +226,7 @@ def test_compiles_into_one_graph():
         ({"generator": 1}, TypeError, "generator is a int"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_arguments_are_checked(options, error, message):
     with pytest.raises(error, match=message):
         gyro_dropout(nn.Dropout(), **{"iters_per_epoch": 1, "max_epoch": 1, **options})

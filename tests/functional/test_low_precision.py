@@ -170,6 +170,7 @@ def test_compiles_into_one_graph():
 @pytest.mark.parametrize(
     ("precision", "error"), [("amp", TypeError), (16, TypeError), (torch.float32, ValueError)]
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_precision_is_a_dtype_of_16_bits(operate, build, precision, error):
     with pytest.raises(error, match=r"precision is .*, but must be torch.float16, torch.bfloat16"):
         operate(build(), precision=precision)

@@ -45,6 +45,7 @@ def test_twice_is_once():
     assert no_op_model(once) is once
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_something_else_is_refused():
     with pytest.raises(TypeError, match=r"model is None, but must be a torch.nn.Module"):
         no_op_model(None)

@@ -281,6 +281,7 @@ def test_compiles_into_one_graph():
         ),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_arguments_are_answered(texts, length, options, error, message):
     with pytest.raises(error, match=message):
         set_sequence_length(texts, length, **options)

@@ -162,6 +162,7 @@ def test_compiles_into_one_graph():
         ({"generator": 1}, TypeError, "generator is a int, but must be a torch.Generator"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_arguments_are_checked(options, error, message):
     with pytest.raises(error, match=message):
         squeeze_excite(nn.Conv2d(4, 4, 3), **options)

@@ -347,6 +347,7 @@ def test_layers_of_hugging_face(family, method):
         ({"drop_distribution": "x"}, ValueError, "must be one of linear, uniform"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_arguments_are_checked(options, error, message):
     with pytest.raises(error, match=message):
         stochastic_depth(Block(), **options)

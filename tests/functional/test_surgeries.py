@@ -257,6 +257,7 @@ def test_a_lazy_layer_is_refused(surgery):
             surgery.operate(nn.Sequential(surgery.lazy()))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_something_else_than_a_module_is_refused(surgery: Any):
     with pytest.raises(TypeError, match=r"model is a list, but must be a torch.nn.Module"):
         surgery.operate([1])
