@@ -133,6 +133,9 @@ class Loop:
                 self.watch.roll_back(error)
                 state = self.rewind(error)
                 zero_grad(state)
+            except RuntimeError as error:  # a signal of a dead worker comes at any line
+                explain_dead_worker(error)
+                raise
 
     def train(self, state: State) -> State:
         """Train on all that is left."""
@@ -174,11 +177,7 @@ class Loop:
             started = time.perf_counter()
             if listens:
                 state = self.fire(BEFORE_DATALOADER, between_batches(state))
-            try:
-                batch = next(batches, _EXHAUSTED)
-            except RuntimeError as error:
-                explain_dead_worker(error)
-                raise
+            batch = next(batches, _EXHAUSTED)
             if batch is _EXHAUSTED:
                 break
             if over:
