@@ -188,10 +188,11 @@ def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> Source:
             "run can't go on from it: begin another with load_weights_only=True, or say in "
             "load_ignore_keys= what is not to be loaded."
         )
-    tensors = dict(contents.tensors)
-    for name in data["on_device"]:
-        if name in tensors:
-            tensors[name] = tensors[name].to(device)
+    tensors, elsewhere = dict(contents.tensors), data["on_device"]
+    if not isinstance(elsewhere, list) or not all(name in tensors for name in map(str, elsewhere)):
+        raise DamagedCheckpointError(f"{path} is no run: on_device doesn't name its tensors.")
+    for name in map(str, elsewhere):
+        tensors[name] = tensors[name].to(device)
     tree = unpack(tensors, data)
     _check_kinds(path, tree)
     run = str(contents.manifest.info.get("run"))

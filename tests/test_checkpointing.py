@@ -380,6 +380,17 @@ def test_a_checkpoint_that_is_no_run_is_refused(tree, tmp_path):
         make_trainer(load_path=tmp_path / "c")
 
 
+@pytest.mark.parametrize("elsewhere", [None, 3, "model", [["model"]], ["nothing"]])
+def test_a_forged_list_of_what_was_on_a_gpu_is_refused(elsewhere, tmp_path):
+    trainer = make_trainer()
+    tensors, data = pack({"run": {"id": "a"}, "state": trainer._take(False)})
+    data["on_device"] = elsewhere
+    files.write(tmp_path / "c", tensors, data, info={"complete": True})
+
+    with pytest.raises(DamagedCheckpointError, match="on_device doesn't name its tensors"):
+        make_trainer(load_path=tmp_path / "c")
+
+
 FORGED = [
     ("began", None),
     ("optimizers", [{"state": {}, "param_groups": [{"params": "x"}]}]),
