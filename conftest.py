@@ -86,6 +86,13 @@ def _restore_global_generators():
         numpy.random.set_state(before[2])
 
 
+@pytest.fixture(autouse=True)
+def _compile_afresh(request):
+    """Let a test compile what it needs, however much of the same code others have compiled."""
+    if request.node.get_closest_marker("compile"):
+        torch.compiler.reset()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _names_in_examples(doctest_namespace):
     """Let the examples in docstrings and in docs say `torch` and `F` without importing them."""

@@ -536,6 +536,31 @@ def test_or_the_run_goes_on_with_a_warning(background, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("background", [False, True])
+def test_a_checkpoint_that_was_not_written_takes_nobodys_place(background, tmp_path, monkeypatch):
+    write, count = files.write, 0
+
+    def sometimes(*args, **kwargs):
+        nonlocal count
+        count += 1
+        return unwritable() if count == 2 else write(*args, **kwargs)
+
+    monkeypatch.setattr(files, "write", sometimes)
+
+    with pytest.warns(UnsavedCheckpointWarning):
+        make_trainer(
+            save_folder=tmp_path,
+            save_interval="2ba",
+            save_num_checkpoints_to_keep=2,
+            save_error="warn",
+            save_in_background=background,
+            max_duration="6ba",
+            train_dataloader=batches([4] * 9),
+        ).fit()
+
+    assert saved(tmp_path) == ["ep0-ba2", "ep0-ba6"]
+
+
+@pytest.mark.parametrize("background", [False, True])
 def test_a_folder_that_vanishes_is_not_made_again(background, tmp_path):
     class Vanishes(Callback):
         def epoch_end(self, state, logger):

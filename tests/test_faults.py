@@ -106,6 +106,25 @@ def test_a_skipped_batch_is_as_if_it_had_not_been_there():
     assert memory.series("nonfinite/skipped") == [1, 2]
 
 
+def test_what_algorithms_remember_of_a_skipped_batch_is_forgotten():
+    def counts(event, state):
+        if event is not Event.AFTER_LOSS:
+            return state
+        return state.remember("counts", state.memory.get("counts", 0) + 1)
+
+    trainer = make_trainer(
+        train_dataloader=poisoned((3, 5)),
+        max_duration="1ep",
+        nonfinite_loss="skip",
+        algorithms=[counts],
+    )
+
+    with pytest.warns(NonFiniteLossWarning):
+        trainer.fit()
+
+    assert trainer.state.memory["counts"] == 6
+
+
 def test_skipping_ends_where_it_does_not_help():
     trainer = make_trainer(
         train_dataloader=poisoned(range(20), count=20), max_duration="1ep", nonfinite_loss="skip"
@@ -355,6 +374,32 @@ def test_a_run_that_was_ended_by_a_signal_goes_on_in_the_same_process():
     trainer.fit()
 
     assert same(weights(trainer.state.model), weights(plain.state.model))
+
+
+@posix
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
+def test_a_worker_takes_no_part_in_signals_but_can_be_ended(number, status):
+    ended = []
+
+    class Forks(Callback):
+        def batch_start(self, state, logger):
+            if state.timestamp.batch:
+                return
+            ready, told = os.pipe()
+            child = os.fork()
+            if not child:
+                os.write(told, b"!")
+                time.sleep(0.5)
+                os._exit(0)
+            os.read(ready, 1)
+            os.kill(child, number)
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    state = make_trainer(callbacks=[Forks()]).fit()
+
+    assert ended == [status]
+    assert state.timestamp.batch == 6
 
 
 SCRIPT = """
