@@ -10,6 +10,7 @@ background.
 
 import argparse
 import hashlib
+import itertools
 import os
 import random
 import signal
@@ -160,7 +161,7 @@ def one_run(folder: Path, expected: str, seconds: float, draw: random.Random) ->
 
 
 def campaign(runs: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """The outcomes of so many runs, counted, and what was written of those that failed."""
+    """The outcomes of so many runs that were killed, counted, and what failed ones wrote."""
     draw, found, faults = random.Random(seed), Counter[str](), []
     with TemporaryDirectory(dir=MEMORY) as scratch:
         folder = Path(scratch, "whole")
@@ -169,11 +170,16 @@ def campaign(runs: int, seed: int) -> tuple[Counter[str], list[str]]:
         os.waitpid(in_a_process(folder, background=False), 0)
         seconds = time.monotonic() - began
         expected = (folder / RESULT).read_text()
-        for number in range(runs):
+        for number in itertools.count():
+            if found["runs"] == runs:
+                break
             folder = Path(scratch, str(number))
             folder.mkdir()
             outcome = one_run(folder, expected, seconds, draw)
-            found.update(runs=1, **{k: int(v) for k, v in attrs.asdict(outcome).items()})
+            # One that ended before it was to be killed is looked at, but doesn't count.
+            found.update(
+                runs=bool(outcome.kills), **{k: int(v) for k, v in attrs.asdict(outcome).items()}
+            )
             if outcome.lost or outcome.broken or outcome.different:
                 faults.append(f"run {number}: {outcome}\n{(folder / 'errors.txt').read_text()}")
     return found, faults
