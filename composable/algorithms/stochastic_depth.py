@@ -11,6 +11,7 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, progress
 from composable.functional import scale_drop_rates, stochastic_depth
+from composable.functional.stochastic_depth import described
 
 __all__ = ["StochasticDepth"]
 
@@ -19,8 +20,17 @@ _STEPS = 100
 
 def _drop_warmup(value: TimeLike | float) -> Time:
     if isinstance(value, float):
+        if value > 1:
+            raise ValueError(
+                f"drop_warmup={value!r} must be a fraction of the run, in [0, 1], or a time such "
+                'as "500ba".'
+            )
         value = Time(value, TimeUnit.DURATION)  # type: ignore[arg-type]
     return check_time("drop_warmup", value)
+
+
+def _target(_: Any, __: "attrs.Attribute[Any]", value: Any) -> None:
+    described(value)
 
 
 @attrs.frozen(repr=False)
@@ -39,7 +49,7 @@ class StochasticDepth(Algorithm):
         drop_warmup: How long the rates grow: "0.1dur", "500ba", or a fraction of the run.
     """
 
-    target: Any = None
+    target: Any = attrs.field(default=None, validator=_target)
     method: str = attrs.field(default="block", validator=one_of("block", "sample"))
     drop_rate: float = attrs.field(default=0.2, validator=number(0, 1))
     drop_distribution: str = attrs.field(default="linear", validator=one_of("linear", "uniform"))

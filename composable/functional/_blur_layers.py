@@ -60,9 +60,14 @@ def blur(
             f"inputs has shape {tuple(inputs.shape)}, but must be [batch, channels, ...] with "
             "1 to 3 more."
         )
-    steps = _each(stride, dims)
-    for step in steps:
+    if isinstance(stride, (tuple, list)) and len(stride) != dims:
+        raise ValueError(
+            f"stride is {stride!r}, but must be one number, or one for each of the {dims} spatial "
+            f"dimensions of inputs, {tuple(inputs.shape)}."
+        )
+    for step in stride if isinstance(stride, (tuple, list)) else (stride,):
         check_count("stride", step, 1)
+    steps = _each(stride, dims)
     kernel = _kernel((3,) * dims, like=inputs)
     return _smooth(inputs, kernel, steps, padding_mode)
 

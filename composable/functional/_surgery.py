@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ._checks import check_module, check_tensors
 from ._warnings import NoEffectWarning
 
 __all__ = [
@@ -91,6 +92,7 @@ def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
         and device agree; buffers are cloned.
 
     Raises:
+        TypeError: `model` is no module, or `tensors` no mapping of names to tensors.
         ValueError: A name is unknown, or a shape differs.
 
     Example:
@@ -100,6 +102,8 @@ def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
         >>> averaged(torch.tensor([[3.0, 4.0]])).item()
         11.0
     """
+    check_module("model", model)
+    check_tensors("tensors", tensors)
     return copy_on_write(model, tensors)
 
 

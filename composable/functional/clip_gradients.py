@@ -69,6 +69,8 @@ def clip_gradients(
     check_one_of("method", method, METHODS)
     check_range("threshold", threshold, 0, advice="Leave clipping out instead.")
     entries = _entries("grads", grads)
+    if params is not None and method != "adaptive":
+        _entries("params", params)  # a mistake is one where it does nothing, too
     present = [grad for grad in entries if grad is not None]
     if not present:
         clipped = []

@@ -43,8 +43,6 @@ def jensen_shannon_loss(
         >>> jensen_shannon_loss(sure, -sure)  # log(2)
         tensor(0.6931)
     """
-    if not others:
-        raise ValueError("others is empty, but must hold the logits of one augmentation or more.")
     for name, tensor in [("logits", logits), *((f"others[{i}]", o) for i, o in enumerate(others))]:
         check_blendable(name, tensor)
         if tensor.ndim < 2 or tensor.shape != logits.shape:
@@ -52,6 +50,8 @@ def jensen_shannon_loss(
                 f"{name} has shape {tuple(tensor.shape)}, but logits, of shape "
                 f"{tuple(logits.shape)}, and all others must be [batch, classes, ...], alike."
             )
+    if not others:
+        raise ValueError("others is empty, but must hold the logits of one augmentation or more.")
     logs = torch.stack((logits, *others)).log_softmax(2)
     log_mean = logs.logsumexp(0) - log(len(logs))
     return (logs.exp() * (logs - log_mean)).sum(2).mean()

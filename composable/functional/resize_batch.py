@@ -218,6 +218,7 @@ def apply_crop(
 
     Raises:
         TypeError: An argument is of the wrong type.
+        ValueError: The crop is larger than the tensor.
 
     Example:
         >>> apply_crop(torch.arange(5).reshape(1, 5), (3,), torch.tensor([1]))
@@ -226,6 +227,12 @@ def apply_crop(
     check_tensor("tensor", tensor)
     check_size("new_size", new_size)
     check_tensor("offset", offset, advice="draw_crop gives it.")
+    old = tensor.shape[1:][-len(new_size) :]
+    if len(old) != len(new_size) or any(new > was for was, new in zip(old, new_size, strict=True)):
+        raise ValueError(
+            f"new_size is {tuple(new_size)}, but must be within the last dimensions of tensor, of "
+            f"shape {tuple(tensor.shape)}."
+        )
     stop = offset + offset.new_tensor(new_size)
     found = regions(torch.stack([offset, stop], -1).unsqueeze(0))
     if found is not None:

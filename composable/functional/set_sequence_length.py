@@ -67,7 +67,7 @@ def set_sequence_length(
     check_flag("truncate", truncate)
     check_flag("preserve_end_of_sequence", preserve_end_of_sequence)
     tensors = list(_named_tensors(batch))
-    examples, tokens = _shape(tensors)
+    examples, tokens = _shape(batch, tensors)
     if length >= tokens:
         return batch
 
@@ -155,13 +155,18 @@ def _pieces(examples: int, tokens: int, length: int) -> Callable[[Any, Tensor], 
     return cut
 
 
-def _shape(tensors: list[tuple[Any, Tensor]]) -> tuple[int, int]:
+def _shape(batch: Any, tensors: list[tuple[Any, Tensor]]) -> tuple[int, int]:
     """The number of sequences, and of their tokens."""
+    if not tensors:
+        raise ValueError(
+            f"batch is a {type(batch).__name__} without a tensor, but must hold sequences: tensors "
+            "of shape [batch, tokens, ...]."
+        )
     candidates = [(name, tensor.shape) for name, tensor in tensors if tensor.ndim > 1]
     if not candidates:
         raise ValueError(
             "batch has no sequence, which is a tensor of shape [batch, tokens, ...]; it has "
-            f"{', '.join(f'{name}: {tuple(t.shape)}' for name, t in tensors) or 'no tensor'}."
+            f"{', '.join(f'{name}: {tuple(t.shape)}' for name, t in tensors)}."
         )
     ids = [shape for name, shape in candidates if name == "input_ids"]
     examples, tokens, *_ = ids[0] if ids else candidates[0][1]

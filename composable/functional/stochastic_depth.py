@@ -81,7 +81,7 @@ def stochastic_depth(
         [('StochasticBlock', 0.25), ('StochasticBlock', 0.5)]
     """
     check_module("model", model)
-    descriptions = _descriptions(target)
+    descriptions = described(target)
     check_one_of("method", method, METHODS)
     check_range("drop_rate", drop_rate, 0, 1)
     check_one_of("drop_distribution", drop_distribution, DISTRIBUTIONS)
@@ -137,10 +137,11 @@ def scale_drop_rates(model: nn.Module, scale: float) -> nn.Module:
     return new
 
 
-def _descriptions(target: Any) -> list[ResidualBlock]:
+def described(target: Any) -> list[ResidualBlock]:
+    """The descriptions of blocks: one for each class that is asked for, or all known ones."""
     if target is None:
         return list(KNOWN)
-    several = isinstance(target, Iterable) and not isinstance(target, type)
+    several = isinstance(target, Iterable) and not isinstance(target, (type, str))
     return [_description(one) for one in (target if several else [target])]
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ._checks import check_count, check_module
+from ._checks import check_blendable, check_count, check_module
 from ._surgery import replace_modules, report_nothing
 from ._take_over import refuse_lazy, take_over
 
@@ -94,11 +94,15 @@ def standardize_weight(
     Returns:
         A new tensor of the same shape, dtype and layout.
 
+    Raises:
+        TypeError: `weight` is no tensor of floats.
+
     Example:
         >>> standardize_weight(torch.tensor([[1.0, 3.0], [5.0, 5.0]]))
         tensor([[-1.,  1.],
                 [ 0.,  0.]])
     """
+    check_blendable("weight", weight)
     exact = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
     dims = tuple(range(1, weight.ndim))
     var, mean = torch.var_mean(exact, dims, correction=0, keepdim=True)

@@ -269,9 +269,9 @@ def test_compiles_into_one_graph():
             TypeError,
             "preserve_end_of_sequence is 'yes', but must be True or False",
         ),
-        ({}, 2, {}, ValueError, "batch has no sequence, .* it has no tensor"),
+        ({}, 2, {}, ValueError, "batch is a dict without a tensor, but must hold sequences"),
         ({"y": torch.zeros(3)}, 2, {}, ValueError, r"batch has no sequence.* it has y: \(3,\)"),
-        ("text", 2, {}, ValueError, "batch has no sequence"),
+        ("text", 2, {}, ValueError, "batch is a str without a tensor"),
         (
             {"input_ids": torch.zeros(3, 7), "attention_mask": torch.zeros(3, 6)},
             2,

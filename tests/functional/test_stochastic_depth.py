@@ -340,7 +340,7 @@ def test_layers_of_hugging_face(family, method):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"target": "Block"}, TypeError, "target is 'B', but must be a class of modules"),
+        ({"target": "Block"}, TypeError, "target is 'Block', but must be a class of modules"),
         ({"target": int}, TypeError, "target is <class 'int'>, but must be a class of modules"),
         ({"method": "layer"}, ValueError, "method is 'layer', but must be one of block, sample"),
         ({"drop_rate": 1.5}, ValueError, r"drop_rate is 1.5, but must be in \[0, 1\]"),

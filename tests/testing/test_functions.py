@@ -38,7 +38,7 @@ METHODS = {
     "clip_gradients adaptively": (
         partial(F.clip_gradients, threshold=0.1, method="adaptive"),
         {"grads": named(0)[0], "params": named(1)[0]},
-        {"gradients": "parameters are taken as constants, as in the paper"},
+        {"gradients": "the bound takes the parameters as constants"},
     ),
     "ema": (partial(F.ema, smoothing=0.9), named(0, 1), {"gradients": "detached by design"}),
     "blurpool": (F.blurpool, None, {}),
