@@ -23,7 +23,7 @@ from composable.core.loss import check_loss
 from composable.core.plan import Dispatcher
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, crossed, reached
-from composable.data.order import seeded_batches
+from composable.data.order import read_generators, seeded_batches
 from composable.elsewhere import transforms
 from composable.evaluation import evaluate
 from composable.faults import (
@@ -102,6 +102,8 @@ class Loop:
     """Whether `size` is what fits into memory."""
     loader_state: Any = None
     """Where a loader with a state of its own was when the run was saved."""
+    generators: list[Tensor] | None = None
+    """What the loader's own generators were when the epoch began; None between two epochs."""
     signal: int | None = None
     """A signal that asks the run to end."""
     saves_at_the_end: bool = False
@@ -318,7 +320,8 @@ class Loop:
             state = self.fire(BEFORE_SCHEDULER_STEP, state)
             self.rates.step_epoch()
             state = self.fire(AFTER_SCHEDULER_STEP, state)
-        self.state = state  # an interruption from here on doesn't undo the end of the epoch
+        # An interruption from here on doesn't undo the end of the epoch.
+        self.state, self.generators = state, None
         self.state = state = self.fire(Event.EPOCH_END, state)
         state = self.evaluate_where_due(before, state, Event.EPOCH_END)
         if self.rates.plateaus and self.is_evaluated(self.evaluators[0], state):
@@ -413,6 +416,7 @@ class Loop:
         now = state.timestamp
         first = now.batch - now.batch_in_epoch
         saved, self.loader_state = self.loader_state, None
+        self.generators = self.generators_of_the_epoch()
         return seeded_batches(
             self.loader or (),
             state.key,
@@ -420,7 +424,12 @@ class Loop:
             first_step=first,
             skip=now.batch_in_epoch,  # where an earlier fit stopped in this epoch
             loader_state=saved,
+            generators=self.generators,
         )
+
+    def generators_of_the_epoch(self) -> list[Tensor]:
+        """What the loader's own generators were when the epoch began, or are between two."""
+        return read_generators(self.loader) if self.generators is None else self.generators
 
     def finished(self, state: State) -> bool:
         """Whether training is over."""

@@ -17,7 +17,7 @@ from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.state import State
-from composable.data import read_loader_state
+from composable.data import read_generators, read_loader_state
 from composable.loop import Loop
 
 __all__ = ["by_name", "put_back", "take", "take_weights"]
@@ -66,6 +66,7 @@ def take(loop: Loop, state: State, callbacks: Iterable[Callback]) -> dict[str, A
             "rates_used": loop.rates_used,
             "watch": loop.watch.state_dict(),
             "loader": read_loader_state(loop.loader),
+            "generators": loop.generators_of_the_epoch(),
             "size": loop.size if loop.finds_size else None,
         },
         "callbacks": {name: one.state_dict() for name, one in by_name(callbacks).items()},
@@ -135,6 +136,8 @@ def check(loop: Loop, state: State, saved: Mapping[str, Any], path: str) -> None
     check_model(state.model, saved["model"], path)
     check_optimizers(state.optimizers, saved["optimizers"], path)
     check_count("torch schedulers", loop.rates.steppers, saved["schedulers"], path)
+    own, then = read_generators(loop.loader), saved["loop"]["generators"]
+    check_count("generators of the loader", own, then, path)
 
 
 def _put_back(loop: Loop, state: State, saved: Mapping[str, Any]) -> State:
@@ -150,6 +153,7 @@ def _put_back(loop: Loop, state: State, saved: Mapping[str, Any]) -> State:
     loop.rates_used = dict(rest["rates_used"])
     loop.watch.load_state_dict(rest["watch"])
     loop.loader_state = rest["loader"]
+    loop.generators = rest["generators"]
     if loop.finds_size:
         loop.size = rest["size"]
     loop.dispatcher.forget()

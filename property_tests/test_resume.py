@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from composable import (
     Algorithm,
@@ -398,3 +398,29 @@ def test_with_worker_processes_too(count, at):
 def test_any_number_of_workers_goes_on_with_the_work_of_any_other():
     numbers = iter([0, 2, 1])
     check_going_on(9, loader=lambda: workers(next(numbers)))
+
+
+def follows_its_own(**options: Any) -> DataLoader[Any]:
+    """A loader whose order is that of a generator which nobody else seeds."""
+    own = torch.Generator().manual_seed(3)
+    return DataLoader(NoisyExamples(EXAMPLES, images=True), 4, generator=own, **options)
+
+
+@pytest.mark.parametrize("at", range(1, POINTS + 1))
+def test_a_loader_with_a_generator_of_its_own_goes_on_from_every_point(at):
+    check_going_on(at, loader=lambda: follows_its_own(shuffle=True))
+
+
+@pytest.mark.parametrize("at", [3, BATCHES + 1, 2 * BATCHES])
+def test_a_sampler_with_a_generator_of_its_own_goes_on(at):
+    def loader() -> DataLoader[Any]:
+        data, own = NoisyExamples(EXAMPLES, images=True), torch.Generator().manual_seed(3)
+        sampler = WeightedRandomSampler([1.0, 2.0] * (EXAMPLES // 2), EXAMPLES, generator=own)
+        return DataLoader(data, 4, sampler=sampler)
+
+    check_going_on(at, loader=loader)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+def test_with_worker_processes_a_generator_of_the_loader_goes_on_too():
+    check_going_on(8, loader=lambda: follows_its_own(shuffle=True, num_workers=1))

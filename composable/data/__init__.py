@@ -3,8 +3,10 @@
 from composable.data.order import (
     MovedGeneratorWarning,
     ReplayedBatchesWarning,
+    read_generators,
     read_loader_state,
     seeded_batches,
+    write_generators,
 )
 from composable.data.per_example import PerExample
 from composable.data.sampler import GlobalBatchSampler
@@ -14,6 +16,8 @@ __all__ = [
     "MovedGeneratorWarning",
     "PerExample",
     "ReplayedBatchesWarning",
+    "read_generators",
     "read_loader_state",
     "seeded_batches",
+    "write_generators",
 ]

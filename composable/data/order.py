@@ -1,17 +1,25 @@
 """Batches in an order that depends on the seed and the epoch alone."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from composable.core.key import Key
 from composable.data.fetching import Ticket, is_indexed, ticketed
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
-__all__ = ["MovedGeneratorWarning", "ReplayedBatchesWarning", "read_loader_state", "seeded_batches"]
+__all__ = [
+    "MovedGeneratorWarning",
+    "ReplayedBatchesWarning",
+    "read_generators",
+    "read_loader_state",
+    "seeded_batches",
+    "write_generators",
+]
 
 T = TypeVar("T")
 
@@ -32,6 +40,7 @@ def seeded_batches(
     first_step: int = 0,
     skip: int = 0,
     loader_state: Mapping[str, Any] | None = None,
+    generators: Sequence[Tensor] | None = None,
 ) -> Iterator[T]:
     """Go through an epoch of a loader, from any batch on, with the global generators seeded.
 
@@ -55,13 +64,17 @@ def seeded_batches(
         skip: How many batches of this epoch to leave out, from 0.
         loader_state: What `read_loader_state(dataloader)` was after `skip` batches, where that is
             known. Where `skip` is 0 it is not used: it would be a state of the epoch before.
+        generators: What `read_generators(dataloader)` was when this epoch began, for a loader that
+            was given a generator of its own; that is set to it.
 
     Raises:
-        ValueError: `skip` is negative, or `loader_state` is given for a loader that takes none.
+        ValueError: `skip` is negative, `loader_state` is given for a loader that takes none, or
+            `generators` is of another loader.
 
     Warns:
         ReplayedBatchesWarning: Batches are fetched to be thrown away.
-        MovedGeneratorWarning: The loader has a generator of its own, and `skip` is not 0.
+        MovedGeneratorWarning: The loader has a generator of its own, `skip` is not 0, and
+            `generators` is not given.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -74,6 +87,10 @@ def seeded_batches(
         True
     """
     _check(dataloader, skip, loader_state)
+    if generators is not None:
+        write_generators(dataloader, generators)
+    elif skip and loader_state is None:
+        _report_generator(dataloader, skip)
     return _batches(dataloader, seed, epoch, first_step, skip, loader_state)
 
 
@@ -92,6 +109,39 @@ def read_loader_state(dataloader: object) -> Mapping[str, Any] | None:
     return state
 
 
+def read_generators(dataloader: object) -> list[Tensor]:
+    """The states of the generators that a loader was given: for a checkpoint.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> from composable.data import read_generators, seeded_batches
+        >>> own = torch.Generator().manual_seed(0)
+        >>> loader = DataLoader(range(6), batch_size=2, shuffle=True, generator=own)
+        >>> began = read_generators(loader)
+        >>> first = [batch.tolist() for batch in seeded_batches(loader, 17, epoch=0)]
+        >>> rest = seeded_batches(loader, 17, epoch=0, skip=1, generators=began)
+        >>> first[1:] == [batch.tolist() for batch in rest]
+        True
+    """
+    return [generator.get_state() for generator in _generators(dataloader)]
+
+
+def write_generators(dataloader: object, states: Sequence[Tensor]) -> None:
+    """Set the generators that a loader was given to what `read_generators` returned.
+
+    Raises:
+        ValueError: The loader has more of them, or fewer.
+    """
+    own = _generators(dataloader)
+    if len(own) != len(states):
+        raise ValueError(
+            f"the loader has {len(own)} generators of its own, but generators has {len(states)} "
+            "states: give the loader what it had when they were read."
+        )
+    for generator, state in zip(own, states, strict=True):
+        generator.set_state(state)
+
+
 def _batches(
     dataloader: Any, seed: int | Key, epoch: int, first_step: int, skip: int, state: Any
 ) -> Iterator[Any]:
@@ -107,11 +157,9 @@ def _batches(
         seed_fetch(seed, first_step + skip)
         yield from _seeded(batches, seed, first_step + skip)
     elif is_indexed(dataloader):
-        _report_generator(dataloader, skip)
         number = seed.seed if isinstance(seed, Key) else seed
         yield from ticketed(dataloader, Ticket(number, epoch, first_step), skip)
     else:
-        _report_generator(dataloader, skip)
         if skip:
             _report_replay(dataloader, skip)
         seed_epoch(seed, epoch)
@@ -171,16 +219,23 @@ def _makes_its_generator(dataloader: object) -> bool:
     )
 
 
-def _report_generator(dataloader: object, skip: int) -> None:
+def _generators(dataloader: object) -> list[torch.Generator]:
+    """Those that a loader was given, and that nobody seeds."""
+    if _makes_its_generator(dataloader):
+        return []
     own = [getattr(one, "generator", None) for one in _samplers(dataloader)]
-    given = any(isinstance(one, torch.Generator) for one in own)
-    if skip and given and not _makes_its_generator(dataloader):
+    return list({id(one): one for one in own if isinstance(one, torch.Generator)}.values())
+
+
+def _report_generator(dataloader: object, skip: int) -> None:
+    if _generators(dataloader):
         warnings.warn(
             f"the loader goes on at batch {skip} of an epoch, and its order is that of a "
             "generator of its own, which moves on from run to run: examples may be missed or "
-            "repeated. Give the loader no generator=: the order is then that of the seed.",
+            "repeated. Give the loader no generator=, and the order is that of the seed; or give "
+            "generators= what read_generators(it) was when the epoch began.",
             MovedGeneratorWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

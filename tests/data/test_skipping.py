@@ -12,6 +12,7 @@ from composable.data import (
     GlobalBatchSampler,
     MovedGeneratorWarning,
     ReplayedBatchesWarning,
+    read_generators,
     read_loader_state,
     seeded_batches,
 )
@@ -87,10 +88,10 @@ LOADERS = {
 }
 
 
-def read(loader, *, skip=0, epoch=1, seed=17):
+def read(loader, *, skip=0, epoch=1, seed=17, **more):
     """The batches as lists of numbers."""
     with seed_context(3):
-        batches = seeded_batches(loader, seed, epoch=epoch, first_step=4 * epoch, skip=skip)
+        batches = seeded_batches(loader, seed, epoch=epoch, first_step=4 * epoch, skip=skip, **more)
         return [[torch.as_tensor(part).tolist() for part in batch] for batch in batches]
 
 
@@ -241,6 +242,22 @@ def test_a_generator_that_has_moved_on_is_reported(sampler):
 
     with pytest.warns(MovedGeneratorWarning, match="Give the loader no generator="):
         read(loader, skip=1)
+
+
+def test_a_generator_is_set_to_what_it_was_when_the_epoch_began():
+    own = torch.Generator().manual_seed(0)
+    loader = DataLoader(Noisy(), 3, shuffle=True, generator=own)
+    read(loader)  # an epoch before
+    began = read_generators(loader)
+    whole = read(loader)
+
+    assert read(loader, skip=2, generators=began) == whole[2:]
+    assert read(loader, generators=began) == whole != read(loader)
+
+
+def test_generators_of_another_loader_are_refused():
+    with pytest.raises(ValueError, match=r"has 0 generators of its own, but generators has 1"):
+        read(DataLoader(Noisy(), 3), generators=[torch.Generator().get_state()])
 
 
 # --- loaders with a state ---
