@@ -217,11 +217,12 @@ def _factorized(name: str, module: Any, rank: int) -> nn.Module:
     layers = (
         _thin_linears(module, rank) if isinstance(module, LINEARS) else _thin_convs(module, rank)
     )
+    last = LAYOUTS.get(weight.ndim, torch.contiguous_format)
+    plain = weight.is_contiguous() or not weight.is_contiguous(memory_format=last)
+    layout = torch.contiguous_format if plain else last
     for layer, fitted in zip(layers, _fit(_matrices(weight.detach(), groups), rank), strict=True):
         values = fitted.reshape(layer.weight.shape).to(weight.device, weight.dtype)
-        layout = LAYOUTS.get(weight.ndim, torch.contiguous_format)
-        if not weight.is_contiguous() and weight.is_contiguous(memory_format=layout):
-            values = values.contiguous(memory_format=layout)
+        values = values.contiguous(memory_format=layout)
         layer.weight = nn.Parameter(values, requires_grad=weight.requires_grad)
         layer.train(module.training)
     reduce, expand = layers
