@@ -48,12 +48,13 @@ def test_the_error_is_that_of_eckart_and_young(rank):
     assert torch.linalg.matrix_rank(new.weight) == rank
 
 
-def test_a_weight_of_the_rank_is_fitted_to_rounding():
-    linear, x = filled(nn.Linear(16, 12)), randn(5, 16)
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+def test_a_weight_of_the_rank_is_fitted_to_rounding(dtype, near):
+    linear, x = filled(nn.Linear(16, 12, dtype=dtype)), randn(5, 16, dtype=dtype)
     with torch.no_grad():
-        linear.weight.copy_(randn(12, 3) @ randn(3, 16, seed=1))
+        linear.weight.copy_(randn(12, 3, dtype=dtype) @ randn(3, 16, seed=1, dtype=dtype))
 
-    assert_close(small(linear, latent_features=3)(x), linear(x), rtol=1e-4, atol=1e-4)
+    assert_close(small(linear, latent_features=3)(x), linear(x), rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -298,6 +299,19 @@ def test_whoever_reads_the_weight_gets_the_product(mode):
 
     with torch.no_grad():
         assert_close(new(x), plain(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_mode_stays(mode):
+    new = small(nn.Linear(8, 8).train(mode), latent_features=2)
+
+    assert [module.training for module in new.modules()] == [mode] * 3
+
+
+def test_the_layers_of_a_pair_are_not_factorized_again():
+    once = small(nn.Sequential(nn.Linear(16, 16), nn.Conv2d(16, 16, 3)), latent_features=6)
+
+    assert small(once, latent_features=1, latent_channels=1) is once
 
 
 def test_attributes_of_the_layer_stay():
