@@ -228,6 +228,13 @@ class Named(nn.Linear):
         return "more than a weight"
 
 
+def with_more(add):
+    """A linear layer that holds something besides, which a hook may use."""
+    linear = nn.Linear(8, 8)
+    add(linear)
+    return linear
+
+
 def with_a_forward_of_its_own():
     linear = nn.Linear(8, 8)
     linear.forward = lambda x: x
@@ -243,6 +250,9 @@ def with_a_forward_of_its_own():
         lambda: parametrize.register_parametrization(nn.Linear(8, 8), "bias", nn.Identity()),
         lambda: prune.l1_unstructured(nn.Linear(8, 8), "weight", 0.5),
         with_a_forward_of_its_own,
+        lambda: with_more(lambda layer: layer.register_parameter("scale", nn.Parameter(randn(8)))),
+        lambda: with_more(lambda layer: layer.register_buffer("scale", randn(8))),
+        lambda: with_more(lambda layer: layer.register_module("adapter", nn.Tanh())),
         lambda: nn.Linear(8, 8, dtype=torch.complex64),
         lambda: nn.ConvTranspose2d(8, 8, 3),
         lambda: nn.Bilinear(8, 8, 8),
