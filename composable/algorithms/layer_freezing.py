@@ -35,10 +35,6 @@ class LayerFreezing(Algorithm):
     reads = frozenset({"model", "frozen", "timestamp", "max_duration", "epoch_length"})
     writes = frozenset({"frozen"})
 
-    def match(self, event: Event, state: State) -> bool:
-        """In the batches after `freeze_start`."""
-        return event is Event.BEFORE_TRAIN_BATCH and state.elapsed > self.freeze_start
-
     def window(self) -> Window:
         """From `freeze_start` on."""
         return Window(Time(Fraction(repr(float(self.freeze_start))), TimeUnit.DURATION))

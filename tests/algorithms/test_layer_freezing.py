@@ -211,16 +211,19 @@ def test_gradients_are_clipped_by_the_norm_of_what_trains():
     torch.testing.assert_close(total, torch.tensor(1e-4), rtol=0.05, atol=0)
 
 
-def test_two_of_them_freeze_what_either_does():
-    pair = [LayerFreezing(), LayerFreezing(freeze_start=0.0, freeze_level=0.5, name="other")]
-    read = Watch(Event.BEFORE_FORWARD, read=lambda state: state.frozen)
-    with pytest.warns(UserWarning, match="frozen"):
-        train(pair, callbacks=[read]).fit()
+def test_what_another_algorithm_freezes_stays_frozen_too():
+    def freezes(event, state):
+        early = event is Event.BATCH_START
+        return state.evolve(frozen=frozenset({"6.bias"})) if early else state
 
-    for batch, seen in enumerate(read.values):
-        one = frozen_layers(deep(), elapsed=batch / 10).parameters
-        other = frozen_layers(deep(), elapsed=batch / 10, freeze_start=0.0, freeze_level=0.5)
-        assert seen == {*one, *other.parameters}
+    read = Watch(Event.BEFORE_FORWARD, Event.BATCH_END, read=lambda state: state.frozen)
+    final = train([LayerFreezing(), freezes], callbacks=[read]).fit().model
+
+    for batch, seen in enumerate(read.values[::2]):
+        assert seen == {"6.bias", *frozen_layers(deep(), elapsed=batch / 10).parameters}
+    assert read.values[1::2] == [frozenset()] * 10
+    assert torch.equal(final[6].bias, deep()[6].bias)
+    assert not torch.equal(final[6].weight, deep()[6].weight)
 
 
 def test_it_goes_with_a_model_that_is_replaced_while_it_trains():
@@ -295,6 +298,7 @@ def test_a_loop_may_leave_zeros_for_gradients(to_none):
 
     assert same(weights(t.model), weights(train().fit().model))
     assert all(p.requires_grad for p in t.model.parameters())
+    assert t.state.frozen == frozenset()
 
 
 @pytest.mark.parametrize("steps", [True, False])
