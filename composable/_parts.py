@@ -1,8 +1,11 @@
 """What our loop and other people's have in common."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.state import State
@@ -28,8 +31,8 @@ def write_gradients(state: State) -> None:
             parameter.grad = gradients[name]
 
 
-def freeze(state: State) -> list[nn.Parameter]:
-    """Let the parameters in `state.frozen` require no gradient, and return those that did.
+def freeze(state: State) -> list[Callable[[], object]]:
+    """Let the parameters in `state.frozen` require no gradient, and return what undoes that.
 
     Without a gradient an optimizer passes a parameter over: momentum and weight decay included.
 
@@ -42,17 +45,32 @@ def freeze(state: State) -> list[nn.Parameter]:
             f"state.frozen has {unknown[:5]}, and the model has no such parameters: an algorithm "
             "wrote it, and must use the names of state.model.named_parameters()."
         )
-    chosen = [named[name] for name in state.frozen if named[name].requires_grad]
-    for parameter in chosen:
+    undo: list[Callable[[], object]] = []
+    for parameter in [named[name] for name in state.frozen if named[name].requires_grad]:
         parameter.requires_grad_(False)
         parameter.grad = None  # a loop may have left zeros there
-    return chosen
+        undo.append(partial(parameter.requires_grad_, True))
+    for module in state.model.modules():
+        if isinstance(module, nn.GroupNorm) and module.affine:
+            undo.append(module.register_forward_pre_hook(_ask_for_a_gradient).remove)
+    return undo
 
 
-def thaw(parameters: list[nn.Parameter]) -> None:
-    """Let parameters require gradients again."""
-    for parameter in parameters:
-        parameter.requires_grad_(True)
+def thaw(undo: list[Callable[[], object]]) -> None:
+    """Undo what `freeze` did, once."""
+    while undo:
+        undo.pop()()
+
+
+def _ask_for_a_gradient(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Let an input of a group norm require a gradient where it is channels-last and on the CPU.
+
+    Else the backward pass of its weight ends the process, as of torch 2.13.
+    """
+    x = inputs[0] if inputs else None
+    if not isinstance(x, Tensor) or x.requires_grad or x.is_contiguous() or not x.is_cpu:
+        return None
+    return (x.detach().requires_grad_(torch.is_grad_enabled()), *inputs[1:])
 
 
 def between_batches(state: State) -> State:

@@ -141,8 +141,8 @@ class Transforms:
     """The state at `BATCH_START`: the batch as it was before mixing."""
     _whole: State | None = None
     """The state before `BEFORE_FORWARD`."""
-    _frozen: list[nn.Parameter] = attrs.field(factory=list)
-    """What requires no gradient in this batch, and did before."""
+    _frozen: list[Callable[[], object]] = attrs.field(factory=list)
+    """What thaws the parameters that are frozen in this batch."""
     _started: float = 0.0
     _samples: int = 0
     _lending: bool = False

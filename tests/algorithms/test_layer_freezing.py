@@ -12,7 +12,7 @@ from composable.algorithms import EMA, GradientClipping, LayerFreezing, Stochast
 from composable.faults import NonFiniteLossWarning
 from composable.functional import frozen_layers
 from composable.loop import transforms
-from tests.helpers import CLASSES, Watch, batches, make_trainer, same, seeded, weights
+from tests.helpers import CLASSES, Watch, batches, generator, make_trainer, same, seeded, weights
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
@@ -247,6 +247,35 @@ def test_in_a_window_it_acts_there_alone():
     train([algorithm], callbacks=[read]).fit()
 
     assert read.values == [False] * 3 + [True] * 3 + [False] * 4
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_a_group_norm_after_frozen_layers_trains_in_any_layout(layout):
+    def build():
+        model = seeded(
+            lambda: nn.Sequential(
+                *(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)),
+                *(nn.Flatten(), nn.Linear(64, CLASSES)),
+            )
+        )
+        return model.to(memory_format=layout)
+
+    images = [(torch.randn(4, 2, 6, 6, generator=generator(i)), y) for i, (_, y) in enumerate(TEN)]
+    freezing = LayerFreezing(freeze_start=0.0, freeze_level=0.6)  # the convolution alone
+    model = build()
+
+    final = train([freezing], model, train_dataloader=images).fit().model
+
+    plain = build()
+    optimizer = OPTIMIZERS["sgd"](plain.parameters())
+    for batch, (inputs, targets) in enumerate(images):
+        cross_entropy(plain(inputs), targets).backward()
+        if frozen_layers(plain, elapsed=batch / 10, freeze_start=0, freeze_level=0.6).layers:
+            plain[0].weight.grad = plain[0].bias.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+    assert same(weights(final), weights(plain))
+    assert not any(module._forward_pre_hooks for module in final.modules())
 
 
 @pytest.mark.compile
