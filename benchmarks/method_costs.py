@@ -280,6 +280,48 @@ def blurpool() -> list[Candidates]:
     ]
 
 
+def factorize() -> list[Candidates]:
+    """Steps of the network with its wide convolutions in pairs, and of two wide linear layers."""
+    model, (images, labels) = network(), batch()
+    linear = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+    rows, classes = torch.randn(256, 1024), torch.randint(1024, (256,))
+    return [
+        {
+            "a step": train_step(model, images, labels),
+            "from 128 channels on": train_step(
+                F.factorize(model, min_channels=128), images, labels
+            ),
+            "the surgery": lambda: F.factorize(model, min_channels=128),
+        },
+        {
+            "a step of two linear layers of 1024": train_step(linear, rows, classes),
+            "factorized": train_step(F.factorize(linear), rows, classes),
+            "the surgery": lambda: F.factorize(linear),
+        },
+    ]
+
+
+def frozen_layers() -> list[Candidates]:
+    """Steps with a part of the layers frozen, and saying which they are."""
+    images, labels = batch()
+
+    def step(share: float) -> Callable[[], None]:
+        model = network()
+        frozen = F.frozen_layers(model, elapsed=1.0, freeze_start=0.0, freeze_level=share)
+        for name in frozen.parameters:
+            model.get_parameter(name).requires_grad_(False)
+        return train_step(model, images, labels)
+
+    model = network()
+    return [
+        {
+            "a step": step(0.0),
+            **{f"{share:.0%} of the layers frozen": step(share) for share in (0.25, 0.5, 1.0)},
+            "frozen_layers": lambda: F.frozen_layers(model, elapsed=0.75),
+        }
+    ]
+
+
 def ema() -> list[Candidates]:
     """One update of the average, and giving it to a model."""
     model = network()
@@ -323,7 +365,8 @@ METHODS = {
     method.__name__: method
     for method in (
         *(mixup, cutmix, cutout, colout, resize_batch, set_sequence_length),
-        *(smooth_labels, select_using_loss, blurpool, ema, clip_gradients),
+        *(smooth_labels, select_using_loss, blurpool, factorize, frozen_layers, ema),
+        clip_gradients,
     )
 }
 

@@ -1,6 +1,11 @@
 """What our loop and other people's have in common."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.state import State
@@ -24,6 +29,48 @@ def write_gradients(state: State) -> None:
     for name, parameter in state.model.named_parameters():
         if name in gradients:
             parameter.grad = gradients[name]
+
+
+def freeze(state: State) -> list[Callable[[], object]]:
+    """Let the parameters in `state.frozen` require no gradient, and return what undoes that.
+
+    Without a gradient an optimizer passes a parameter over: momentum and weight decay included.
+
+    Raises:
+        ValueError: The model has no parameter of that name.
+    """
+    named = dict(state.model.named_parameters())
+    if unknown := sorted(state.frozen - named.keys()):
+        raise ValueError(
+            f"state.frozen has {unknown[:5]}, and the model has no such parameters: an algorithm "
+            "wrote it, and must use the names of state.model.named_parameters()."
+        )
+    undo: list[Callable[[], object]] = []
+    for parameter in [named[name] for name in state.frozen if named[name].requires_grad]:
+        parameter.requires_grad_(False)
+        parameter.grad = None  # a loop may have left zeros there
+        undo.append(partial(parameter.requires_grad_, True))
+    for module in state.model.modules():
+        if isinstance(module, nn.GroupNorm) and module.affine:
+            undo.append(module.register_forward_pre_hook(_ask_for_a_gradient).remove)
+    return undo
+
+
+def thaw(undo: list[Callable[[], object]]) -> None:
+    """Undo what `freeze` did, once."""
+    while undo:
+        undo.pop()()
+
+
+def _ask_for_a_gradient(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Let an input of a group norm require a gradient where it is channels-last and on the CPU.
+
+    Else the backward pass of its weight ends the process, as of torch 2.13.
+    """
+    x = inputs[0] if inputs else None
+    if not isinstance(x, Tensor) or x.requires_grad or x.is_contiguous() or not x.is_cpu:
+        return None
+    return (x.detach().requires_grad_(torch.is_grad_enabled()), *inputs[1:])
 
 
 def between_batches(state: State) -> State:

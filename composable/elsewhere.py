@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable import _arguments as check
-from composable._parts import between_batches, surgery, write_gradients
+from composable._parts import between_batches, freeze, surgery, thaw, write_gradients
 from composable.core.batch import BatchSpec, count_examples
 from composable.core.event import Event
 from composable.core.key import Key
@@ -141,6 +141,8 @@ class Transforms:
     """The state at `BATCH_START`: the batch as it was before mixing."""
     _whole: State | None = None
     """The state before `BEFORE_FORWARD`."""
+    _frozen: list[Callable[[], object]] = attrs.field(factory=list)
+    """What thaws the parameters that are frozen in this batch."""
     _started: float = 0.0
     _samples: int = 0
     _lending: bool = False
@@ -191,6 +193,7 @@ class Transforms:
         finally:
             for hook in hooks:
                 hook.remove()
+            thaw(self._frozen)
         self.end_epoch()
 
     def loss(self, outputs: Any) -> Tensor:
@@ -275,6 +278,7 @@ class Transforms:
                 "it still has the old one: in such a loop models can be replaced at INIT only. "
                 "StochasticDepth does so in its warm-up: give it drop_warmup=0.0."
             )
+        self._frozen = freeze(state) if state.frozen else []
         self._go_on(Event.BEFORE_FORWARD, state)
         seed_step(self.state.key, self.state.timestamp.batch)
         return self.state.batch
@@ -312,7 +316,8 @@ class Transforms:
             return
         seconds = time.perf_counter() - self._started if self._outer is not None else 0.0
         now = state.timestamp.next_batch(self._samples, seconds=seconds)
-        state = state.evolve(timestamp=now, began=state.timestamp)
+        state = state.evolve(timestamp=now, began=state.timestamp, frozen=frozenset())
+        thaw(self._frozen)
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
         self._outer = self._whole = None
         state = self._fire(Event.BEFORE_DATALOADER, between_batches(state))

@@ -1,8 +1,9 @@
 """The training loop: it fires events, calls the model, and obeys requests.
 
 Read it next to the pseudocode of `Event`, which it follows line by line. Everything that changes
-training happens in `fire`; the in-place updates are three: `backward` writes gradients,
-`optimizer.step` writes parameters, and normalisation layers write their statistics.
+training happens in `fire`; the in-place updates are four: `backward` writes gradients,
+`optimizer.step` writes parameters, normalisation layers write their statistics, and for the time
+of a step the parameters in `state.frozen` require no gradient.
 """
 
 import math
@@ -15,7 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable._parts import between_batches, surgery, write_gradients
+from composable._parts import between_batches, freeze, surgery, thaw, write_gradients
 from composable.core.batch import count_examples, microbatch_sizes, split_batch, to_device
 from composable.core.control import Control
 from composable.core.event import Event
@@ -227,9 +228,19 @@ class Loop:
         watch, batch = self.watch, state.timestamp.batch
         if watch.avoided and batch in watch.avoided:
             watch.skip(math.nan, batch)
-            return outer
+            return outer.evolve(frozen=frozenset())
         buffers = Buffers.of(state.model) if watch.policy == "skip" else None
         state = fire(BEFORE_TRAIN_BATCH, state)
+        frozen = freeze(state) if state.frozen else []
+        try:
+            state = self.step(outer, state, buffers)
+        finally:
+            thaw(frozen)
+        return state.evolve(frozen=frozenset()) if state.frozen else state
+
+    def step(self, outer: State, state: State, buffers: Buffers | None) -> State:
+        """The gradients of the batch, and what the optimizers make of them."""
+        fire, watch, batch = self.fire, self.watch, state.timestamp.batch
         if self.finds_size:
             state = self.accumulate_in_memory(state)
         elif self.parts or self.size:

@@ -42,6 +42,7 @@ class Pair:
 PIXELS = "one changes the pixels that the other made"
 SIZES = "one places what it draws by the size that the other made"
 SCORES = "examples are chosen by the loss that they have before, or after, they are changed"
+NO_LONGER_PLAIN = "pairs are made of plain convolutions, and the other one leaves none behind"
 LINEAR = "both are linear in the targets, and sums in another order round differently"
 
 PAIRS = [
@@ -60,6 +61,11 @@ PAIRS = [
     Pair("SelectiveBackprop", "CutOut", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
     Pair("SelectiveBackprop", "ProgressiveResizing", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
     Pair("SelectiveBackprop", "RandAugment", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
+    Pair("Factorize", "BlurPool", on=("vision",), how=OTHER_WEIGHTS, why=NO_LONGER_PLAIN),
+    Pair("Factorize", "SqueezeExcite", on=("vision",), how=OTHER_WEIGHTS, why=NO_LONGER_PLAIN),
+    Pair(
+        "Factorize", "WeightStandardization", on=("vision",), how=OTHER_WEIGHTS, why=NO_LONGER_PLAIN
+    ),
     Pair("MixUp", "LabelSmoothing", on=("vision",), how=LAST_BITS, why=LINEAR),
     Pair("CutMix", "LabelSmoothing", on=("vision",), how=LAST_BITS, why=LINEAR),
     Pair(

@@ -36,10 +36,12 @@ from composable.algorithms import (
     ColOut,
     CutMix,
     CutOut,
+    Factorize,
     GhostBatchNorm,
     GradientClipping,
     GyroDropout,
     LabelSmoothing,
+    LayerFreezing,
     LowPrecisionGroupNorm,
     LowPrecisionLayerNorm,
     MixUp,
@@ -135,6 +137,15 @@ SPECIMENS = [
     ),
     Specimen(EMA, {"half_life": ["2ba", "1ba", "1ep"], "ema_start": ["0dur", "3ba", "0.5dur"]}),
     Specimen(
+        Factorize,
+        {
+            "min_channels": [0],
+            "latent_channels": [1, 0.25],
+            "min_features": [0],
+            "latent_features": [1, 0.25],
+        },
+    ),
+    Specimen(
         GhostBatchNorm,
         {"ghost_batch_size": [2, 3]},
         cannot={LANGUAGE: "it has no batch norm"},
@@ -155,6 +166,7 @@ SPECIMENS = [
         {"smoothing": [0.3, 0.1]},
         cannot={LANGUAGE: "the label -100 of padding is no class that could be smoothed"},
     ),
+    Specimen(LayerFreezing, {"freeze_start": [0.0, 0.3], "freeze_level": [1.0, 0.6]}),
     Specimen(
         LowPrecisionGroupNorm,
         {"precision": [torch.bfloat16]},

@@ -1,6 +1,7 @@
 """Laws of the methods that replace layers."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -116,6 +117,36 @@ def test_an_example_goes_through_a_block_or_past_it(seed, rate, batch, method):
     assert_close(new.eval()(x), x + (1 - rate) * block.linear(x))
 
 
+sizes = st.integers(1, 6)
+
+
+@given(dims, seeds, st.integers(1, 3), sizes, sizes, st.integers(1, 12))
+def test_no_pair_of_thin_layers_is_nearer_to_a_weight(d, seed, groups, inputs, outputs, latent):
+    conv = CONVS[d](groups * inputs, groups * outputs, 2, groups=groups).double()
+    with torch.no_grad():
+        conv.weight.copy_(drawn(seed, *conv.weight.shape))
+    rank, fan_in = max(1, latent // groups), inputs * 2**d
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", F.NoEffectWarning)
+        new = F.factorize(conv, min_channels=0, latent_channels=latent)
+
+    assert (new is not conv) == (rank * (fan_in + outputs) < fan_in * outputs)
+    if new is conv:
+        return
+    assert sum(p.numel() for p in new.parameters()) < sum(p.numel() for p in conv.parameters())
+    for i, part in enumerate(conv.weight.detach().chunk(groups)):
+        fitted = new.weight.detach().chunk(groups)[i]
+        error = torch.linalg.vector_norm(part - fitted)
+        tail = torch.linalg.svdvals(part.flatten(1))[rank:].square().sum().sqrt()
+        assert_close(error, tail)
+        # The best expansion of some other reduction, and of one that is near the fitted one.
+        for near in (0, 1):
+            noise = drawn(seed + 1 + i, rank, fan_in)
+            other = near * new.reduce.weight.detach().flatten(1).chunk(groups)[i] + 0.1 * noise
+            best = part.flatten(1) @ torch.linalg.pinv(other) @ other
+            assert torch.linalg.matrix_norm(part.flatten(1) - best) >= error - 1e-9
+
+
 SURGERIES = {
     "blurpool": lambda model: F.blurpool(model, min_channels=0),
     "ghost_batchnorm": lambda model: F.ghost_batchnorm(model, ghost_batch_size=2),
@@ -123,6 +154,7 @@ SURGERIES = {
     "squeeze_excite": lambda model: F.squeeze_excite(
         model, latent_channels=2, min_channels=0, generator=torch.Generator().manual_seed(0)
     ),
+    "factorize": lambda model: F.factorize(model, min_channels=4, latent_channels=2),
     "channels_last": F.channels_last,
     "gyro_dropout": lambda model: F.gyro_dropout(
         model,
@@ -148,6 +180,7 @@ def net():
         )
 
 
+@pytest.mark.filterwarnings("ignore:factorize found nothing")  # after others, who come later
 @given(st.permutations(sorted(SURGERIES)))
 @settings(max_examples=10)
 def test_surgeries_go_together_in_any_order_and_leave_the_model_alone(order):

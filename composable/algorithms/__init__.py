@@ -7,10 +7,12 @@ from composable.algorithms.colout import ColOut
 from composable.algorithms.cutmix import CutMix
 from composable.algorithms.cutout import CutOut
 from composable.algorithms.ema import EMA
+from composable.algorithms.factorize import Factorize
 from composable.algorithms.ghost_batchnorm import GhostBatchNorm
 from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.gyro_dropout import GyroDropout
 from composable.algorithms.label_smoothing import LabelSmoothing
+from composable.algorithms.layer_freezing import LayerFreezing
 from composable.algorithms.low_precision_groupnorm import LowPrecisionGroupNorm
 from composable.algorithms.low_precision_layernorm import LowPrecisionLayerNorm
 from composable.algorithms.mixup import MixUp
@@ -31,10 +33,12 @@ __all__ = [
     "ColOut",
     "CutMix",
     "CutOut",
+    "Factorize",
     "GhostBatchNorm",
     "GradientClipping",
     "GyroDropout",
     "LabelSmoothing",
+    "LayerFreezing",
     "LowPrecisionGroupNorm",
     "LowPrecisionLayerNorm",
     "MixUp",

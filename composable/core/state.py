@@ -48,8 +48,9 @@ class State:
     """Everything that a run consists of, frozen.
 
     `state.evolve(field=value)` gives another state; nothing changes this one. The leaves are
-    PyTorch's own and are updated in place in three places only: `backward` writes gradients,
-    `optimizer.step` writes parameters, and normalisation layers write their running statistics.
+    PyTorch's own and are updated in place in four places only: `backward` writes gradients,
+    `optimizer.step` writes parameters, normalisation layers write their running statistics, and
+    the parameters in `frozen` require no gradient for the time of a step.
 
     Example:
         >>> from composable import State
@@ -78,6 +79,9 @@ class State:
     """Its loss, detached but between `AFTER_LOSS` and the backward pass."""
     gradients: Mapping[str, Tensor] | None = attrs.field(default=None, converter=_as_gradients)
     """Gradients by parameter name that replace the parameters' `.grad` at the optimizer's step."""
+    frozen: frozenset[str] = frozenset()
+    """Names of the parameters that this batch doesn't train, from `BEFORE_TRAIN_BATCH` on; empty
+    between two batches."""
     timestamp: Timestamp = Timestamp()
     began: Timestamp = Timestamp()
     """The timestamp before the last finished batch: when that batch began."""

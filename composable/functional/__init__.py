@@ -21,6 +21,8 @@ from .colout import ColoutDraw, apply_colout, colout, draw_colout
 from .cutmix import CutmixDraw, apply_cutmix, cutmix, draw_cutmix
 from .cutout import apply_cutout, cutout, draw_cutout
 from .ema import ema, ema_smoothing
+from .factorize import FactorizedLayer, factorize
+from .frozen_layers import FrozenLayers, frozen_layers
 from .ghost_batchnorm import (
     GhostBatchNorm1d,
     GhostBatchNorm2d,
@@ -64,6 +66,8 @@ __all__ = [
     "BlurMaxPool3d",
     "ColoutDraw",
     "CutmixDraw",
+    "FactorizedLayer",
+    "FrozenLayers",
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
@@ -106,6 +110,8 @@ __all__ = [
     "draw_selection",
     "ema",
     "ema_smoothing",
+    "factorize",
+    "frozen_layers",
     "ghost_batchnorm",
     "gyro_dropout",
     "images",

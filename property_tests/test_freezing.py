@@ -1,0 +1,131 @@
+"""Laws of layer freezing."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import composable.functional as F
+from composable import Event
+from composable.algorithms import EMA, GradientClipping, LayerFreezing, StochasticDepth
+from property_tests.strategies import few
+from property_tests.test_resume import POINTS, check_going_on
+from tests.runs import PROBLEMS, Watch, adam, sgd
+
+shares = st.floats(0, 1)
+problems = st.sampled_from(PROBLEMS)
+
+
+@st.composite
+def models(draw):
+    """Modules in modules: some hold parameters of their own, some share them, some are frozen."""
+    pool = [nn.Parameter(torch.zeros(1), requires_grad=draw(st.booleans())) for _ in range(6)]
+
+    def module(depth):
+        new = nn.Module()
+        for i in range(draw(st.integers(0, 2))):
+            new.register_parameter(f"p{i}", draw(st.sampled_from(pool)))
+        for i in range(draw(st.integers(0, 3)) if depth else 0):
+            new.add_module(f"m{i}", module(depth - 1))
+        return new
+
+    return module(2)
+
+
+@given(models(), shares, shares, shares, shares)
+def test_what_is_frozen_stays_frozen_and_something_always_trains(model, start, level, one, other):
+    def frozen(elapsed):
+        return F.frozen_layers(model, elapsed=elapsed, freeze_start=start, freeze_level=level)
+
+    early, late = (frozen(t) for t in sorted([one, other]))
+    trains = [name for name, p in model.named_parameters() if p.requires_grad]
+
+    assert late.layers[: len(early.layers)] == early.layers
+    assert late.parameters[: len(early.parameters)] == early.parameters
+    assert len(set(late.parameters)) == len(late.parameters)
+    assert set(late.parameters) <= {name for name, _ in model.named_parameters()}
+    assert not trains or set(trains) - set(late.parameters)
+    assert early.layers == () or min(one, other) > start
+
+
+@given(models(), shares, shares)
+def test_freezing_does_not_depend_on_what_is_frozen(model, one, other):
+    frozen = partial(F.frozen_layers, model, freeze_start=0.0)
+    before = frozen(elapsed=other)
+    for name in frozen(elapsed=one).parameters:
+        model.get_parameter(name).requires_grad_(False)
+
+    assert frozen(elapsed=other) == before
+
+
+@given(models(), shares, shares)
+def test_a_layer_is_frozen_before_any_that_comes_after_it(model, elapsed, level):
+    found = F.frozen_layers(model, elapsed=elapsed, freeze_start=0.0, freeze_level=level)
+    last = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+    owners = [
+        name.rpartition(".")[0]
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if last[id(p)] == name
+    ]
+    order = list(dict.fromkeys(owners))
+
+    assert list(found.layers) == order[: len(found.layers)]
+
+
+algorithms = st.builds(LayerFreezing, st.sampled_from([0.0, 0.3, 0.8]), st.sampled_from([1.0, 0.5]))
+optimizers = st.sampled_from(
+    [sgd, adam, partial(torch.optim.AdamW, lr=0.1, weight_decay=0.3, amsgrad=True)]
+)
+
+
+@few
+@given(problems, algorithms, optimizers, st.integers(1, 2))
+def test_from_the_moment_of_freezing_the_bits_of_a_layer_stay(problem, freezing, optimizer, split):
+    def held(state):
+        parameters = dict(state.model.named_parameters())
+        return state.elapsed, {name: p.detach().clone() for name, p in parameters.items()}
+
+    watch = Watch(held, Event.BATCH_START, Event.BATCH_END)
+    run = problem.trainer(
+        algorithms=[freezing], optimizers=optimizer, callbacks=watch, grad_accum=split
+    )
+    run.fit()
+
+    model = problem.model()
+    for (elapsed, before), (_, after) in zip(watch.seen[::2], watch.seen[1::2], strict=True):
+        frozen = F.frozen_layers(
+            model,
+            elapsed=elapsed,
+            freeze_start=freezing.freeze_start,
+            freeze_level=freezing.freeze_level,
+        ).parameters
+        assert all(torch.equal(before[name], after[name]) for name in frozen)
+        assert not all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
+@settings(max_examples=4)
+@example(at=POINTS // 2)
+@given(at=st.integers(1, POINTS))
+def test_layer_freezing_resumes(problem, at):
+    check_going_on(
+        at,
+        problem=lambda: problem,
+        optimizers=lambda: partial(torch.optim.AdamW, lr=0.1, weight_decay=0.3),
+        algorithms=lambda: [LayerFreezing(0.2), EMA("2ba"), GradientClipping("norm", 0.5)],
+    )
+
+
+@settings(max_examples=4)
+@given(at=st.integers(1, POINTS))
+def test_layer_freezing_resumes_where_the_model_is_replaced_as_it_trains(at):
+    check_going_on(
+        at,
+        algorithms=lambda: [
+            LayerFreezing(0.2),
+            StochasticDepth(target=nn.ReLU, drop_warmup="0.7dur"),
+        ],
+    )

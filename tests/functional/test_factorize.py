@@ -1,0 +1,452 @@
+"""Factorized layers compute with the best weight of their rank, and only where that is cheaper."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.testing import assert_close
+
+from composable.functional import FactorizedLayer, NoEffectWarning, blurpool, factorize
+from tests.functional.no_sync import NoSync
+
+CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+small = partial(factorize, min_channels=0, min_features=0)
+
+
+def randn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def filled(layer, seed=0):
+    """The layer with weights of a seed."""
+    with torch.no_grad():
+        for i, parameter in enumerate(layer.parameters()):
+            parameter.copy_(randn(*parameter.shape, seed=seed + i))
+    return layer
+
+
+def stays(model, **options):
+    with pytest.warns(NoEffectWarning, match="factorize found nothing to replace"):
+        return small(model, **{"latent_channels": 1, "latent_features": 1, **options}) is model
+
+
+# --- the fit ---
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5])
+def test_the_error_is_that_of_eckart_and_young(rank):
+    linear = filled(nn.Linear(16, 12, dtype=torch.float64))
+    kept = torch.linalg.svdvals(linear.weight)
+
+    new = small(linear, latent_features=rank)
+
+    error = torch.linalg.matrix_norm(linear.weight - new.weight)
+    assert_close(error, kept[rank:].square().sum().sqrt())
+    assert torch.linalg.matrix_rank(new.weight) == rank
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+def test_a_weight_of_the_rank_is_fitted_to_rounding(dtype, near):
+    linear, x = filled(nn.Linear(16, 12, dtype=dtype)), randn(5, 16, dtype=dtype)
+    with torch.no_grad():
+        linear.weight.copy_(randn(12, 3, dtype=dtype) @ randn(3, 16, seed=1, dtype=dtype))
+
+    assert_close(small(linear, latent_features=3)(x), linear(x), rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "circular", "replicate"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_convolution_keeps_its_options(dims, padding_mode, groups):
+    options = {"stride": 2, "padding": 2, "dilation": 2, "groups": groups}
+    conv = filled(CONVS[dims](4, 8, 3, padding_mode=padding_mode, **options)).double()
+    x = randn(2, 4, *[9 - dims] * dims, dtype=torch.float64)
+
+    new = small(conv, latent_channels=2 * groups)
+    plain = copy.deepcopy(conv)
+    plain.weight = nn.Parameter(new.weight)
+
+    assert isinstance(new, FactorizedLayer)
+    assert new.weight.shape == conv.weight.shape
+    assert_close(new(x), plain(x))
+    for part, fitted in zip(conv.weight.chunk(groups), new.weight.chunk(groups), strict=True):
+        left = torch.linalg.svdvals(part.flatten(1))[2:].square().sum().sqrt()
+        assert_close(torch.linalg.vector_norm(part - fitted), left)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_padding_by_name_stays(padding):
+    conv, x = filled(nn.Conv2d(4, 4, 3, padding=padding)), randn(2, 4, 6, 6)
+
+    assert small(conv, latent_channels=2)(x).shape == conv(x).shape
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("build", [nn.Linear, partial(nn.Conv2d, kernel_size=3)])
+def test_the_bias_is_the_one_that_was_there(build, bias):
+    layer = build(8, 8, bias=bias)
+    new = small(layer, latent_channels=2, latent_features=2)
+
+    assert new.bias is layer.bias
+    assert new.expand.bias is layer.bias
+    assert new.reduce.bias is None
+
+
+def test_a_weight_of_zeros_can_still_be_trained():
+    linear = nn.Linear(8, 8)
+    nn.init.zeros_(linear.weight)
+    new, x = small(linear, latent_features=2), randn(4, 8)
+    before = new(x)
+
+    new(x).square().sum().backward()
+    with torch.no_grad():
+        new.expand.weight -= new.expand.weight.grad
+
+    assert_close(before, linear(x))
+    assert (new(x) - before).abs().max() > 0.1
+
+
+def test_the_signs_of_the_singular_vectors_are_fixed():
+    linear, turned = (filled(nn.Linear(8, 8, bias=False)) for _ in range(2))
+    with torch.no_grad():
+        turned.weight.neg_()  # the same vectors, one of each pair with the other sign
+    pairs = [small(layer, latent_features=2) for layer in (linear, turned)]
+
+    for pair in pairs:
+        columns = pair.expand.weight
+        largest = columns.gather(0, columns.abs().argmax(0, keepdim=True))
+        assert (largest > 0).all()
+    assert_close(pairs[0].expand.weight.abs(), pairs[1].expand.weight.abs())
+
+
+def test_the_same_weight_gives_the_same_pair():
+    first, again = (small(filled(nn.Conv2d(8, 8, 3)), latent_channels=2) for _ in range(2))
+
+    assert all(map(torch.equal, first.state_dict().values(), again.state_dict().values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_fitted_in_float32(dtype):
+    half = filled(nn.Linear(16, 12)).to(dtype)
+    exact = small(copy.deepcopy(half).float(), latent_features=3)
+
+    new = small(half, latent_features=3)
+
+    assert new.reduce.weight.dtype == new.expand.weight.dtype == dtype
+    assert torch.equal(new.reduce.weight, exact.reduce.weight.to(dtype))
+    assert torch.equal(new.expand.weight, exact.expand.weight.to(dtype))
+
+
+# --- when ---
+
+
+@pytest.mark.parametrize(
+    ("build", "rank", "saves"),
+    [
+        # 12 * 6 = 72 multiply-adds for each output; a pair takes 18 for each of its rank
+        (partial(nn.Linear, 12, 6), 3, True),
+        (partial(nn.Linear, 12, 6), 4, False),
+        # 4 * 9 * 6 = 216, and 42 for each
+        (partial(nn.Conv2d, 4, 6, 3), 5, True),
+        (partial(nn.Conv2d, 4, 6, 3), 6, False),
+        # each of two groups: 2 * 9 * 3 = 54, and 21 for each
+        (partial(nn.Conv2d, 4, 6, 3, groups=2), 4, True),
+        (partial(nn.Conv2d, 4, 6, 3, groups=2), 6, False),
+        # one input and one output in a group
+        (partial(nn.Conv2d, 4, 4, 3, groups=4), 1, False),
+    ],
+)
+def test_a_layer_is_replaced_where_that_saves_work(build, rank, saves):
+    model = build()
+    if not saves:
+        assert stays(model, latent_channels=rank, latent_features=rank)
+        return
+    new = small(model, latent_channels=rank, latent_features=rank)
+
+    weights = [new.reduce.weight, new.expand.weight]
+    assert sum(w.numel() for w in weights) < model.weight.numel()
+
+
+def test_even_costs_save_nothing():
+    assert stays(nn.Linear(4, 4), latent_features=2)
+
+
+@pytest.mark.parametrize(
+    ("latent", "size", "expected"),
+    [(3, (16, 12), 3), (0.25, (16, 12), 3), (0.3, (16, 12), 3), (0.01, (16, 12), 1)],
+)
+def test_the_latent_size_is_a_number_or_a_share_of_the_fewer(latent, size, expected):
+    for shape in (size, size[::-1]):
+        linear = small(nn.Linear(*shape), latent_features=latent)
+        conv = small(nn.Conv1d(*shape, 2), latent_channels=latent)
+        assert linear.reduce.out_features == conv.reduce.out_channels == expected
+
+
+@pytest.mark.parametrize(("latent", "each"), [(4, 2), (5, 2), (1, 1)])
+def test_groups_have_equal_parts_of_the_latent_size(latent, each):
+    new = small(nn.Conv2d(8, 8, 3, groups=2), latent_channels=latent)
+
+    assert (new.reduce.groups, new.expand.groups) == (2, 2)
+    assert new.reduce.out_channels == new.expand.in_channels == 2 * each
+
+
+@pytest.mark.parametrize("narrow", [(16, 15), (15, 16)])
+def test_narrow_layers_stay(narrow):
+    wide, options = (16, 16), {"min_channels": 16, "min_features": 16}
+    model = nn.ModuleList(
+        [nn.Linear(*wide), nn.Linear(*narrow), nn.Conv1d(*wide, 3), nn.Conv1d(*narrow, 3)]
+    )
+
+    new = factorize(model, **options)
+
+    assert [type(layer) is FactorizedLayer for layer in new] == [True, False, True, False]
+
+
+def test_each_kind_can_be_left_out():
+    model = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Linear(8, 8))
+
+    convs = small(model, factorize_linears=False)
+    linears = small(model, factorize_convs=False)
+
+    assert [type(layer).__name__ for layer in convs] == ["FactorizedLayer", "Linear"]
+    assert [type(layer).__name__ for layer in linears] == ["Conv1d", "FactorizedLayer"]
+
+
+# --- what stays, and what is kept ---
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 10 * super().forward(x)
+
+
+class Named(nn.Linear):
+    def describe(self):
+        return "more than a weight"
+
+
+def with_more(add):
+    """A linear layer that holds something besides, which a hook may use."""
+    linear = nn.Linear(8, 8)
+    add(linear)
+    return linear
+
+
+def with_a_forward_of_its_own():
+    linear = nn.Linear(8, 8)
+    linear.forward = lambda x: x
+    return linear
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Scaled(8, 8),
+        lambda: Named(8, 8),
+        lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
+        lambda: parametrize.register_parametrization(nn.Linear(8, 8), "bias", nn.Identity()),
+        lambda: prune.l1_unstructured(nn.Linear(8, 8), "weight", 0.5),
+        with_a_forward_of_its_own,
+        lambda: with_more(lambda layer: layer.register_parameter("scale", nn.Parameter(randn(8)))),
+        lambda: with_more(lambda layer: layer.register_buffer("scale", randn(8))),
+        lambda: with_more(lambda layer: layer.register_module("adapter", nn.Tanh())),
+        lambda: nn.Linear(8, 8, dtype=torch.complex64),
+        lambda: nn.ConvTranspose2d(8, 8, 3),
+        lambda: nn.Bilinear(8, 8, 8),
+        lambda: nn.MultiheadAttention(8, 2),
+        lambda: blurpool(nn.Conv2d(8, 8, 3, stride=2), min_channels=0),
+        lambda: nn.Linear(8, 0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_what_a_product_may_not_stand_for_stays(build):
+    assert stays(nn.Sequential(build()))
+
+
+def test_a_shared_weight_stays():
+    embedding, output = nn.Embedding(16, 8), nn.Linear(8, 16)
+    output.weight = embedding.weight
+    model = nn.ModuleList([embedding, nn.Linear(8, 8), output])
+
+    new = small(model, latent_features=1)
+
+    assert isinstance(new[1], FactorizedLayer)
+    assert new[2].weight is new[0].weight is embedding.weight
+
+
+def test_a_layer_that_is_used_twice_is_replaced_once():
+    layer, x = filled(nn.Linear(8, 8)), randn(2, 8)
+    model = nn.Sequential(layer, nn.Tanh(), layer)
+
+    new = small(model, latent_features=2)
+
+    assert new[0] is new[2]
+    assert_close(new(x), new[0](torch.tanh(new[0](x))))
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_attention_computes_what_it_did(mode):
+    attention, x = nn.MultiheadAttention(8, 2, batch_first=True), randn(2, 5, 8)
+    model = nn.ModuleDict({"attention": attention, "linear": nn.Linear(8, 8)}).train(mode)
+
+    new = small(model, latent_features=2)["attention"]
+
+    assert_close(new(x, x, x)[0], attention(x, x, x)[0])
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_whoever_reads_the_weight_gets_the_product(mode):
+    options = {"dropout": 0.0, "batch_first": True}
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, **options).train(mode), randn(2, 5, 8)
+    with pytest.warns(NoEffectWarning, match="TransformerEncoderLayer can read its weights"):
+        new = small(layer, latent_features=2)
+    plain = copy.deepcopy(layer)
+    for name in ("linear1", "linear2"):
+        getattr(plain, name).weight = nn.Parameter(getattr(new, name).weight.detach())
+
+    with torch.no_grad():
+        assert_close(new(x), plain(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_mode_stays(mode):
+    new = small(nn.Linear(8, 8).train(mode), latent_features=2)
+
+    assert [module.training for module in new.modules()] == [mode] * 3
+
+
+def test_the_layers_of_a_pair_are_not_factorized_again():
+    once = small(nn.Sequential(nn.Linear(16, 16), nn.Conv2d(16, 16, 3)), latent_features=6)
+
+    assert small(once, latent_features=1, latent_channels=1) is once
+
+
+def test_attributes_of_the_layer_stay():
+    conv = nn.Conv2d(8, 8, 3, stride=2)
+    conv.tag = "third"
+
+    new = small(conv, latent_channels=2)
+
+    assert (new.tag, new.stride, new.in_channels) == ("third", (2, 2), 8)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_requires_no_gradient_still_requires_none(trains):
+    linear = nn.Linear(8, 8)
+    linear.weight.requires_grad_(trains)
+
+    new = small(linear, latent_features=2)
+
+    assert new.reduce.weight.requires_grad is new.expand.weight.requires_grad is trains
+
+
+@pytest.mark.parametrize(
+    ("build", "layout"),
+    [(nn.Conv2d, torch.channels_last), (nn.Conv3d, torch.channels_last_3d)],
+)
+def test_the_layout_stays(build, layout):
+    conv = build(8, 8, 3)
+    other = copy.deepcopy(conv).to(memory_format=layout)
+    plain, last = (small(each, latent_channels=2) for each in (conv, other))
+
+    assert plain.reduce.weight.is_contiguous()
+    assert last.reduce.weight.is_contiguous(memory_format=layout)
+    assert not last.reduce.weight.is_contiguous()
+
+
+def test_gradients_of_the_pair_are_those_of_the_product():
+    new, x = small(filled(nn.Conv1d(4, 6, 3).double()), latent_channels=2), randn(2, 4, 7).double()
+    leaf = new.weight.detach().requires_grad_()
+    nn.functional.conv1d(x, leaf, new.bias).square().sum().backward()
+
+    new(x).square().sum().backward()
+
+    expand, reduce = new.expand.weight.detach().flatten(1), new.reduce.weight.detach().flatten(1)
+    assert_close(new.reduce.weight.grad.flatten(1), expand.T @ leaf.grad.flatten(1))
+    assert_close(new.expand.weight.grad.flatten(1), leaf.grad.flatten(1) @ reduce.T)
+
+
+def test_ensembles_run_by_vmap():
+    new, x = small(nn.Conv2d(4, 4, 3), latent_channels=2), randn(3, 2, 4, 5, 5)
+
+    assert_close(torch.func.vmap(new)(x), torch.stack([new(each) for each in x]))
+
+
+def test_nothing_waits_for_the_device():
+    new = small(nn.Conv2d(4, 4, 3), latent_channels=2)
+    with NoSync():
+        new(randn(1, 4, 5, 5))
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_batches_of_none_and_of_one(batch):
+    new = small(nn.Conv2d(4, 4, 3), latent_channels=2)
+
+    assert new(randn(batch, 4, 5, 5)).shape == (batch, 4, 3, 3)
+
+
+@pytest.mark.compile
+def test_compiles_into_one_graph():
+    model, x = small(nn.Conv2d(4, 4, 3), latent_channels=2), randn(1, 4, 5, 5)
+
+    assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_refused(bad):
+    linear = nn.Linear(8, 8)
+    with torch.no_grad():
+        linear.weight[0, 0] = bad
+
+    with pytest.raises(ValueError, match=r"^0.weight has values that are not finite"):
+        small(nn.Sequential(linear), latent_features=1)
+
+
+LATENT = r"must be in \(0, 1\)\. A whole number counts; a number below 1 is a share"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"factorize_convs": False, "factorize_linears": False},
+            ValueError,
+            "factorize_convs and factorize_linears are both False",
+        ),
+        ({"factorize_convs": 1}, TypeError, "factorize_convs is 1, but must be True or False"),
+        ({"factorize_linears": None}, TypeError, "factorize_linears is None, but must be True"),
+        *(
+            row
+            for name in ("min_channels", "min_features")
+            for row in [
+                ({name: -1}, ValueError, f"{name} is -1, but must be at least 0"),
+                ({name: 1.5}, TypeError, f"{name} is 1.5, but must be a whole number"),
+                ({name: True}, TypeError, f"{name} is True, but must be a whole number"),
+            ]
+        ),
+        *(
+            row
+            for name in ("latent_channels", "latent_features")
+            for row in [
+                ({name: 0}, ValueError, f"{name} is 0, but must be at least 1"),
+                ({name: 0.0}, ValueError, f"{name} is 0.0, but {LATENT}"),
+                ({name: 1.0}, ValueError, f"{name} is 1.0, but {LATENT}"),
+                ({name: 64.0}, ValueError, f"{name} is 64.0, but {LATENT}"),
+                ({name: float("nan")}, ValueError, f"{name} is nan, but {LATENT}"),
+                ({name: float("inf")}, ValueError, f"{name} is inf, but {LATENT}"),
+                ({name: True}, TypeError, f"{name} is True, but must be a whole number"),
+                ({name: "4"}, TypeError, f"{name} is '4', but must be a number"),
+            ]
+        ),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_arguments_are_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        factorize(nn.Linear(4, 4), **options)

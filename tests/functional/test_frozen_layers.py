@@ -1,0 +1,164 @@
+"""Which layers are frozen is a function of the structure of a model and of the time alone."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from composable.functional import frozen_layers
+
+
+def chain(count):
+    return nn.Sequential(*(nn.Linear(1, 1) for _ in range(count)))
+
+
+def count(*args, **options):
+    return len(frozen_layers(*args, **options).layers)
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "start", "level", "expected"),
+    [
+        (0.0, 0.0, 1.0, 0),
+        (0.5, 0.5, 1.0, 0),
+        (0.55, 0.5, 1.0, 1),
+        (0.5999, 0.5, 1.0, 1),
+        (0.6, 0.5, 1.0, 2),
+        (0.75, 0.5, 1.0, 5),
+        (1.0, 0.5, 1.0, 10),
+        (1.0, 0.5, 0.5, 5),
+        (1.0, 0.0, 0.3, 3),
+        (0.4, 0.0, 1.0, 4),
+        (1.0, 0.5, 0.0, 0),
+        (1.0, 1.0, 1.0, 0),
+    ],
+)
+def test_layers_freeze_one_after_the_other_along_a_line(elapsed, start, level, expected):
+    found = frozen_layers(chain(11), elapsed=elapsed, freeze_start=start, freeze_level=level)
+
+    assert found.layers == tuple(str(i) for i in range(expected))
+    assert found.parameters == tuple(
+        f"{i}.{name}" for i in range(expected) for name in ("weight", "bias")
+    )
+
+
+@pytest.mark.parametrize("percent", range(1, 101))
+def test_a_share_that_is_whole_is_whole_in_floats_too(percent):
+    model = chain(101)
+
+    assert count(model, elapsed=1.0, freeze_start=0.0, freeze_level=percent / 100) == percent
+    assert count(model, elapsed=percent / 100, freeze_start=0.0) == percent
+
+
+@pytest.mark.parametrize("model", [nn.Linear(1, 1), nn.ReLU(), nn.Sequential(), chain(1)])
+def test_the_only_layer_and_none_stay(model):
+    assert frozen_layers(model, elapsed=1.0) == ((), ())
+
+
+def test_parameters_of_modules_with_children_count():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2)  # has in_proj_weight of its own
+            self.head = nn.Linear(4, 1)
+            self.token = nn.Parameter(torch.zeros(4))
+
+    found = frozen_layers(Model(), elapsed=1.0, freeze_start=0.0)
+
+    assert found.layers == ("", "attention", "attention.out_proj")
+    assert found.parameters[:3] == ("token", "attention.in_proj_weight", "attention.in_proj_bias")
+
+
+def test_layers_without_parameters_do_not_count():
+    model = nn.Sequential(nn.ReLU(), nn.Linear(1, 1), nn.Dropout(), nn.Linear(1, 1), nn.ReLU())
+
+    assert frozen_layers(model, elapsed=1.0).layers == ("1",)
+
+
+def test_a_shared_parameter_belongs_to_the_last_of_its_layers():
+    embedding, output = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+    output.weight = embedding.weight
+    model = nn.Sequential(embedding, nn.Linear(2, 2), output, nn.Linear(4, 1), nn.Linear(1, 1))
+
+    found = [frozen_layers(model, elapsed=t, freeze_start=0.0) for t in (1 / 3, 2 / 3, 1.0)]
+
+    assert [each.layers for each in found] == [("1",), ("1", "2"), ("1", "2", "3")]
+    assert "0.weight" not in found[0].parameters
+    assert "0.weight" in found[1].parameters  # by its name in named_parameters()
+    assert set(found[2].parameters) <= {name for name, _ in model.named_parameters()}
+
+
+def test_a_layer_that_is_used_twice_belongs_to_its_last_place():
+    layer = nn.Linear(1, 1)
+    model = nn.Sequential(layer, nn.Linear(1, 1), layer, nn.Linear(1, 1))
+
+    assert frozen_layers(model, elapsed=1.0).layers == ("1", "2")
+    assert frozen_layers(model, elapsed=1.0).parameters[2:] == ("0.weight", "0.bias")
+
+
+@pytest.mark.parametrize("wrap", [lambda layer: layer, nn.Sequential])
+def test_what_a_parametrization_holds_belongs_to_its_layer(wrap):
+    first = wrap(parametrizations.weight_norm(nn.Linear(2, 2)))
+    model = nn.Sequential(first, nn.Linear(2, 2))
+
+    found = frozen_layers(model, elapsed=1.0)
+
+    assert len(found.layers) == 1
+    assert len(found.parameters) == 3
+    assert frozen_layers(first, elapsed=1.0).layers == ()
+
+
+def test_what_is_frozen_already_does_not_matter():
+    model, other = chain(6), chain(6)
+    for name in frozen_layers(model, elapsed=0.8).parameters:
+        model.get_parameter(name).requires_grad_(False)
+
+    for elapsed in (0.7, 0.8, 0.9, 1.0):
+        assert frozen_layers(model, elapsed=elapsed) == frozen_layers(other, elapsed=elapsed)
+
+
+def test_layers_after_the_last_one_that_trains_do_not_count():
+    model = chain(6)
+    for layer in model[4:]:
+        layer.requires_grad_(False)
+
+    assert frozen_layers(model, elapsed=1.0).layers == ("0", "1", "2")
+    model[4].bias.requires_grad_(True)
+    assert frozen_layers(model, elapsed=1.0).layers == ("0", "1", "2", "3")
+    assert frozen_layers(model.requires_grad_(False), elapsed=1.0).layers == ()
+
+
+def test_nothing_is_touched():
+    model = chain(4)
+
+    frozen_layers(model, elapsed=1.0)
+
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (row, kind, f"{name} is {value!r}, but must be {allowed}")
+        for name in ("elapsed", "freeze_start", "freeze_level")
+        for value, kind, allowed in [
+            (-0.1, ValueError, r"in \[0, 1\]"),
+            (1.1, ValueError, r"in \[0, 1\]"),
+            (float("nan"), ValueError, r"in \[0, 1\]"),
+            (float("inf"), ValueError, r"in \[0, 1\]"),
+            (True, TypeError, r"a number in \[0, 1\]"),
+            (None, TypeError, r"a number in \[0, 1\]"),
+        ]
+        for row in [{"elapsed": 0.5, name: value}]
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_arguments_are_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        frozen_layers(chain(2), **options)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_something_else_than_a_module_is_refused():
+    with pytest.raises(TypeError, match=r"model is a list, but must be a torch.nn.Module"):
+        frozen_layers([1], elapsed=0.5)
