@@ -16,6 +16,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -322,6 +323,91 @@ def frozen_layers() -> list[Candidates]:
     ]
 
 
+def steps_with(change: Callable[[nn.Module], nn.Module], name: str) -> list[Candidates]:
+    """Steps of the network as it is, and after a surgery; and the surgery."""
+    model, (images, labels) = network(), batch()
+    changed = change(model)
+    return [
+        {
+            "a step": train_step(model, images, labels),
+            name: train_step(changed, images, labels),
+            "the surgery": lambda: change(model),
+        }
+    ]
+
+
+def ghost_batchnorm() -> list[Candidates]:
+    """Steps with norms over slices of 16."""
+    return steps_with(partial(F.ghost_batchnorm, ghost_batch_size=16), "ghost_batchnorm, by 16")
+
+
+def squeeze_excite() -> list[Candidates]:
+    """Steps with attention after each convolution of 64 channels or more."""
+    return steps_with(partial(F.squeeze_excite, min_channels=64), "squeeze_excite from 64 on")
+
+
+def weight_standardization() -> list[Candidates]:
+    """Steps with standardized weights."""
+    return steps_with(F.weight_standardization, "weight_standardization")
+
+
+def stochastic_depth() -> list[Candidates]:
+    """Steps that drop half of the blocks, or the residuals of half of the examples."""
+    model, (images, labels) = network(), batch()
+    block = F.ResidualBlock(
+        Block,
+        shortcut=lambda block, x: torch.relu(block.shortcut(x)),
+        residual=lambda block: block.body,
+    )
+
+    def step(method: str) -> Callable[[], None]:
+        options = {"drop_rate": 0.5, "drop_distribution": "uniform", "method": method}
+        return train_step(F.stochastic_depth(model, target=block, **options), images, labels)
+
+    return [
+        {
+            "a step": train_step(model, images, labels),
+            "by block, half of them": step("block"),
+            "by sample, half of them": step("sample"),
+        }
+    ]
+
+
+def gyro_dropout() -> list[Candidates]:
+    """A layer of 1024 features, forward and backward, for 512 examples."""
+    x = torch.randn(512, 1024, requires_grad=True)
+    plain = nn.Dropout()
+    gyro = F.gyro_dropout(plain, iters_per_epoch=100, max_epoch=10)
+
+    def both_ways(layer: nn.Module) -> Callable[[], None]:
+        return lambda: layer(x).sum().backward()
+
+    return [{"dropout": both_ways(plain), "gyro dropout": both_ways(gyro)}]
+
+
+def channels_last() -> list[Candidates]:
+    """Steps in both layouts."""
+    model, (images, labels) = network(), batch()
+    last = images.to(memory_format=torch.channels_last)
+    return [
+        {
+            "a step": train_step(model, images, labels),
+            "a step in channels-last": train_step(F.channels_last(model), last, labels),
+        }
+    ]
+
+
+def randaugment() -> list[Candidates]:
+    """Augmenting the images of a step, of which AugMix makes three chains."""
+    images, generator = batch()[0].sigmoid(), torch.Generator().manual_seed(0)
+    return [
+        {
+            "randaugment": lambda: F.randaugment(images, generator=generator),
+            "augmix": lambda: F.augmix(images, generator=generator),
+        }
+    ]
+
+
 def ema() -> list[Candidates]:
     """One update of the average, and giving it to a model."""
     model = network()
@@ -365,8 +451,14 @@ METHODS = {
     method.__name__: method
     for method in (
         *(mixup, cutmix, cutout, colout, resize_batch, set_sequence_length),
+<<<<<<< HEAD
         *(smooth_labels, select_using_loss, blurpool, factorize, frozen_layers, ema),
         clip_gradients,
+=======
+        *(smooth_labels, select_using_loss, blurpool, ema, clip_gradients),
+        *(ghost_batchnorm, squeeze_excite, weight_standardization, stochastic_depth),
+        *(gyro_dropout, channels_last, randaugment),
+>>>>>>> matrix
     )
 }
 

@@ -8,6 +8,7 @@ from composable import Callback, Event
 from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothing, MixUp
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
+from composable.testing.properties import Subject, no_sync_on
 from tests.helpers import CLASSES, Watch, batches, make_trainer, seeded, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -97,3 +98,13 @@ def test_no_step_waits_for_the_device(tmp_path):
     ).fit()
 
     assert len(memory.series("loss/train")) == 6
+
+
+# That no function waits is a column of the matrix: property_tests/test_matrix.py.
+@pytest.mark.parametrize("waits", [lambda x: x.sum().item(), torch.nonzero, lambda x: x[x > 0]])
+def test_a_function_that_waits_is_refused(waits):
+    asked = Subject(waits, make=lambda n: (torch.randn(n),), inputs=lambda n: torch.randn(n))
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        no_sync_on(torch.device("cuda"), asked)
+    assert torch.ones((), device="cuda").item() == 1

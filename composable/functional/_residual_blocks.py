@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._random import numbers
+
 __all__ = ["KNOWN", "Dropping", "ResidualBlock", "StochasticBlock", "start_dropping"]
 
 
@@ -75,8 +77,9 @@ class Dropping:
         return self.full_rate * self.scale
 
     def chosen_first(self, module: nn.Module) -> bool:
-        """Whether the choice comes before anything is computed, which a graph can't."""
-        return module.training and not self.per_example and not torch.compiler.is_compiling()
+        """Whether the choice comes before anything is computed: not in a graph or `torch.func`."""
+        traced = torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level()
+        return module.training and not self.per_example and not traced
 
     def draw(self, like: Tensor) -> Tensor:
         """Draw what is kept: of each example, or of the batch."""
@@ -93,7 +96,7 @@ class StochasticBlock(nn.Module):
         """Compute the block, or its shortcut alone."""
         how, whole = self.stochastic_depth, self.stochastic_depth.block.residual is None
         first = how.chosen_first(self)
-        if first and torch.rand(()).item() < how.rate:
+        if first and numbers(torch.rand((), device="cpu")) < how.rate:
             return how.block.shortcut(self, inputs)
         outputs = super().forward(inputs, *args, **kwargs)
         if not whole:

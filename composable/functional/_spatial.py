@@ -7,7 +7,17 @@ from torch import Tensor
 
 from ._checks import check_tensor
 
-__all__ = ["check_spatial", "is_dense", "take"]
+__all__ = ["check_spatial", "is_dense", "laid_out_like", "take"]
+
+
+def laid_out_like(tensor: Tensor, images: Tensor) -> Tensor:
+    """Give a tensor the memory layout of images: channels last, or first.
+
+    By strides and moved dimensions, as vmap knows nothing of `torch.channels_last`.
+    """
+    if images.ndim == 4 and images.stride(1) == 1 != images.stride(3):
+        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+    return tensor.contiguous()
 
 
 def check_spatial(name: str, value: Any, *, advice: str = "") -> None:

@@ -13,6 +13,7 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ._checks import check_count, check_module
+from ._spatial import laid_out_like
 from ._surgery import replace_modules, report_nothing
 from ._take_over import keeps_forward_of, refuse_lazy, take_over
 
@@ -124,9 +125,7 @@ class _Ghost(_BatchNorm):
         # With a momentum of 1 the running statistics are those of the batch.
         outputs = batch_norm(slices, mean, var, weight, bias, True, 1.0, self.eps)
         outputs = outputs.unflatten(1, (count, channels))  # type: ignore[no-untyped-call]
-        outputs = outputs.transpose(0, 1).flatten(0, 1)
-        if inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last):
-            outputs = outputs.contiguous(memory_format=torch.channels_last)
+        outputs = laid_out_like(outputs.transpose(0, 1).flatten(0, 1), inputs)
         return outputs, mean.view(count, channels).mean(0), var.view(count, channels).mean(0)
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ._checks import check_count, check_generator, check_module, check_range
 from ._random import home
+from ._spatial import laid_out_like
 from ._surgery import replace_modules, report_nothing
 from ._take_over import keeps_forward_of, take_over
 
@@ -147,6 +148,7 @@ class GyroDropoutLayer(nn.Dropout):
         batch = batched.shape[0]
         slices = torch.arange(batch, device=inputs.device) * self.tau // max(1, batch)
         kept = masks[slices].view(batched.shape).view(inputs.shape)
+        kept = laid_out_like(kept, inputs)  # as the masks lie in memory, so does the result
         self.steps.add_(1)
         return torch.where(kept, inputs / (1 - self.p), 0.0)
 

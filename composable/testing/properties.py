@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -23,10 +24,13 @@ from composable.utils.reproducibility import (
     seed_torch,
 )
 
-__all__ = ["PROPERTIES", "Inapplicable", "Refuted", "Subject"]
+__all__ = ["PROPERTIES", "Inapplicable", "Refuted", "Subject", "no_sync_on"]
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Positional arguments, or arguments by name."""
+
+_DRAWS = ("draw", "offset")
+"""What a parameter is called that takes a draw."""
 
 SIZE = 4
 """Examples in a batch, where nothing is asked about that."""
@@ -80,6 +84,17 @@ class Subject:
             outputs = tensors_of(copy.deepcopy(result)(inputs))
             return [*result.state_dict().values(), *outputs]
 
+    def drawn(self, size: int = SIZE) -> "Subject":
+        """The same with its draw for a constant, of its own type and on the CPU."""
+        given = self.arguments(size)
+        names = given if isinstance(given, Mapping) else _parameters(self.function)
+        values = given.values() if isinstance(given, Mapping) else given
+        named = dict(zip(names, values, strict=False))
+        draws = {name: named.pop(name) for name in _DRAWS if name in named}
+        if not draws:
+            return self
+        return attrs.evolve(self, function=partial(self.function, **draws), make=lambda _: named)
+
     def inner(self, size: int = SIZE) -> "Subject":
         """What is called at every step: the function, or the module that it returns."""
         arguments = self.arguments(size)
@@ -130,17 +145,16 @@ def _generator_decides(subject: Subject) -> None:
 
 def _global_generators(subject: Subject) -> None:
     """It moves no global generator: not PyTorch's, not Python's, not NumPy's."""
-    arguments = subject.arguments()
-    with preserve_rng():
-        before = get_rng_state()
-        subject.call(arguments)
-        for whose, state in get_rng_state().items():
-            if not same_state(state, before.get(whose, state)):
-                raise Refuted(f"it moves {whose}'s global generator")
+    for mover in _moved_by(lambda: subject.call(subject.arguments())):
+        raise Refuted(f"it moves {mover}'s global generator")
+    if isinstance((inner := subject.inner()).function, nn.Module):
+        for mover in _moved_by(lambda: inner.call(inner.arguments())):
+            raise Refuted(f"the model that it returns moves {mover}'s global generator")
 
 
 def _keeps(dtype: torch.dtype) -> Callable[[Subject], None]:
     def keeps(subject: Subject) -> None:
+        subject = subject.drawn()
         given = subject.arguments()
         floats = [t for t in _every_tensor(given) if t.is_floating_point()]
         if not floats:
@@ -177,7 +191,7 @@ def _channels_last(subject: Subject) -> None:
     maps = [t for t in results if _has_layout(t)]
     if not maps:
         raise Inapplicable("no result has the four dimensions of images")
-    if not all(t.is_contiguous(memory_format=torch.channels_last) for t in maps):
+    if not all(map(_lies_last, maps)):
         raise Refuted("it gives images with the channels first for images with the channels last")
 
 
@@ -225,15 +239,16 @@ def _vmap(subject: Subject) -> None:
 
     with preserve_rng():
         together = torch.func.vmap(of_one, randomness="different")(*stacks)
+    drawn = inner.draws or bool(_moved_by(lambda: of_one(*leaves)))
     for i in range(3):
         with preserve_rng():
             alone = of_one(*(stack[i] for stack in stacks))
-        _agree([t[i] for t in together], alone, exactly=not inner.draws)
+        _agree([t[i] for t in together], alone, exactly=not drawn)
 
 
 def _gradients(subject: Subject) -> None:
     """Gradients flow through it, and are those of finite differences."""
-    inner = subject.inner()
+    inner = subject.inner().drawn(2)
     arguments = _converted(inner.arguments(2), lambda t: t.detach().double(), lambda m: m.double())
     function = inner.function
     if isinstance(function, nn.Module):
@@ -247,7 +262,9 @@ def _gradients(subject: Subject) -> None:
         given = list(leaves)
         for place, tensor in zip(places, floats, strict=True):
             given[place] = tensor
-        results = tensors_of(call(function, _replaced(arguments, given)))
+        with preserve_rng():  # what it draws, it draws alike each time
+            seed_torch(0)
+            results = tensors_of(call(function, _replaced(arguments, given)))
         return tuple(t for t in results if t.is_floating_point())
 
     floats = [leaves[i].clone().requires_grad_() for i in places]
@@ -270,6 +287,23 @@ def _no_sync(subject: Subject) -> None:
     arguments = inner.arguments()
     with NoSync():
         inner.call(arguments)
+    if torch.cuda.is_available():
+        no_sync_on(torch.device("cuda"), inner)
+
+
+def no_sync_on(device: torch.device, subject: Subject) -> None:
+    """Call it on a device, with an error for everything that waits there: torch's own."""
+    function, arguments = subject.drawn().function, subject.drawn().arguments()
+    if isinstance(function, nn.Module):
+        function = copy.deepcopy(function).to(device)
+    arguments = map_tensors(lambda t: t.to(device), arguments)
+    call(function, arguments)  # the first call sets up what the device needs, which may wait
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call(function, arguments)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _batch_of(size: int, words: str) -> Callable[[Subject], None]:
@@ -319,6 +353,15 @@ def _plainly(function: Callable[..., Any], arguments: Arguments) -> list[Tensor]
         return list(tensors_of(_bound(function, arguments)()))
 
 
+def _moved_by(act: Callable[[], Any]) -> list[str]:
+    """Whose global generators an act moves."""
+    with preserve_rng():
+        before = get_rng_state()
+        act()
+        after = get_rng_state()
+    return [who for who, state in after.items() if not same_state(state, before.get(who, state))]
+
+
 def _bound(function: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
     def bound(**more: Any) -> Any:
         if isinstance(arguments, Mapping):
@@ -328,11 +371,15 @@ def _bound(function: Callable[..., Any], arguments: Arguments) -> Callable[..., 
     return bound
 
 
-def _generator(function: Callable[..., Any]) -> inspect.Parameter | None:
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return inspect.signature(function).parameters.get("generator")
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return None
+        return {}
+
+
+def _generator(function: Callable[..., Any]) -> inspect.Parameter | None:
+    return _parameters(function).get("generator")
 
 
 def _without_generator(subject: Subject, why: str) -> None:
@@ -392,6 +439,12 @@ def _rolled(tensor: Tensor, by: int) -> Tensor:
 def _has_layout(tensor: Tensor) -> bool:
     """Whether channels first and channels last can be told apart."""
     return tensor.ndim == 4 and tensor.is_floating_point() and min(tensor.shape[1:]) > 1
+
+
+def _lies_last(tensor: Tensor) -> bool:
+    """Whether the channels are next to one another; a crop of such images has gaps."""
+    _, channel, row, column = tensor.stride()
+    return channel < column <= row
 
 
 def _last(tensor: Tensor) -> Tensor:

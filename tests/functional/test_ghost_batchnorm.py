@@ -201,6 +201,16 @@ def test_nothing_waits_for_the_device():
             new(randn(9, 3, 2, 2))
 
 
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_without_running_statistics_batches_of_batches_are_normalised_by_vmap(layout):
+    new = ghost_batchnorm(norm(track_running_stats=False), ghost_batch_size=4)
+    batches = [randn(9, 3, 2, 2).roll(by).to(memory_format=layout) for by in range(3)]
+
+    together = torch.func.vmap(new)(torch.stack(batches))
+
+    torch.testing.assert_close(together, torch.stack([new(batch) for batch in batches]))
+
+
 def test_slices_are_one_operation_however_many():
     calls = []
 

@@ -191,6 +191,16 @@ def test_dtypes_stay_and_have_the_same_masks(dtype):
     assert torch.equal(outputs.float(), layer()(x))
 
 
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_layout_stays(layout):
+    x = torch.rand(4, 3, 5, 6, generator=generator())
+
+    outputs = layer()(x.to(memory_format=layout))
+
+    assert outputs.is_contiguous(memory_format=layout)
+    assert torch.equal(outputs, layer()(x))
+
+
 def test_nothing_waits_for_the_device():
     dropout = layer()
     with NoSync():

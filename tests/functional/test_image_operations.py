@@ -244,6 +244,16 @@ def test_gradients_are_right(name):
     assert gradcheck(lambda images: operation(images, *given), images)
 
 
+@pytest.mark.parametrize(
+    ("name", "strength"), [("rotate", 20.5), ("shear_x", 0.23), ("brightness", 0.7)]
+)
+def test_gradients_flow_to_strengths_too(name, strength):
+    images = torch.rand(1, 3, 4, 5, dtype=torch.float64, generator=seeded())
+    strengths = torch.tensor([strength], dtype=torch.float64, requires_grad=True)
+
+    assert gradcheck(lambda s: getattr(F.images, name)(images, s), strengths)
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no rule for clamp_
 @each_operation
 def test_batches_of_batches_are_augmented_by_vmap(operation):

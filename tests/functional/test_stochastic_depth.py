@@ -278,8 +278,9 @@ def test_draws_are_those_of_the_global_generators():
         assert not torch.equal(new(x), first)
 
 
-def test_nothing_waits_for_the_device():
-    new = stochastic_depth(Block(), target=Block, method="sample", drop_rate=0.5)
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_nothing_waits_for_the_device(method):
+    new = stochastic_depth(Block(), target=Block, method=method, drop_rate=0.5)
     with NoSync():
         new(randn(3, 4))
         new.eval()(randn(3, 4))
@@ -293,6 +294,36 @@ def test_ensembles_draw_by_vmap():
 
     kept = torch.isclose(outputs, new.linear(x) + x).all(-1)
     assert (kept ^ torch.isclose(outputs, x).all(-1)).all()
+
+
+@pytest.mark.parametrize("kind", [Block, OfTorchvision])
+def test_each_of_an_ensemble_drops_its_block_as_a_whole(kind):
+    block = kind()
+    if kind is OfTorchvision:  # whose statistics an ensemble can't share
+        block.bn1.eval(), block.bn2.eval()
+    whole, shortcut, new = (
+        stochastic_depth(block, target=kind, drop_rate=rate) for rate in (0.0, 1.0, 0.5)
+    )
+    x = randn(2, *(4,) * (1 if kind is Block else 3))
+
+    outputs = torch.func.vmap(new, randomness="different")(x.expand(20, *x.shape))
+
+    kept = [torch.allclose(one, whole(x), atol=1e-6) for one in outputs]
+    past = [torch.allclose(one, shortcut(x), atol=1e-6) for one in outputs]
+    assert all(a != b for a, b in zip(kept, past, strict=True))
+    assert 0 < sum(kept) < 20
+
+
+def test_a_gradient_by_torch_func_is_that_of_a_backward_pass():
+    new = stochastic_depth(Block(), target=Block, drop_rate=0.5)
+    x = randn(2, 4).requires_grad_()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        expected = torch.autograd.grad(new(x).square().sum(), x)[0]
+        torch.manual_seed(seed)
+        torch.testing.assert_close(
+            torch.func.grad(lambda x: new(x).square().sum())(x.detach()), expected
+        )
 
 
 @pytest.mark.compile

@@ -12,7 +12,7 @@ import composable.functional as F
 from composable.testing import PropertyBroken, check_function
 from composable.testing.functions import Answer, FunctionReport
 from composable.testing.problems import feature_maps, image_batch
-from composable.testing.properties import PROPERTIES, Inapplicable, Subject
+from composable.testing.properties import PROPERTIES, Inapplicable, Subject, no_sync_on
 
 
 def randn(*shape):
@@ -76,6 +76,10 @@ def drops_a_key(tensors):
 def changes_the_model(model):
     model[4].stride = (1, 1)
     return model
+
+
+def adds_dropout(model):
+    return nn.Sequential(model, nn.Dropout())
 
 
 def ignores_its_generator(images, *, generator=None):
@@ -152,6 +156,7 @@ LACKING = [
     ("generator", needs_no_generator_but_draws, None, "with the same arguments it gives another"),
     ("global_generators", needs_no_generator_but_draws, None, "moves torch's global generator"),
     ("global_generators", ignores_its_generator, None, "moves python's global generator"),
+    ("global_generators", adds_dropout, None, "the model that it returns moves torch's global"),
     ("float16", promotes, None, "gives torch.float32 for torch.float16"),
     ("bfloat16", promotes_the_images, None, "gives torch.float32 for torch.bfloat16"),
     ("float64", promotes, None, "gives torch.float32 for torch.float64"),
@@ -230,6 +235,82 @@ def test_a_generator_that_is_needed_is_given_where_it_can_be():
     for asked in ("compile", "vmap"):
         with pytest.raises(Inapplicable, match="it needs a generator"):
             PROPERTIES[asked](subject)
+
+
+def crops(images):
+    return images[:, :, 1:5, 2:6]
+
+
+def test_a_view_of_images_with_the_channels_last_has_them_last():
+    assert PROPERTIES["channels_last"](subject_of(crops)) is None
+
+
+def blends(images, draw):
+    return images * (draw >= 0.7), draw.float()
+
+
+def test_a_draw_is_a_constant_of_its_own_type():
+    def with_a_draw(size):
+        return image_batch(size)[0], torch.full((), 0.7, dtype=torch.float64)
+
+    for arguments in (
+        with_a_draw,
+        lambda size: dict(zip(("images", "draw"), with_a_draw(size), strict=True)),
+    ):
+        subject = subject_of(blends, arguments)
+        assert PROPERTIES["float16"](subject) is None
+        assert PROPERTIES["gradients"](subject) is None
+        assert dict(subject.drawn().arguments()).keys() == {"images"}
+
+
+def test_a_model_that_draws_from_the_global_generators_draws_alike_for_each_question():
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(192, 2))
+    subject = subject_of(lambda model: model, lambda size: (model,))
+
+    for asked in ("vmap", "gradients"):
+        assert PROPERTIES[asked](subject) is None
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    """What the sync debug mode is set to, without a GPU."""
+    given = []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", given.append)
+    return given
+
+
+def test_on_a_device_torch_itself_watches_a_second_call_and_draws_stay_on_the_cpu(modes):
+    calls = []
+
+    def watched(images, draw):
+        calls.append((images.device.type, draw.device.type, list(modes)))
+
+    made = subject_of(watched, lambda size: (image_batch(size)[0], torch.ones(())))
+    no_sync_on(torch.device("meta"), made)
+
+    assert calls == [("meta", "cpu", []), ("meta", "cpu", ["error"])]
+    assert modes == ["error", 1]
+
+
+def test_a_model_is_watched_on_a_device_and_left_where_it_was(modes):
+    model = feature_maps()
+
+    no_sync_on(torch.device("meta"), subject_of(lambda model: model, lambda size: (model,)).inner())
+
+    assert modes == ["error", 1]
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_the_sync_debug_mode_is_restored_after_what_waits(modes):
+    def waits_when_watched(images):
+        if modes:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        no_sync_on(torch.device("meta"), subject_of(waits_when_watched))
+
+    assert modes == ["error", 1]
 
 
 # The report

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._checks import check_range, check_tensor
 from .._multi import accurate
+from .._spatial import laid_out_like
 
 __all__ = [
     "GRAIN",
@@ -88,7 +89,4 @@ def round_(values: Tensor, images: Tensor) -> Tensor:
 
 def finish(values: Tensor, images: Tensor) -> Tensor:
     """Give a result the dtype and the layout of the images; uint8 cuts fractions off."""
-    # By strides, since vmap does not know is_contiguous(memory_format=torch.channels_last).
-    channels_last = images.stride(1) == 1 != images.stride(3)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    return values.to(images.dtype).contiguous(memory_format=layout)
+    return laid_out_like(values.to(images.dtype), images)

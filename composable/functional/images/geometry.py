@@ -56,7 +56,11 @@ def rotate(
     # Interleaved as complex numbers, which is several times faster than torch.stack.
     grid = torch.view_as_real(torch.complex(from_x, from_y)).expand(len(images), -1, -1, -1)
     sampled = grid_sample(values, grid, padding_mode="border", align_corners=False)
-    edge = torch.maximum(from_x.add_(_EDGE).abs_(), from_y.add_(_EDGE).abs_())
+    # Only the places have a gradient, and not whether they are inside.
+    edge = torch.maximum(
+        (from_x.detach() + _EDGE).abs_(),
+        (from_y.detach() + _EDGE).abs_(),
+    )
     inside = (edge <= 1)[:, None]
     return finish(_cut_off(sampled, images).mul_(inside), images)
 
