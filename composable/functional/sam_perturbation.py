@@ -6,6 +6,7 @@ Generalization", ICLR 2021, https://arxiv.org/abs/2010.01412
 
 from collections.abc import Mapping
 from math import inf
+from typing import Any
 
 import torch
 from jaxtyping import Shaped
@@ -77,11 +78,10 @@ def _climb(params: list[Tensor], grads: list[Tensor], scale: Tensor) -> list[Ten
     return multi("add", params, [step.to(params[0].dtype) for step in steps])
 
 
-def _present(params: Mapping[str, Tensor], grads: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def _present(params: Mapping[str, Tensor], grads: Any) -> dict[str, Tensor]:
     """Give the gradients that there are."""
-    if not isinstance(grads, Mapping):
-        check_tensors("grads", grads)
-    present = {name: grad for name, grad in grads.items() if grad is not None}
+    some = isinstance(grads, Mapping)
+    present = {name: g for name, g in grads.items() if g is not None} if some else grads
     check_tensors("grads", present)
     check_same_names("params", params, "grads", grads)
     for name, grad in present.items():
@@ -90,4 +90,4 @@ def _present(params: Mapping[str, Tensor], grads: Mapping[str, Tensor | None]) -
                 f"grads[{name!r}] has shape {tuple(grad.shape)}, but params[{name!r}] has "
                 f"{tuple(params[name].shape)}. They must belong to one model."
             )
-    return present
+    return dict(present)

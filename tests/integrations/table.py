@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
 from composable.algorithms import (
+    SAM,
+    SWA,
     AugMix,
     ChannelsLast,
     ColOut,
@@ -50,9 +52,11 @@ ONE_OF_EACH = [
     NoOpModel(),
     ProgressiveResizing("crop", initial_scale=0.5, size_increment=2),
     RandAugment(severity=9, depth=3, augmentations="safe", **NORMALIZED),
+    SAM(),
     SeqLengthWarmup(duration=0.5, min_seq_length=4, max_seq_length=16, step_size=2),
     SqueezeExcite(latent_channels=2, min_channels=0),
     StochasticDepth(target=nn.BatchNorm2d, drop_rate=0.5),
+    SWA(swa_start="1ba", swa_end="4ba", update_interval="1ba"),
     WeightStandardization(),
 ]
 SETS = {
