@@ -49,4 +49,4 @@ def global_norm(tensors: list[Tensor]) -> Tensor:
 
 
 def _norms(group: list[Tensor]) -> list[Tensor]:
-    return multi("norm", group, 2.0, dtype=accurate(group[0].dtype))
+    return multi("norm", group, 2.0, dtype=torch.promote_types(group[0].dtype, torch.float32))
