@@ -431,9 +431,9 @@ class Transforms:
 
 def _refuse_request(request: str, who: str = "an algorithm") -> None:
     raise UnmetRequestError(
-        f"{who} writes state.{request}, which asks the loop {_REQUESTS[request]}: this loop isn't "
-        "ours, and nobody can ask it to. Use the Trainer, or the function of composable.functional "
-        "in the loop itself. docs/integrations.md says what works where."
+        f"{who} asks the loop {_REQUESTS[request]} (state.{request}), and this loop isn't ours: "
+        "nothing can make it do so. Use the Trainer, or write it into the loop yourself with the "
+        "function of composable.functional. docs/integrations.md says what works where."
     )
 
 

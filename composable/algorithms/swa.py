@@ -199,7 +199,7 @@ class SWA(Algorithm):
         memory = state.memory.get(self.name, {"average": None, "count": 0})
         average, count, current = memory["average"], memory["count"], tensors_of(state)
         mean = swa(current if average is None else average, current, count)
-        return state.remember(self.name, {"average": mean, "count": count + 1, "fresh": False})
+        return state.remember(self.name, {"average": mean, "count": count + 1, "seen": 0})
 
     def _recompute(self, state: State) -> State:
         """Take the batch into the statistics of the averaged weights."""
@@ -208,9 +208,10 @@ class SWA(Algorithm):
         if not batch_norm_statistics(model):
             return state
         inputs = state.batch if state.takes_batch else state.inputs
-        new = recompute_batch_norm_statistics(model, [inputs], reset=not memory["fresh"])
+        seen = memory["seen"]
+        new = recompute_batch_norm_statistics(model, [inputs], seen=seen)
         average = {**memory["average"], **batch_norm_statistics(new)}
-        return state.remember(self.name, {**memory, "average": average, "fresh": True})
+        return state.remember(self.name, {**memory, "average": average, "seen": seen + 1})
 
     def _warn_where_nothing_is_due(self, state: State) -> State:
         """Say so at the start of training, where it can be told from the length of the run."""

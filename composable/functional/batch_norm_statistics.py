@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ._checks import check_flag, check_module
+from ._checks import check_count, check_module
 from ._surgery import copy_on_write
 
 __all__ = [
@@ -77,7 +77,7 @@ def reset_batch_norm_statistics(model: Model) -> Model:
 
 
 def recompute_batch_norm_statistics(
-    model: Model, batches: Iterable[Any], *, reset: bool = True
+    model: Model, batches: Iterable[Any], *, seen: int = 0
 ) -> Model:
     """Compute the running statistics of batch norms anew: their plain mean over some batches.
 
@@ -93,15 +93,16 @@ def recompute_batch_norm_statistics(
         batches: What the model is called with, one after the other: the inputs alone where it
             takes no targets, as in `(inputs for inputs, _ in loader)`. Statistics are better over
             larger batches; a few hundred examples will do.
-        reset: Forget the statistics at hand first. Otherwise their mean goes on, each batch that
-            was counted weighing as much as a new one.
+        seen: How many batches the statistics at hand are the mean of, each of which weighs as much
+            as a new one: to go on where an earlier call ended. At 0 they are forgotten.
 
     Returns:
         A new model, each of its modules in the mode that it had.
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: There is no batch, or the model is wrapped for distributed training.
+        ValueError: There is no batch, `seen` is negative, or the model is wrapped for distributed
+            training.
 
     Example:
         >>> norm, batch = nn.BatchNorm1d(1), torch.tensor([[1.0], [3.0]])
@@ -109,26 +110,26 @@ def recompute_batch_norm_statistics(
         >>> new.running_mean, new.running_var
         (tensor([7.]), tensor([2.]))
     """
-    check_flag("reset", reset)
     check_module("model", model)
+    check_count("seen", seen)
     if not isinstance(batches, Iterable):
         raise TypeError(
             f"batches is a {type(batches).__name__}, but must be an iterable of what the model is "
             "called with."
         )
-    new = reset_batch_norm_statistics(model) if reset else copy_on_write(model)
+    new = copy_on_write(model) if seen else reset_batch_norm_statistics(model)
     norms = [norm for _, norm in _norms(new)]
     modes = [(module, module.training) for module in new.modules()]
     momenta = [norm.momentum for norm in norms]
     new.eval()
-    for norm in norms:
-        norm.training, norm.momentum = True, None  # None: the plain mean over batches
-    seen = False
+    count = seen
     with torch.no_grad():
-        for batch in batches:
+        for count, batch in enumerate(batches, start=seen + 1):
+            for norm in norms:
+                # Not None, with which the layer would read its own count from the device.
+                norm.training, norm.momentum = True, 1 / count
             new(batch)
-            seen = True
-    if not seen:
+    if count == seen:
         raise ValueError("batches is empty, and statistics need at least one batch.")
     for module, training in modes:
         module.training = training

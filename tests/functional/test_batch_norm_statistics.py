@@ -15,6 +15,7 @@ from composable.functional import (
     reset_batch_norm_statistics,
     with_tensors,
 )
+from tests.functional.no_sync import NoSync
 from tests.helpers import seeded
 
 
@@ -58,7 +59,7 @@ def test_one_batch_after_the_other_is_all_of_them():
 
     model = used(net())
     for i, batch in enumerate(images(8, 8, 5)):
-        model = recompute_batch_norm_statistics(model, [batch], reset=i == 0)
+        model = recompute_batch_norm_statistics(model, [batch], seen=i)
 
     assert all(map(torch.equal, model.state_dict().values(), whole.state_dict().values()))
 
@@ -144,6 +145,11 @@ def test_norms_without_statistics_are_left_alone():
     assert new(torch.randn(4, 2)).shape == (4, 2)
 
 
+def test_nothing_waits_for_the_device():
+    with NoSync():
+        recompute_batch_norm_statistics(net(), images(8, 8))
+
+
 def test_gradients_are_not_recorded():
     model = recompute_batch_norm_statistics(net(), images(8))
 
@@ -172,9 +178,14 @@ def test_gradients_are_not_recorded():
             "batches is empty, and statistics need at least one batch",
         ),
         (
-            lambda: recompute_batch_norm_statistics(net(), [], reset=1),
+            lambda: recompute_batch_norm_statistics(net(), [], seen=True),
             TypeError,
-            "reset is 1, but must be True or False",
+            "seen is True, but must be a whole number",
+        ),
+        (
+            lambda: recompute_batch_norm_statistics(net(), [], seen=-1),
+            ValueError,
+            "seen is -1, but must be at least 0",
         ),
     ],
 )
