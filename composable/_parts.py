@@ -52,6 +52,7 @@ def at_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None
     kept = [parameter.clone() for parameter in own]
     try:
         _copy(weights.values(), own)
+        del weights
         yield
     finally:
         _copy(kept, own)

@@ -295,6 +295,7 @@ class Loop:
         zero_grad(first)
         before.put_back()  # a layer that counts its calls does in both what it does in one
         with at_weights(model, weights):
+            del weights  # the memory for one copy of the parameters
             second = self.accumulate(state)
         after.put_back()
         # Where it isn't finite, neither are the gradients, and the loss is what is watched.
