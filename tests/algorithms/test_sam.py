@@ -24,7 +24,19 @@ from composable.functional import clip_gradients
 from composable.loggers import InMemoryLogger
 from composable.loop import transforms
 from composable.utils.reproducibility import seed_step
-from tests.runs import Asks, Draws, Watch, batches, conv_net, mlp, same, sgd, trainer, weights
+from tests.runs import (
+    Asks,
+    Draws,
+    Trace,
+    Watch,
+    batches,
+    conv_net,
+    mlp,
+    same,
+    sgd,
+    trainer,
+    weights,
+)
 
 DOUBLE = torch.float64
 OPTIMIZERS = {
@@ -414,6 +426,26 @@ def test_it_is_the_plan_that_says_so():
     (step,) = [step for step in plan.steps() if step.who == "SAM"]
     assert step.event is Event.BEFORE_TRAIN_BATCH
     assert step.writes == ("second_pass",)
+
+
+def test_the_events_of_a_microbatch_fire_in_both_passes_and_the_others_once():
+    trace = Trace()
+    trainer(algorithms=SAM(interval=2), callbacks=trace, max_duration="2ba", grad_accum=2).fit()
+
+    start, end = (
+        [i for i, event in enumerate(trace.events) if event is which]
+        for which in (Event.BEFORE_TRAIN_BATCH, Event.AFTER_TRAIN_BATCH)
+    )
+    microbatch = [
+        Event.BEFORE_FORWARD,
+        Event.AFTER_FORWARD,
+        Event.BEFORE_LOSS,
+        Event.AFTER_LOSS,
+        Event.BEFORE_BACKWARD,
+        Event.AFTER_BACKWARD,
+    ]
+    passes = [trace.events[i + 1 : j] for i, j in zip(start, end, strict=True)]
+    assert passes == [microbatch * 4, microbatch * 2]
 
 
 def test_a_request_is_for_one_batch():

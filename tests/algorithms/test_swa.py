@@ -326,6 +326,18 @@ def test_anyone_can_ask_for_another_rate_for_a_step():
     assert same(weights(ours.model), weights(trainer(optimizers=half).fit().model))
 
 
+def test_what_is_asked_for_one_step_is_of_that_step():
+    def once(event, state):
+        if event is Event.BEFORE_OPTIMIZER_STEP and state.timestamp.batch == 2:
+            return state.evolve(learning_rate=lambda rate: rate / 2)
+        return state
+
+    logger = InMemoryLogger()
+    trainer(algorithms=once, loggers=logger).fit()
+
+    assert logger.series("lr") == [0.1, 0.1, 0.05, 0.1, 0.1, 0.1]
+
+
 # Statistics of batch norms
 
 
