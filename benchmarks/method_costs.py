@@ -21,6 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, one_hot
+from torch.optim.swa_utils import AveragedModel
 
 import composable.functional as F
 
@@ -424,6 +425,62 @@ def ema() -> list[Candidates]:
     ]
 
 
+def swa() -> list[Candidates]:
+    """One update of the mean, against torch's own, and statistics of batch norms for it."""
+    model, (images, _) = network(), batch()
+    averaged = AveragedModel(model, use_buffers=True)
+    current = model.state_dict()
+    average = {name: tensor.clone() for name, tensor in current.items()}
+    return [
+        {
+            "AveragedModel.update_parameters": lambda: averaged.update_parameters(model),
+            "swa": lambda: F.swa(average, current, 3),
+            "recompute statistics on a batch": lambda: F.recompute_batch_norm_statistics(
+                model, [images]
+            ),
+        }
+    ]
+
+
+def sam_perturbation() -> list[Candidates]:
+    """The step to the worst point, and a training step with it."""
+    model, (images, labels) = network(), batch()
+    train_step(model, images, labels)()
+    params = dict(model.named_parameters())
+    grads = {name: param.grad.clone() for name, param in params.items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def by_hand() -> dict[str, Tensor]:
+        norm = torch.stack([grad.norm() for grad in grads.values()]).norm()
+        return {n: p.detach() + 0.05 / (norm + 1e-12) * grads[n] for n, p in params.items()}
+
+    def both_passes() -> None:
+        cross_entropy(model(images), labels).backward()
+        found = {name: param.grad for name, param in params.items()}
+        own = {name: param.detach().clone() for name, param in params.items()}
+        copy_into(params, F.sam_perturbation(params, found))
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        copy_into(params, own)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return [
+        {
+            "w + rho * g / norm, a tensor at a time": by_hand,
+            "sam_perturbation": lambda: F.sam_perturbation(params, grads),
+        },
+        {"a step": train_step(model, images, labels), "a step of two passes": both_passes},
+    ]
+
+
+@torch.no_grad()
+def copy_into(params: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    """Write values into parameters."""
+    for name, param in params.items():
+        param.copy_(values[name])
+
+
 def clip_gradients() -> list[Candidates]:
     """The three methods, the first two against torch's functions, which work in place."""
     model, (images, labels) = network(), batch()
@@ -451,14 +508,10 @@ METHODS = {
     method.__name__: method
     for method in (
         *(mixup, cutmix, cutout, colout, resize_batch, set_sequence_length),
-<<<<<<< HEAD
-        *(smooth_labels, select_using_loss, blurpool, factorize, frozen_layers, ema),
-        clip_gradients,
-=======
-        *(smooth_labels, select_using_loss, blurpool, ema, clip_gradients),
+        *(smooth_labels, select_using_loss, blurpool, factorize, frozen_layers, ema, swa),
+        *(sam_perturbation, clip_gradients),
         *(ghost_batchnorm, squeeze_excite, weight_standardization, stochastic_depth),
         *(gyro_dropout, channels_last, randaugment),
->>>>>>> matrix
     )
 }
 

@@ -1,6 +1,7 @@
 """What our loop and other people's have in common."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -76,3 +77,31 @@ def _ask_for_a_gradient(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any
 def between_batches(state: State) -> State:
     """The state without the batch: between two of them, a saved run and one that goes on agree."""
     return state if state.batch is None else state.evolve(batch=None, outputs=None)
+
+
+@contextmanager
+def at_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let parameters of a model have other values for a while; then the same bits come back.
+
+    Raises:
+        ValueError: A name is that of no parameter.
+    """
+    held = dict(model.named_parameters())
+    if strange := sorted(weights.keys() - held.keys()):
+        raise ValueError(
+            f"state.second_pass gave weights for {strange}, which are no parameters of the model: "
+            "give them by the names of model.named_parameters()."
+        )
+    own = [held[name].detach() for name in weights]
+    kept = [parameter.clone() for parameter in own]
+    try:
+        _copy(weights.values(), own)
+        del weights
+        yield
+    finally:
+        _copy(kept, own)
+
+
+def _copy(values: Iterable[Tensor], parameters: list[Tensor]) -> None:
+    if parameters:  # torch refuses to copy nothing
+        torch._foreach_copy_(parameters, list(values))

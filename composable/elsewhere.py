@@ -29,7 +29,7 @@ from composable.evaluation import evaluation_mode
 from composable.optim.building import check_optimizers
 from composable.utils.reproducibility import get_random_seed, seed_step
 
-__all__ = ["Transforms", "transforms"]
+__all__ = ["Transforms", "UnmetRequestError", "transforms"]
 
 _OF_THE_BATCH = (
     Event.AFTER_DATALOADER,
@@ -43,6 +43,14 @@ _OF_THE_LOSS = (
     Event.AFTER_LOSS,
     Event.BEFORE_BACKWARD,
 )
+_REQUESTS = {
+    "second_pass": "to compute the gradients of a batch once more, with other weights",
+    "learning_rate": "to step with other learning rates",
+}
+
+
+class UnmetRequestError(RuntimeError):
+    """An algorithm asks the loop for something that only our `Trainer` can do."""
 
 
 def transforms(
@@ -75,6 +83,10 @@ def transforms(
         input_key: Which part of a batch is the input, as for the `Trainer`.
         target_key: Which part is the target.
 
+    Raises:
+        UnmetRequestError: An algorithm asks the loop for what a loop that isn't ours can't do: to
+            compute gradients twice, as `SAM` does, or to step with other learning rates.
+
     Example:
         >>> from composable.algorithms import EMA, GradientClipping, MixUp
         >>> from composable.loop import transforms
@@ -104,6 +116,9 @@ def transforms(
     model = check.check_model(model)
     loss = check.check_loss_fn(loss_fn, model, spec)
     plan = Plan.compile(algorithms)
+    for algorithm in plan.algorithms:
+        for request in _REQUESTS.keys() & set(algorithm.writes):
+            _refuse_request(request, algorithm.name)
     state = State(
         model=model,
         loss_fn=loss,
@@ -278,6 +293,8 @@ class Transforms:
                 "it still has the old one: in such a loop models can be replaced at INIT only. "
                 "StochasticDepth does so in its warm-up: give it drop_warmup=0.0."
             )
+        if state.second_pass is not None:
+            _refuse_request("second_pass")
         self._frozen = freeze(state) if state.frozen else []
         self._go_on(Event.BEFORE_FORWARD, state)
         seed_step(self.state.key, self.state.timestamp.batch)
@@ -292,10 +309,13 @@ class Transforms:
         started = self._last in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
         if not started:
             self._refuse(_OF_THE_BATCH, "a step", "t.start_batch(batch)")
+            self._refuse((Event.BATCH_END,), "a step", "t.start_batch(batch)", reads="batch")
         if self._last is not Event.BEFORE_BACKWARD:
             self._refuse(_OF_THE_LOSS, "a step", "t.loss(outputs)")
             self._refuse((Event.INIT,), "a step", "t.loss(outputs)", writes="loss_fn")
         state = self._fire(Event.BEFORE_OPTIMIZER_STEP, self._after_backward())
+        if state.learning_rate is not None:
+            _refuse_request("learning_rate")
         if state.gradients is not None:
             write_gradients(state)
         self._go_on(Event.BEFORE_OPTIMIZER_STEP, state)
@@ -381,12 +401,20 @@ class Transforms:
         return state
 
     def _refuse(
-        self, events: Iterable[Event], what: str, call: str, *, writes: str | None = None
+        self,
+        events: Iterable[Event],
+        what: str,
+        call: str,
+        *,
+        reads: str | None = None,
+        writes: str | None = None,
     ) -> None:
-        """Refuse algorithms that act, or write something, of which this loop knows nothing."""
+        """Refuse algorithms that act, read or write where this loop knows nothing of it."""
         for event in events:
             for algorithm in self.plan.transforms(event):
                 if writes is not None and writes not in algorithm.writes:
+                    continue
+                if reads is not None and reads not in algorithm.reads:
                     continue
                 raise RuntimeError(
                     f"{algorithm.name} acts at {event.name}, and this loop made {what} without "
@@ -404,6 +432,14 @@ class Transforms:
 
     def _after_hook(self, *_: Any) -> None:
         self.after_step()
+
+
+def _refuse_request(request: str, who: str = "an algorithm") -> None:
+    raise UnmetRequestError(
+        f"{who} asks the loop {_REQUESTS[request]} (state.{request}), and this loop isn't ours: "
+        "nothing can make it do so. Use the Trainer, or write it into the loop yourself with the "
+        "function of composable.functional. docs/integrations.md says what works where."
+    )
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:

@@ -3,7 +3,8 @@
 Read it next to the pseudocode of `Event`, which it follows line by line. Everything that changes
 training happens in `fire`; the in-place updates are four: `backward` writes gradients,
 `optimizer.step` writes parameters, normalisation layers write their statistics, and for the time
-of a step the parameters in `state.frozen` require no gradient.
+of a step the parameters in `state.frozen` require no gradient. Where an algorithm asks for a second
+pass, parameters hold other values during it, and then the same again.
 """
 
 import math
@@ -16,7 +17,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable._parts import between_batches, freeze, surgery, thaw, write_gradients
+from composable._parts import (
+    at_weights,
+    between_batches,
+    freeze,
+    surgery,
+    thaw,
+    write_gradients,
+)
 from composable.core.batch import count_examples, microbatch_sizes, split_batch, to_device
 from composable.core.control import Control
 from composable.core.event import Event
@@ -204,9 +212,10 @@ class Loop:
             batch = to_device(batch, state.device)
         state = state.evolve(batch=batch, outputs=None)
         samples = count_examples(state.spec.inputs(batch))
-        state = self.train_batch(fire(AFTER_DATALOADER, state))
+        state = fire(AFTER_DATALOADER, state)
         if self.dispatcher.logger.destinations:
             self.rates_used = self.rates.read()
+        state = self.train_batch(state)
         now = state.timestamp.next_batch(samples, tokens, time.perf_counter() - started)
         state = state.evolve(timestamp=now, began=before.timestamp, loss_fn=before.loss_fn)
         if self.rates.steps_each_batch:
@@ -233,20 +242,15 @@ class Loop:
         state = fire(BEFORE_TRAIN_BATCH, state)
         frozen = freeze(state) if state.frozen else []
         try:
-            state = self.step(outer, state, buffers)
+            state = self.learn(outer, state, buffers)
         finally:
             thaw(frozen)
         return state.evolve(frozen=frozenset()) if state.frozen else state
 
-    def step(self, outer: State, state: State, buffers: Buffers | None) -> State:
+    def learn(self, outer: State, state: State, buffers: Buffers | None) -> State:
         """The gradients of the batch, and what the optimizers make of them."""
         fire, watch, batch = self.fire, self.watch, state.timestamp.batch
-        if self.finds_size:
-            state = self.accumulate_in_memory(state)
-        elif self.parts or self.size:
-            state = self.accumulate(state)
-        else:
-            state = self.microbatch(state, 0, None)
+        state = self.accumulate_in_memory(state) if self.finds_size else self.passes(state)
         state = fire(AFTER_TRAIN_BATCH, state)
         if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
             # The batch that was trained on is gone, and with it all that was done to it.
@@ -256,6 +260,16 @@ class Loop:
         state = fire(BEFORE_OPTIMIZER_STEP, state)
         if state.gradients is not None:
             write_gradients(state)
+        if state.learning_rate is None:
+            return self.step(state)
+        with self.rates.replaced(state.learning_rate):
+            if self.dispatcher.logger.destinations:
+                self.rates_used = self.rates.read()
+            return self.step(state.evolve(learning_rate=None))
+
+    def step(self, state: State) -> State:
+        """Let the optimizers step, and drop the gradients."""
+        fire = self.fire
         for optimizer in state.optimizers:
             optimizer.step()
         state = fire(AFTER_OPTIMIZER_STEP, state)
@@ -279,15 +293,39 @@ class Loop:
         while True:
             self.size = self.size or count
             try:
-                return self.accumulate(state)
+                return self.passes(state)
             except torch.OutOfMemoryError as error:
                 self.size = halved(min(self.size, count), error)
             zero_grad(state)  # here, since the error holds on to the memory of the pass
             buffers.put_back()
             torch.cuda.empty_cache()
 
+    def passes(self, state: State) -> State:
+        """The gradients of the batch: at its weights, or where an algorithm asks for it, at others.
+
+        All else is that of the first pass: what is logged, remembered, and known of activations.
+        """
+        if state.second_pass is None:
+            return self.accumulate(state)
+        model = state.model
+        before = Buffers.of(model)
+        first = self.accumulate(state)
+        after = Buffers.of(model)
+        weights = state.second_pass(first)
+        zero_grad(first)
+        before.put_back()  # a layer that counts its calls does in both what it does in one
+        with at_weights(model, weights):
+            del weights  # the memory for one copy of the parameters
+            second = self.accumulate(state)
+        after.put_back()
+        # Where it isn't finite, neither are the gradients, and the loss is what is watched.
+        loss = torch.where(second.loss.isfinite(), first.loss, second.loss)  # type: ignore[union-attr, arg-type]
+        return first.evolve(loss=loss, gradients=second.gradients, second_pass=None)
+
     def accumulate(self, state: State) -> State:
         """The gradients of the batch, in one go or summed over microbatches."""
+        if not (self.parts or self.size):
+            return self.microbatch(state, 0, None)
         count = count_examples(state.spec.inputs(state.batch))
         sizes = microbatch_sizes(count, parts=self.parts, size=self.size)
         if len(sizes) == 1:

@@ -75,6 +75,13 @@ PAIRS = [
         how=BOTH_FAIL,
         why="both mix the batch, and a mixed batch can't be mixed again",
     ),
+    Pair(
+        "EMA",
+        "SWA",
+        on=("vision", "language"),
+        how=BOTH_FAIL,
+        why="both replace the model that is evaluated",
+    ),
 ]
 
 

@@ -30,6 +30,8 @@ from composable import (
 )
 from composable.algorithms import (
     EMA,
+    SAM,
+    SWA,
     AugMix,
     BlurPool,
     ChannelsLast,
@@ -198,6 +200,7 @@ SPECIMENS = [
         {"severity": [9, 3], "depth": [3, 1], "augmentations": ["safe"]},
         cannot={LANGUAGE: NO_IMAGES},
     ),
+    Specimen(SAM, {"rho": [0.5, 0.05], "interval": [1, 2]}),
     Specimen(
         SelectiveBackprop,
         {"start": [0.0, 0.3], "end": [1.0], "keep": [0.5, 1.0], "interrupt": [2, 0, 1]},
@@ -222,6 +225,18 @@ SPECIMENS = [
         {"target": [nn.ReLU], "drop_rate": [0.5], "method": ["block", "sample"]},
         cannot={LANGUAGE: "it has no such block"},
         sees_microbatches="it draws for each",
+    ),
+    Specimen(
+        SWA,
+        {
+            "swa_start": ["0dur", "2ba", "0.3dur"],
+            "swa_end": ["0.7dur", "1dur"],
+            "update_interval": ["1ba", "2ba", "1ep"],
+            "schedule_swa_lr": [True],
+            "anneal_strategy": ["linear", "cos"],
+            "anneal_steps": [2, 0],
+            "swa_lr": [0.02],
+        },
     ),
     Specimen(WeightStandardization, cannot={LANGUAGE: NO_CONVOLUTIONS}),
 ]

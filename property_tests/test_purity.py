@@ -63,6 +63,8 @@ CALLS = {
     "blurpool": lambda c: list(F.blurpool(c.model, min_channels=1).parameters()),
     "with_tensors": lambda c: list(F.with_tensors(c.model, c.model.state_dict()).parameters()),
     "ema": lambda c: F.ema(c.model.state_dict(), c.model.state_dict(), smoothing=0.9),
+    "swa": lambda c: F.swa(c.model.state_dict(), c.model.state_dict(), 3),
+    "sam_perturbation": lambda c: F.sam_perturbation({"w": c.params["w"]}, {"w": c.grads["w"]}),
     "select_using_loss": lambda c: F.select_using_loss(c.losses, generator=c.generator),
     "clip_gradients by norm": lambda c: c.clip(),
     "clip_gradients by value": lambda c: c.clip(method="value"),

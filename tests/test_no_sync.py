@@ -9,6 +9,8 @@ from torch import nn
 from composable import Callback, Control
 from composable.algorithms import (
     EMA,
+    SAM,
+    SWA,
     AugMix,
     BlurPool,
     ColOut,
@@ -84,6 +86,8 @@ def model():
         {"algorithms": [GradientClipping("adaptive", 0.1)]},
         {"algorithms": [RandAugment()]},
         {"algorithms": [AugMix(mean=(0.5,), std=(0.25,))]},
+        {"algorithms": [SAM(), GradientClipping("norm", 0.1)]},
+        {"algorithms": [SWA("0dur", "4ba", "1ba", True, swa_lr=0.01)]},
         {"algorithms": [SelectiveBackprop(start=0.0, end=1.0, interrupt=0)]},
         {"schedulers": cosine(warmup="2ba")},
     ],

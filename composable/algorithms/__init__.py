@@ -19,14 +19,18 @@ from composable.algorithms.mixup import MixUp
 from composable.algorithms.no_op_model import NoOpModel
 from composable.algorithms.progressive_resizing import ProgressiveResizing
 from composable.algorithms.randaugment import RandAugment
+from composable.algorithms.sam import SAM
 from composable.algorithms.selective_backprop import SelectiveBackprop
 from composable.algorithms.seq_length_warmup import SeqLengthWarmup
 from composable.algorithms.squeeze_excite import SqueezeExcite
 from composable.algorithms.stochastic_depth import StochasticDepth
+from composable.algorithms.swa import SWA
 from composable.algorithms.weight_standardization import WeightStandardization
 
 __all__ = [
     "EMA",
+    "SAM",
+    "SWA",
     "AugMix",
     "BlurPool",
     "ChannelsLast",

@@ -26,7 +26,7 @@ class Event(Enum):
                     # <AFTER_DATALOADER>
                     # <BATCH_START>
                     # <BEFORE_TRAIN_BATCH>
-                    for microbatch in split(batch):
+                    for microbatch in split(batch):  # again, where a second pass is asked for
                         # <BEFORE_FORWARD>
                         outputs = model(inputs)
                         # <AFTER_FORWARD>

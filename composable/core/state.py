@@ -82,6 +82,13 @@ class State:
     frozen: frozenset[str] = frozenset()
     """Names of the parameters that this batch doesn't train, from `BEFORE_TRAIN_BATCH` on; empty
     between two batches."""
+    second_pass: Callable[["State"], Mapping[str, Tensor]] | None = None
+    """Asks the loop, for one batch, to compute the gradients once more, with other weights: a
+    function of the state after the first pass that gives these weights, by parameter name. Set it
+    at `BEFORE_TRAIN_BATCH`."""
+    learning_rate: Callable[[Any], Any] | None = None
+    """Asks the loop, for one step, to use other learning rates: a function of the rate that a
+    group of parameters has. Set it at `BEFORE_OPTIMIZER_STEP`."""
     timestamp: Timestamp = Timestamp()
     began: Timestamp = Timestamp()
     """The timestamp before the last finished batch: when that batch began."""

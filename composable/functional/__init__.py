@@ -14,6 +14,11 @@ from ._residual_blocks import ResidualBlock
 from ._surgery import with_tensors
 from ._warnings import NoEffectWarning
 from .augmix import AugMixDraw, apply_augmix, augmix, draw_augmix
+from .batch_norm_statistics import (
+    batch_norm_statistics,
+    recompute_batch_norm_statistics,
+    reset_batch_norm_statistics,
+)
 from .blurpool import blurpool
 from .channels_last import channels_last
 from .clip_gradients import clip_gradients
@@ -45,11 +50,13 @@ from .resize_batch import (
     scaled_size,
 )
 from .resized import Resized
+from .sam_perturbation import sam_perturbation
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
 from .set_sequence_length import set_sequence_length, warmed_up_length
 from .smooth_labels import smooth_labels
 from .squeeze_excite import SqueezeExcitation, squeeze_excite
 from .stochastic_depth import scale_drop_rates, stochastic_depth
+from .swa import swa
 from .weight_standardization import (
     StandardizedWeight,
     standardize_weight,
@@ -93,6 +100,7 @@ __all__ = [
     "apply_randaugment",
     "apply_selection",
     "augmix",
+    "batch_norm_statistics",
     "blur",
     "blurpool",
     "channels_last",
@@ -122,7 +130,10 @@ __all__ = [
     "no_op_model",
     "progressive_scale",
     "randaugment",
+    "recompute_batch_norm_statistics",
+    "reset_batch_norm_statistics",
     "resize_batch",
+    "sam_perturbation",
     "scale_drop_rates",
     "scaled_size",
     "select_using_loss",
@@ -132,6 +143,7 @@ __all__ = [
     "squeeze_excite",
     "standardize_weight",
     "stochastic_depth",
+    "swa",
     "warmed_up_length",
     "weight_standardization",
     "with_tensors",

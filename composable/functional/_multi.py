@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["accurate", "multi", "per_kind"]
+__all__ = ["accurate", "global_norm", "multi", "per_kind"]
 
 
 def multi(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> list[Tensor]:
@@ -39,3 +39,14 @@ def per_kind(
 def accurate(dtype: torch.dtype) -> torch.dtype:
     """Give the dtype in which a value of this one is computed without avoidable rounding."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """Take the L2 norm over all tensors together, in float32 at least; at least one is given."""
+    norms = per_kind(_norms, tensors)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
+    return norm
+
+
+def _norms(group: list[Tensor]) -> list[Tensor]:
+    return multi("norm", group, 2.0, dtype=torch.promote_types(group[0].dtype, torch.float32))

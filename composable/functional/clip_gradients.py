@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._checks import check_one_of, check_range, check_same_names, check_tensor
-from ._multi import accurate, multi, per_kind
+from ._multi import accurate, global_norm, multi, per_kind
 
 __all__ = ["clip_gradients"]
 
@@ -85,15 +85,9 @@ def clip_gradients(
 
 
 def _clip_norm(grads: list[Tensor], threshold: float) -> list[Tensor]:
-    norms = per_kind(_norms, grads)
-    total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
     # As in torch.nn.utils.clip_grad_norm_: a clamp, where a branch would wait for the number.
-    scale = (threshold / (total + 1e-6)).clamp(max=1.0)
+    scale = (threshold / (global_norm(grads) + 1e-6)).clamp(max=1.0)
     return per_kind(lambda group: multi("mul", group, scale.to(group[0])), grads)
-
-
-def _norms(group: list[Tensor]) -> list[Tensor]:
-    return multi("norm", group, 2.0, dtype=accurate(group[0].dtype))
 
 
 def _clip_adaptive(grads: list[Tensor], params: list[Tensor], threshold: float) -> list[Tensor]:

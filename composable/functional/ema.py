@@ -11,8 +11,8 @@ from math import inf
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ._checks import check_range, check_same_names, check_tensors
-from ._multi import multi, per_kind
+from ._averages import moved_towards
+from ._checks import check_range
 
 __all__ = ["ema", "ema_smoothing"]
 
@@ -51,20 +51,7 @@ def ema(
         {'w': tensor([2.])}
     """
     check_range("smoothing", smoothing, 0, 1, advice="ema_smoothing(half_life) computes it.")
-    check_tensors("average", average)
-    check_tensors("current", current)
-    check_same_names("average", average, "current", current)
-    for name, tensor in average.items():
-        if tensor.shape != current[name].shape:
-            raise ValueError(
-                f"average[{name!r}] has shape {tuple(tensor.shape)}, but current[{name!r}] has "
-                f"{tuple(current[name].shape)}. They must be tensors of one model."
-            )
-    means = _lerp(average, current, 1 - smoothing)
-    return {
-        name: means[name] if name in means else current[name].detach().to(kept.device, copy=True)
-        for name, kept in average.items()
-    }
+    return moved_towards(average, current, 1 - smoothing)
 
 
 def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
@@ -90,14 +77,3 @@ def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
     check_range("half_life", half_life, 0, inf, ends="()")
     check_range("update_interval", update_interval, 0, inf, ends="()")
     return float(2 ** (-update_interval / half_life))
-
-
-def _lerp(
-    average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float
-) -> dict[str, Tensor]:
-    names = [name for name, t in average.items() if t.is_floating_point() or t.is_complex()]
-    starts = [average[name].detach() for name in names]
-    ends = [current[name].detach().to(average[name]) for name in names]
-    # start + weight * (end - start) is exact where the two agree; s * start + w * end is not.
-    means = per_kind(lambda start, end: multi("lerp", start, end, weight), starts, ends)
-    return dict(zip(names, means, strict=True))

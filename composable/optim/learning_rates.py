@@ -1,6 +1,7 @@
 """Sets the learning rates of optimizers, from pure schedules and from torch's schedulers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -86,10 +87,7 @@ class LearningRates:
             for group in optimizer.param_groups:
                 # torch's own name for it: it is saved and loaded with the optimizer.
                 initial = group.setdefault("initial_lr", _number(group["lr"]))
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(initial * factor)
-                else:
-                    group["lr"] = initial * factor
+                _write(group, initial * factor)
 
     @property
     def steps_each_batch(self) -> bool:
@@ -112,6 +110,19 @@ class LearningRates:
         for scheduler in self.plateaus:
             scheduler.step(loss)
 
+    @contextmanager
+    def replaced(self, by: Callable[[Any], Any]) -> Iterator[None]:
+        """Let every rate be a function of what it is, for a step; then it is what it was."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        own = [_number(group["lr"]) for group in groups]
+        try:
+            for group, rate in zip(groups, own, strict=True):
+                _write(group, by(rate))
+            yield
+        finally:
+            for group, rate in zip(groups, own, strict=True):
+                _write(group, rate)
+
     def read(self) -> dict[str, Any]:
         """The learning rates at hand, by name."""
         rates = {}
@@ -129,6 +140,13 @@ def _check_factor(schedule: Any, value: Any) -> float:
         f"schedulers has {schedule!r}, which gave {value!r} for the state of the run and must give "
         "a number. Give a torch scheduler as an instance, or as functools.partial of its class."
     )
+
+
+def _write(group: dict[str, Any], rate: Any) -> None:
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
 
 
 def _number(rate: Any) -> Any:

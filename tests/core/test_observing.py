@@ -155,7 +155,7 @@ def test_every_field_of_the_state_that_can_be_written_to_is_looked_at():
         "spec",
         "takes_batch",
     }
-    functions = {"loss_fn", "schedulers"}
+    functions = {"loss_fn", "schedulers", "second_pass", "learning_rate"}
 
     looked_at = {path.split(".")[1].split("[")[0] for path in fingerprint(example())}
 

@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
 from composable.algorithms import (
+    SAM,
+    SWA,
     AugMix,
     ChannelsLast,
     ColOut,
@@ -54,9 +56,11 @@ ONE_OF_EACH = [
     NoOpModel(),
     ProgressiveResizing("crop", initial_scale=0.5, size_increment=2),
     RandAugment(severity=9, depth=3, augmentations="safe", **NORMALIZED),
+    SAM(),
     SeqLengthWarmup(duration=0.5, min_seq_length=4, max_seq_length=16, step_size=2),
     SqueezeExcite(latent_channels=2, min_channels=0),
     StochasticDepth(target=nn.BatchNorm2d, drop_rate=0.5),
+    SWA(swa_start="1ba", swa_end="4ba", update_interval="1ba"),
     WeightStandardization(),
 ]
 SETS = {
@@ -65,6 +69,7 @@ SETS = {
     WITHIN: [SelectiveBackprop(start=0.2, end=1.0, interrupt=0)],
 }
 ON_SEQUENCES = {"SeqLengthWarmup"}
+ASKS = r"asks the loop to .*, and this loop isn't ours"
 # Its masks are spread over the batches, of which a loop that isn't ours doesn't know how many
 # an epoch has when surgery is done.
 OPTIONS = {"GyroDropout": {"max_duration": "6ba"}}

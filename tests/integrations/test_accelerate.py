@@ -3,7 +3,9 @@
 import pytest
 from accelerate import Accelerator
 
+from composable.elsewhere import UnmetRequestError
 from tests.integrations.table import (
+    ASKS,
     SGD,
     acts,
     begin,
@@ -12,6 +14,7 @@ from tests.integrations.table import (
     net,
     ours,
     probe,
+    refused_in,
     works_in,
 )
 from tests.runs import same
@@ -38,6 +41,12 @@ def test_in_accelerate(name):
 
     assert same(result, ours(name, loader(name)))
     assert acts(name, result)
+
+
+@pytest.mark.parametrize("name", refused_in("Accelerate"))
+def test_refused_in_accelerate(name):
+    with pytest.raises(UnmetRequestError, match=ASKS):
+        train(name, None)
 
 
 def test_a_loader_that_accelerate_prepared_shuffles_as_for_the_trainer():

@@ -3,7 +3,9 @@
 import pytest
 from lightning.fabric import Fabric
 
+from composable.elsewhere import UnmetRequestError
 from tests.integrations.table import (
+    ASKS,
     SGD,
     acts,
     begin,
@@ -13,6 +15,7 @@ from tests.integrations.table import (
     net,
     ours,
     probe,
+    refused_in,
     works_in,
 )
 from tests.runs import same
@@ -39,6 +42,12 @@ def test_in_fabric(name):
 
     assert same(result, ours(name))
     assert acts(name, result)
+
+
+@pytest.mark.parametrize("name", refused_in("Fabric"))
+def test_refused_in_fabric(name):
+    with pytest.raises(UnmetRequestError, match=ASKS):
+        train(name, None)
 
 
 def test_a_loader_that_fabric_set_up_shuffles_as_for_the_trainer():

@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from composable.algorithms import EMA, GradientClipping
+from composable.algorithms import EMA, SWA, GradientClipping
+from composable.elsewhere import UnmetRequestError
 from composable.integrations.lightning import TransformsCallback, TransformsMixin
 from composable.utils.reproducibility import seed_step
 from tests.integrations.table import (
     ALL,
+    ASKS,
     SGD,
     WITHIN,
     acts,
@@ -101,13 +103,32 @@ def test_in_lightning_by_callback(name):
     assert torch.equal(module.seen[-1], result[-1])
 
 
+CALLED_WITHOUT = r"acts at \w+, and this loop made a step without t\."
+
+
 @pytest.mark.parametrize("name", refused_in("Lightning, callback"))
 def test_refused_in_lightning_by_callback(name):
-    t = begin(name)
-    module = Plain(t.model, inputs=probe(name), loss_fn=lambda outputs, _: outputs.mean())
-
-    with pytest.raises(RuntimeError, match=r"acts at \w+, and this loop made a step without t\."):
+    def train():
+        t = begin(name)
+        module = Plain(t.model, inputs=probe(name), loss_fn=lambda outputs, _: outputs.mean())
         fit(module, TransformsCallback(t), name=name)
+
+    with pytest.raises(RuntimeError, match=f"{CALLED_WITHOUT}|{ASKS}"):
+        train()
+
+
+@pytest.mark.parametrize("name", refused_in("Lightning, mixin"))
+def test_refused_in_lightning_with_the_mixin(name):
+    with pytest.raises(UnmetRequestError, match=ASKS):
+        begin(name)
+
+
+def test_an_average_that_needs_no_batch_works_by_callback():
+    early = [SWA(swa_start="1ba", swa_end="1dur", update_interval="1ba")]
+    t = start(early, image_net())
+    fit(Plain(t.model), TransformsCallback(t))
+
+    assert same(evaluated(t, probe()), ours("", algorithms=early))
 
 
 def test_with_an_adaptive_optimizer_too():

@@ -11,8 +11,21 @@ from torch.nn.functional import cross_entropy
 from composable import Event, during
 from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp, NoOpModel
 from composable.core.algorithm import FunctionAlgorithm
+from composable.elsewhere import UnmetRequestError
 from tests.integrations import table
-from tests.integrations.table import ALL, SETS, SGD, WITHIN, acts, data, ours, start, works_in
+from tests.integrations.table import (
+    ALL,
+    ASKS,
+    SETS,
+    SGD,
+    WITHIN,
+    acts,
+    data,
+    ours,
+    refused_in,
+    start,
+    works_in,
+)
 from tests.runs import (
     batches,
     mlp,
@@ -63,6 +76,12 @@ def test_in_a_loop_of_your_own(name):
 
     assert same(result, ours(name))
     assert acts(name, result)
+
+
+@pytest.mark.parametrize("name", refused_in("own loop"))
+def test_refused_in_a_loop_of_your_own(name):
+    with pytest.raises(UnmetRequestError, match=ASKS):
+        row(name)
 
 
 @pytest.mark.parametrize("loader", [shuffling_loader, noisy_loader])

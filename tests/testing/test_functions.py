@@ -41,6 +41,12 @@ METHODS = {
         {"gradients": "the bound takes the parameters as constants"},
     ),
     "ema": (partial(F.ema, smoothing=0.9), named(0, 1), {"gradients": "detached by design"}),
+    "swa": (partial(F.swa, count=3), named(0, 1), {"gradients": "detached by design"}),
+    "sam_perturbation": (
+        F.sam_perturbation,
+        named(0, 1),
+        {"gradients": "the step is taken as a constant, as in the paper"},
+    ),
     "blurpool": (F.blurpool, None, {}),
 }
 

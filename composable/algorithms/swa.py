@@ -1,0 +1,236 @@
+"""SWA, as an algorithm."""
+
+import math
+import warnings
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from composable.algorithms._validators import flag, integer, number, one_of
+from composable.algorithms.ema import tensors_of
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached
+from composable.core.timeline import fraction_of_run
+from composable.core.window import Window
+from composable.functional import (
+    batch_norm_statistics,
+    recompute_batch_norm_statistics,
+    swa,
+    with_tensors,
+)
+
+__all__ = ["SWA", "NothingAveragedWarning"]
+
+_BATCH_END, _EPOCH_END, _STEP = Event.BATCH_END, Event.EPOCH_END, Event.BEFORE_OPTIMIZER_STEP
+_TAKES_OVER = frozenset({Event.EVAL_START, Event.PREDICT_START})
+
+
+class NothingAveragedWarning(UserWarning):
+    """No update of an average lies between its start and its end."""
+
+
+def _swa_start(value: TimeLike) -> Time:
+    return check_time("swa_start", value)
+
+
+def _swa_end(value: TimeLike) -> Time:
+    return check_time("swa_end", value)
+
+
+def _update_interval(value: TimeLike) -> Time:
+    return check_time("update_interval", value)
+
+
+@attrs.frozen(repr=False)
+class SWA(Algorithm):
+    """Evaluate and predict with the mean of the weights late in training: see `functional.swa`.
+
+    Training goes on with its own weights. From `swa_start` on the model is taken into a mean, at
+    each multiple of `update_interval`, up to the last batch that begins before `swa_end`. From the
+    first update to the end of the run evaluations use the mean, which is in
+    `state.memory[name]["average"]`; `averaged_model(state)` is the model with it.
+
+    The running statistics of batch norms are averaged with the weights. In the batches from
+    `swa_end` on they are computed anew, for the averaged weights: a forward pass more for each of
+    these batches. Where no batch is left, as with `swa_end="1dur"`, they stay averaged.
+
+    Where no update lies between start and end, as in a run of three epochs with the defaults,
+    nothing is averaged, evaluations use the weights themselves, and a warning says so.
+
+    Args:
+        swa_start: When averaging starts.
+        swa_end: When it ends.
+        update_interval: Time between two updates, in batches or epochs.
+        schedule_swa_lr: Let the learning rate go from what it is to `swa_lr`, for all groups of
+            parameters, and stay there until the end of the run.
+        anneal_strategy: How it goes there: "linear", or "cos" for half a wave of a cosine.
+        anneal_steps: How many updates it takes to get there; 0 for at once, after the first.
+        swa_lr: The learning rate to go to, above 0; given with `schedule_swa_lr` only.
+
+    Raises:
+        ValueError: `swa_end` doesn't come after `swa_start`, `update_interval` is not in batches
+            or epochs, or only one of `schedule_swa_lr` and `swa_lr` is given.
+
+    Warns:
+        NothingAveragedWarning: At the start of training, where it can be told by then.
+    """
+
+    swa_start: Time = attrs.field(default=Time.parse("0.7dur"), converter=_swa_start, eq=str)
+    swa_end: Time = attrs.field(default=Time.parse("0.97dur"), converter=_swa_end, eq=str)
+    update_interval: Time = attrs.field(
+        default=Time(1, TimeUnit.EPOCH), converter=_update_interval, eq=str
+    )
+    schedule_swa_lr: bool = attrs.field(default=False, validator=flag)
+    anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
+    anneal_steps: int = attrs.field(default=10, validator=integer(0))
+    swa_lr: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(number(0, ends="()"))
+    )
+
+    stage = Stage.AVERAGE
+    conflicts = MappingProxyType({"EMA": "both replace the model that is evaluated"})
+    doubts = MappingProxyType({"SWA": "the model is evaluated with the average of the last one"})
+
+    def __attrs_post_init__(self) -> None:
+        start, end, interval = self.swa_start, self.swa_end, self.update_interval
+        if start.unit is end.unit and end <= start:
+            raise ValueError(
+                f"swa_end={str(end)!r} must come after swa_start={str(start)!r}, such as "
+                "SWA(swa_start='0.7dur', swa_end='0.97dur')."
+            )
+        if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not interval.value:
+            raise ValueError(
+                f"update_interval={str(interval)!r} must be above zero, in batches or epochs, such "
+                "as '1ep'."
+            )
+        if self.schedule_swa_lr is (self.swa_lr is None):
+            raise ValueError(
+                f"schedule_swa_lr={self.schedule_swa_lr} and swa_lr={self.swa_lr}: give both, such "
+                "as SWA(schedule_swa_lr=True, swa_lr=0.05), or neither, which leaves the learning "
+                "rate to the schedules."
+            )
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether updates come at the end of epochs, and not of batches."""
+        return self.update_interval.unit is TimeUnit.EPOCH
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether there may be batches on which to compute statistics anew."""
+        return str(self.swa_end) != "1dur"
+
+    @property
+    def events(self) -> frozenset[Event]:
+        """Where it averages, computes statistics, takes over, and sets the learning rate."""
+        ends = {_EPOCH_END if self.by_epoch else _BATCH_END}
+        if self.recomputes:
+            ends.add(_BATCH_END)
+        steps = {_STEP} if self.schedule_swa_lr else set()
+        return _TAKES_OVER | ends | steps | {Event.FIT_START}
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The batch too, where statistics are computed on it."""
+        batch = {"batch"} if self.recomputes else set()
+        return frozenset({"model", "timestamp", "max_duration", "memory"} | batch)
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """The learning rate too, where it is asked for."""
+        rate = {"learning_rate"} if self.schedule_swa_lr else set()
+        return frozenset({"model", "memory"} | rate)
+
+    def window(self) -> Window:
+        """From `swa_start` on, since the average is evaluated to the end of the run."""
+        return Window(
+            self.swa_start,
+            condition=f"taking a model in every {self.update_interval} until {self.swa_end}",
+        )
+
+    def match(self, event: Event, state: State) -> bool:
+        """Where an update is due, or the average is to be used."""
+        if event is Event.FIT_START:
+            return True
+        if event in _TAKES_OVER or event is _STEP:
+            return self.name in state.memory
+        ended = reached(state, self.swa_end, state.began)
+        if ended:
+            return event is _BATCH_END and self.name in state.memory
+        now = state.timestamp.epoch if self.by_epoch else state.timestamp.batch
+        return (
+            event is (_EPOCH_END if self.by_epoch else _BATCH_END)
+            and now % self.update_interval.value == 0
+            and reached(state, self.swa_start)
+        )
+
+    def apply(self, event: Event, state: State) -> State:
+        """Update the average, or what depends on it, or let it take over from the weights."""
+        if event is Event.FIT_START:
+            return self._warn_where_nothing_is_due(state)
+        if event in _TAKES_OVER:
+            return state.evolve(model=self.averaged_model(state))
+        if event is _STEP:
+            return state.evolve(learning_rate=self.annealed(state.memory[self.name]["count"]))
+        if reached(state, self.swa_end, state.began):
+            return self._recompute(state)
+        return self._update(state)
+
+    def averaged_model(self, state: State) -> Any:
+        """The model of a state with the averaged weights; the model itself stays as it is.
+
+        Raises:
+            KeyError: There is no average yet.
+        """
+        return with_tensors(state.model, state.memory[self.name]["average"])
+
+    def annealed(self, count: int) -> Callable[[Any], Any]:
+        """What becomes of a learning rate after some updates."""
+        done = min(1.0, count / self.anneal_steps) if self.anneal_steps else 1.0
+        share = (1 - math.cos(math.pi * done)) / 2 if self.anneal_strategy == "cos" else done
+        target: float = self.swa_lr  # type: ignore[assignment]
+        return lambda rate: target * share + rate * (1 - share)
+
+    def _update(self, state: State) -> State:
+        memory = state.memory.get(self.name, {"average": None, "count": 0})
+        average, count, current = memory["average"], memory["count"], tensors_of(state)
+        mean = swa(current if average is None else average, current, count)
+        return state.remember(self.name, {"average": mean, "count": count + 1, "seen": 0})
+
+    def _recompute(self, state: State) -> State:
+        """Take the batch into the statistics of the averaged weights."""
+        memory = state.memory[self.name]
+        model = self.averaged_model(state)
+        if not batch_norm_statistics(model):
+            return state
+        inputs = state.batch if state.takes_batch else state.inputs
+        seen = memory["seen"]
+        new = recompute_batch_norm_statistics(model, [inputs], seen=seen)
+        average = {**memory["average"], **batch_norm_statistics(new)}
+        return state.remember(self.name, {**memory, "average": average, "seen": seen + 1})
+
+    def _warn_where_nothing_is_due(self, state: State) -> State:
+        """Say so at the start of training, where it can be told from the length of the run."""
+        whole, length = state.max_duration, state.epoch_length
+        if whole is None or self.name in state.memory:
+            return state
+        batch = Time(1, TimeUnit.EPOCH if length is None else TimeUnit.BATCH)
+        times = (self.swa_start, self.swa_end, self.update_interval, batch)
+        start, end, step, last = (fraction_of_run(time, whole, length) for time in times)
+        if start is None or end is None or step is None or last is None:
+            return state
+        first = max(1, math.ceil(start / step)) * step
+        if first > 1 or first - last >= end:
+            warnings.warn(
+                f"{self.name} will average nothing: no multiple of "
+                f"update_interval={str(self.update_interval)!r} lies between "
+                f"swa_start={str(self.swa_start)!r} and swa_end={str(self.swa_end)!r} of a run of "
+                f"{whole}. Give it a shorter update_interval, such as '10ba', or a later swa_end.",
+                NothingAveragedWarning,
+                stacklevel=2,
+            )
+        return state

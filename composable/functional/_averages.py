@@ -1,0 +1,41 @@
+"""What averages of weights have in common."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ._checks import check_same_names, check_tensors
+from ._multi import multi, per_kind
+
+__all__ = ["moved_towards"]
+
+
+def moved_towards(
+    average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float
+) -> dict[str, Tensor]:
+    """Move floating-point tensors a share of the way to others; copy integers and bools."""
+    check_tensors("average", average)
+    check_tensors("current", current)
+    check_same_names("average", average, "current", current)
+    for name, tensor in average.items():
+        if tensor.shape != current[name].shape:
+            raise ValueError(
+                f"average[{name!r}] has shape {tuple(tensor.shape)}, but current[{name!r}] has "
+                f"{tuple(current[name].shape)}. They must be tensors of one model."
+            )
+    means = _lerp(average, current, weight)
+    return {
+        name: means[name] if name in means else current[name].detach().to(kept.device, copy=True)
+        for name, kept in average.items()
+    }
+
+
+def _lerp(
+    average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float
+) -> dict[str, Tensor]:
+    names = [name for name, t in average.items() if t.is_floating_point() or t.is_complex()]
+    starts = [average[name].detach() for name in names]
+    ends = [current[name].detach().to(average[name]) for name in names]
+    # start + weight * (end - start) is exact where the two agree; s * start + w * end is not.
+    means = per_kind(lambda start, end: multi("lerp", start, end, weight), starts, ends)
+    return dict(zip(names, means, strict=True))

@@ -1,0 +1,190 @@
+"""Laws of meaning: what SAM steps on, and what SWA is the mean of, in any run."""
+
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+
+import composable.functional as F
+from composable import Event, Time
+from composable.algorithms import SAM, SWA
+from property_tests.specimens import algorithm_sets
+from property_tests.strategies import seeds
+from tests.runs import Watch, batches, conv_net, mlp, same, trainer, weights
+
+DOUBLE = torch.float64
+
+few = settings(max_examples=15)
+radii = st.floats(0, 2)
+splits = st.sampled_from([{}, {"grad_accum": 2}, {"grad_accum": 3}, {"microbatch_size": 3}])
+
+
+def gradient_of(model, batch):
+    """The gradients of a batch at given weights, by autograd."""
+    inputs, targets = batch
+
+    def at(named):
+        params = {name: value.detach().requires_grad_() for name, value in named.items()}
+        loss = cross_entropy(functional_call(model, params, (inputs,)), targets)
+        return dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+
+    return at
+
+
+@few
+@given(rho=radii, count=st.integers(1, 12), size=st.integers(1, 8), split=splits, seed=seeds)
+def test_the_gradients_of_sam_are_those_at_the_worst_point_of_the_paper(
+    rho, count, size, split, seed
+):
+    loader = batches(count, size, dtype=DOUBLE)
+    model = mlp(dtype=DOUBLE, seed=seed % 1000)
+    params = {name: value.detach().clone() for name, value in model.named_parameters()}
+    seen = Watch(lambda state: dict(state.grads()), Event.AFTER_TRAIN_BATCH)
+
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    options = {"optimizers": still, "callbacks": seen, "max_duration": "1ep", **split}
+    trainer(model, loader, algorithms=SAM(rho), **options).fit()
+
+    for batch, ours in zip(loader, seen.seen, strict=True):
+        gradient = gradient_of(model, batch)
+        grads = gradient(params)
+        size = torch.sqrt(sum(grad.square().sum() for grad in grads.values()))
+        worst = {name: params[name] + rho * grads[name] / (size + 1e-12) for name in params}
+        assert_close(ours, gradient(worst))
+    assert same(model.parameters(), params.values())
+
+
+class Ears(nn.Module):
+    """A net that keeps what it was called on, and what dropout makes of ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.dropout = conv_net(), nn.Dropout(0.5)
+        self.heard = []
+
+    def forward(self, inputs):
+        mask = self.dropout(torch.ones(len(inputs), 3))
+        self.heard.append((inputs.detach().clone(), mask))
+        return self.net(inputs) * mask
+
+
+def beside_sam(specimen):
+    """Algorithms that ask for passes of their own, or for a model that they know."""
+    return specimen.name in ("SAM", "SelectiveBackprop", "NoOpModel", "SWA")
+
+
+@few
+@pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+@given(
+    seed=seeds,
+    split=splits,
+    interval=st.integers(1, 3),
+    others=algorithm_sets(but=beside_sam, max_size=3),
+)
+def test_both_passes_of_sam_see_the_same_examples_and_the_same_dropout(
+    seed, split, interval, others
+):
+    begun = Watch(lambda state: state.timestamp.batch, Event.BEFORE_FORWARD)
+    made = trainer(
+        Ears(),
+        batches(images=True),
+        algorithms=[*others, SAM(interval=interval)],
+        callbacks=begun,
+        seed=seed,
+        max_duration="1ep",
+        check_effects=False,
+        **split,
+    )
+
+    made.fit()
+
+    model = made.state.model
+    for batch in range(3):
+        calls = [heard for heard, at in zip(model.heard, begun.seen, strict=True) if at == batch]
+        if batch % interval == 0:
+            half = len(calls) // 2
+            assert half
+            for first, second in zip(calls[:half], calls[half:], strict=True):
+                assert same(first, second)
+
+
+@few
+@given(
+    start=st.integers(0, 11),
+    length=st.integers(1, 12),
+    interval=st.integers(1, 4),
+    by_epoch=st.booleans(),
+    unit=st.sampled_from(["ba", "dur"]),
+)
+def test_swa_is_the_mean_of_the_weights_at_its_updates(start, length, interval, by_epoch, unit):
+    end, per_epoch = min(start + length, 12), 3
+    step = interval * per_epoch if by_epoch else interval
+    due = [k for k in range(1, 13) if k % step == 0 and k >= start and k - 1 < end]
+    assume(due)
+    whole = 12 if unit == "dur" else 1
+    algorithm = SWA(
+        swa_start=Time(Fraction(start, whole), unit),
+        swa_end=Time(Fraction(end, whole), unit),
+        update_interval=f"{interval}{'ep' if by_epoch else 'ba'}",
+    )
+    seen = Watch(lambda state: weights(state.model), Event.BATCH_END)
+
+    state = trainer(
+        mlp(dtype=DOUBLE),
+        batches(dtype=DOUBLE),
+        algorithms=algorithm,
+        callbacks=seen,
+        max_duration="4ep",
+    ).fit()
+
+    memory = state.memory["SWA"]
+    columns = zip(*(seen.seen[k - 1] for k in due), strict=True)
+    assert memory["count"] == len(due)
+    assert_close(list(memory["average"].values()), [torch.stack(c).mean(0) for c in columns])
+
+
+@few
+@given(sizes=st.lists(st.integers(2, 6), min_size=1, max_size=5), seed=seeds)
+def test_recomputed_statistics_are_the_plain_mean_over_the_batches(sizes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    norm = nn.BatchNorm1d(3, dtype=DOUBLE)
+    parts = [torch.randn(size, 3, generator=generator, dtype=DOUBLE) for size in sizes]
+
+    new = F.recompute_batch_norm_statistics(norm, parts)
+
+    assert_close(new.running_mean, torch.stack([p.mean(0) for p in parts]).mean(0))
+    assert_close(new.running_var, torch.stack([p.var(0) for p in parts]).mean(0))
+    assert new.num_batches_tracked == len(sizes)
+    assert F.reset_batch_norm_statistics(new).num_batches_tracked == 0
+
+
+@given(seed=seeds, rho=radii, scale=st.sampled_from([1e-3, 1.0, 1e6]))
+def test_the_step_of_sam_does_not_depend_on_the_scale_of_the_gradients(seed, rho, scale):
+    generator = torch.Generator().manual_seed(seed)
+    draw = partial(torch.randn, 4, 3, generator=generator, dtype=DOUBLE)
+    params, grads = {"w": draw()}, {"w": draw()}
+    scaled = {"w": grads["w"] * scale}
+
+    step = F.sam_perturbation(params, grads, rho=rho)
+    assert_close(F.sam_perturbation(params, scaled, rho=rho), step)
+
+
+@given(seed=seeds, count=st.integers(1, 6))
+def test_the_mean_of_swa_does_not_depend_on_the_order_of_the_models(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    models = [{"w": torch.randn(3, generator=generator, dtype=DOUBLE)} for _ in range(count)]
+
+    def mean(order):
+        average = order[0]
+        for taken, model in enumerate(order):
+            average = F.swa(average, model, taken)
+        return average
+
+    assert_close(mean(models), mean(models[::-1]))

@@ -1,0 +1,194 @@
+"""The running statistics of batch norms for weights that no training step has used."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import update_bn
+from torch.testing import assert_close
+
+from composable.functional import (
+    batch_norm_statistics,
+    ghost_batchnorm,
+    recompute_batch_norm_statistics,
+    reset_batch_norm_statistics,
+    with_tensors,
+)
+from tests.functional.no_sync import NoSync
+from tests.helpers import seeded
+
+
+def net(dropout=0.0, **options):
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3),
+            nn.BatchNorm2d(4, **options),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Flatten(),
+            nn.Linear(64, 5),
+            nn.BatchNorm1d(5, **options),
+        )
+    )
+
+
+def images(*sizes):
+    generator = torch.Generator().manual_seed(1)
+    return [3 + torch.randn(size, 2, 6, 6, generator=generator) for size in sizes]
+
+
+def used(model):
+    for batch in images(4, 4):
+        model(batch * 2)
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": None}, {"momentum": 0.5}, {"affine": False}])
+def test_it_is_what_torchs_update_bn_computes(options):
+    theirs = used(net(**options))
+    ours = recompute_batch_norm_statistics(theirs, images(8, 8, 5))
+
+    update_bn(images(8, 8, 5), theirs)
+
+    assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
+
+
+def test_one_batch_after_the_other_is_all_of_them():
+    whole = recompute_batch_norm_statistics(used(net()), images(8, 8, 5))
+
+    model = used(net())
+    for i, batch in enumerate(images(8, 8, 5)):
+        model = recompute_batch_norm_statistics(model, [batch], seen=i)
+
+    assert all(map(torch.equal, model.state_dict().values(), whole.state_dict().values()))
+
+
+def test_an_evaluation_on_the_batch_is_normalised_by_its_statistics():
+    (batch,) = images(64)
+    model = recompute_batch_norm_statistics(used(net()).eval(), [batch])
+
+    outputs = model(batch)
+
+    assert_close(outputs.mean(0), torch.zeros(5), atol=5e-3, rtol=0)
+    assert_close(outputs.var(0), torch.ones(5), atol=5e-3, rtol=0)
+
+
+def test_the_model_itself_modes_and_momenta_stay(still_generators):
+    model = used(net(dropout=0.5).eval()).train()
+    model[1].eval()
+    before = copy.deepcopy(model.state_dict())
+
+    new = recompute_batch_norm_statistics(model, images(8))
+
+    assert all(map(torch.equal, model.state_dict().values(), before.values()))
+    assert [m.training for m in new.modules()] == [m.training for m in model.modules()]
+    assert new[1].momentum == new[6].momentum == 0.1
+    assert new[0].weight is model[0].weight
+    assert not torch.equal(new[1].running_mean, model[1].running_mean)
+
+
+def test_dropout_is_off(still_generators):
+    without = recompute_batch_norm_statistics(net(dropout=0.0), images(8))
+    dropping = recompute_batch_norm_statistics(net(dropout=0.9), images(8))
+
+    assert torch.equal(without[6].running_mean, dropping[6].running_mean)
+    assert without[6].running_mean.any()
+
+
+def test_ghost_batch_norms_have_statistics_too():
+    ghost = ghost_batchnorm(used(net()), ghost_batch_size=4)
+    theirs = copy.deepcopy(ghost)
+
+    new = recompute_batch_norm_statistics(ghost, images(8, 8))
+
+    update_bn(images(8, 8), theirs)
+    assert_close(dict(new.state_dict()), dict(theirs.state_dict()))
+
+
+def test_statistics_that_were_read_can_be_given_to_another_model():
+    source, target = used(net()), net()
+
+    new = with_tensors(target, batch_norm_statistics(source))
+
+    assert len(batch_norm_statistics(source)) == 6
+    assert torch.equal(new[1].running_var, source[1].running_var)
+    assert new[1].num_batches_tracked == 2
+    assert new[0].weight is target[0].weight
+
+
+def test_what_was_read_is_a_copy():
+    model = net()
+    read = batch_norm_statistics(model)
+    used(model)
+
+    assert read["1.num_batches_tracked"] == 0
+
+
+def test_reset_forgets():
+    model = used(net())
+
+    new = reset_batch_norm_statistics(model)
+
+    fresh = batch_norm_statistics(net())
+    assert all(torch.equal(batch_norm_statistics(new)[name], fresh[name]) for name in fresh)
+    assert model[1].num_batches_tracked == 2
+    assert new[1].weight is model[1].weight
+
+
+def test_norms_without_statistics_are_left_alone():
+    model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.LayerNorm(2))
+
+    new = recompute_batch_norm_statistics(model, [torch.randn(4, 2)])
+
+    assert batch_norm_statistics(model) == {}
+    assert new(torch.randn(4, 2)).shape == (4, 2)
+
+
+def test_nothing_waits_for_the_device():
+    with NoSync():
+        recompute_batch_norm_statistics(net(), images(8, 8))
+
+
+def test_gradients_are_not_recorded():
+    model = recompute_batch_norm_statistics(net(), images(8))
+
+    assert not model[1].running_mean.requires_grad
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: batch_norm_statistics("net"), TypeError, "model is a str, but must be a torch.nn"),
+        (lambda: reset_batch_norm_statistics(None), TypeError, "model is None, but must be a torc"),
+        (
+            lambda: recompute_batch_norm_statistics(nn.ReLU, []),
+            TypeError,
+            "model is the class ReLU, but must be a torch.nn.Module",
+        ),
+        (
+            lambda: recompute_batch_norm_statistics(net(), None),
+            TypeError,
+            "batches is a NoneType, but must be an iterable of what the model is called with",
+        ),
+        (
+            lambda: recompute_batch_norm_statistics(net(), []),
+            ValueError,
+            "batches is empty, and statistics need at least one batch",
+        ),
+        (
+            lambda: recompute_batch_norm_statistics(net(), [], seen=True),
+            TypeError,
+            "seen is True, but must be a whole number",
+        ),
+        (
+            lambda: recompute_batch_norm_statistics(net(), [], seen=-1),
+            ValueError,
+            "seen is -1, but must be at least 0",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,182 @@
+"""The laws of the step of SAM."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+
+from composable.functional import sam_perturbation
+from tests.functional.no_sync import NoSync
+from tests.helpers import examples, linear
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+X = torch.eye(3)
+
+
+def named(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "weight": torch.randn(3, 4, generator=generator).to(dtype),
+        "bias": torch.randn((), generator=generator).to(dtype),
+    }
+
+
+def norm(tensors):
+    return torch.cat([tensor.flatten().double() for tensor in tensors.values()]).norm()
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.05, 2.0])
+def test_the_step_is_that_of_the_paper(rho):
+    params, grads = named(0, torch.float64), named(1, torch.float64)
+
+    new = sam_perturbation(params, grads, rho=rho)
+
+    size = torch.sqrt(sum((grad**2).sum() for grad in grads.values()))
+    assert_close(new, {name: params[name] + rho * grads[name] / size for name in params})
+
+
+def test_the_step_ends_on_the_ball_and_goes_uphill():
+    model, (inputs, targets) = linear().double(), examples(8)
+    inputs = inputs.double()
+    params = dict(model.named_parameters())
+
+    def loss(weights):
+        return cross_entropy(torch.func.functional_call(model, weights, inputs), targets)
+
+    slopes = torch.autograd.grad(loss(params), list(params.values()))
+    new = sam_perturbation(params, dict(zip(params, slopes, strict=True)), rho=0.1)
+    steps = {name: new[name] - params[name].detach() for name in params}
+
+    assert_close(norm(steps), torch.tensor(0.1, dtype=torch.float64))
+    uphill = loss(new)
+    for seed in range(20):  # to first order, no other direction is worse
+        generator = torch.Generator().manual_seed(seed)
+        others = {
+            name: torch.randn(step.shape, generator=generator, dtype=step.dtype)
+            for name, step in steps.items()
+        }
+        moved = {name: params[name] + 0.1 * others[name] / norm(others) for name in params}
+        assert loss(moved) < uphill
+
+
+def test_epsilon_is_added_to_the_norm():
+    new = sam_perturbation({"w": torch.zeros(2)}, {"w": torch.tensor([3.0, 4.0])}, epsilon=5.0)
+
+    assert_close(new["w"], 0.05 * torch.tensor([0.3, 0.4]))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_where_all_gradients_are_zero_nothing_moves(dtype):
+    params = named(0, dtype)
+
+    new = sam_perturbation(params, {name: torch.zeros_like(p) for name, p in params.items()})
+
+    assert all(torch.equal(new[name], params[name]) for name in params)
+
+
+@pytest.mark.parametrize("size", [1e-4, 6e4])
+def test_small_and_large_gradients_in_half_precision_have_a_finite_step(size):
+    grads = {"w": torch.full((1000,), size, dtype=torch.float16)}
+
+    new = sam_perturbation({"w": torch.zeros(1000, dtype=torch.float16)}, grads, rho=1.0)
+
+    assert_close(new["w"], torch.full((1000,), 1000**-0.5, dtype=torch.float16))
+
+
+def test_a_parameter_without_a_gradient_stays_and_is_no_part_of_the_norm():
+    params = {"a": torch.zeros(2), "frozen": torch.ones(2)}
+
+    new = sam_perturbation(params, {"a": torch.tensor([3.0, 4.0]), "frozen": None}, rho=5.0)
+
+    assert_close(new, {"a": torch.tensor([3.0, 4.0]), "frozen": torch.ones(2)})
+    assert new["frozen"] is not params["frozen"]
+    assert new["frozen"].data_ptr() != params["frozen"].data_ptr()
+
+
+def test_without_any_gradient_nothing_moves():
+    assert_close(sam_perturbation({"w": X}, {"w": None}), {"w": X})
+    assert sam_perturbation({}, {}) == {}
+
+
+def test_each_dtype_is_moved_in_its_own_by_one_norm():
+    kinds = [*FLOATS, torch.complex64]
+    params = {str(dtype): torch.zeros(4, dtype=dtype) for dtype in kinds}
+    grads = {str(dtype): torch.ones(4, dtype=dtype) for dtype in kinds}
+
+    new = sam_perturbation(params, grads, rho=1.0)
+
+    assert [value.dtype for value in new.values()] == kinds
+    for value in new.values():
+        expected = torch.full_like(value, 20**-0.5)
+        assert_close(value, expected, rtol=1e-2, atol=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_is_not_hidden():
+    for bad in (float("nan"), float("inf")):
+        new = sam_perturbation({"w": torch.zeros(2)}, {"w": torch.tensor([bad, 1.0])})
+        assert new["w"].isnan().any()
+
+
+def test_the_result_is_new_and_detached_and_in_order():
+    layer = nn.Linear(3, 2)
+    layer(torch.ones(1, 3)).sum().backward()
+    params = dict(layer.named_parameters())
+    before = {name: value.detach().clone() for name, value in params.items()}
+    grads = {name: value.grad for name, value in reversed(params.items())}
+
+    new = sam_perturbation(params, grads)
+
+    assert list(new) == ["weight", "bias"]
+    assert not any(value.requires_grad for value in new.values())
+    assert_close({name: value.detach() for name, value in params.items()}, before)
+
+
+def test_nothing_waits_for_the_device(still_generators):
+    with NoSync():
+        sam_perturbation(named(0), named(1))
+
+
+def test_stacked_models_are_moved_by_vmap():
+    params, grads = ({"w": torch.randn(5, 4)} for _ in range(2))
+
+    new = torch.func.vmap(sam_perturbation)(params, grads)
+
+    alone = [sam_perturbation({"w": params["w"][i]}, {"w": grads["w"][i]}) for i in range(5)]
+    assert_close(new["w"], torch.stack([one["w"] for one in alone]))
+
+
+@pytest.mark.compile
+def test_compiles_into_one_graph():
+    compiled = torch.compile(sam_perturbation, fullgraph=True, backend="aot_eager")
+
+    assert_close(compiled(named(0), named(1)), sam_perturbation(named(0), named(1)))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: sam_perturbation([X], [X]), TypeError, "params is a list, but must be a mapping"),
+        (lambda: sam_perturbation({"w": 1.0}, {"w": X}), TypeError, r"params\['w'\] is a float"),
+        (lambda: sam_perturbation({"w": X}, X), TypeError, "grads is a Tensor, but must be a mapp"),
+        (lambda: sam_perturbation({"w": X}, None), TypeError, "grads is None, but must be a map"),
+        (lambda: sam_perturbation({"w": X}, {"w": 1}), TypeError, r"grads\['w'\] is a int, but"),
+        (lambda: sam_perturbation({"w": X}, {}), ValueError, "only params has w and only grads ha"),
+        (
+            lambda: sam_perturbation({"w": X}, {"w": X[0]}),
+            ValueError,
+            r"grads\['w'\] has shape \(3,\), but params\['w'\] has \(3, 3\)",
+        ),
+        (lambda: sam_perturbation({}, {}, rho=-0.1), ValueError, r"rho is -0.1, but must be in \["),
+        (lambda: sam_perturbation({}, {}, rho=float("inf")), ValueError, "rho is inf, but must be"),
+        (lambda: sam_perturbation({}, {}, rho=float("nan")), ValueError, "rho is nan, but must be"),
+        (lambda: sam_perturbation({}, {}, rho="1"), TypeError, "rho is '1', but must be a number"),
+        (lambda: sam_perturbation({}, {}, rho=True), TypeError, "rho is True, but must be a numbe"),
+        (lambda: sam_perturbation({}, {}, epsilon=0), ValueError, "epsilon is 0, but must be in"),
+        (lambda: sam_perturbation({}, {}, epsilon=None), TypeError, "epsilon is None, but must be"),
+    ],
+)
+def test_wrong_arguments_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
