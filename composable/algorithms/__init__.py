@@ -1,5 +1,6 @@
 """The methods as algorithms: when each function runs in a training loop."""
 
+from composable.algorithms.alibi import Alibi
 from composable.algorithms.augmix import AugMix
 from composable.algorithms.blurpool import BlurPool
 from composable.algorithms.channels_last import ChannelsLast
@@ -7,6 +8,7 @@ from composable.algorithms.colout import ColOut
 from composable.algorithms.cutmix import CutMix
 from composable.algorithms.cutout import CutOut
 from composable.algorithms.ema import EMA
+from composable.algorithms.gated_linear_units import GatedLinearUnits
 from composable.algorithms.ghost_batchnorm import GhostBatchNorm
 from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.gyro_dropout import GyroDropout
@@ -25,12 +27,14 @@ from composable.algorithms.weight_standardization import WeightStandardization
 
 __all__ = [
     "EMA",
+    "Alibi",
     "AugMix",
     "BlurPool",
     "ChannelsLast",
     "ColOut",
     "CutMix",
     "CutOut",
+    "GatedLinearUnits",
     "GhostBatchNorm",
     "GradientClipping",
     "GyroDropout",

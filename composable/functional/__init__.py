@@ -10,9 +10,11 @@ from ._blur_layers import (
     BlurMaxPool3d,
     blur,
 )
+from ._linear_biases import alibi_bias, alibi_slopes
 from ._residual_blocks import ResidualBlock
 from ._surgery import with_tensors
 from ._warnings import NoEffectWarning
+from .alibi import alibi, register_alibi
 from .augmix import AugMixDraw, apply_augmix, augmix, draw_augmix
 from .blurpool import blurpool
 from .channels_last import channels_last
@@ -21,6 +23,7 @@ from .colout import ColoutDraw, apply_colout, colout, draw_colout
 from .cutmix import CutmixDraw, apply_cutmix, cutmix, draw_cutmix
 from .cutout import apply_cutout, cutout, draw_cutout
 from .ema import ema, ema_smoothing
+from .gated_linear_units import gated_linear_units, register_gated_linear_units
 from .ghost_batchnorm import (
     GhostBatchNorm1d,
     GhostBatchNorm2d,
@@ -44,7 +47,7 @@ from .resize_batch import (
 )
 from .resized import Resized
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
-from .set_sequence_length import set_sequence_length, warmed_up_length
+from .set_sequence_length import sequence_length, set_sequence_length, warmed_up_length
 from .smooth_labels import smooth_labels
 from .squeeze_excite import SqueezeExcitation, squeeze_excite
 from .stochastic_depth import scale_drop_rates, stochastic_depth
@@ -80,6 +83,9 @@ __all__ = [
     "Resized",
     "SqueezeExcitation",
     "StandardizedWeight",
+    "alibi",
+    "alibi_bias",
+    "alibi_slopes",
     "apply_augmix",
     "apply_colout",
     "apply_crop",
@@ -106,6 +112,7 @@ __all__ = [
     "draw_selection",
     "ema",
     "ema_smoothing",
+    "gated_linear_units",
     "ghost_batchnorm",
     "gyro_dropout",
     "images",
@@ -116,10 +123,13 @@ __all__ = [
     "no_op_model",
     "progressive_scale",
     "randaugment",
+    "register_alibi",
+    "register_gated_linear_units",
     "resize_batch",
     "scale_drop_rates",
     "scaled_size",
     "select_using_loss",
+    "sequence_length",
     "set_sequence_length",
     "should_select",
     "smooth_labels",
