@@ -30,12 +30,14 @@ from composable import (
 )
 from composable.algorithms import (
     EMA,
+    Alibi,
     AugMix,
     BlurPool,
     ChannelsLast,
     ColOut,
     CutMix,
     CutOut,
+    GatedLinearUnits,
     GhostBatchNorm,
     GradientClipping,
     GyroDropout,
@@ -55,6 +57,7 @@ from composable.algorithms import (
 from property_tests.pairs import can_be_combined
 from tests.runs import (
     LANGUAGE,
+    LENGTH,
     PROBLEMS,
     VISION,
     Draws,
@@ -117,6 +120,11 @@ NO_CONVOLUTIONS = "it has no convolutions"
 
 SPECIMENS = [
     Specimen(
+        Alibi,
+        {"max_sequence_length": [LENGTH], "train_sequence_length_scaling": [0.5, 0.25, 1.0]},
+        cannot={VISION: "images are no sequences of tokens"},
+    ),
+    Specimen(
         AugMix,
         {"severity": [9, 3], "width": [2, 1], "augmentations": ["safe"]},
         cannot={LANGUAGE: NO_IMAGES},
@@ -134,6 +142,15 @@ SPECIMENS = [
         cannot={LANGUAGE: NO_IMAGES},
     ),
     Specimen(EMA, {"half_life": ["2ba", "1ba", "1ep"], "ema_start": ["0dur", "3ba", "0.5dur"]}),
+    Specimen(
+        GatedLinearUnits,
+        {
+            "gated_layer_bias": [True, False],
+            "non_gated_layer_bias": [True, False],
+            "act_fn": [None, torch.tanh],
+        },
+        cannot={VISION: "it has no feed-forward block"},
+    ),
     Specimen(
         GhostBatchNorm,
         {"ghost_batch_size": [2, 3]},

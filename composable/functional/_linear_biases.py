@@ -1,11 +1,13 @@
 """Linear attention biases, and Hugging Face's attention and position embeddings with them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ._checks import check_count
 from ._take_over import take_over
 
 __all__ = ["CONVERSIONS", "NoPositions", "alibi_bias", "alibi_slopes"]
@@ -14,7 +16,10 @@ IMPLEMENTATIONS = ("eager", "sdpa")
 
 
 def alibi_slopes(
-    heads: int, *, device: torch.device | str | None = None
+    heads: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " heads"]:
     r"""Give the slope of each head: $2^{-8 i / n}$ for head $i$ of $n$, from 1 on.
 
@@ -24,6 +29,11 @@ def alibi_slopes(
     Args:
         heads: The number of heads, 1 or more.
         device: Where they are made.
+        dtype: Of what dtype they are.
+
+    Raises:
+        TypeError: `heads` is no whole number.
+        ValueError: It is below 1.
 
     Example:
         >>> alibi_slopes(8)[:3]
@@ -31,15 +41,21 @@ def alibi_slopes(
         >>> alibi_slopes(3)
         tensor([0.0625, 0.0039, 0.2500])
     """
+    check_count("heads", heads, 1)
     power = 1 << (heads.bit_length() - 1)
     # Made where they are needed: a list would be copied there, which the host waits for.
-    first = torch.arange(1, power + 1, device=device) * (-8 / power)
-    rest = torch.arange(1, 2 * (heads - power), 2, device=device) * (-4 / power)
+    first = torch.arange(1, power + 1, device=device, dtype=dtype) * (-8 / power)
+    rest = (torch.arange(heads - power, device=device, dtype=dtype) * 2 + 1) * (-4 / power)
     return torch.cat([first, rest]).exp2()
 
 
 def alibi_bias(
-    heads: int, length: int, *, past: int = 0, device: torch.device | str | None = None
+    heads: int,
+    length: int,
+    *,
+    past: int = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " heads length keys"]:
     r"""Give what is added to the scores of attention: $-m_h |i - j|$.
 
@@ -50,28 +66,35 @@ def alibi_bias(
         length: The number of queries.
         past: How many keys come before those of the queries: they were kept from earlier calls.
         device: Where it is made.
+        dtype: Of what dtype it is.
 
     Returns:
         For each head, each query and each of the `past + length` keys.
+
+    Raises:
+        TypeError: A number is no whole one.
+        ValueError: `heads` is below 1, or another number below 0.
 
     Example:
         >>> alibi_bias(1, 2, past=1) * 256
         tensor([[[-1., -0., -1.],
                  [-2., -1., -0.]]])
     """
+    check_count("length", length)
+    check_count("past", past)
     keys = torch.arange(past + length, device=device)
-    return _biases(heads, keys[past:], keys)
+    return _biases(heads, keys[past:], keys, dtype)
 
 
-def _biases(heads: int, queries: Int[Tensor, " length"], keys: Int[Tensor, " keys"]) -> Tensor:
+def _biases(heads: int, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
     distances = (queries.unsqueeze(1) - keys).abs()
-    return -alibi_slopes(heads, device=keys.device).reshape(-1, 1, 1) * distances
+    return -alibi_slopes(heads, device=keys.device, dtype=dtype).reshape(-1, 1, 1) * distances
 
 
 class NoPositions(nn.Module):
     """Stands where position embeddings were, and adds nothing, at any position."""
 
-    def forward(self, position_ids: Int[Tensor, " ..."]) -> Int[Tensor, ""]:
+    def forward(self, position_ids: Int[Tensor, "..."]) -> Int[Tensor, ""]:
         """Give zero."""
         return position_ids.new_zeros(())
 
@@ -107,6 +130,8 @@ class _Biased(nn.Module):
     config: Any
     layer_idx: int
     is_causal: bool
+    num_heads: int  # GPT-2's name for it
+    num_attention_heads: int  # and that of the others
 
     def forward(
         self,
@@ -125,7 +150,7 @@ class _Biased(nn.Module):
             attention_mask,
             hidden_states,
             getattr(past_key_values, "self_attention_cache", past_key_values),
-            heads=getattr(self, "num_attention_heads", None) or self.num_heads,
+            heads=self.num_heads if hasattr(self, "num_heads") else self.num_attention_heads,
             layer=self.layer_idx,
             causal=causal and self.config._attn_implementation == "sdpa",
         )
@@ -146,7 +171,8 @@ def _biased_mask(
     keys = keys if mask is None else mask.shape[-1]
     query_at = torch.arange(length, device=device) + past
     key_at = torch.arange(keys, device=device) + first
-    biases = _biases(heads, query_at, key_at).unsqueeze(0)
+    dtype = torch.promote_types(hidden.dtype, torch.float32)  # bfloat16 can't count to 257
+    biases = _biases(heads, query_at, key_at, dtype).unsqueeze(0)
     autocast = torch.is_autocast_enabled(device.type)
     computed = torch.get_autocast_dtype(device.type) if autocast else hidden.dtype
     lowest = torch.finfo(computed).min  # of whole rows that are masked, minus infinity makes NaN
@@ -188,7 +214,7 @@ def _convert_gpt2(model: Any, max_sequence_length: int) -> nn.Module:
 _BERT = "transformers.models.bert.modeling_bert"
 _ROBERTA = "transformers.models.roberta.modeling_roberta"
 _GPT2 = "transformers.models.gpt2.modeling_gpt2"
-CONVERSIONS = {
+CONVERSIONS: dict[type | str, Callable[[Any, int], nn.Module]] = {
     f"{_BERT}.BertEmbeddings": _convert_embeddings,
     f"{_BERT}.BertSelfAttention": _convert_attention,
     f"{_ROBERTA}.RobertaEmbeddings": _convert_embeddings,

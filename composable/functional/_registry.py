@@ -1,4 +1,4 @@
-"""What is known of classes of modules: ours by name, so that nobody imports them, and the user's."""
+"""What is known of classes of modules, some of them by name, so that nobody imports them."""
 
 from typing import Any, Generic, TypeVar
 
@@ -13,11 +13,11 @@ class Registry(Generic[Entry]):
     """Entries for classes of modules, which are found by the class, its name, or a base of it.
 
     Args:
-        known: The first entries, by the full names of classes.
+        known: The first entries, by classes or their full names.
     """
 
-    def __init__(self, known: dict[str, Entry]) -> None:
-        self.entries: dict[type | str, Entry] = {**known}
+    def __init__(self, known: dict[type | str, Entry]) -> None:
+        self.entries = dict(known)
 
     def add(self, kind: Any, entry: Entry) -> None:
         """Add an entry for a class, or replace it.

@@ -59,17 +59,17 @@ def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
         NoEffectWarning: Nothing was found, or a replacement may be bypassed.
 
     Example:
-        >>> import composable.functional as F
+        >>> from composable.functional import alibi_bias
         >>> class Attention(nn.MultiheadAttention):
         ...     def forward(self, x):
         ...         return super().forward(x, x, x)[0]
         >>> class BiasedAttention(Attention):
         ...     def forward(self, x):
-        ...         bias = F.alibi_bias(self.num_heads, x.shape[1], device=x.device)
+        ...         bias = alibi_bias(self.num_heads, x.shape[1], device=x.device)
         ...         return nn.MultiheadAttention.forward(
         ...             self, x, x, x, attn_mask=bias.repeat(len(x), 1, 1), need_weights=False
         ...         )[0]
-        >>> @F.register_alibi(Attention)
+        >>> @register_alibi(Attention)
         ... def convert(attention, max_sequence_length):
         ...     attention.__class__ = BiasedAttention
         ...     return attention

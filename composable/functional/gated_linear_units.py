@@ -131,8 +131,11 @@ def gated_linear_units(
         if isinstance(act_fn, nn.Module):
             gated.activation = copy.deepcopy(act_fn).to(weight.device, weight.dtype)
         new = take_over(module, type(module))
-        _put(new, block.linear, gated.train(linear.training))
-        _put(new, block.activation, nn.Identity())
+        for part in (gated.non_gated, gated.activation):
+            if isinstance(part, nn.Module):
+                part.train(linear.training)
+        _put(new, block.linear, gated)
+        _put(new, block.activation, nn.Identity().train(module.training))
         return new  # type: ignore[no-any-return]
 
     new, count = replace_modules(model, rule)
@@ -175,7 +178,8 @@ class _Gated(nn.Module):
     non_gated: nn.Linear
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.activation(self.gate(inputs)) * self.non_gated(inputs)
+        outputs: Tensor = self.activation(self.gate(inputs)) * self.non_gated(inputs)
+        return outputs
 
     def gate(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = super().forward(inputs)
