@@ -162,26 +162,23 @@ class _Biased(nn.Module):
 def _biased_mask(
     mask: Tensor | None, hidden: Tensor, cache: Any, *, heads: int, layer: int, causal: bool
 ) -> Tensor:
-    """Add biases to a mask, which may be one of bools, one of numbers, or none."""
+    """Add biases to a mask: one of numbers, one of bools, which only "sdpa" has, or none."""
     length, device = hidden.shape[1], hidden.device
-    past, keys, first = 0, length, 0
+    past, keys = 0, length
     if cache is not None:
         past = cache.get_seq_length(layer)
-        keys, first = cache.get_mask_sizes(length, layer)
+        keys, _ = cache.get_mask_sizes(length, layer)
     keys = keys if mask is None else mask.shape[-1]
     query_at = torch.arange(length, device=device) + past
-    key_at = torch.arange(keys, device=device) + first
+    key_at = torch.arange(keys, device=device)
     dtype = torch.promote_types(hidden.dtype, torch.float32)  # bfloat16 can't count to 257
     biases = _biases(heads, query_at, key_at, dtype).unsqueeze(0)
-    autocast = torch.is_autocast_enabled(device.type)
-    computed = torch.get_autocast_dtype(device.type) if autocast else hidden.dtype
-    lowest = torch.finfo(computed).min  # of whole rows that are masked, minus infinity makes NaN
     if mask is None and causal:
         mask = key_at <= query_at.unsqueeze(1)
     if mask is not None and mask.dtype == torch.bool:
-        biases = torch.where(mask, biases, lowest)
+        biases = biases.masked_fill(~mask, -torch.inf)  # as "sdpa" itself reads it
     elif mask is not None:
-        biases = (biases + mask).clamp(min=lowest)
+        biases = biases + mask
     return biases.to(hidden.dtype)
 
 

@@ -117,6 +117,25 @@ def test_attention_is_that_of_the_formula(family, implementation, padding):
         assert_close(outputs[real], ours[real], rtol=1e-4, atol=1e-5)
 
 
+@IMPLEMENTATIONS
+def test_attention_by_itself_reads_no_mask_as_it_did(implementation):
+    attention, hidden = attentions(converted("gpt2", implementation))[0], torch.randn(2, 7, WIDTH)
+
+    outputs, _ = attention(hidden)
+
+    expected = by_hand(attention, hidden, None, causal=implementation == "sdpa")
+    assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
+
+
+@IMPLEMENTATIONS
+def test_a_mask_of_numbers_is_added(implementation):
+    model, given = converted("gpt2", implementation), torch.zeros(2, 1, LONG, LONG)
+    at = torch.arange(LONG)
+    given[:, :, at[:, None] < at] = -1e9
+
+    assert_close(model(tokens(), attention_mask=given).logits, model(tokens()).logits)
+
+
 @DECODERS
 @IMPLEMENTATIONS
 def test_the_first_logits_of_a_decoder_do_not_depend_on_what_follows(family, implementation):
