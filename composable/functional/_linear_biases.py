@@ -171,7 +171,7 @@ def _biased_mask(
     keys = keys if mask is None else mask.shape[-1]
     query_at = torch.arange(length, device=device) + past
     key_at = torch.arange(keys, device=device)
-    dtype = torch.promote_types(hidden.dtype, torch.float32)  # bfloat16 can't count to 257
+    dtype = torch.promote_types(hidden.dtype, torch.float32)  # rounded once, at the end
     biases = _biases(heads, query_at, key_at, dtype).unsqueeze(0)
     if mask is None and causal:
         mask = key_at <= query_at.unsqueeze(1)

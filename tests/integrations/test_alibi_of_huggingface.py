@@ -136,6 +136,28 @@ def test_a_mask_of_numbers_is_added(implementation):
     assert_close(model(tokens(), attention_mask=given).logits, model(tokens()).logits)
 
 
+def test_distances_are_rounded_once_in_low_precision():
+    model = converted("gpt2", "eager", num_attention_heads=16, hidden_size=16).bfloat16()
+    masks = []
+    attention = attentions(model)[0]
+    plain = type(attention).__mro__[2]
+    ids = tokens(600, batch=1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        forward = plain.forward
+        patch.setattr(
+            plain,
+            "forward",
+            lambda self, x, **kwargs: (
+                masks.append(kwargs["attention_mask"]) or forward(self, x, **kwargs)
+            ),
+        )
+        model(ids)
+
+    exact = F.alibi_bias(16, 600).tril().bfloat16()
+    assert torch.equal(masks[0][0].tril(), exact)
+
+
 @DECODERS
 @IMPLEMENTATIONS
 def test_the_first_logits_of_a_decoder_do_not_depend_on_what_follows(family, implementation):
