@@ -168,7 +168,6 @@ def _biased_mask(
     if cache is not None:
         past = cache.get_seq_length(layer)
         keys, _ = cache.get_mask_sizes(length, layer)
-    keys = keys if mask is None else mask.shape[-1]
     query_at = torch.arange(length, device=device) + past
     key_at = torch.arange(keys, device=device)
     dtype = torch.promote_types(hidden.dtype, torch.float32)  # rounded once, at the end

@@ -229,9 +229,10 @@ def test_a_cache_gives_what_the_whole_text_gives(family, implementation, steps):
 
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("beams", [1, 2])
-def test_texts_are_generated_as_without_a_cache(implementation, cache, beams):
-    model, ids, mask = converted("gpt2", implementation), tokens(6), mask_of("left", 6)
+@pytest.mark.parametrize(("padding", "beams"), [("left", 1), (None, 1), ("left", 2)])
+def test_texts_are_generated_as_without_a_cache(implementation, cache, padding, beams):
+    model, ids = converted("gpt2", implementation), tokens(6)
+    mask = torch.ones_like(ids) if padding is None else mask_of(padding, 6)
     options = {
         "attention_mask": mask,
         "min_new_tokens": LONG,
@@ -389,6 +390,17 @@ def test_embeddings_may_be_given_instead_of_ids():
         model = converted(family)
         embedded = model.get_input_embeddings()(tokens())
         assert_close(model(inputs_embeds=embedded).logits, model(tokens()).logits)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_types_of_tokens_are_looked_up_as_before(family):
+    model, ids = converted(family, type_vocab_size=2), tokens()
+    plain = model(ids).logits
+
+    zeros, ones = (model(ids, token_type_ids=torch.full_like(ids, i)).logits for i in (0, 1))
+
+    assert torch.equal(zeros, plain)
+    assert not torch.allclose(ones, plain, atol=1e-2)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
