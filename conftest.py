@@ -28,7 +28,9 @@ ADAPTERS = {
     ],
     "transformers": [
         "composable/integrations/huggingface.py",
+        "tests/integrations/test_alibi_of_huggingface.py",
         "tests/integrations/test_encodings.py",
+        "tests/integrations/test_gated_linear_units_of_huggingface.py",
         "tests/integrations/test_huggingface.py",
     ],
 }

@@ -504,6 +504,64 @@ def clip_gradients() -> list[Candidates]:
     ]
 
 
+def gpt2(**options: int) -> nn.Module:
+    """A GPT-2 of two layers, 8 heads and a width of 256, without dropout."""
+    import transformers  # an extra, which two tables need
+
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = transformers.GPT2Config(
+        vocab_size=1000, n_positions=512, n_embd=256, n_layer=2, n_head=8, **rates, **options
+    )
+    config.bos_token_id = config.eos_token_id = 0
+    return transformers.GPT2LMHeadModel(config)
+
+
+def text_step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
+    """A training step on texts that leaves the weights where they are."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def alibi() -> list[Candidates]:
+    """Steps of a GPT-2 on 4 texts of 512 tokens, and on the pieces that training sees."""
+    model, ids = gpt2(), torch.randint(1000, (4, 512))
+    converted = F.alibi(model, max_sequence_length=512)
+    pieces = F.set_sequence_length({"input_ids": ids}, 128, truncate=False)["input_ids"]
+    return [
+        {
+            "a step of GPT-2": text_step(model, ids),
+            "with alibi": text_step(converted, ids),
+            "on pieces of 128 tokens": text_step(model, pieces),
+            "with alibi on such pieces": text_step(converted, pieces),
+            "the surgery": lambda: F.alibi(model, max_sequence_length=512),
+        },
+        {
+            "GPT-2 without gradients": scoring(model, ids),
+            "with alibi": scoring(converted, ids),
+        },
+    ]
+
+
+def gated_linear_units() -> list[Candidates]:
+    """Steps of a GPT-2 on 4 texts of 512 tokens; as wide, and with as many weights as before."""
+    ids = torch.randint(1000, (4, 512))
+    model, narrow = gpt2(), gpt2(n_inner=683)
+    return [
+        {
+            "a step of GPT-2": text_step(model, ids),
+            "gated": text_step(F.gated_linear_units(model), ids),
+            "gated, two thirds as wide": text_step(F.gated_linear_units(narrow), ids),
+            "the surgery": lambda: F.gated_linear_units(model),
+        }
+    ]
+
+
 METHODS = {
     method.__name__: method
     for method in (
@@ -512,6 +570,7 @@ METHODS = {
         *(sam_perturbation, clip_gradients),
         *(ghost_batchnorm, squeeze_excite, weight_standardization, stochastic_depth),
         *(gyro_dropout, channels_last, randaugment),
+        *(alibi, gated_linear_units),
     )
 }
 

@@ -43,6 +43,7 @@ PIXELS = "one changes the pixels that the other made"
 SIZES = "one places what it draws by the size that the other made"
 SCORES = "examples are chosen by the loss that they have before, or after, they are changed"
 NO_LONGER_PLAIN = "pairs are made of plain convolutions, and the other one leaves none behind"
+SHARES = "one takes a share of the length that the other made"
 LINEAR = "both are linear in the targets, and sums in another order round differently"
 
 PAIRS = [
@@ -56,6 +57,8 @@ PAIRS = [
     Pair("ProgressiveResizing", "ColOut", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
     Pair("ProgressiveResizing", "CutOut", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
     Pair("ProgressiveResizing", "RandAugment", on=("vision",), how=OTHER_WEIGHTS, why=SIZES),
+    Pair("SelectiveBackprop", "Alibi", on=("language",), how=OTHER_WEIGHTS, why=SCORES),
+    Pair("Alibi", "SeqLengthWarmup", on=("language",), how=OTHER_WEIGHTS, why=SHARES),
     Pair("SelectiveBackprop", "AugMix", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
     Pair("SelectiveBackprop", "ColOut", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),
     Pair("SelectiveBackprop", "CutOut", on=("vision",), how=OTHER_WEIGHTS, why=SCORES),

@@ -32,6 +32,7 @@ from composable.algorithms import (
     EMA,
     SAM,
     SWA,
+    Alibi,
     AugMix,
     BlurPool,
     ChannelsLast,
@@ -39,6 +40,7 @@ from composable.algorithms import (
     CutMix,
     CutOut,
     Factorize,
+    GatedLinearUnits,
     GhostBatchNorm,
     GradientClipping,
     GyroDropout,
@@ -59,6 +61,7 @@ from composable.algorithms import (
 from property_tests.pairs import can_be_combined
 from tests.runs import (
     LANGUAGE,
+    LENGTH,
     PROBLEMS,
     VISION,
     Draws,
@@ -121,6 +124,11 @@ NO_CONVOLUTIONS = "it has no convolutions"
 
 SPECIMENS = [
     Specimen(
+        Alibi,
+        {"max_sequence_length": [LENGTH], "train_sequence_length_scaling": [0.5, 0.25, 1.0]},
+        cannot={VISION: "images are no sequences of tokens"},
+    ),
+    Specimen(
         AugMix,
         {"severity": [9, 3], "width": [2, 1], "augmentations": ["safe"]},
         cannot={LANGUAGE: NO_IMAGES},
@@ -146,6 +154,15 @@ SPECIMENS = [
             "min_features": [0],
             "latent_features": [1, 0.25],
         },
+    ),
+    Specimen(
+        GatedLinearUnits,
+        {
+            "gated_layer_bias": [True, False],
+            "non_gated_layer_bias": [True, False],
+            "act_fn": [None, torch.tanh],
+        },
+        cannot={VISION: "it has no feed-forward block"},
     ),
     Specimen(
         GhostBatchNorm,

@@ -11,6 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import composable.functional as F
+from tests.runs import WORDS, Hidden, language_model
 
 dims = st.integers(1, 3)
 seeds = st.integers(0, 2**32 - 1)
@@ -147,7 +148,51 @@ def test_no_pair_of_thin_layers_is_nearer_to_a_weight(d, seed, groups, inputs, o
             assert torch.linalg.matrix_norm(part.flatten(1) - best) >= error - 1e-9
 
 
+@given(st.integers(1, 40), st.integers(0, 12), st.integers(0, 12), st.integers(0, 12))
+def test_linear_biases_depend_on_the_distance_alone(heads, length, past, more):
+    bias = F.alibi_bias(heads, length, past=past)
+
+    whole = F.alibi_bias(heads, past + length + more)
+    assert torch.equal(bias, whole[:, past : past + length, : past + length])
+    assert torch.equal(whole, whole.mT)
+    assert torch.equal(whole[:, more:, more:], whole[:, : past + length, : past + length])
+    assert (whole.diff(dim=2).tril(-1) >= 0).all()
+
+
+@given(st.integers(1, 300))
+def test_slopes_are_all_different_and_between_zero_and_one(heads):
+    slopes = F.alibi_slopes(heads)
+
+    assert len(slopes) == len(set(slopes.tolist())) == heads
+    assert ((slopes > 0) & (slopes < 1)).all()
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 9), st.floats(-3, 3))
+def test_what_is_gated_is_linear_in_the_new_weights(seed, batch, longer, factor):
+    block, x = Hidden(4).double(), drawn(seed, batch, longer, 4)
+    new = F.gated_linear_units(block, generator=torch.Generator().manual_seed(seed))
+    before, rest = new(x), block[2].bias
+
+    with torch.no_grad():
+        new[0].non_gated.weight.mul_(factor)
+
+    assert_close(new(x) - rest, factor * (before - rest))
+
+
+@given(seeds, st.integers(1, 8), st.integers(1, 30))
+@settings(max_examples=15)
+def test_what_a_biased_decoder_has_read_stays_as_it_reads_on(seed, first, more):
+    model = F.alibi(language_model(one_by_one=True), max_sequence_length=4)
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(WORDS, (2, first + more), generator=draw)
+
+    assert_close(model(ids)[..., :first], model(ids[:, :first]))
+
+
 SURGERIES = {
+    "gated_linear_units": lambda model: F.gated_linear_units(
+        model, generator=torch.Generator().manual_seed(0)
+    ),
     "blurpool": lambda model: F.blurpool(model, min_channels=0),
     "ghost_batchnorm": lambda model: F.ghost_batchnorm(model, ghost_batch_size=2),
     "weight_standardization": F.weight_standardization,
@@ -177,6 +222,7 @@ def net():
             nn.GroupNorm(2, 4),
             nn.Dropout(),
             nn.Conv2d(4, 4, 3),
+            Hidden(2),
         )
 
 

@@ -23,6 +23,7 @@ from composable.algorithms import (
 )
 from composable.core.logger import Logger
 from composable.data import seeded_batches
+from composable.functional import alibi_bias, register_alibi, register_gated_linear_units
 from composable.utils.reproducibility import seed_context, seed_step
 
 FEATURES, CLASSES, SIDE = 4, 3, 8
@@ -60,26 +61,78 @@ def conv_net(
         ).to(dtype)
 
 
+class Places(nn.Embedding):
+    """Adds to each token what is learned of its place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight[: x.shape[1]]
+
+
+class Attention(nn.Linear):
+    """Causal attention of two heads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 3 * width)
+
+    def bias_of(self, x: Tensor) -> Tensor | None:
+        return None
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = super().forward(x).unflatten(-1, (3, 2, self.in_features // 2))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        bias = self.bias_of(x)
+        attended = scaled_dot_product_attention(query, key, value, bias, is_causal=bias is None)
+        return attended.transpose(1, 2).flatten(2)
+
+
+class BiasedAttention(Attention):
+    """The same with linear biases."""
+
+    def bias_of(self, x: Tensor) -> Tensor | None:
+        length = x.shape[1]
+        to_come = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        bias = alibi_bias(2, length, device=x.device, dtype=x.dtype)
+        return bias.masked_fill(to_come, -torch.inf)
+
+
+@register_alibi(Places)
+def leave_out(places: Places, max_sequence_length: int) -> nn.Module:
+    return nn.Identity()
+
+
+@register_alibi(Attention)
+def add_biases(attention: Attention, max_sequence_length: int) -> nn.Module:
+    attention.__class__ = BiasedAttention
+    return attention
+
+
+class Hidden(nn.Sequential):
+    """A feed-forward block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(width, 12), nn.GELU(), nn.Linear(12, width))
+
+
+register_gated_linear_units(Hidden, linear="0", activation="1")
+
+
 class LanguageModel(nn.Module):
     """Embeddings, a block of causal attention and a hidden layer, and the logits of each token."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
-        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.places = Places(LENGTH, WIDTH)
         self.attention_norm = nn.LayerNorm(WIDTH)
-        self.attention = nn.Linear(WIDTH, 3 * WIDTH)
+        self.attention = Attention(WIDTH)
         self.hidden_norm = nn.LayerNorm(WIDTH)
-        self.hidden = nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU(), nn.Linear(12, WIDTH))
+        self.hidden = Hidden(WIDTH)
         self.dropout = nn.Dropout(dropout)
         self.score = nn.Linear(WIDTH, WORDS)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.words(input_ids) + self.places.weight[: input_ids.shape[1]]
-        heads = self.attention(self.attention_norm(x)).unflatten(-1, (3, 2, WIDTH // 2))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.dropout(attended.transpose(1, 2).flatten(2))
+        x = self.places(self.words(input_ids))
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
         x = x + self.dropout(self.hidden(self.hidden_norm(x)))
         return self.score(x).movedim(-1, 1)  # classes second, where cross_entropy has them
 

@@ -1,5 +1,6 @@
 """The methods as algorithms: when each function runs in a training loop."""
 
+from composable.algorithms.alibi import Alibi
 from composable.algorithms.augmix import AugMix
 from composable.algorithms.blurpool import BlurPool
 from composable.algorithms.channels_last import ChannelsLast
@@ -8,6 +9,7 @@ from composable.algorithms.cutmix import CutMix
 from composable.algorithms.cutout import CutOut
 from composable.algorithms.ema import EMA
 from composable.algorithms.factorize import Factorize
+from composable.algorithms.gated_linear_units import GatedLinearUnits
 from composable.algorithms.ghost_batchnorm import GhostBatchNorm
 from composable.algorithms.gradient_clipping import GradientClipping
 from composable.algorithms.gyro_dropout import GyroDropout
@@ -31,6 +33,7 @@ __all__ = [
     "EMA",
     "SAM",
     "SWA",
+    "Alibi",
     "AugMix",
     "BlurPool",
     "ChannelsLast",
@@ -38,6 +41,7 @@ __all__ = [
     "CutMix",
     "CutOut",
     "Factorize",
+    "GatedLinearUnits",
     "GhostBatchNorm",
     "GradientClipping",
     "GyroDropout",

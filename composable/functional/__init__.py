@@ -10,9 +10,11 @@ from ._blur_layers import (
     BlurMaxPool3d,
     blur,
 )
+from ._linear_biases import alibi_bias, alibi_slopes
 from ._residual_blocks import ResidualBlock
 from ._surgery import with_tensors
 from ._warnings import NoEffectWarning
+from .alibi import alibi, register_alibi
 from .augmix import AugMixDraw, apply_augmix, augmix, draw_augmix
 from .batch_norm_statistics import (
     batch_norm_statistics,
@@ -28,6 +30,7 @@ from .cutout import apply_cutout, cutout, draw_cutout
 from .ema import ema, ema_smoothing
 from .factorize import FactorizedLayer, factorize
 from .frozen_layers import FrozenLayers, frozen_layers
+from .gated_linear_units import gated_linear_units, register_gated_linear_units
 from .ghost_batchnorm import (
     GhostBatchNorm1d,
     GhostBatchNorm2d,
@@ -52,7 +55,7 @@ from .resize_batch import (
 from .resized import Resized
 from .sam_perturbation import sam_perturbation
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
-from .set_sequence_length import set_sequence_length, warmed_up_length
+from .set_sequence_length import sequence_length, set_sequence_length, warmed_up_length
 from .smooth_labels import smooth_labels
 from .squeeze_excite import SqueezeExcitation, squeeze_excite
 from .stochastic_depth import scale_drop_rates, stochastic_depth
@@ -91,6 +94,9 @@ __all__ = [
     "Resized",
     "SqueezeExcitation",
     "StandardizedWeight",
+    "alibi",
+    "alibi_bias",
+    "alibi_slopes",
     "apply_augmix",
     "apply_colout",
     "apply_crop",
@@ -120,6 +126,7 @@ __all__ = [
     "ema_smoothing",
     "factorize",
     "frozen_layers",
+    "gated_linear_units",
     "ghost_batchnorm",
     "gyro_dropout",
     "images",
@@ -131,12 +138,15 @@ __all__ = [
     "progressive_scale",
     "randaugment",
     "recompute_batch_norm_statistics",
+    "register_alibi",
+    "register_gated_linear_units",
     "reset_batch_norm_statistics",
     "resize_batch",
     "sam_perturbation",
     "scale_drop_rates",
     "scaled_size",
     "select_using_loss",
+    "sequence_length",
     "set_sequence_length",
     "should_select",
     "smooth_labels",

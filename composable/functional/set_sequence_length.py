@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._checks import check_count, check_flag, check_range
 
-__all__ = ["set_sequence_length", "warmed_up_length"]
+__all__ = ["sequence_length", "set_sequence_length", "warmed_up_length"]
 
 _IGNORED = -100  # the class index that torch's losses and Hugging Face's models leave out
 
@@ -94,6 +94,22 @@ def set_sequence_length(
         return torch.cat([tensor[:, : length - 1], tensor[rows, end]], 1)
 
     return _map(batch, keep_end)
+
+
+def sequence_length(batch: Any) -> int:
+    """Say how many tokens the sequences of a batch have: what `set_sequence_length` changes.
+
+    Args:
+        batch: A dict of tensors, or a tuple or list of such or of tensors, nested in any way.
+
+    Raises:
+        ValueError: The batch has no sequence.
+
+    Example:
+        >>> sequence_length({"label": torch.tensor([0, 1]), "input_ids": torch.zeros(2, 5)})
+        5
+    """
+    return _shape(batch, list(_named_tensors(batch)))[1]
 
 
 def warmed_up_length(

@@ -12,12 +12,14 @@ from composable import Trainer
 from composable.algorithms import (
     SAM,
     SWA,
+    Alibi,
     AugMix,
     ChannelsLast,
     ColOut,
     CutMix,
     CutOut,
     Factorize,
+    GatedLinearUnits,
     GhostBatchNorm,
     GyroDropout,
     LayerFreezing,
@@ -34,7 +36,16 @@ from composable.algorithms import (
 )
 from composable.loop import transforms
 from composable.utils.reproducibility import seed_context
-from tests.runs import CLASSES, examples, same, six_algorithms, weights
+from tests.runs import (
+    CLASSES,
+    Attention,
+    Hidden,
+    Places,
+    examples,
+    same,
+    six_algorithms,
+    weights,
+)
 
 PAGE = Path(__file__).parents[2] / "docs/integrations.md"
 ALL = "the first six together"
@@ -42,12 +53,14 @@ WITHIN = "a window that begins within an epoch"
 NORMALIZED = {"mean": (0.5, 0.5), "std": (0.1, 0.1)}
 ONE_OF_EACH = [
     *six_algorithms(),
+    Alibi(max_sequence_length=64),
     AugMix(severity=9, width=2, augmentations="safe", **NORMALIZED),
     ChannelsLast(),
     ColOut(0.25, 0.25),
     CutMix(per_sample=True),
     CutOut(num_holes=2, length=3),
     Factorize(min_channels=0, latent_channels=1, min_features=0, latent_features=1),
+    GatedLinearUnits(),
     GhostBatchNorm(ghost_batch_size=2),
     GyroDropout(sigma=4, tau=2),
     LayerFreezing(freeze_start=0.2),
@@ -68,7 +81,7 @@ SETS = {
     ALL: six_algorithms(),
     WITHIN: [SelectiveBackprop(start=0.2, end=1.0, interrupt=0)],
 }
-ON_SEQUENCES = {"SeqLengthWarmup"}
+ON_SEQUENCES = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup"}
 ASKS = r"asks the loop to .*, and this loop isn't ours"
 # Its masks are spread over the batches, of which a loop that isn't ours doesn't know how many
 # an epoch has when surgery is done.
@@ -116,14 +129,18 @@ def image_net():
 
 
 class WordNet(nn.Module):
-    """The mean of the embeddings of tokens, and a linear layer."""
+    """A transformer of one block; its head takes the mean over the tokens."""
 
     def __init__(self):
         super().__init__()
-        self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, CLASSES)
+        self.words, self.places = nn.Embedding(9, 4), Places(16, 4)
+        self.attention, self.hidden = Attention(4), Hidden(4)
+        self.head = nn.Linear(4, CLASSES)
 
     def forward(self, ids):
-        return self.head(self.words(ids).mean(1))
+        x = self.places(self.words(ids))
+        x = x + self.attention(x)
+        return self.head((x + self.hidden(x)).mean(1))
 
 
 def net(name):

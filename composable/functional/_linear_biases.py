@@ -1,0 +1,220 @@
+"""Linear attention biases, and Hugging Face's attention and position embeddings with them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ._checks import check_count
+from ._take_over import take_over
+
+__all__ = ["CONVERSIONS", "NoPositions", "alibi_bias", "alibi_slopes"]
+
+IMPLEMENTATIONS = ("eager", "sdpa")
+
+
+def alibi_slopes(
+    heads: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, " heads"]:
+    r"""Give the slope of each head: $2^{-8 i / n}$ for head $i$ of $n$, from 1 on.
+
+    Where $n$ is no power of two, the first heads have the slopes of the next lower power $p$, and
+    the others those of $2p$ heads, every second one from the first on.
+
+    Args:
+        heads: The number of heads, 1 or more.
+        device: Where they are made.
+        dtype: Of what dtype they are.
+
+    Raises:
+        TypeError: `heads` is no whole number.
+        ValueError: It is below 1.
+
+    Example:
+        >>> alibi_slopes(8)[:3]
+        tensor([0.5000, 0.2500, 0.1250])
+        >>> alibi_slopes(3)
+        tensor([0.0625, 0.0039, 0.2500])
+    """
+    check_count("heads", heads, 1)
+    power = 1 << (heads.bit_length() - 1)
+    # Made where they are needed: a list would be copied there, which the host waits for.
+    first = torch.arange(1, power + 1, device=device, dtype=dtype) * (-8 / power)
+    rest = (torch.arange(heads - power, device=device, dtype=dtype) * 2 + 1) * (-4 / power)
+    return torch.cat([first, rest]).exp2()
+
+
+def alibi_bias(
+    heads: int,
+    length: int,
+    *,
+    past: int = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, " heads length keys"]:
+    r"""Give what is added to the scores of attention: $-m_h |i - j|$.
+
+    Causal attention needs its mask besides.
+
+    Args:
+        heads: The number of heads, 1 or more.
+        length: The number of queries.
+        past: How many keys come before those of the queries: they were kept from earlier calls.
+        device: Where it is made.
+        dtype: Of what dtype it is.
+
+    Returns:
+        For each head, each query and each of the `past + length` keys.
+
+    Raises:
+        TypeError: A number is no whole one.
+        ValueError: `heads` is below 1, or another number below 0.
+
+    Example:
+        >>> alibi_bias(1, 2, past=1) * 256
+        tensor([[[-1., -0., -1.],
+                 [-2., -1., -0.]]])
+    """
+    check_count("length", length)
+    check_count("past", past)
+    keys = torch.arange(past + length, device=device)
+    return _biases(heads, keys[past:], keys, dtype)
+
+
+def _biases(heads: int, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+    distances = (queries.unsqueeze(1) - keys).abs()
+    return -alibi_slopes(heads, device=keys.device, dtype=dtype).reshape(-1, 1, 1) * distances
+
+
+class NoPositions(nn.Module):
+    """Stands where position embeddings were, and adds nothing, at any position."""
+
+    def forward(self, position_ids: Int[Tensor, "..."]) -> Int[Tensor, ""]:
+        """Give zero."""
+        return position_ids.new_zeros(())
+
+
+class _Unplaced(nn.Module):
+    """The embeddings of BERT and RoBERTa, for sequences that their tables are too short for."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        # Types of tokens that are not given are looked up at the positions, in a table as long as
+        # that of the positions was: in its first row everything is found.
+        given: Any = input_ids if inputs_embeds is None else inputs_embeds
+        first = torch.zeros((1, given.shape[1]), dtype=torch.long, device=given.device)
+        embeddings: Tensor = super().forward(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=first,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        return embeddings
+
+
+class _Biased(nn.Module):
+    """Self-attention whose mask holds linear biases: in front of Hugging Face's own class."""
+
+    config: Any
+    layer_idx: int
+    is_causal: bool
+    num_heads: int  # GPT-2's name for it
+    num_attention_heads: int  # and that of the others
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute the attention, with what is added to its scores."""
+        _check_implementation(self.config)
+        # Their "sdpa" reads no mask as a causal one; their "eager" reads it as none.
+        causal = kwargs.get("is_causal")
+        causal = self.is_causal if causal is None else causal
+        mask = _biased_mask(
+            attention_mask,
+            hidden_states,
+            getattr(past_key_values, "self_attention_cache", past_key_values),
+            heads=self.num_heads if hasattr(self, "num_heads") else self.num_attention_heads,
+            layer=self.layer_idx,
+            causal=causal and self.config._attn_implementation == "sdpa",
+        )
+        return super().forward(
+            hidden_states, attention_mask=mask, past_key_values=past_key_values, **kwargs
+        )
+
+
+def _biased_mask(
+    mask: Tensor | None, hidden: Tensor, cache: Any, *, heads: int, layer: int, causal: bool
+) -> Tensor:
+    """Add biases to a mask: one of numbers, one of bools, which only "sdpa" has, or none."""
+    length, device = hidden.shape[1], hidden.device
+    past, keys = 0, length
+    if cache is not None:
+        past = cache.get_seq_length(layer)
+        keys, _ = cache.get_mask_sizes(length, layer)
+    query_at = torch.arange(length, device=device) + past
+    key_at = torch.arange(keys, device=device)
+    dtype = torch.promote_types(hidden.dtype, torch.float32)  # rounded once, at the end
+    biases = _biases(heads, query_at, key_at, dtype).unsqueeze(0)
+    if mask is None and causal:
+        mask = key_at <= query_at.unsqueeze(1)
+    if mask is not None and mask.dtype == torch.bool:
+        biases = biases.masked_fill(~mask, -torch.inf)  # as "sdpa" itself reads it
+    elif mask is not None:
+        biases = biases + mask
+    return biases.to(hidden.dtype)
+
+
+def _check_implementation(config: Any) -> None:
+    if config._attn_implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"attn_implementation is {config._attn_implementation!r}, which takes no linear "
+            "biases. Call model.set_attn_implementation('sdpa'), or 'eager'."
+        )
+
+
+def _convert_attention(attention: Any, max_sequence_length: int) -> nn.Module:
+    _check_implementation(attention.config)
+    new: Any = take_over(attention, _Biased, prefix="Alibi")
+    new.config.max_position_embeddings = max_sequence_length
+    return new  # type: ignore[no-any-return]
+
+
+def _convert_embeddings(embeddings: nn.Module, max_sequence_length: int) -> nn.Module:
+    new = take_over(embeddings, _Unplaced, prefix="Alibi")
+    new.position_embeddings = NoPositions()
+    return new  # type: ignore[no-any-return]
+
+
+def _convert_gpt2(model: Any, max_sequence_length: int) -> nn.Module:
+    model.wpe = NoPositions()
+    return model  # type: ignore[no-any-return]
+
+
+_BERT = "transformers.models.bert.modeling_bert"
+_ROBERTA = "transformers.models.roberta.modeling_roberta"
+_GPT2 = "transformers.models.gpt2.modeling_gpt2"
+CONVERSIONS: dict[type | str, Callable[[Any, int], nn.Module]] = {
+    f"{_BERT}.BertEmbeddings": _convert_embeddings,
+    f"{_BERT}.BertSelfAttention": _convert_attention,
+    f"{_ROBERTA}.RobertaEmbeddings": _convert_embeddings,
+    f"{_ROBERTA}.RobertaSelfAttention": _convert_attention,
+    f"{_GPT2}.GPT2Model": _convert_gpt2,
+    f"{_GPT2}.GPT2Attention": _convert_attention,
+}

@@ -1,0 +1,142 @@
+"""Alibi in the loop: the function's model, short sequences in training, whole ones afterwards."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from composable import Event
+from composable.algorithms import Alibi, SeqLengthWarmup
+from composable.core.plan import Plan
+from composable.functional import alibi, set_sequence_length
+from tests.helpers import Watch
+from tests.runs import LANGUAGE, WORDS, same, weights
+
+
+def texts(tokens=16, count=3, size=4):
+    draw = torch.Generator().manual_seed(0)
+    ids = [torch.randint(1, WORDS, (size, tokens), generator=draw) for _ in range(count)]
+    return [{"input_ids": x, "labels": x.roll(-1, 1)} for x in ids]
+
+
+def run(loader, algorithms, **options):
+    watch = Watch(Event.BEFORE_FORWARD, read=lambda state: state.batch)
+    trainer = LANGUAGE.trainer(
+        loader=loader, algorithms=algorithms, callbacks=[watch], max_duration="1ep", **options
+    )
+    return trainer, trainer.fit().model, watch.values
+
+
+@pytest.mark.parametrize("scaling", [0.25, 0.3, 1, 0.01])
+def test_training_is_that_of_the_functions(scaling):
+    loader = texts()
+    length = {0.25: 4, 0.3: 4, 1: 16, 0.01: 1}[scaling]
+    short = [set_sequence_length(batch, length, truncate=False) for batch in loader]
+
+    _, ours, seen = run(loader, [Alibi(64, scaling)])
+    _, theirs, _ = run(short, [], model=alibi(LANGUAGE.model(), max_sequence_length=64))
+
+    assert repr(ours) == repr(theirs)
+    assert same(weights(ours), weights(theirs))
+    for batch, expected in zip(seen, short, strict=True):
+        assert batch.keys() == expected.keys()
+        assert all(torch.equal(batch[name], expected[name]) for name in batch)
+
+
+def test_no_token_is_lost_or_learned_twice_where_pieces_do_not_fit():
+    (batch,) = texts(tokens=10, count=1)
+
+    _, _, (seen,) = run([batch], [Alibi(64, 0.3)])
+
+    assert seen["input_ids"].shape == (16, 3)
+    learned = seen["labels"][seen["labels"] != -100]
+    assert torch.equal(learned.sort().values, batch["labels"].flatten().sort().values)
+
+
+@pytest.mark.parametrize("tokens", range(1, 60))
+@pytest.mark.parametrize("scaling", [0.1, 0.29, 0.57, 0.7])
+def test_the_share_is_exact_and_at_least_one_token(tokens, scaling):
+    algorithm = Alibi(64, scaling)
+    state = LANGUAGE.trainer().state.evolve(batch=texts(tokens, count=1)[0])
+
+    new = algorithm(Event.AFTER_DATALOADER, state)
+
+    expected = max(1, int(Fraction(str(scaling)) * tokens))
+    assert new.batch["input_ids"].shape[1] == expected
+    assert (new is state) == (tokens == 1)
+
+
+def test_texts_of_many_lengths_are_cut_each_to_its_share():
+    loader = [*texts(16, count=1), *texts(8, count=1), *texts(3, count=1), *texts(40, count=1)]
+
+    _, _, seen = run(loader, [Alibi(64)])
+
+    assert [batch["input_ids"].shape[1] for batch in seen] == [4, 2, 1, 10]
+
+
+def test_evaluation_sees_whole_texts_beyond_the_table_and_the_length():
+    watch = Watch(Event.EVAL_BEFORE_FORWARD, read=lambda state: state.inputs.shape[1])
+
+    LANGUAGE.trainer(
+        loader=texts(),
+        algorithms=[Alibi(20)],
+        eval_dataloader=texts(30),
+        callbacks=[watch],
+        metrics={},
+    ).fit()
+
+    assert set(watch.values) == {30}
+
+
+def test_a_share_of_one_listens_to_no_batch():
+    assert Alibi(8, 1).events == {Event.INIT}
+    assert Alibi(8).events == {Event.INIT, Event.AFTER_DATALOADER}
+
+
+def test_a_model_that_was_converted_stays():
+    model = alibi(LANGUAGE.model(), max_sequence_length=8)
+    state = LANGUAGE.trainer(model).state
+
+    assert Alibi(8)(Event.INIT, state) is state
+
+
+def test_a_warm_up_bounds_what_was_cut_in_whatever_order_both_are_listed():
+    algorithms = [SeqLengthWarmup(duration=0, max_seq_length=5, min_seq_length=1), Alibi(64, 0.5)]
+    plan = Plan.compile(algorithms)
+
+    _, _, seen = run(texts(16), algorithms)
+
+    assert [one.name for one in plan.transforms(Event.AFTER_DATALOADER)] == [
+        "Alibi",
+        "SeqLengthWarmup",
+    ]
+    assert seen[0]["input_ids"].shape == (8, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_sequence_length": 0}, ValueError, "max_sequence_length=0 must be 1 or more"),
+        ({"max_sequence_length": 8.0}, TypeError, "max_sequence_length=8.0 must be an integer"),
+        ({"max_sequence_length": True}, TypeError, "max_sequence_length=True must be an integer"),
+        *(
+            ({"train_sequence_length_scaling": bad}, error, f"_scaling={bad!r} must be {allowed}")
+            for bad, error, allowed in [
+                (0, ValueError, r"in \(0, 1\]"),
+                (1.5, ValueError, r"in \(0, 1\]"),
+                (float("nan"), ValueError, r"in \(0, 1\]"),
+                (float("inf"), ValueError, r"in \(0, 1\]"),
+                ("1", TypeError, "a number"),
+                (True, TypeError, "a number"),
+            ]
+        ),
+    ],
+)
+def test_hyperparameters_are_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        Alibi(**{"max_sequence_length": 8, **options})
+
+
+def test_an_algorithm_is_a_frozen_value():
+    assert Alibi(8) == Alibi(max_sequence_length=8)
+    assert repr(Alibi(8)) == "Alibi(max_sequence_length=8, train_sequence_length_scaling=0.25)"
