@@ -243,9 +243,13 @@ def interruption(number: int) -> BaseException:
 # --- workers ---
 
 
-def explain_dead_worker(error: RuntimeError) -> None:
-    """Say what to do about a DataLoader whose worker died."""
-    if "DataLoader worker" in str(error):
+def explain_dead_worker(error: Exception, loader: object) -> None:
+    """Say what to do about a DataLoader whose worker died.
+
+    A worker that dies while it hands over a batch ends the connection: PyTorch says no more.
+    """
+    cut = isinstance(error, (ConnectionError, EOFError)) and getattr(loader, "num_workers", 0)
+    if cut or "DataLoader worker" in str(error):
         add_note(
             error,
             "a worker process of the loader died: most often the memory (or the shared memory of "

@@ -144,8 +144,8 @@ class Loop:
                 self.watch.roll_back(error)
                 state = self.rewind(error)
                 zero_grad(state)
-            except RuntimeError as error:  # a signal of a dead worker comes at any line
-                explain_dead_worker(error)
+            except (RuntimeError, ConnectionError, EOFError) as error:
+                explain_dead_worker(error, self.loader)  # its signal comes at any line
                 raise
 
     def train(self, state: State) -> State:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import composable.functional as F
+from tests.runs import language_model
 
 NO_TENSOR = (3, "x", None, [1.0])
 NO_INDICES = NO_TENSOR
@@ -86,6 +87,22 @@ AUGMIX = {
     "alpha": NO_POSITIVE,
 }
 SQUEEZE = {"latent_channels": (0, -1, 0.0, 1.5, nan, "3", None, True), "generator": NO_GENERATOR}
+
+FREEZING = {"freeze_start": NO_SHARE, "freeze_level": NO_SHARE}
+NO_LATENT = (0, -1, 0.0, 1.0, 1.5, -0.5, nan, "3", None, True)
+PAIRS = {
+    "factorize_convs": NO_FLAG,
+    "factorize_linears": NO_FLAG,
+    "min_channels": no_count(0),
+    "latent_channels": NO_LATENT,
+    "min_features": no_count(0),
+    "latent_features": NO_LATENT,
+}
+GATES = {
+    "act_fn": (3, "gelu", nn.GELU),
+    "gated_layer_bias": NO_FLAG,
+    "non_gated_layer_bias": NO_FLAG,
+}
 
 Good = Callable[[], dict[str, Any]]
 Wrong = Mapping[str, tuple[Any, ...]]
@@ -321,6 +338,60 @@ FUNCTIONS: dict[str, tuple[Good, Wrong]] = {
         lambda: {"model": net()},
         {"model": NO_MODEL, "n_last_layers_ignore": no_count(0)},
     ),
+    "alibi": (
+        lambda: {"model": language_model(), "max_sequence_length": 8},
+        {"model": NO_MODEL, "max_sequence_length": no_count(1)},
+    ),
+    "alibi_bias": (
+        lambda: {"heads": 2, "length": 3},
+        {
+            "heads": no_count(1),
+            "length": no_count(0),
+            "past": no_count(0),
+            "device": ("nowhere", 2.5),
+            "dtype": ("float32", 3, torch.int64),
+        },
+    ),
+    "alibi_slopes": (
+        lambda: {"heads": 2},
+        {
+            "heads": no_count(1),
+            "device": ("nowhere", 2.5),
+            "dtype": ("float32", 3, torch.int64),
+        },
+    ),
+    "register_alibi": (
+        lambda: {"kinds": "a.class.OfNoOne"},
+        {"kinds": (3, None, nn.Linear(1, 1), int)},
+    ),
+    "batch_norm_statistics": (lambda: {"model": net()}, {"model": NO_MODEL}),
+    "reset_batch_norm_statistics": (lambda: {"model": net()}, {"model": NO_MODEL}),
+    "recompute_batch_norm_statistics": (
+        lambda: {"model": net(), "batches": [pictures()]},
+        {"model": NO_MODEL, "batches": (3, None, []), "seen": no_count(0)},
+    ),
+    "factorize": (
+        lambda: {"model": nn.Linear(16, 16), "min_features": 1, "latent_features": 1},
+        {"model": NO_MODEL, **PAIRS},
+    ),
+    "frozen_layers": (
+        lambda: {"model": net(), "elapsed": 0.7},
+        {
+            "model": NO_MODEL,
+            "elapsed": NO_SHARE,
+            "freeze_start": NO_SHARE,
+            "freeze_level": NO_SHARE,
+        },
+    ),
+    "gated_linear_units": (
+        lambda: drawing(model=language_model()),
+        {"model": NO_MODEL, **GATES, "generator": NO_GENERATOR},
+    ),
+    "register_gated_linear_units": (
+        lambda: {"kind": "a.class.OfNoOne", "linear": "up", "activation": "act"},
+        {"kind": (3, None, nn.Linear(1, 1), int), "linear": (3, None), "activation": (3, None)},
+    ),
+    "sequence_length": (lambda: {"batch": torch.zeros(2, 8)}, {"batch": (3, "x", None, {})}),
     # Parameters and gradients
     "ema": (
         lambda: {
@@ -342,6 +413,23 @@ FUNCTIONS: dict[str, tuple[Good, Wrong]] = {
             "method": no_word(),
             "params": (3, "x", [1.0], {"weight": 3}),
         },
+    ),
+    "sam_perturbation": (
+        lambda: {"params": {"weight": torch.ones(2)}, "grads": {"weight": torch.ones(2)}},
+        {
+            "params": NO_TENSORS,
+            "grads": NO_TENSORS,
+            "rho": no_number(-0.1, inf),
+            "epsilon": NO_POSITIVE,
+        },
+    ),
+    "swa": (
+        lambda: {
+            "average": {"weight": torch.zeros(2)},
+            "current": {"weight": torch.ones(2)},
+            "count": 1,
+        },
+        {"average": NO_TENSORS, "current": NO_TENSORS, "count": no_count(0)},
     ),
     "with_tensors": (
         lambda: {"model": nn.Linear(1, 1), "tensors": {"bias": torch.zeros(1)}},
@@ -379,6 +467,13 @@ NO_TIME = ("soon", "3", -1, 2.5, None)
 NO_VALUES = (3, "x", (0.5, "x"), ())
 
 ALGORITHMS: dict[str, tuple[dict[str, Any], Wrong]] = {
+    "Alibi": (
+        {"max_sequence_length": 8},
+        {
+            "max_sequence_length": no_count(1),
+            "train_sequence_length_scaling": no_number(0, -0.1, 1.1),
+        },
+    ),
     "AugMix": (
         {},
         {
@@ -429,6 +524,8 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], Wrong]] = {
             "update_interval": ("soon", "3", -1, "0ba"),
         },
     ),
+    "Factorize": ({}, PAIRS),
+    "GatedLinearUnits": ({}, GATES),
     "GhostBatchNorm": ({}, {"ghost_batch_size": no_count(1)}),
     "GradientClipping": (
         {"clipping_type": "norm", "clipping_threshold": 1.0},
@@ -436,6 +533,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], Wrong]] = {
     ),
     "GyroDropout": ({}, {"p": NO_SHARE, "sigma": no_count(1), "tau": no_count(1)}),
     "LabelSmoothing": ({}, {"smoothing": NO_SHARE}),
+    "LayerFreezing": ({}, FREEZING),
     "LowPrecisionGroupNorm": ({}, {"precision": (torch.float32, "bfloat16", 16)}),
     "LowPrecisionLayerNorm": ({}, {"precision": (torch.float32, "bfloat16", 16)}),
     "MixUp": ({}, {"alpha": NO_POSITIVE, "per_sample": NO_FLAG, "interpolate_loss": NO_FLAG}),
@@ -459,6 +557,22 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], Wrong]] = {
             "augmentations": no_word(),
             "mean": NO_VALUES,
             "std": NO_VALUES,
+        },
+    ),
+    "SAM": (
+        {},
+        {"rho": no_number(-0.1, inf), "epsilon": NO_POSITIVE, "interval": no_count(1)},
+    ),
+    "SWA": (
+        {},
+        {
+            "swa_start": NO_TIME,
+            "swa_end": NO_TIME,
+            "update_interval": ("soon", "3", -1, "0ba", None),
+            "schedule_swa_lr": NO_FLAG,
+            "anneal_strategy": no_word(),
+            "anneal_steps": no_count(0),
+            "swa_lr": ("x", -0.1, nan, True),
         },
     ),
     "SelectiveBackprop": (

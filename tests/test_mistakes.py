@@ -88,6 +88,7 @@ def ways_to_name(value: Any) -> list[str]:
     if isinstance(value, (tuple, list)):
         named += [repr(tuple(value)), repr(list(value)), *(repr(v) for v in value)]
         named += [words for v in value for words in ways_to_name(v)]
+        named += ["empty"] * (not value)
     if isinstance(value, Mapping):
         named += [words for v in value.values() for words in ways_to_name(v)]
     if isinstance(value, nn.Module):

@@ -17,6 +17,7 @@ __all__ = [
     "check_one_batch",
     "check_one_of",
     "check_partners",
+    "check_place",
     "check_range",
     "check_same_names",
     "check_size",
@@ -41,6 +42,21 @@ def check_tensors(name: str, value: Any) -> None:
     for key, tensor in value.items():
         if not isinstance(tensor, Tensor):  # so that names are put together for an error only
             check_tensor(f"{name}[{key!r}]", tensor)
+
+
+def check_place(device: Any, dtype: Any) -> None:
+    """Refuse what is no device, and what is no dtype of floats."""
+    if device is not None and not isinstance(device, (torch.device, str)):
+        raise TypeError(f"device is {device!r}, but must be a torch.device, its name, or None.")
+    if isinstance(device, str):
+        try:
+            torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(
+                f'device is {device!r}, but must be the name of one, such as "cpu" or "cuda:0".'
+            ) from error
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype is {dtype!r}, but must be a floating-point torch.dtype.")
 
 
 def check_module(name: str, value: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ._checks import check_count
+from ._checks import check_count, check_place
 from ._take_over import take_over
 
 __all__ = ["CONVERSIONS", "NoPositions", "alibi_bias", "alibi_slopes"]
@@ -32,8 +32,8 @@ def alibi_slopes(
         dtype: Of what dtype they are.
 
     Raises:
-        TypeError: `heads` is no whole number.
-        ValueError: It is below 1.
+        TypeError: `heads` is no whole number, or `dtype` not one of floats.
+        ValueError: `heads` is below 1, or there is no such device.
 
     Example:
         >>> alibi_slopes(8)[:3]
@@ -42,6 +42,7 @@ def alibi_slopes(
         tensor([0.0625, 0.0039, 0.2500])
     """
     check_count("heads", heads, 1)
+    check_place(device, dtype)
     power = 1 << (heads.bit_length() - 1)
     # Made where they are needed: a list would be copied there, which the host waits for.
     first = torch.arange(1, power + 1, device=device, dtype=dtype) * (-8 / power)
@@ -72,8 +73,8 @@ def alibi_bias(
         For each head, each query and each of the `past + length` keys.
 
     Raises:
-        TypeError: A number is no whole one.
-        ValueError: `heads` is below 1, or another number below 0.
+        TypeError: A number is no whole one, or `dtype` not one of floats.
+        ValueError: `heads` is below 1, another number below 0, or there is no such device.
 
     Example:
         >>> alibi_bias(1, 2, past=1) * 256
@@ -82,6 +83,7 @@ def alibi_bias(
     """
     check_count("length", length)
     check_count("past", past)
+    check_place(device, dtype)
     keys = torch.arange(past + length, device=device)
     return _biases(heads, keys[past:], keys, dtype)
 

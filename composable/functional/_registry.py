@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-__all__ = ["Registry", "full_name"]
+__all__ = ["Registry", "check_class", "full_name"]
 
 Entry = TypeVar("Entry")
 
@@ -25,12 +25,7 @@ class Registry(Generic[Entry]):
         Raises:
             TypeError: `kind` is neither a class of modules nor the full name of one.
         """
-        named = isinstance(kind, str) and "." in kind
-        if not named and not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-            raise TypeError(
-                f"kind is {kind!r}, but must be a class of modules, or its full name, such as "
-                "'package.module.Class'."
-            )
+        check_class("kind", kind)
         self.entries[kind] = entry
 
     def find(self, kind: type) -> Entry | None:
@@ -50,3 +45,13 @@ class Registry(Generic[Entry]):
 def full_name(kind: type) -> str:
     """Say how a class is imported."""
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def check_class(name: str, kind: Any) -> None:
+    """Refuse what is neither a class of modules nor the full name of one."""
+    named = isinstance(kind, str) and "." in kind
+    if not named and not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise TypeError(
+            f"{name} is {kind!r}, but must be a class of modules, or its full name, such as "
+            "'package.module.Class'."
+        )

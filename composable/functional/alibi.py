@@ -12,7 +12,7 @@ from torch import nn
 
 from ._checks import check_count, check_module
 from ._linear_biases import CONVERSIONS, NoPositions
-from ._registry import Registry, full_name
+from ._registry import Registry, check_class, full_name
 from ._surgery import replace_modules, report_nothing
 
 __all__ = ["alibi", "register_alibi"]
@@ -131,6 +131,8 @@ def register_alibi(*kinds: type[nn.Module] | str) -> Callable[[Conversion], Conv
         ... def leave_out(positions, max_sequence_length):
         ...     return nn.Identity()
     """
+    for kind in kinds:
+        check_class("kinds", kind)
 
     def register(conversion: Conversion) -> Conversion:
         if not callable(conversion):

@@ -164,9 +164,9 @@ def test_a_model_without_attention_that_is_known_is_reported():
         (
             lambda: F.register_alibi("Attention")(Wrapper),
             TypeError,
-            "kind is 'Attention', but must be a class of modules, or its full name",
+            "kinds is 'Attention', but must be a class of modules, or its full name",
         ),
-        (lambda: F.register_alibi(int)(Wrapper), TypeError, "kind is <class 'int'>, but must be"),
+        (lambda: F.register_alibi(int)(Wrapper), TypeError, "kinds is <class 'int'>, but must be"),
         (lambda: F.register_alibi(Mine)(3), TypeError, "conversion is 3, but must be a function"),
     ],
 )
