@@ -154,6 +154,7 @@ def test_every_field_of_the_state_that_can_be_written_to_is_looked_at():
         "device",
         "spec",
         "takes_batch",
+        "frozen",
     }
     functions = {"loss_fn", "schedulers", "second_pass", "learning_rate"}
 
