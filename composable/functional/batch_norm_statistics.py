@@ -140,5 +140,5 @@ def recompute_batch_norm_statistics(
 
 def _norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.running_mean is not None:
+        if isinstance(module, _BatchNorm):
             yield name, module
