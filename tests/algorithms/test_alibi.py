@@ -53,7 +53,7 @@ def test_no_token_is_lost_or_learned_twice_where_pieces_do_not_fit():
     assert torch.equal(learned.sort().values, batch["labels"].flatten().sort().values)
 
 
-@pytest.mark.parametrize("tokens", range(1, 60))
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 10, 50, 100, 200])
 @pytest.mark.parametrize("scaling", [0.1, 0.29, 0.57, 0.7])
 def test_the_share_is_exact_and_at_least_one_token(tokens, scaling):
     algorithm = Alibi(64, scaling)
