@@ -35,7 +35,6 @@ class Alibi(Algorithm):
     stage = Stage.RESIZE  # for the sake of batches: this surgery gets in no other one's way
     reads = frozenset({"model", "batch"})
     writes = frozenset({"model", "batch"})
-    before = frozenset({"SeqLengthWarmup"})  # which says how long sequences are at most
     replaces = frozenset({"attention", "position embedding"})
 
     @property

@@ -151,7 +151,7 @@ class _Biased(nn.Module):
         mask = _biased_mask(
             attention_mask,
             hidden_states,
-            getattr(past_key_values, "self_attention_cache", past_key_values),
+            past_key_values,
             heads=self.num_heads if hasattr(self, "num_heads") else self.num_attention_heads,
             layer=self.layer_idx,
             causal=causal and self.config._attn_implementation == "sdpa",
