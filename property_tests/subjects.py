@@ -9,6 +9,7 @@ pages anew.
 
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import isfunction
@@ -78,7 +79,9 @@ class Subject:
         given = {**self.options, **self.needs}
         function = partial(self.function, **given) if given else self.function
         try:
-            return check_function(function, self.arguments, inputs=self.inputs, name=self.name)
+            with warnings.catch_warnings():  # a surgery that finds nothing shows nothing
+                warnings.simplefilter("error", F.NoEffectWarning)
+                return check_function(function, self.arguments, inputs=self.inputs, name=self.name)
         except Exception as error:
             name = self.function.__name__
             raise SubjectNeeded(
@@ -357,6 +360,10 @@ SUBJECTS = [
 ]
 
 
+LEFT_OUT: dict[str, str] = {}
+"""Public functions that the questions make no sense for, such as registries; and why, in words."""
+
+
 # --- who there is ---
 
 
@@ -365,7 +372,7 @@ def public_functions(package: ModuleType = F) -> list[Function]:
     found = {}
     for module in _modules(package):
         for name in module.__all__:
-            if isfunction(one := getattr(module, name)):
+            if isfunction(one := getattr(module, name)) and name not in LEFT_OUT:
                 found[one] = None
     return list(found)
 

@@ -11,6 +11,7 @@ from composable.testing import PropertyBroken
 from composable.testing.properties import PROPERTIES
 from property_tests.matrix import COLUMNS, PAGE, answers, card, cards, page, recorded
 from property_tests.subjects import (
+    LEFT_OUT,
     SUBJECTS,
     Subject,
     SubjectNeeded,
@@ -58,6 +59,14 @@ def test_every_exported_function_is_found_and_what_is_private_is_not():
     assert {F.mixup, F.draw_mixup, F.blur, F.with_tensors, F.images.rotate} <= set(found)
     assert not any(function.__name__.startswith("_") for function in found)
     assert F.MixupDraw not in found
+
+
+def test_who_is_left_out_exists_and_has_a_reason_in_words(monkeypatch):
+    assert all(callable(getattr(F, name)) for name in LEFT_OUT)
+    assert all(len(reason.split()) > 3 for reason in LEFT_OUT.values())
+
+    monkeypatch.setitem(LEFT_OUT, "ema", "only to see that it is left out")
+    assert F.ema not in public_functions()
 
 
 def test_the_matrix_has_a_column_for_every_property():
@@ -121,6 +130,12 @@ def test_a_new_function_that_nobody_knows_how_to_call_says_what_to_add():
         SubjectNeeded, match=r"brighten can't be called .*\n.*Subject\(F.brighten, "
     ):
         Subject(brighten).report()
+
+
+@pytest.mark.filterwarnings("ignore::composable.functional.NoEffectWarning")
+def test_a_surgery_that_finds_nothing_to_replace_is_asked_for_a_model():
+    with pytest.raises(SubjectNeeded, match="found no"):
+        Subject(F.squeeze_excite, {"min_channels": 1000}).report()
 
 
 @pytest.mark.compile

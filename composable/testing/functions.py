@@ -90,15 +90,20 @@ def check_function(
 
     - `pure`: no argument is changed: no tensor, container or module.
     - `generator`: with one generator, the result is a function of the arguments.
-    - `global_generators`: those of PyTorch, Python and NumPy don't move.
+    - `global_generators`: those of PyTorch, Python and NumPy don't move, nor when a module that it
+      returns is called.
     - `float16`, `bfloat16`, `float64`: results that have the shape of a float argument are of its
       type; where none has, all floats are.
     - `channels_last`: images that lie in memory with the channels last come back so.
     - `compile`: `torch.compile(fullgraph=True)` gives the same.
     - `vmap`: `torch.func.vmap` gives what a loop does; of draws, the shapes.
     - `gradients`: they flow, and are those of finite differences.
-    - `no_sync`: the host never waits for the device: see `NoSync`.
+    - `no_sync`: the host never waits for the device: see `NoSync`. Where there is CUDA, it is
+      called there, too, under `torch.cuda.set_sync_debug_mode("error")`.
     - `batch_of_one`, `empty_batch`: are taken, and give finite numbers.
+
+    A parameter called `draw` or `offset` is a draw: a constant that keeps its type, has no gradient
+    and stays on the CPU.
 
     Args:
         function: Any function of tensors or modules.

@@ -19,50 +19,6 @@ def randn(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def named(*seeds):
-    return tuple({"w": randn(3, 2) + seed, "b": randn(3) - seed} for seed in seeds)
-
-
-def probabilities(size):
-    return (torch.randn(size, 5).softmax(1),)
-
-
-# The methods of the library, with what explains where they say no.
-METHODS = {
-    "mixup": (F.mixup, None, {}),
-    "mixup, each by itself": (partial(F.mixup, per_sample=True), None, {}),
-    "smooth_labels of indices": (partial(F.smooth_labels, num_classes=5), None, {}),
-    "smooth_labels of probabilities": (F.smooth_labels, probabilities, {}),
-    "select_using_loss": (F.select_using_loss, None, {}),
-    "clip_gradients by norm": (partial(F.clip_gradients, threshold=0.1), named(0)[:1], {}),
-    "clip_gradients adaptively": (
-        partial(F.clip_gradients, threshold=0.1, method="adaptive"),
-        {"grads": named(0)[0], "params": named(1)[0]},
-        {"gradients": "the bound takes the parameters as constants"},
-    ),
-    "ema": (partial(F.ema, smoothing=0.9), named(0, 1), {"gradients": "detached by design"}),
-    "swa": (partial(F.swa, count=3), named(0, 1), {"gradients": "detached by design"}),
-    "sam_perturbation": (
-        F.sam_perturbation,
-        named(0, 1),
-        {"gradients": "the step is taken as a constant, as in the paper"},
-    ),
-    "blurpool": (F.blurpool, None, {}),
-}
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("method", METHODS)
-def test_the_methods_have_every_property_or_a_reason(method):
-    function, arguments, reasons = METHODS[method]
-
-    report = check_function(function, arguments).require(except_=reasons)
-
-    assert list(report.answers) == list(PROPERTIES)
-    asked = [name for name, answer in report.answers.items() if answer.says == "yes"]
-    assert {"pure", "global_generators", "compile", "vmap", "no_sync"} <= set(asked)
-
-
 # Functions that lack one property each.
 
 
@@ -156,7 +112,7 @@ def returns_an_attrs_class(images):
 LACKING = [
     ("pure", writes_in_place, None, "writes to a tensor"),
     ("pure", writes_and_undoes, None, "writes to a tensor"),
-    ("pure", drops_a_key, lambda size: named(0), "what a container holds"),
+    ("pure", drops_a_key, lambda size: ({"w": randn(3), "b": randn(3)},), "what a container holds"),
     ("pure", changes_the_model, None, "changes the model"),
     ("generator", ignores_its_generator, None, "with the same generator it gives another"),
     ("generator", needs_no_generator_but_draws, None, "with the same arguments it gives another"),
