@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import composable.functional as F
 from composable.testing import FunctionReport, check_function
 from composable.testing.problems import CLASSES, feature_maps, image_batch
+from tests.runs import LENGTH, WIDTH, WORDS, Hidden, language_model
 
 Function = Callable[..., Any]
 
@@ -163,6 +164,11 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+def token_ids(size: int) -> Tensor:
+    """Texts as token ids."""
+    return torch.randint(WORDS, (size, LENGTH))
+
+
 class Block(nn.Module):
     """A residual block."""
 
@@ -190,6 +196,8 @@ GROUPS = (
     "the single operations can"
 )
 STEPS = "its values are steps, whose derivative is 0"
+CONSTANT_STEP = "the step is taken as a constant, as in the paper"
+NAMES = "it gives names of layers, before a step: there is nothing to compile"
 CONSTANT = "the weights are taken as constants: only the gradients are clipped"
 DETACHED = "an average is no part of the graph: its results are detached"
 MEAN_OF_NONE = "it is a mean, and that of no examples is NaN, as with PyTorch's own losses"
@@ -315,6 +323,21 @@ SUBJECTS = [
         needs={"iters_per_epoch": 5, "max_epoch": 2, "sigma": 4, "tau": 2},
         arguments=model_of(partial(nn.Conv2d, 3, 3, 1), nn.Dropout),
     ),
+    Subject(F.factorize, needs={"min_channels": 4}),
+    Subject(
+        F.alibi,
+        needs={"max_sequence_length": LENGTH},
+        arguments=lambda n: (language_model(one_by_one=True),),
+        inputs=token_ids,
+    ),
+    Subject(F.alibi_slopes, arguments=(3,), card="alibi"),
+    Subject(F.alibi_bias, arguments=(3, 4), card="alibi"),
+    Subject(
+        F.gated_linear_units,
+        arguments=lambda n: (Hidden(WIDTH),),
+        inputs=rows(5, WIDTH),
+    ),
+    Subject(F.sequence_length, arguments=texts),
     Subject(
         F.low_precision_layernorm,
         arguments=model_of(partial(nn.LayerNorm, 6)),
@@ -335,6 +358,28 @@ SUBJECTS = [
         needs={"threshold": 0.1},
         arguments=dict(zip(["grads", "params"], named(0, 1), strict=True)),
         noes={"gradients": CONSTANT},
+    ),
+    Subject(
+        F.frozen_layers,
+        needs={"elapsed": 0.75},
+        noes={"compile": NAMES},
+    ),
+    Subject(F.sam_perturbation, arguments=named(0, 1), noes={"gradients": CONSTANT_STEP}),
+    Subject(F.swa, needs={"count": 2}, arguments=named(0, 1), noes={"gradients": DETACHED}),
+    Subject(
+        F.batch_norm_statistics, arguments=model_of(partial(nn.BatchNorm2d, 3)), card="swa"
+    ),
+    Subject(
+        F.reset_batch_norm_statistics,
+        card="swa",
+        arguments=model_of(partial(nn.BatchNorm2d, 3)),
+        noes={"vmap": STATISTICS},
+    ),
+    Subject(
+        F.recompute_batch_norm_statistics,
+        card="swa",
+        arguments=lambda n: (nn.Sequential(nn.BatchNorm2d(3)), [images(n), images(n)]),
+        noes={"vmap": STATISTICS},
     ),
     Subject(F.ema, needs={"smoothing": 0.9}, arguments=named(0, 1), noes={"gradients": DETACHED}),
     Subject(F.ema_smoothing, arguments=(100.0,)),
@@ -360,7 +405,10 @@ SUBJECTS = [
 ]
 
 
-LEFT_OUT: dict[str, str] = {}
+LEFT_OUT: dict[str, str] = {
+    "register_alibi": "it adds to a registry, and computes nothing",
+    "register_gated_linear_units": "it adds to a registry, and computes nothing",
+}
 """Public functions that the questions make no sense for, such as registries; and why, in words."""
 
 
