@@ -25,16 +25,22 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from composable import Algorithm, Trainer, chain, choose
 from composable.algorithms import (
     EMA,
+    SAM,
+    SWA,
+    Alibi,
     AugMix,
     BlurPool,
     ChannelsLast,
     ColOut,
     CutMix,
     CutOut,
+    Factorize,
+    GatedLinearUnits,
     GhostBatchNorm,
     GradientClipping,
     GyroDropout,
     LabelSmoothing,
+    LayerFreezing,
     LowPrecisionGroupNorm,
     LowPrecisionLayerNorm,
     MixUp,
@@ -46,7 +52,12 @@ from composable.algorithms import (
     StochasticDepth,
     WeightStandardization,
 )
-from composable.functional import ResidualBlock
+from composable.functional import (
+    ResidualBlock,
+    alibi_bias,
+    register_alibi,
+    register_gated_linear_units,
+)
 from composable.metrics import accuracy
 from composable.optim import cosine
 from composable.utils.reproducibility import seed_context
@@ -146,6 +157,7 @@ def for_images() -> list[Algorithm]:
         LabelSmoothing(0.05),
         SelectiveBackprop(start=0.4, end=0.7, keep=0.75),
         chain(
+            Factorize(factorize_convs=False, min_features=64, latent_features=0.5),
             BlurPool(min_channels=16),
             SqueezeExcite(latent_channels=16, min_channels=64),
             WeightStandardization(n_last_layers_ignore=1),
@@ -156,6 +168,8 @@ def for_images() -> list[Algorithm]:
         LowPrecisionLayerNorm(precision=torch.bfloat16),
         GyroDropout(p=0.1),
         ChannelsLast(),
+        LayerFreezing(freeze_start=0.8, freeze_level=0.3),
+        SAM(rho=0.02, interval=2),
         GradientClipping("norm", 1.0),
         EMA("20ba"),
     ]
@@ -166,31 +180,78 @@ def for_images() -> list[Algorithm]:
 CONTEXT = 64
 
 
-class Block(nn.Module):
-    """A causal transformer block, normalised before its two residuals."""
+class Positions(nn.Module):
+    """What is added to tokens for where they stand."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(CONTEXT, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Vectors of tokens, placed."""
+        return tokens + self.table(torch.arange(tokens.shape[1], device=tokens.device))
+
+
+class Attention(nn.Module):
+    """Causal attention of several heads."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.before_attention = nn.LayerNorm(width)
+        self.heads, self.biased = heads, False
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.mix = nn.Linear(width, width)
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.GELU(),
-            nn.Linear(4 * width, width),
-            nn.Dropout(0.1),
-        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Vectors of tokens to vectors of tokens."""
         batch, tokens, width = inputs.shape
-        parts = self.queries_keys_values(self.before_attention(inputs)).chunk(3, -1)
-        q, k, v = (p.view(batch, tokens, self.heads, -1).transpose(1, 2) for p in parts)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        hidden = inputs + self.mix(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        parts = self.queries_keys_values(inputs).chunk(3, -1)
+        q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in parts)
+        mask = torch.full((tokens, tokens), -torch.inf, device=inputs.device).triu(1)
+        if self.biased:
+            mask = mask + alibi_bias(self.heads, tokens, device=inputs.device)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.mix(mixed.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class FeedForward(nn.Sequential):
+    """What a block does to each token by itself."""
+
+    def __init__(self, width: int) -> None:
+        wide = [nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+        super().__init__(*wide, nn.Dropout(0.1))
+
+
+class Block(nn.Module):
+    """A transformer block, normalised before its two residuals."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width, heads))
+        self.feed_forward = nn.Sequential(nn.LayerNorm(width), FeedForward(width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Vectors of tokens to vectors of tokens."""
+        hidden = inputs + self.attention(inputs)
         return hidden + self.feed_forward(hidden)
+
+
+# What the library can't know of classes that are ours.
+
+
+@register_alibi(Positions)
+def leave_out(positions: nn.Module, max_sequence_length: int) -> nn.Module:
+    """No positions are added where attention knows distances."""
+    return nn.Identity()
+
+
+@register_alibi(Attention)
+def add_biases(attention: Any, max_sequence_length: int) -> nn.Module:
+    """Attention that knows distances."""
+    attention.biased = True
+    return attention
+
+
+register_gated_linear_units(FeedForward, linear="0", activation="1")
 
 
 class ByteModel(nn.Module):
@@ -199,15 +260,14 @@ class ByteModel(nn.Module):
     def __init__(self, width: int = 64, heads: int = 4, depth: int = 2) -> None:
         super().__init__()
         self.bytes = nn.Embedding(256, width)
-        self.positions = nn.Embedding(CONTEXT, width)
+        self.positions = Positions(width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 256)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids `[batch, tokens]` to logits `[batch, 256, tokens]`."""
-        places = torch.arange(ids.shape[1], device=ids.device)
-        hidden = self.blocks(self.bytes(ids) + self.positions(places))
+        hidden = self.blocks(self.positions(self.bytes(ids)))
         return self.head(self.norm(hidden)).transpose(1, 2)
 
 
@@ -230,14 +290,20 @@ def standard_library(size: int = 200_000) -> Split:
 def for_language() -> list[Algorithm]:
     """All methods for sequences of tokens."""
     return [
-        SeqLengthWarmup(duration=0.3, min_seq_length=16, max_seq_length=CONTEXT, step_size=16),
+        chain(
+            SeqLengthWarmup(duration=0.3, min_seq_length=16, max_seq_length=CONTEXT, step_size=16),
+            Alibi(max_sequence_length=2 * CONTEXT, train_sequence_length_scaling=0.5),
+        ),
         LabelSmoothing(0.02),
         SelectiveBackprop(start=0.4, end=0.7, keep=0.75),
+        chain(GatedLinearUnits(), Factorize(min_features=64, latent_features=0.5)),
         StochasticDepth(target=Block, drop_rate=0.05),
         LowPrecisionLayerNorm(precision=torch.bfloat16),
         GyroDropout(p=0.1),
+        LayerFreezing(freeze_start=0.9, freeze_level=0.3),
+        SAM(rho=0.02, interval=4),
         GradientClipping("norm", 1.0),
-        EMA("20ba"),
+        SWA(swa_start="0.7dur", swa_end="1dur", update_interval="4ba"),
     ]
 
 

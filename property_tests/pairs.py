@@ -44,6 +44,7 @@ SIZES = "one places what it draws by the size that the other made"
 SCORES = "examples are chosen by the loss that they have before, or after, they are changed"
 NO_LONGER_PLAIN = "pairs are made of plain convolutions, and the other one leaves none behind"
 SHARES = "one takes a share of the length that the other made"
+GATES = "the gate is made of a linear layer, and pairs are none"
 LINEAR = "both are linear in the targets, and sums in another order round differently"
 
 PAIRS = [
@@ -69,6 +70,7 @@ PAIRS = [
     Pair(
         "Factorize", "WeightStandardization", on=("vision",), how=OTHER_WEIGHTS, why=NO_LONGER_PLAIN
     ),
+    Pair("GatedLinearUnits", "Factorize", on=("language",), how=ONE_FAILS, why=GATES),
     Pair("MixUp", "LabelSmoothing", on=("vision",), how=LAST_BITS, why=LINEAR),
     Pair("CutMix", "LabelSmoothing", on=("vision",), how=LAST_BITS, why=LINEAR),
     Pair(

@@ -366,9 +366,7 @@ SUBJECTS = [
     ),
     Subject(F.sam_perturbation, arguments=named(0, 1), noes={"gradients": CONSTANT_STEP}),
     Subject(F.swa, needs={"count": 2}, arguments=named(0, 1), noes={"gradients": DETACHED}),
-    Subject(
-        F.batch_norm_statistics, arguments=model_of(partial(nn.BatchNorm2d, 3)), card="swa"
-    ),
+    Subject(F.batch_norm_statistics, arguments=model_of(partial(nn.BatchNorm2d, 3)), card="swa"),
     Subject(
         F.reset_batch_norm_statistics,
         card="swa",

@@ -39,6 +39,7 @@ class GatedLinearUnits(Algorithm):
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY
+    before = frozenset({"Factorize"})
     reads = frozenset({"model", "key"})
     writes = frozenset({"model"})
     replaces = frozenset({"feed-forward block"})
