@@ -5,11 +5,17 @@ import importlib.util
 import os
 import random
 import re
+import signal
 import sys
 
 import pytest
 import torch
 from hypothesis import register_random, settings
+
+# What a shell starts in the background ignores Ctrl-C, and so does what that starts in turn; the
+# tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Results on one thread and on two differ in the last bits.
 torch.set_num_threads(1)

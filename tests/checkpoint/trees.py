@@ -116,7 +116,8 @@ def bits(tensor):
     """The bytes of a tensor, in the order of its elements."""
     if not tensor.numel():
         return []
-    plain = tensor.detach().resolve_conj().contiguous().reshape(-1)
+    plain = tensor.detach().resolve_conj().reshape(-1)
+    plain = plain.clone(memory_format=torch.contiguous_format)  # a single one may have any stride
     return plain.view(torch.uint8).tolist()
 
 
