@@ -54,6 +54,30 @@ def test_it_is_what_torchs_update_bn_computes(options):
     assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
 
 
+class Views(nn.Module):
+    """Two views of each batch, normalised one after the other, and a norm for large batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.rare = nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+
+    def forward(self, x):
+        y = self.norm(x) + self.norm(3 * x + 5)
+        return self.rare(y) if len(x) > 5 else y
+
+
+def test_a_norm_that_acts_repeatedly_or_not_on_every_batch_has_its_own_mean():
+    theirs = Views()
+    ours = recompute_batch_norm_statistics(theirs, images(5, 8, 7))
+    later = recompute_batch_norm_statistics(theirs, images(5, 8))
+    later = recompute_batch_norm_statistics(later, images(5, 8, 7)[2:], seen=2)
+
+    update_bn(images(5, 8, 7), theirs)
+
+    assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
+    assert_close(later.norm.running_var, theirs.norm.running_var)
+
+
 def test_one_batch_after_the_other_is_all_of_them():
     whole = recompute_batch_norm_statistics(used(net()), images(8, 8, 5))
 
