@@ -105,6 +105,7 @@ class StochasticBlock(nn.Module):
         _check_alike(type(self).__mro__[2], outputs, shortcut)
         if first or not how.rate:
             return outputs
+        shortcut = shortcut.to(outputs.dtype)  # autocast may have made them differ
         if not self.training:
             return torch.lerp(shortcut, outputs, 1 - how.rate)
         return torch.where(how.draw(outputs), outputs, shortcut)

@@ -314,6 +314,23 @@ def test_each_of_an_ensemble_drops_its_block_as_a_whole(kind):
     assert 0 < sum(kept) < 20
 
 
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_under_autocast_outputs_keep_the_dtype_of_the_block(method):
+    class Summed(Block):
+        def forward(self, x):
+            return super().forward(x).float()
+
+    block = Summed()
+    new, x = stochastic_depth(block, target=Summed, method=method), randn(3, 4).bfloat16()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, outputs = block(x), new.eval()(x)
+        shortcut = x.float()
+
+    assert outputs.dtype is torch.float32
+    assert_close(outputs, torch.lerp(shortcut, expected, 0.8))
+
+
 def test_a_gradient_by_torch_func_is_that_of_a_backward_pass():
     new = stochastic_depth(Block(), target=Block, drop_rate=0.5)
     x = randn(2, 4).requires_grad_()
