@@ -85,8 +85,8 @@ def recompute_batch_norm_statistics(
     other means and variances than those of any model along the training.
 
     Batch norms act as in training, each on the statistics of the batch, and where one acts on a
-    batch repeatedly, their mean counts. Everything else acts as in evaluation. So dropout is off: the
-    statistics are those of the activations that an evaluation will see, and nothing is drawn.
+    batch repeatedly, their mean counts. Everything else acts as in evaluation. So dropout is off:
+    the statistics are those of the activations that an evaluation will see, and nothing is drawn.
 
     Args:
         model: Any module; it is left as it was. The result shares its parameters.
