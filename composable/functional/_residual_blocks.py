@@ -179,5 +179,6 @@ KNOWN = (
     _of_residual_net("timm.models.resnet.BasicBlock", "act2", "drop_path", "se", "bn2"),
     _of_residual_net("timm.models.resnet.Bottleneck", "act3", "drop_path", "se", "bn3"),
     ResidualBlock("transformers.models.bert.modeling_bert.BertLayer"),
+    ResidualBlock("transformers.models.roberta.modeling_roberta.RobertaLayer"),
     ResidualBlock("transformers.models.gpt2.modeling_gpt2.GPT2Block"),
 )

@@ -359,13 +359,14 @@ def test_compiles_into_one_graph(method):
 
 
 @pytest.mark.parametrize("method", ["block", "sample"])
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "roberta"])
 def test_layers_of_hugging_face(family, method):
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 11, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8}
     config = {
         "bert": lambda: transformers.BertConfig(intermediate_size=8, **sizes),
         "gpt2": lambda: transformers.GPT2Config(n_positions=16, **sizes),
+        "roberta": lambda: transformers.RobertaConfig(intermediate_size=8, **sizes),
     }[family]()
     model = transformers.AutoModel.from_config(config)
     tokens = torch.arange(6).view(2, 3)
