@@ -51,8 +51,9 @@ def stochastic_depth(
         model: Any module; it is left as it was. The result shares its parameters.
         target: The blocks: a class, a `ResidualBlock` that describes one, or several of them; by
             default all that are known. Known are `BasicBlock` and `Bottleneck` of torchvision's
-            and timm's residual nets, and Hugging Face's `BertLayer`, `RobertaLayer` and `GPT2Block`.
-            Another class is taken for $y = x + f(x)$ as a whole; where that is not so, describe it.
+            and timm's residual nets, and Hugging Face's `BertLayer`, `RobertaLayer` and
+            `GPT2Block`. Another class is taken for $y = x + f(x)$ as a whole; where that is not so,
+            describe it.
         method: "block" or "sample".
         drop_rate: The rate of the last block, or of all, in [0, 1]. With 0 the model stays.
         drop_distribution: "linear" or "uniform", in the order in which modules were registered.
