@@ -106,6 +106,8 @@ class StochasticBlock(nn.Module):
         if first or not how.rate:
             return outputs
         shortcut = shortcut.to(outputs.dtype)  # autocast may have made them differ
+        if not self.training and outputs.is_nested:  # of sequences with padding, in encoders
+            return shortcut + (outputs - shortcut) * (1 - how.rate)
         if not self.training:
             return torch.lerp(shortcut, outputs, 1 - how.rate)
         return torch.where(how.draw(outputs), outputs, shortcut)
@@ -140,6 +142,8 @@ def _check_alike(kind: type, outputs: Any, shortcut: Any) -> None:
             f"{type(shortcut).__name__}; stochastic depth needs blocks of a tensor to a tensor. "
             "Describe its residual with target=ResidualBlock(...)."
         )
+    if outputs.is_nested and shortcut.is_nested:  # they have no shape, and refuse other sums
+        return
     if outputs.shape != shortcut.shape:
         raise ValueError(
             f"{kind.__name__} made shape {tuple(outputs.shape)} of its shortcut's "

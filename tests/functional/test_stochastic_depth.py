@@ -314,6 +314,22 @@ def test_each_of_an_ensemble_drops_its_block_as_a_whole(kind):
     assert 0 < sum(kept) < 20
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_encoders_of_torch_are_evaluated_without_what_is_padding(method):
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)
+    new = stochastic_depth(encoder, target=nn.TransformerEncoderLayer, method=method).eval()
+    x, padding = randn(2, 3, 8), torch.tensor([[False, False, True], [False, False, False]])
+
+    expected = new(x, src_key_padding_mask=padding)
+    with torch.no_grad():  # then its sequences are nested, and each as long as it is
+        outputs = new(x, src_key_padding_mask=padding)
+
+    assert_close(outputs[~padding], expected[~padding])
+    assert not outputs[padding].any()
+
+
 @pytest.mark.parametrize("method", ["block", "sample"])
 def test_under_autocast_outputs_keep_the_dtype_of_the_block(method):
     class Summed(Block):
