@@ -87,6 +87,7 @@ def recompute_batch_norm_statistics(
     Batch norms act as in training, each on the statistics of the batch, and where one acts on a
     batch repeatedly, their mean counts. Everything else acts as in evaluation. So dropout is off:
     the statistics are those of the activations that an evaluation will see, and nothing is drawn.
+    A norm in evaluation mode inside a model in training mode is a frozen one, and stays what it is.
 
     Args:
         model: Any module; it is left as it was. The result shares its parameters.
@@ -117,10 +118,11 @@ def recompute_batch_norm_statistics(
             f"batches is a {type(batches).__name__}, but must be an iterable of what the model is "
             "called with."
         )
-    new = copy_on_write(model) if seen else reset_batch_norm_statistics(model)
+    new = copy_on_write(model)
     modes = [(module, module.training) for module in new.modules()]
+    norms = [norm for _, norm in _norms(new) if norm.training or not new.training]
     new.eval()
-    means = [_Mean(norm, seen) for _, norm in _norms(new) if norm.running_mean is not None]
+    means = [_Mean(norm, seen) for norm in norms if norm.running_mean is not None]
     empty = True
     with torch.no_grad():
         for batch in batches:
@@ -145,6 +147,8 @@ class _Mean:
         self.before: list[Tensor] = []
         self.hook = norm.register_forward_pre_hook(self.follow)
         norm.training = True
+        if not seen:
+            norm.reset_running_stats()
 
     @property
     def statistics(self) -> list[Tensor]:

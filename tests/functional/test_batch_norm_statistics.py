@@ -78,6 +78,19 @@ def test_a_norm_that_acts_repeatedly_or_not_on_every_batch_has_its_own_mean():
     assert_close(later.norm.running_var, theirs.norm.running_var)
 
 
+@pytest.mark.parametrize("seen", [0, 2])
+def test_a_frozen_norm_stays_frozen(seen):
+    model = used(net())
+    model[1].eval()
+
+    new = recompute_batch_norm_statistics(model, images(8, 8), seen=seen)
+
+    assert_close(dict(new[1].named_buffers()), dict(model[1].named_buffers()), rtol=0, atol=0)
+    assert not torch.equal(new[6].running_mean, model[6].running_mean)
+    whole = recompute_batch_norm_statistics(model.eval(), images(8, 8), seen=seen)
+    assert not torch.equal(whole[1].running_mean, model[1].running_mean)
+
+
 def test_one_batch_after_the_other_is_all_of_them():
     whole = recompute_batch_norm_statistics(used(net()), images(8, 8, 5))
 
