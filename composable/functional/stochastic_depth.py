@@ -4,7 +4,7 @@ Huang, Sun, Liu, Sedra and Weinberger, "Deep Networks with Stochastic Depth", EC
 https://arxiv.org/abs/1603.09382
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -106,18 +106,20 @@ def stochastic_depth(
     return replace_modules(model, rule)[0]
 
 
-def scale_drop_rates(model: nn.Module, scale: float) -> nn.Module:
+def scale_drop_rates(model: nn.Module, scale: float, *, target: Target | None = None) -> nn.Module:
     """Scale the drop rates of a model that `stochastic_depth` made, to let them grow.
 
     Args:
         model: It is left as it was. The result shares its parameters.
         scale: What the rates are multiplied by, in [0, 1]: always the rates that the blocks were
             made with, so the last scale counts.
+        target: The blocks, as `stochastic_depth` was told; all that have a drop rate where None.
 
     Returns:
         The new model; `model` itself where its rates are at this scale already.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: `scale` is out of range, or the model is wrapped for distributed training.
 
     Example:
@@ -127,15 +129,21 @@ def scale_drop_rates(model: nn.Module, scale: float) -> nn.Module:
     """
     check_module("model", model)
     check_range("scale", scale, 0, 1)
-    blocks = (module for module in model.modules() if isinstance(module, StochasticBlock))
-    first = next(blocks, None)  # all have the same scale
-    if first is None or first.stochastic_depth.scale == scale:
+    names = None if target is None else {one.name for one in described(target)}
+    if all(block.stochastic_depth.scale == scale for block in _stochastic(model, names)):
         return model
     new = copy_on_write(model)
-    for module in new.modules():
-        if isinstance(module, StochasticBlock):
-            module.stochastic_depth = replace(module.stochastic_depth, scale=scale)
+    for block in _stochastic(new, names):
+        block.stochastic_depth = replace(block.stochastic_depth, scale=scale)
     return new
+
+
+def _stochastic(model: nn.Module, names: set[str] | None) -> Iterator[StochasticBlock]:
+    for module in model.modules():
+        if isinstance(module, StochasticBlock) and (
+            names is None or module.stochastic_depth.block.name in names
+        ):
+            yield module
 
 
 def described(target: Any) -> list[ResidualBlock]:

@@ -193,6 +193,20 @@ def test_rates_are_scaled_from_what_they_were_made_with():
     assert next(half.parameters()) is next(model.parameters())
 
 
+def test_rates_of_some_blocks_are_scaled():
+    class Other(Block):
+        pass
+
+    model = stochastic_depth(nn.Sequential(Other(), Block()), target=Other, drop_rate=0.5)
+    model = scale_drop_rates(model, 0.0)
+    model = stochastic_depth(model, target=Block, drop_rate=0.5)
+
+    assert rates(model) == [0.0, 0.5]
+    assert rates(scale_drop_rates(model, 0.0)) == [0.0, 0.0]
+    assert rates(scale_drop_rates(model, 0.2, target=Block)) == [0.0, 0.1]
+    assert scale_drop_rates(model, 0.0, target=[Other]) is model
+
+
 @pytest.mark.parametrize("extra", [False, True])
 def test_a_block_that_the_caller_describes(extra):
     class Scaled(nn.Module):
