@@ -41,6 +41,7 @@ def no_word() -> tuple[Any, ...]:
 
 
 NO_ELAPSED = no_number(-0.1, -inf)
+NO_BLOCK = (3, "Block", nn.Linear(1, 1), [3])
 NO_SHARE = no_number(-0.1, 1.1, inf, -inf)
 NO_POSITIVE = no_number(0, -1, inf, -inf)
 NO_SIZE = (3, None, "xy", (), (4, 2.5), (4, -1))
@@ -317,7 +318,7 @@ FUNCTIONS: dict[str, tuple[Good, Wrong]] = {
     "no_op_model": (lambda: {"model": net()}, {"model": NO_MODEL}),
     "scale_drop_rates": (
         lambda: {"model": net(), "scale": 0.5},
-        {"model": NO_MODEL, "scale": NO_SHARE},
+        {"model": NO_MODEL, "scale": NO_SHARE, "target": NO_BLOCK},
     ),
     "squeeze_excite": (
         lambda: drawing(model=net(), min_channels=1),
@@ -328,7 +329,7 @@ FUNCTIONS: dict[str, tuple[Good, Wrong]] = {
         lambda: {"model": nn.Sequential(nn.Identity()), "target": nn.Identity},
         {
             "model": NO_MODEL,
-            "target": (3, "Block", nn.Linear(1, 1), [3]),
+            "target": NO_BLOCK,
             "method": no_word(),
             "drop_rate": NO_SHARE,
             "drop_distribution": no_word(),

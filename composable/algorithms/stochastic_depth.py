@@ -82,5 +82,5 @@ class StochasticDepth(Algorithm):
         if self.drop_warmup.value:
             done, whole = progress(state, self.drop_warmup)
             scale = min(1.0, floor(_STEPS * done / whole) / _STEPS)
-        model = scale_drop_rates(model, scale)
+        model = scale_drop_rates(model, scale, target=described(self.target))
         return state if model is state.model else state.evolve(model=model)

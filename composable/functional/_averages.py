@@ -34,6 +34,8 @@ def _lerp(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float
 ) -> dict[str, Tensor]:
     names = [name for name, t in average.items() if t.is_floating_point() or t.is_complex()]
+    if weight == 1:  # what was there may be anything: a share of 0 of NaN is NaN
+        return {name: current[name].detach().to(average[name], copy=True) for name in names}
     starts = [average[name].detach() for name in names]
     ends = [current[name].detach().to(average[name]) for name in names]
     # start + weight * (end - start) is exact where the two agree; s * start + w * end is not.

@@ -105,6 +105,9 @@ class StochasticBlock(nn.Module):
         _check_alike(type(self).__mro__[2], outputs, shortcut)
         if first or not how.rate:
             return outputs
+        shortcut = shortcut.to(outputs.dtype)  # autocast may have made them differ
+        if not self.training and outputs.is_nested:  # of sequences with padding, in encoders
+            return shortcut + (outputs - shortcut) * (1 - how.rate)
         if not self.training:
             return torch.lerp(shortcut, outputs, 1 - how.rate)
         return torch.where(how.draw(outputs), outputs, shortcut)
@@ -139,6 +142,8 @@ def _check_alike(kind: type, outputs: Any, shortcut: Any) -> None:
             f"{type(shortcut).__name__}; stochastic depth needs blocks of a tensor to a tensor. "
             "Describe its residual with target=ResidualBlock(...)."
         )
+    if outputs.is_nested and shortcut.is_nested:  # they have no shape, and refuse other sums
+        return
     if outputs.shape != shortcut.shape:
         raise ValueError(
             f"{kind.__name__} made shape {tuple(outputs.shape)} of its shortcut's "
@@ -178,5 +183,6 @@ KNOWN = (
     _of_residual_net("timm.models.resnet.BasicBlock", "act2", "drop_path", "se", "bn2"),
     _of_residual_net("timm.models.resnet.Bottleneck", "act3", "drop_path", "se", "bn3"),
     ResidualBlock("transformers.models.bert.modeling_bert.BertLayer"),
+    ResidualBlock("transformers.models.roberta.modeling_roberta.RobertaLayer"),
     ResidualBlock("transformers.models.gpt2.modeling_gpt2.GPT2Block"),
 )

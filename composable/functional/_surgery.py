@@ -119,6 +119,9 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
     Returns:
         A new model and the number of modules replaced; `model` itself where that is none.
 
+    Raises:
+        ValueError: The model is wrapped for distributed training, or was compiled in place.
+
     Warns:
         NoEffectWarning: A replacement may be bypassed: a function or hook holds the old module,
             the parent reads its weights and never calls it, or the parameter is tied to one
@@ -133,6 +136,7 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
     replaced = {key: after for key, (before, after) in done.items() if after is not before}
     if not replaced:
         return model, 0
+    _check_not_compiled_in_place(model)
     successors = {id(after) for after in replaced.values()}
     for module in new.modules():
         if id(module) not in successors:  # a replacement may hold the old module on purpose
@@ -156,14 +160,29 @@ def report_nothing(method: str, sought: str) -> None:
     )
 
 
+def _check_not_compiled_in_place(model: nn.Module) -> None:
+    """Refuse a model whose copy would not be compiled any more, without a word."""
+    for name, module in model.named_modules():
+        if module._compiled_call_impl is not None:
+            raise ValueError(
+                f"{name or 'the model'} was compiled in place, by its compile(), which no copy of "
+                "it is. Change the model first, and compile it afterwards."
+            )
+
+
 def _replace(
     name: str, module: nn.Module, rule: Rule, done: dict[int, tuple[nn.Module, nn.Module]]
 ) -> nn.Module:
     if id(module) not in done:
         done[id(module)] = module, module
-        for key, child in list(module._modules.items()):
+        children = dict(module._modules)
+        for key, child in children.items():
             if child is not None:
                 module._modules[key] = _replace(f"{name}.{key}".lstrip("."), child, rule, done)
+        compiled: Any = module if type(module).__name__ == "OptimizedModule" else None
+        if compiled is not None and module._modules != children:
+            # What torch.compile gave holds a call of the old module, which pickling makes anew.
+            compiled.__setstate__(compiled.__getstate__())
         done[id(module)] = module, rule(name, module)
     return done[id(module)][1]
 

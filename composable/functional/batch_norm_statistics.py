@@ -84,9 +84,10 @@ def recompute_batch_norm_statistics(
     Weights that no training step has used, such as averaged ones, need it: their activations have
     other means and variances than those of any model along the training.
 
-    Batch norms act as in training, each on the statistics of the batch; everything else as in
-    evaluation. So dropout is off: the statistics are those of the activations that an evaluation
-    will see, and nothing is drawn.
+    Batch norms act as in training, each on the statistics of the batch, and where one acts on a
+    batch repeatedly, their mean counts. Everything else acts as in evaluation. So dropout is off:
+    the statistics are those of the activations that an evaluation will see, and nothing is drawn.
+    A norm in evaluation mode inside a model in training mode is a frozen one, and stays what it is.
 
     Args:
         model: Any module; it is left as it was. The result shares its parameters.
@@ -117,25 +118,60 @@ def recompute_batch_norm_statistics(
             f"batches is a {type(batches).__name__}, but must be an iterable of what the model is "
             "called with."
         )
-    new = copy_on_write(model) if seen else reset_batch_norm_statistics(model)
-    norms = [norm for _, norm in _norms(new)]
+    new = copy_on_write(model)
     modes = [(module, module.training) for module in new.modules()]
-    momenta = [norm.momentum for norm in norms]
+    norms = [norm for _, norm in _norms(new) if norm.training or not new.training]
     new.eval()
-    count = seen
+    means = [_Mean(norm, seen) for norm in norms if norm.running_mean is not None]
+    empty = True
     with torch.no_grad():
-        for count, batch in enumerate(batches, start=seen + 1):
-            for norm in norms:
-                # Not None, with which the layer would read its own count from the device.
-                norm.training, norm.momentum = True, 1 / count
+        for batch in batches:
+            empty = False
             new(batch)
-    if count == seen:
+            for mean in means:
+                mean.take_in()
+    if empty:
         raise ValueError("batches is empty, and statistics need at least one batch.")
+    for mean in means:
+        mean.finish()
     for module, training in modes:
         module.training = training
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
     return new
+
+
+class _Mean:
+    """The statistics of a norm: their mean over batches, in each of which it may act repeatedly."""
+
+    def __init__(self, norm: Any, seen: int) -> None:
+        self.norm, self.momentum, self.count, self.uses = norm, norm.momentum, seen, 0
+        self.before: list[Tensor] = []
+        self.hook = norm.register_forward_pre_hook(self.follow)
+        norm.training = True
+        if not seen:
+            norm.reset_running_stats()
+
+    @property
+    def statistics(self) -> list[Tensor]:
+        return [self.norm.running_mean, self.norm.running_var]
+
+    def follow(self, *_: Any) -> None:
+        """Let the norm take its next input into the mean over the batch."""
+        if not self.uses:
+            self.before = [one.clone() for one in self.statistics]
+        self.uses += 1
+        # Not None, with which the layer would read its own count from the device.
+        self.norm.momentum = 1 / self.uses
+
+    def take_in(self) -> None:
+        """Take the batch into the mean over all, if the norm had a part in it."""
+        if self.uses:
+            self.count, self.uses = self.count + 1, 0
+            for mean, before in zip(self.statistics, self.before, strict=True):
+                mean.copy_(before.lerp(mean, 1 / self.count))
+
+    def finish(self) -> None:
+        self.hook.remove()
+        self.norm.momentum = self.momentum
 
 
 def _norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:

@@ -139,6 +139,12 @@ def _entries(name: str, tensors: Tensors) -> list[Tensor | None]:
         if tensor is not None and not isinstance(tensor, Tensor):
             key = list(tensors)[index] if isinstance(tensors, Mapping) else index
             check_tensor(f"{name}[{key!r}]", tensor, advice="None is for one without a gradient.")
+        if tensor is not None and tensor.layout is not torch.strided:
+            key = list(tensors)[index] if isinstance(tensors, Mapping) else index
+            raise TypeError(
+                f"{name}[{key!r}] has the layout {tensor.layout}, but must be dense, as of an "
+                "embedding with sparse=False. Leave it out, or give its to_dense()."
+            )
     return entries
 
 

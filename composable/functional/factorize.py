@@ -209,6 +209,11 @@ def _matrices(weight: Tensor, groups: int) -> Float[Tensor, "groups outputs inpu
 
 def _factorized(name: str, module: Any, rank: int) -> nn.Module:
     weight, groups = module.weight, _groups(module)
+    if weight.is_meta:
+        raise ValueError(
+            f"{f'{name}.weight'.lstrip('.')} is on the meta device and has no values, to which a "
+            "pair could be fitted. Load the model, or initialise it on a device, before factorize."
+        )
     if not weight.isfinite().all():
         raise ValueError(
             f"{f'{name}.weight'.lstrip('.')} has values that are not finite, to which nothing can "

@@ -204,7 +204,8 @@ def _kind(path: str, linear: nn.Module) -> type[_Gated]:
         return _GatedConv1D
     raise TypeError(
         f"{path} is a {type(linear).__name__}, but the first layer of a feed-forward block must be "
-        "a torch.nn.Linear to be gated."
+        "a torch.nn.Linear to be gated. What replaces linear layers, as factorize does, comes "
+        "after gated_linear_units."
     )
 
 

@@ -63,7 +63,8 @@ def sam_perturbation(
     new = {name: param.detach().clone() for name, param in params.items() if name not in present}
     if present:
         rows = [params[name].detach() for name in present]
-        slopes = [grad.detach() for grad in present.values()]
+        # Sparse ones, as of embeddings, have no fused norm; the result is dense anyway.
+        slopes = [(g.to_dense() if g.is_sparse else g).detach() for g in present.values()]
         scale = rho / (global_norm(slopes) + epsilon)
         moved = per_kind(lambda group, slope: _climb(group, slope, scale), rows, slopes)
         new |= dict(zip(present, moved, strict=True))

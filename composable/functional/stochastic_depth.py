@@ -4,7 +4,7 @@ Huang, Sun, Liu, Sedra and Weinberger, "Deep Networks with Stochastic Depth", EC
 https://arxiv.org/abs/1603.09382
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -51,8 +51,9 @@ def stochastic_depth(
         model: Any module; it is left as it was. The result shares its parameters.
         target: The blocks: a class, a `ResidualBlock` that describes one, or several of them; by
             default all that are known. Known are `BasicBlock` and `Bottleneck` of torchvision's
-            and timm's residual nets, and Hugging Face's `BertLayer` and `GPT2Block`. Another class
-            is taken for $y = x + f(x)$ as a whole; where that is not so, describe it.
+            and timm's residual nets, and Hugging Face's `BertLayer`, `RobertaLayer` and
+            `GPT2Block`. Another class is taken for $y = x + f(x)$ as a whole; where that is not so,
+            describe it.
         method: "block" or "sample".
         drop_rate: The rate of the last block, or of all, in [0, 1]. With 0 the model stays.
         drop_distribution: "linear" or "uniform", in the order in which modules were registered.
@@ -105,18 +106,20 @@ def stochastic_depth(
     return replace_modules(model, rule)[0]
 
 
-def scale_drop_rates(model: nn.Module, scale: float) -> nn.Module:
+def scale_drop_rates(model: nn.Module, scale: float, *, target: Target | None = None) -> nn.Module:
     """Scale the drop rates of a model that `stochastic_depth` made, to let them grow.
 
     Args:
         model: It is left as it was. The result shares its parameters.
         scale: What the rates are multiplied by, in [0, 1]: always the rates that the blocks were
             made with, so the last scale counts.
+        target: The blocks, as `stochastic_depth` was told; all that have a drop rate where None.
 
     Returns:
         The new model; `model` itself where its rates are at this scale already.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: `scale` is out of range, or the model is wrapped for distributed training.
 
     Example:
@@ -126,15 +129,21 @@ def scale_drop_rates(model: nn.Module, scale: float) -> nn.Module:
     """
     check_module("model", model)
     check_range("scale", scale, 0, 1)
-    blocks = (module for module in model.modules() if isinstance(module, StochasticBlock))
-    first = next(blocks, None)  # all have the same scale
-    if first is None or first.stochastic_depth.scale == scale:
+    names = None if target is None else {one.name for one in described(target)}
+    if all(block.stochastic_depth.scale == scale for block in _stochastic(model, names)):
         return model
     new = copy_on_write(model)
-    for module in new.modules():
-        if isinstance(module, StochasticBlock):
-            module.stochastic_depth = replace(module.stochastic_depth, scale=scale)
+    for block in _stochastic(new, names):
+        block.stochastic_depth = replace(block.stochastic_depth, scale=scale)
     return new
+
+
+def _stochastic(model: nn.Module, names: set[str] | None) -> Iterator[StochasticBlock]:
+    for module in model.modules():
+        if isinstance(module, StochasticBlock) and (
+            names is None or module.stochastic_depth.block.name in names
+        ):
+            yield module
 
 
 def described(target: Any) -> list[ResidualBlock]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Event, State
+from composable import Event, State, chain
 from composable.algorithms import EMA, StochasticDepth
 from composable.functional import stochastic_depth
 from composable.loop import transforms
@@ -39,6 +39,29 @@ def test_training_is_that_of_the_model_of_the_function(method):
     assert repr(ours.state.model) == repr(theirs.state.model)
     assert same(weights(ours.fit().model), weights(theirs.fit().model))
     assert not same(weights(ours.state.model), weights(plain.model))
+
+
+def test_two_of_them_have_warm_ups_of_their_own():
+    class Other(Block):
+        pass
+
+    model = seeded(lambda: nn.Sequential(Other(), Block(), nn.Linear(4, CLASSES)))
+    watch = Watch(
+        Event.BEFORE_FORWARD,
+        read=lambda state: [block.stochastic_depth.rate for block in state.model[:2]],
+    )
+    make_trainer(
+        model,
+        train_dataloader=batches([2] * 5),
+        algorithms=chain(
+            StochasticDepth(target=Other, drop_rate=0.4, drop_warmup="4ba"),
+            StochasticDepth(target=Block, drop_rate=0.5, name="AtOnce"),
+        ),
+        callbacks=[watch],
+    ).fit()
+
+    assert [rate for rate, _ in watch.values[:5]] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert {rate for _, rate in watch.values} == {0.5}
 
 
 @pytest.mark.parametrize("method", ["block", "sample"])

@@ -54,6 +54,43 @@ def test_it_is_what_torchs_update_bn_computes(options):
     assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
 
 
+class Views(nn.Module):
+    """Two views of each batch, normalised one after the other, and a norm for large batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.rare = nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+
+    def forward(self, x):
+        y = self.norm(x) + self.norm(3 * x + 5)
+        return self.rare(y) if len(x) > 5 else y
+
+
+def test_a_norm_that_acts_repeatedly_or_not_on_every_batch_has_its_own_mean():
+    theirs = Views()
+    ours = recompute_batch_norm_statistics(theirs, images(5, 8, 7))
+    later = recompute_batch_norm_statistics(theirs, images(5, 8))
+    later = recompute_batch_norm_statistics(later, images(5, 8, 7)[2:], seen=2)
+
+    update_bn(images(5, 8, 7), theirs)
+
+    assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
+    assert_close(later.norm.running_var, theirs.norm.running_var)
+
+
+@pytest.mark.parametrize("seen", [0, 2])
+def test_a_frozen_norm_stays_frozen(seen):
+    model = used(net())
+    model[1].eval()
+
+    new = recompute_batch_norm_statistics(model, images(8, 8), seen=seen)
+
+    assert_close(dict(new[1].named_buffers()), dict(model[1].named_buffers()), rtol=0, atol=0)
+    assert not torch.equal(new[6].running_mean, model[6].running_mean)
+    whole = recompute_batch_norm_statistics(model.eval(), images(8, 8), seen=seen)
+    assert not torch.equal(whole[1].running_mean, model[1].running_mean)
+
+
 def test_one_batch_after_the_other_is_all_of_them():
     whole = recompute_batch_norm_statistics(used(net()), images(8, 8, 5))
 
@@ -76,7 +113,7 @@ def test_an_evaluation_on_the_batch_is_normalised_by_its_statistics():
 
 def test_the_model_itself_modes_and_momenta_stay(still_generators):
     model = used(net(dropout=0.5).eval()).train()
-    model[1].eval()
+    model[0].eval()
     before = copy.deepcopy(model.state_dict())
 
     new = recompute_batch_norm_statistics(model, images(8))

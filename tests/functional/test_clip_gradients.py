@@ -301,3 +301,14 @@ def test_an_iterator_is_refused(unchecked):
 def test_a_single_tensor_is_refused(unchecked):
     with pytest.raises(TypeError, match="grads is a Tensor, but must be a mapping"):
         clip_gradients(torch.ones(2), threshold=1.0)
+
+
+@pytest.mark.parametrize("method", ["norm", "value", "adaptive"])
+def test_a_sparse_gradient_is_refused_by_name(method):
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1, 3])).sum().backward()
+
+    with pytest.raises(TypeError, match=r"^grads\['w'\] has the layout torch.sparse_coo, but must"):
+        clip_gradients(
+            {"w": table.weight.grad}, threshold=1.0, method=method, params={"w": table.weight}
+        )

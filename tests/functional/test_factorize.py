@@ -408,6 +408,11 @@ def test_a_weight_that_is_not_finite_is_refused(bad):
         small(nn.Sequential(linear), latent_features=1)
 
 
+def test_a_weight_without_values_is_refused():
+    with pytest.raises(ValueError, match=r"^0.weight is on the meta device and has no values"):
+        small(nn.Sequential(nn.Linear(8, 8, device="meta")), latent_features=1)
+
+
 LATENT = r"must be in \(0, 1\)\. A whole number counts; a number below 1 is a share"
 
 

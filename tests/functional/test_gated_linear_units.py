@@ -249,6 +249,14 @@ def test_a_block_that_is_not_as_it_was_registered_is_refused(register, names, er
         gate(nn.ModuleDict({"block": block}))
 
 
+def test_a_block_that_was_factorized_says_what_comes_first(register):
+    register(Mlp, linear="0", activation="1")
+    block = F.factorize(Mlp(nn.Linear(8, 8), nn.Tanh()), min_features=1, latent_features=2)
+
+    with pytest.raises(TypeError, match=r"^0 is a FactorizedLayer.* comes after gated_linear_un"):
+        gate(block)
+
+
 def test_a_model_without_blocks_that_are_known_is_reported():
     model = nn.Linear(2, 2)
     with pytest.warns(F.NoEffectWarning, match=r"BertIntermediate.*GPT2MLP.* Others are added wi"):

@@ -99,6 +99,17 @@ def test_without_any_gradient_nothing_moves():
     assert sam_perturbation({}, {}) == {}
 
 
+def test_a_sparse_gradient_is_that_of_its_values():
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1, 1, 3])).square().sum().backward()
+    params, grads = {"w": table.weight}, {"w": table.weight.grad}
+    assert grads["w"].is_sparse
+
+    moved = sam_perturbation(params, grads)
+
+    assert_close(moved, sam_perturbation(params, {"w": grads["w"].to_dense()}))
+
+
 def test_each_dtype_is_moved_in_its_own_by_one_norm():
     kinds = [*FLOATS, torch.complex64]
     params = {str(dtype): torch.zeros(4, dtype=dtype) for dtype in kinds}

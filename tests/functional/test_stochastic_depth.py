@@ -193,6 +193,20 @@ def test_rates_are_scaled_from_what_they_were_made_with():
     assert next(half.parameters()) is next(model.parameters())
 
 
+def test_rates_of_some_blocks_are_scaled():
+    class Other(Block):
+        pass
+
+    model = stochastic_depth(nn.Sequential(Other(), Block()), target=Other, drop_rate=0.5)
+    model = scale_drop_rates(model, 0.0)
+    model = stochastic_depth(model, target=Block, drop_rate=0.5)
+
+    assert rates(model) == [0.0, 0.5]
+    assert rates(scale_drop_rates(model, 0.0)) == [0.0, 0.0]
+    assert rates(scale_drop_rates(model, 0.2, target=Block)) == [0.0, 0.1]
+    assert scale_drop_rates(model, 0.0, target=[Other]) is model
+
+
 @pytest.mark.parametrize("extra", [False, True])
 def test_a_block_that_the_caller_describes(extra):
     class Scaled(nn.Module):
@@ -314,6 +328,39 @@ def test_each_of_an_ensemble_drops_its_block_as_a_whole(kind):
     assert 0 < sum(kept) < 20
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_encoders_of_torch_are_evaluated_without_what_is_padding(method):
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)
+    new = stochastic_depth(encoder, target=nn.TransformerEncoderLayer, method=method).eval()
+    x, padding = randn(2, 3, 8), torch.tensor([[False, False, True], [False, False, False]])
+
+    expected = new(x, src_key_padding_mask=padding)
+    with torch.no_grad():  # then its sequences are nested, and each as long as it is
+        outputs = new(x, src_key_padding_mask=padding)
+
+    assert_close(outputs[~padding], expected[~padding])
+    assert not outputs[padding].any()
+
+
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_under_autocast_outputs_keep_the_dtype_of_the_block(method):
+    class Summed(Block):
+        def forward(self, x):
+            return super().forward(x).float()
+
+    block = Summed()
+    new, x = stochastic_depth(block, target=Summed, method=method), randn(3, 4).bfloat16()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, outputs = block(x), new.eval()(x)
+        shortcut = x.float()
+
+    assert outputs.dtype is torch.float32
+    assert_close(outputs, torch.lerp(shortcut, expected, 0.8))
+
+
 def test_a_gradient_by_torch_func_is_that_of_a_backward_pass():
     new = stochastic_depth(Block(), target=Block, drop_rate=0.5)
     x = randn(2, 4).requires_grad_()
@@ -342,13 +389,14 @@ def test_compiles_into_one_graph(method):
 
 
 @pytest.mark.parametrize("method", ["block", "sample"])
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "roberta"])
 def test_layers_of_hugging_face(family, method):
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 11, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8}
     config = {
         "bert": lambda: transformers.BertConfig(intermediate_size=8, **sizes),
         "gpt2": lambda: transformers.GPT2Config(n_positions=16, **sizes),
+        "roberta": lambda: transformers.RobertaConfig(intermediate_size=8, **sizes),
     }[family]()
     model = transformers.AutoModel.from_config(config)
     tokens = torch.arange(6).view(2, 3)

@@ -133,6 +133,30 @@ def test_parts_of_a_compiled_model_are_replaced():
     assert_close(compiled(inputs()), expected)
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_compiled_layer_is_replaced_in_what_was_compiled(whole):
+    layer = nn.Linear(4, 4)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    model = compiled if whole else nn.Sequential(compiled)
+    expected = model(inputs())
+
+    new, _ = replace_modules(model, double)
+
+    assert_close(new(inputs()), 2 * layer(inputs()))
+    assert_close(model(inputs()), expected)
+
+
+@pytest.mark.parametrize("part", ["", "0"])
+def test_a_model_that_was_compiled_in_place_is_refused(part):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.get_submodule(part).compile(backend="aot_eager")
+
+    with pytest.raises(ValueError, match=f"{part or 'the model'} was compiled in place"):
+        replace_modules(model, double)
+    assert replace_modules(model, lambda _, module: module) == (model, 0)
+
+
 def test_a_distributed_model_is_refused():
     wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     with pytest.raises(ValueError, match="model is wrapped in DistributedDataParallel"):

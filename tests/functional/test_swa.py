@@ -35,6 +35,16 @@ def test_repeated_it_is_the_mean():
     assert_close(average, expected)
 
 
+def test_a_mean_of_no_model_may_hold_anything():
+    nothing = {"w": torch.tensor([float("nan"), float("inf")], dtype=torch.float64)}
+    current = {"w": torch.tensor([1.0, 2.0])}
+
+    first = swa(nothing, current, 0)
+
+    assert_close(first, {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)})
+    assert first["w"].data_ptr() != swa(first, current, 0)["w"].data_ptr()
+
+
 def net():
     return seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))
 
