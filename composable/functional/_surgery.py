@@ -3,7 +3,7 @@
 import functools
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -78,6 +78,23 @@ def check_unwrapped(model: nn.Module) -> None:
                 )
 
 
+def check_uncompiled(model: nn.Module, changed: Collection[str]) -> None:
+    """Refuse to change what was compiled, by `torch.compile(module)` or in place.
+
+    Args:
+        model: Any module.
+        changed: The names of the modules to change.
+    """
+    for name, module in model.named_modules(remove_duplicate=False):
+        within = any(f"{one}.".startswith(f"{name}." if name else "") for one in changed)
+        wrapped = type(module).__name__ == "OptimizedModule"
+        if (wrapped and within) or module._compiled_call_impl is not None:  # no copy has this one
+            raise ValueError(
+                f"{name or 'the model'} was compiled, with the layers that it had. Change the "
+                "model first, and compile it afterwards."
+            )
+
+
 def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
     """Give a model other weights, without touching it.
 
@@ -120,7 +137,7 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
         A new model and the number of modules replaced; `model` itself where that is none.
 
     Raises:
-        ValueError: The model is wrapped for distributed training, or was compiled in place.
+        ValueError: The model is wrapped for distributed training, or was compiled.
 
     Warns:
         NoEffectWarning: A replacement may be bypassed: a function or hook holds the old module,
@@ -136,12 +153,12 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
     replaced = {key: after for key, (before, after) in done.items() if after is not before}
     if not replaced:
         return model, 0
-    _check_not_compiled_in_place(model)
+    names = [name for name, module in copies.items() if id(module) in replaced]
+    check_uncompiled(model, names)
     successors = {id(after) for after in replaced.values()}
     for module in new.modules():
         if id(module) not in successors:  # a replacement may hold the old module on purpose
             _redirect(vars(module), replaced)
-    names = [name for name, module in copies.items() if id(module) in replaced]
     for problem in [
         *_held(model, new, names, replaced),
         *_unread(model, names),
@@ -160,29 +177,14 @@ def report_nothing(method: str, sought: str) -> None:
     )
 
 
-def _check_not_compiled_in_place(model: nn.Module) -> None:
-    """Refuse a model whose copy would not be compiled any more, without a word."""
-    for name, module in model.named_modules():
-        if module._compiled_call_impl is not None:
-            raise ValueError(
-                f"{name or 'the model'} was compiled in place, by its compile(), which no copy of "
-                "it is. Change the model first, and compile it afterwards."
-            )
-
-
 def _replace(
     name: str, module: nn.Module, rule: Rule, done: dict[int, tuple[nn.Module, nn.Module]]
 ) -> nn.Module:
     if id(module) not in done:
         done[id(module)] = module, module
-        children = dict(module._modules)
-        for key, child in children.items():
+        for key, child in list(module._modules.items()):
             if child is not None:
                 module._modules[key] = _replace(f"{name}.{key}".lstrip("."), child, rule, done)
-        compiled: Any = module if type(module).__name__ == "OptimizedModule" else None
-        if compiled is not None and module._modules != children:
-            # What torch.compile gave holds a call of the old module, which pickling makes anew.
-            compiled.__setstate__(compiled.__getstate__())
         done[id(module)] = module, rule(name, module)
     return done[id(module)][1]
 

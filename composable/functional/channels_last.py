@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from ._checks import check_module
-from ._surgery import check_unwrapped, report_nothing, with_tensors
+from ._surgery import check_uncompiled, check_unwrapped, report_nothing, with_tensors
 
 __all__ = ["channels_last"]
 
@@ -25,7 +25,7 @@ def channels_last(model: nn.Module) -> nn.Module:
 
     Raises:
         TypeError: `model` is no module.
-        ValueError: It is wrapped for distributed training.
+        ValueError: It is wrapped for distributed training, or was compiled.
 
     Warns:
         NoEffectWarning: There is no tensor of 4 dimensions.
@@ -49,4 +49,7 @@ def channels_last(model: nn.Module) -> nn.Module:
         for name, tensor in of_images.items()
         if not tensor.is_contiguous(memory_format=torch.channels_last)
     }
-    return with_tensors(model, other) if other else model
+    if not other:
+        return model
+    check_uncompiled(model, [name.rpartition(".")[0] for name in other])
+    return with_tensors(model, other)

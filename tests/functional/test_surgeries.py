@@ -283,6 +283,19 @@ def test_a_model_without_anything_to_replace_is_reported_and_stays(surgery):
         assert surgery.operate(model) is model
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_is_refused(surgery, inside, in_place):
+    model = surgery.build()
+    if in_place:
+        model.compile(backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")
+
+    with pytest.raises(ValueError, match=r"was compiled.* and compile it afterwards"):
+        surgery.operate(nn.Sequential(model) if inside else model)
+
+
 @pytest.mark.parametrize(
     "wrapper", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"]
 )
