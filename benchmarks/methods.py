@@ -1,5 +1,6 @@
-"""What each method costs against what one would take instead: composer, timm, torchvision, kornia
-and PyTorch's own functions, as far as they can be imported.
+"""What each method costs against what one would take instead.
+
+Peers are composer, timm, torchvision, kornia and functions of PyTorch: those that can be imported.
 
 All candidates of a table do their work in turns, in one run, and ratios are taken turn by turn, so
 that what else the machine does matters little. What is set apart as other work does less or more
@@ -10,7 +11,7 @@ read once, each result written once) over the bandwidth of that copy.
     python benchmarks/methods.py                        # all, some minutes
     python benchmarks/methods.py --only mixup ema       # some of them
     python benchmarks/methods.py --threads 2            # in time that passes, not in CPU time
-    python benchmarks/methods.py --device cuda          # the host waits for it at both ends of a turn
+    python benchmarks/methods.py --device cuda          # waits for the GPU at both ends of a turn
 """
 
 import argparse
@@ -19,9 +20,9 @@ import importlib
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 import composable.functional as F
 
 Run = Callable[[], object]
+Models = Mapping[str, Callable[[], nn.Module]]
+NONE: Mapping = MappingProxyType({})
 SIZES = [(128, 3, 32, 32), (32, 3, 224, 224)]
 
 
@@ -73,12 +76,12 @@ class Case(NamedTuple):
     title: str
     ours: Run
     peers: dict[str, Callable[[], Run]]
-    other_work: dict[str, Callable[[], Run]] = {}
+    other_work: Mapping[str, Callable[[], Run]] = NONE
     moved: int = 0  # bytes
     like: Tensor | None = None  # what is copied beside it
 
 
-def present(makers: dict[str, Callable[[], Run]]) -> dict[str, Run]:
+def present(makers: Mapping[str, Callable[[], Run]]) -> dict[str, Run]:
     """Make the candidates whose library is there."""
     return {
         name: make()
@@ -458,90 +461,117 @@ def converted(apply: Callable, module: nn.Module, *args: object) -> nn.Module:
 def layers(device: str) -> Iterator[Case]:
     """Forward and backward of what the surgeries put in."""
 
-    def like_ours(title, ours, x, apply, before, *args, **others):
-        makers = {f"composer {apply}": lambda: lambda_of(apply)} if apply else {}
-
-        def lambda_of(apply):
-            return both_ways(converted(getattr(composer, apply), before, *args), x)
-
-        makers |= {
-            name.replace("_", " "): partial(lambda make: both_ways(make(), x), make)
-            for name, make in others.items()
-        }
-        return Case(title, both_ways(ours, x), makers)
+    def case(title: str, x: Tensor, ours: nn.Module, peers: Models, others: Models = NONE) -> Case:
+        same, other = (
+            {name: lambda make=make: both_ways(make(), x) for name, make in makers.items()}
+            for makers in (peers, others)
+        )
+        return Case(title, both_ways(ours, x), same, other)
 
     maps = torch.randn(32, 64, 28, 28, device=device)
+    rows = torch.randn(512, 1024, device=device)
     conv = nn.Sequential(nn.Conv2d(64, 128, 3, stride=2, padding=1, bias=False)).to(device)
-    yield like_ours(
-        *("a blurred convolution 32x64x28x28", F.blurpool(conv), maps),
-        *("apply_blurpool", conv),
+    yield case(
+        *("a blurred convolution 32x64x28x28", maps, F.blurpool(conv), {}),
+        {"composer blurpool: zeros around": lambda: converted(composer.apply_blurpool, conv)},
     )
     pool = nn.Sequential(nn.MaxPool2d(3, 2, 1))
-    yield like_ours(
-        *("a blurred max-pool 32x64x28x28", F.blurpool(pool), maps),
-        *("apply_blurpool", pool),
-        timm_BlurPool2d=lambda: nn.Sequential(nn.MaxPool2d(3, 1, 1), timm.layers.BlurPool2d(64)),
-        kornia_MaxBlurPool2D=lambda: kornia.filters.MaxBlurPool2D(3),
+    yield case(
+        *("a blurred max-pool 32x64x28x28", maps, F.blurpool(pool)),
+        {
+            "timm BlurPool2d": lambda: nn.Sequential(
+                nn.MaxPool2d(3, 1, 1), timm.layers.BlurPool2d(64)
+            )
+        },
+        {
+            "composer blurpool: zeros around": lambda: converted(composer.apply_blurpool, pool),
+            "kornia MaxBlurPool2D: nothing around": lambda: kornia.filters.MaxBlurPool2D(
+                3, max_pool_size=3
+            ),
+        },
     )
     wide = nn.Sequential(nn.Conv2d(64, 128, 3, padding=1, bias=False)).to(device)
-    yield like_ours(
-        *("squeeze_excite after a convolution 32x64x28x28", F.squeeze_excite(wide), maps),
-        *("apply_squeeze_excite", wide),
-        torchvision_SqueezeExcitation=lambda: nn.Sequential(
-            copy.deepcopy(wide), torchvision.ops.SqueezeExcitation(128, 64)
-        ),
-        timm_SEModule=lambda: nn.Sequential(
-            copy.deepcopy(wide), timm.layers.SEModule(128, rd_channels=64)
-        ),
+    yield case(
+        *("squeeze_excite after a convolution 32x64x28x28", maps, F.squeeze_excite(wide)),
+        {
+            "composer squeeze_excite": lambda: converted(composer.apply_squeeze_excite, wide),
+            "torchvision SqueezeExcitation": lambda: nn.Sequential(
+                copy.deepcopy(wide), torchvision.ops.SqueezeExcitation(128, 64)
+            ),
+            "timm SEModule": lambda: nn.Sequential(
+                copy.deepcopy(wide), timm.layers.SEModule(128, rd_channels=64)
+            ),
+        },
     )
     norm = nn.Sequential(nn.BatchNorm2d(64)).to(device)
     many = torch.randn(128, 64, 16, 16, device=device)
-    yield like_ours(
-        *("a ghost batch norm by 32, 128x64x16x16", F.ghost_batchnorm(norm), many),
-        *("apply_ghost_batchnorm", norm),
+    yield case(
+        *("a ghost batch norm by 32, 128x64x16x16", many, F.ghost_batchnorm(norm)),
+        {"composer ghost_batchnorm": lambda: converted(composer.apply_ghost_batchnorm, norm)},
     )
-    yield like_ours(
-        *("weight standardization of a convolution", F.weight_standardization(wide), maps),
-        *("apply_weight_standardization", wide),
-        timm_StdConv2d=lambda: timm.layers.StdConv2d(64, 128, 3, padding=1),
+    yield case(
+        *("weight standardization of a convolution", maps, F.weight_standardization(wide)),
+        {
+            "composer weight_standardization": lambda: converted(
+                composer.apply_weight_standardization, wide
+            ),
+            "timm StdConv2d": lambda: timm.layers.StdConv2d(64, 128, 3, padding=1),
+        },
     )
-    dropout, rows = nn.Sequential(nn.Dropout()), torch.randn(512, 1024, device=device)
+    dropout = nn.Sequential(nn.Dropout())
     gyro = F.gyro_dropout(dropout, iters_per_epoch=100, max_epoch=10)
-    yield like_ours(
-        *("gyro dropout 512x1024", gyro, rows, "apply_gyro_dropout", dropout),
-        *(100, 10, 0.5, 256, 16),
+    yield case(
+        *("gyro dropout 512x1024", rows, gyro, {}),
+        {
+            "composer gyro_dropout: its masks take memory": lambda: converted(
+                composer.apply_gyro_dropout, dropout, 100, 10, 0.5, 256, 16
+            )
+        },
     )
     linear = nn.Sequential(nn.Linear(1024, 1024)).to(device)
-    yield like_ours(
-        *("a factorized linear layer 512x1024", F.factorize(linear), rows),
-        *("apply_factorization", linear),
+    yield case(
+        *("a factorized linear layer 512x1024", rows, F.factorize(linear)),
+        {"composer factorization": lambda: converted(composer.apply_factorization, linear)},
     )
     if torchvision:
-        block = nn.Sequential(torchvision.models.resnet.Bottleneck(256, 64)).to(device)
         kind = torchvision.models.resnet.Bottleneck
-        yield like_ours(
+        block = nn.Sequential(kind(256, 64)).to(device)
+        yield case(
             "a bottleneck with stochastic depth by sample 32x256x28x28",
-            F.stochastic_depth(block, target=kind, method="sample"),
             torch.randn(32, 256, 28, 28, device=device),
-            *("apply_stochastic_depth", block, "ResNetBottleneck", "sample"),
-            torchvision_StochasticDepth=lambda: with_drop(torchvision.ops.StochasticDepth, "row"),
-            timm_DropPath=lambda: with_drop(timm.layers.DropPath),
+            F.stochastic_depth(block, target=kind, method="sample"),
+            {
+                "composer stochastic_depth": lambda: converted(
+                    composer.apply_stochastic_depth, block, "ResNetBottleneck", "sample"
+                ),
+                "torchvision StochasticDepth": lambda: with_drop(
+                    torchvision.ops.StochasticDepth, "row"
+                ),
+                "timm DropPath": lambda: with_drop(timm.layers.DropPath),
+            },
         )
     if transformers:
-        gated = F.gated_linear_units(gpt2()).transformer.h[0].mlp.to(device)
-        yield like_ours(
-            *("a gated MLP 256 -> 1024 -> 256 of GPT-2, 2048 tokens", gated),
+        gelu = nn.functional.gelu
+        options = {"hidden_size": 256, "intermediate_size": 1024, "hidden_act": "gelu"}
+        yield case(
+            "a gated MLP 256 -> 1024 -> 256 of GPT-2, 2048 tokens",
             torch.randn(4, 512, 256, device=device),
-            *(None, None),
-            timm_SwiGLU_with_GELU=lambda: timm.layers.SwiGLU(256, 1024, act_layer=nn.GELU),
-            transformers_LlamaMLP=lambda: transformers.models.llama.modeling_llama.LlamaMLP(
-                transformers.LlamaConfig(hidden_size=256, intermediate_size=1024)
-            ),
+            F.gated_linear_units(gpt2(), act_fn=gelu).transformer.h[0].mlp,
+            {
+                "timm SwiGLU with GELU": lambda: timm.layers.SwiGLU(
+                    256, 1024, act_layer=nn.GELU, bias=(False, True)
+                ),
+                "transformers LlamaMLP with GELU": lambda: (
+                    transformers.models.llama.modeling_llama.LlamaMLP(
+                        transformers.LlamaConfig(**options)
+                    )
+                ),
+            },
         )
 
 
 def with_drop(kind: Callable, *args: object) -> nn.Module:
-    """torchvision's bottleneck with a layer that drops its residual, before it is added."""
+    """A bottleneck of torchvision with a layer that drops its residual, before it is added."""
     block = torchvision.models.resnet.Bottleneck(256, 64)
     block.bn3 = nn.Sequential(block.bn3, kind(0.2, *args))
     return nn.Sequential(block)
@@ -551,35 +581,34 @@ def surgeries(device: str) -> Iterator[Case]:
     """Changing a ResNet-50; composer changes a copy, as ours leaves the model alone."""
     model = resnet(device)
     kind = torchvision.models.resnet.Bottleneck if torchvision else type(model[4])
-    for name, ours, apply, args in [
-        ("blurpool", F.blurpool, "apply_blurpool", ()),
-        ("squeeze_excite", F.squeeze_excite, "apply_squeeze_excite", ()),
-        ("ghost_batchnorm", F.ghost_batchnorm, "apply_ghost_batchnorm", ()),
-        (
-            "weight_standardization",
-            F.weight_standardization,
-            "apply_weight_standardization",
-            (),
-        ),
-        (
-            "stochastic_depth",
-            partial(F.stochastic_depth, target=kind),
-            "apply_stochastic_depth",
-            ("ResNetBottleneck",),
-        ),
-        ("factorize", F.factorize, "apply_factorization", ()),
-        ("channels_last", F.channels_last, "apply_channels_last", ()),
+    depth = partial(F.stochastic_depth, target=kind)
+    for ours, apply, *args in [
+        (F.blurpool, "blurpool"),
+        (F.squeeze_excite, "squeeze_excite"),
+        (F.ghost_batchnorm, "ghost_batchnorm"),
+        (F.weight_standardization, "weight_standardization"),
+        (depth, "stochastic_depth", "ResNetBottleneck"),
+        (F.channels_last, "channels_last"),
     ]:
         yield Case(
-            f"the surgery {name}, ResNet-50",
+            f"the surgery {apply}, ResNet-50",
             partial(ours, model),
             {
-                f"composer {apply} of a copy": lambda apply=apply, args=args: (
-                    lambda: converted(getattr(composer, apply), model, *args)
+                "composer, of a copy": lambda apply=apply, args=args: (
+                    lambda: converted(getattr(composer, f"apply_{apply}"), model, *args)
                 )
             },
-            {"torch copy.deepcopy alone": lambda: lambda: copy.deepcopy(model)},
         )
+    yield Case(
+        "the surgery factorize, ResNet-50",
+        lambda: F.factorize(model),
+        {},
+        {
+            "composer, of a copy: new random weights": lambda: (
+                lambda: converted(composer.apply_factorization, model)
+            )
+        },
+    )
 
 
 METHODS = {

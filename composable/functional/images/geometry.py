@@ -181,8 +181,8 @@ def _whole(pixels: Tensor, length: int) -> Tensor:
 def _shift_rows(images: Tensor, shift: Tensor) -> Tensor:
     """Read each row of each image from `shift` pixels to the right: `[batch, rows or 1]`.
 
-    Where the shift has fractions, so has the result. A row is one contiguous stretch of memory that is copied, which on
-    a CPU is several times faster than to look up every pixel.
+    Where the shift has fractions, so has the result. A row is one contiguous stretch of memory that
+    is copied, which on a CPU is several times faster than to look up every pixel.
     """
     batch, channels, height, width = images.shape
     if not images.numel():
