@@ -57,8 +57,12 @@ def rotate(
     grid = torch.view_as_real(by_x + by_y).expand(len(images), -1, -1, -1)
     sampled = grid_sample(values, grid, padding_mode="border", align_corners=False)
     # Only the places have a gradient, and not whether they are inside.
-    edge = (grid.detach() + _EDGE).abs_()
-    inside = (torch.maximum(edge[..., 0], edge[..., 1]) <= 1)[:, None]
+    by_x, by_y = by_x.detach(), by_y.detach()
+    edge = torch.maximum(
+        ((by_x.real + _EDGE) + by_y.real).abs_(),
+        ((by_x.imag + _EDGE) + by_y.imag).abs_(),
+    )
+    inside = (edge <= 1)[:, None]
     return finish(_cut_off(sampled, images).mul_(inside), images)
 
 
