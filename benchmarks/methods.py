@@ -231,9 +231,8 @@ def resize_batch(device: str) -> Iterator[Case]:
         yield Case(
             f"resize_batch to half, crop {name}",
             lambda x=x: F.resize_batch(x, scale_factor=0.5, mode="crop"),
-            {},
             {
-                "composer resize_batch, crop: a view": lambda x=x, y=y: (
+                "composer resize_batch": lambda x=x, y=y: (
                     lambda: composer.resize_batch(x, y, 0.5, "crop")
                 )
             },
@@ -269,7 +268,7 @@ def randaugment(device: str, method: str = "randaugment") -> Iterator[Case]:
             return timm_augment.augment_and_mix_transform("augmix-m3-w3", options)
 
         peers = {
-            "torch the same draw through Pillow": lambda pillow=pillow: pillow,
+            "Pillow, the same draw": lambda pillow=pillow: pillow,
             "torchvision PIL": lambda i=images, t=v2_transform: image_by_image(t(), i),
             "torchvision tensors": lambda i=images, t=v2_transform: partial(
                 lambda t, i: torch.stack([t(one) for one in i]), t(), i
