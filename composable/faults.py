@@ -248,7 +248,7 @@ def explain_dead_worker(error: Exception, loader: object) -> None:
 
     A worker that dies while it hands over a batch ends the connection: PyTorch says no more.
     """
-    cut = isinstance(error, (ConnectionError, EOFError)) and bool(getattr(loader, "num_workers", 0))
+    cut = isinstance(error, (ConnectionError, EOFError)) and getattr(loader, "num_workers", 0)
     if cut or "DataLoader worker" in str(error):
         add_note(
             error,
