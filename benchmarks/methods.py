@@ -86,7 +86,7 @@ def present(makers: Mapping[str, Callable[[], Run]]) -> dict[str, Run]:
     return {
         name: make()
         for name, make in makers.items()
-        if globals().get(name.split()[0], torch) is not None
+        if globals().get(name.split()[0].rstrip(",:"), torch) is not None
     }
 
 
