@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import images as single
 from ._checks import check_one_of
+from ._multi import accurate
 from ._random import home
 from .images._values import finish
 
@@ -114,17 +115,19 @@ def apply_operations(
     device = images.device
     current, place = images, torch.arange(operations.shape[1]) % max(len(images), 1)
     numbers = torch.arange(len(OPERATIONS))
+    # At once, and not operation by operation.
+    strengths = strengths.to(accurate(images.dtype))
     for drawn, strength in zip(operations, strengths, strict=True):
         drawn, order = drawn.sort(stable=True)
-        current = current.index_select(0, place[order].to(device, non_blocking=True))
         ends = torch.searchsorted(drawn, numbers)
-        groups = torch.tensor_split(current, ends)
+        rows = place[order].to(device, non_blocking=True).tensor_split(ends)
         of_group = strength[order].to(device, non_blocking=True).tensor_split(ends)
-        done = [groups[0]]
+        # A group at a time: new memory for all at once is what takes most time of small images.
+        done = [current.index_select(0, rows[0])]
         for operation, group, strongs in zip(
-            OPERATIONS.values(), groups[1:], of_group[1:], strict=True
+            OPERATIONS.values(), rows[1:], of_group[1:], strict=True
         ):
             if len(group):
-                done.append(operation(group, strongs))
+                done.append(operation(current.index_select(0, group), strongs))
         current, place = torch.cat(done), order.argsort()
     return finish(current.index_select(0, place.to(device, non_blocking=True)), images)

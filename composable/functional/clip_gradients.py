@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._checks import check_one_of, check_range, check_same_names, check_tensor
-from ._multi import accurate, global_norm, multi, per_kind
+from ._multi import accurate, global_norm, multi, multi_, per_kind
 
 __all__ = ["clip_gradients"]
 
@@ -77,7 +77,7 @@ def clip_gradients(
     elif method == "norm":
         clipped = _clip_norm(present, threshold)
     elif method == "value":
-        clipped = multi("clamp_max", multi("clamp_min", present, -threshold), threshold)
+        clipped = multi_("clamp_max", multi("clamp_min", present, -threshold), threshold)
     else:
         clipped = _clip_adaptive(present, _matching(params, grads), threshold)
     rest = iter(clipped)

@@ -25,7 +25,7 @@ from ._checks import (
 )
 from ._multi import accurate
 from ._random import draw_beta, home
-from ._spatial import check_spatial, is_dense
+from ._spatial import check_spatial, examples, is_dense
 from .mixed import Mixed
 
 __all__ = ["CutmixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]
@@ -199,7 +199,7 @@ def _paste(tensor: Tensor, partner: Tensor, box: Tensor) -> Tensor:
         pasted[found[0]] = tensor[found[0]].index_select(0, partner)
         return pasted
     mask = broadcast(inside(box, tensor.shape[tensor.ndim - dims :], tensor.device), tensor, dims)
-    return torch.where(mask, tensor[partner], tensor)
+    return torch.where(mask, examples(tensor, partner), tensor)
 
 
 def _check(inputs: Tensor, targets: Tensor, draw: CutmixDraw) -> None:

@@ -23,6 +23,7 @@ from ._checks import (
 )
 from ._multi import accurate
 from ._random import draw_beta, home
+from ._spatial import examples
 from .mixed import Mixed, across
 
 __all__ = ["MixupDraw", "apply_mixup", "draw_mixup", "mixup"]
@@ -147,7 +148,7 @@ def apply_mixup(
     check_partners(draw.permutation, inputs)
     check_tensor("draw.weight", draw.weight)
     partner = draw.permutation.to(inputs.device, non_blocking=True)
-    blended = torch.lerp(inputs[partner], inputs, across(draw.weight, inputs))
+    blended = torch.lerp(examples(inputs, partner), inputs, across(draw.weight, inputs))
     # The weight of the losses is not rounded to the dtype of the inputs, which may be a short
     # one.
     weight = draw.weight.to(inputs.device, accurate(inputs.dtype), non_blocking=True)

@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ._checks import check_range, check_same_names, check_tensors
-from ._multi import global_norm, multi, per_kind
+from ._multi import global_norm, multi, multi_, per_kind
 
 __all__ = ["sam_perturbation"]
 
@@ -76,7 +76,7 @@ def _climb(params: list[Tensor], grads: list[Tensor], scale: Tensor) -> list[Ten
     dtype = torch.promote_types(params[0].dtype, torch.float32)
     slopes = [grad.to(param.device, dtype) for param, grad in zip(params, grads, strict=True)]
     steps = multi("mul", slopes, scale.to(slopes[0]))
-    return multi("add", params, [step.to(params[0].dtype) for step in steps])
+    return multi_("add", [step.to(params[0].dtype) for step in steps], params)
 
 
 def _present(params: Mapping[str, Tensor], grads: Any) -> dict[str, Tensor]:

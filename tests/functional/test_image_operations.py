@@ -40,6 +40,7 @@ IMAGES = {
     "grey": noise(3, 1, 20, 33),
     "one column": noise(2, 3, 9, 1),
     "one row": noise(2, 3, 1, 9),
+    "of two values": noise(2, 3, 20, 40) // 128 * 90,
     "of one value": torch.full((1, 3, 6, 6), 77, dtype=torch.uint8),
 }
 

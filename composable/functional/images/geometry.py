@@ -50,16 +50,17 @@ def rotate(
     x = torch.arange(width, device=images.device, dtype=values.dtype) - (width - 1) / 2
     y = (torch.arange(height, device=images.device, dtype=values.dtype) - (height - 1) / 2)[:, None]
     cos, sin = angle.cos(), angle.sin()
-    # In the units of grid_sample the image reaches from -1 to 1.
-    from_x = x * (cos * (2 / width)) - y * (sin * (2 / width))
-    from_y = x * (sin * (2 / height)) + y * (cos * (2 / height))
-    # Interleaved as complex numbers, which is several times faster than torch.stack.
-    grid = torch.view_as_real(torch.complex(from_x, from_y)).expand(len(images), -1, -1, -1)
+    # In the units of grid_sample the image reaches from -1 to 1. Pairs are complex numbers, which
+    # is several times faster than torch.stack: one column for each x, and one row for each y.
+    by_x = torch.complex(x * (cos * (2 / width)), x * (sin * (2 / height)))
+    by_y = torch.complex(y * (sin * (-2 / width)), y * (cos * (2 / height)))
+    grid = torch.view_as_real(by_x + by_y).expand(len(images), -1, -1, -1)
     sampled = grid_sample(values, grid, padding_mode="border", align_corners=False)
     # Only the places have a gradient, and not whether they are inside.
+    by_x, by_y = by_x.detach(), by_y.detach()
     edge = torch.maximum(
-        (from_x.detach() + _EDGE).abs_(),
-        (from_y.detach() + _EDGE).abs_(),
+        ((by_x.real + _EDGE) + by_y.real).abs_(),
+        ((by_x.imag + _EDGE) + by_y.imag).abs_(),
     )
     inside = (edge <= 1)[:, None]
     return finish(_cut_off(sampled, images).mul_(inside), images)
@@ -143,8 +144,8 @@ def translate_x(
         tensor([[[[2., 3., 0.]]]])
     """
     check_images(images)
-    pixels = per_image("pixels", pixels, images)[:, 0, 0].trunc()
-    return finish(_shift_rows(images, pixels, whole=True), images)
+    pixels = per_image("pixels", pixels, images)[:, 0, 0]
+    return finish(_shift_rows(images, _whole(pixels, images.shape[3])), images)
 
 
 def translate_y(
@@ -169,33 +170,45 @@ def translate_y(
         tensor([0., 1., 2.])
     """
     check_images(images)
-    pixels = per_image("pixels", pixels, images)[:, 0, 0].trunc()
-    return finish(_shift_rows(images.mT, pixels, whole=True).mT, images)
+    height, width = images.shape[2:]
+    pixels = _whole(per_image("pixels", pixels, images)[:, 0, 0], height)
+    # All rows of a channel are one long row, which moves by so many whole ones.
+    moved = _shift_rows(images.flatten(2).unsqueeze(2), pixels * width)
+    return finish(moved.reshape(images.shape), images)
 
 
-def _shift_rows(images: Tensor, shift: Tensor, *, whole: bool = False) -> Tensor:
+def _whole(pixels: Tensor, length: int) -> Tensor:
+    """Cut fractions off. Beyond its length an image is black, however far it moves."""
+    return pixels.clamp(-length, length).long()
+
+
+def _shift_rows(images: Tensor, shift: Tensor) -> Tensor:
     """Read each row of each image from `shift` pixels to the right: `[batch, rows or 1]`.
 
-    The result has its fractions. A row is one contiguous stretch of memory that is copied, which on
-    a CPU is several times faster than to look up every pixel.
+    Where the shift has fractions, so has the result. A row is one contiguous stretch of memory that
+    is copied, which on a CPU is several times faster than to look up every pixel.
     """
     batch, channels, height, width = images.shape
     if not images.numel():
         return images
     # Beyond its own width a row is black, whatever the shift.
     shift = shift.clamp(-width - 1, width + 1).expand(batch, height)
-    pixels = shift.floor()
+    whole = not shift.is_floating_point()
+    pixels, nearest = shift, shift
+    if not whole:
+        pixels, nearest = shift.floor().long(), (shift + (0.5 + 10 * _EDGE)).floor().long()
     # Both ends of a row are there twice, for what lies outside of the centres of its pixels.
     rows = torch.cat([images[..., :1], images, images[..., -1:]], -1)
     memory = pad(rows.reshape(-1), (width + 2, width + 2))
     starts = torch.arange(1, batch * channels * height + 1, device=images.device) * (width + 2) + 1
-    starts = starts.reshape(batch, channels, height) + pixels.long()[:, None]
+    starts = starts.reshape(batch, channels, height) + pixels[:, None]
     stretches = memory.unfold(0, width + 1, 1).index_select(0, starts.flatten())
     stretches = stretches.reshape(batch, channels, height, width + 1)
     # A stretch that reaches over the end of its row has got something of another one: not inside.
-    places = torch.arange(3 * width + 4, device=images.device) - (width + 2)
-    inside = ((places >= 0) & (places < width)).to(images.dtype).unfold(0, width, 1)
-    inside = inside[(shift + (0.5 + 10 * _EDGE)).floor().long() + width + 2][:, None]
+    inside = pad(rows.new_ones(width), (width + 2, width + 2)).unfold(0, width, 1)
+    # Rows by index_select, which copies them as a whole: indexing looks up every pixel.
+    inside = inside.index_select(0, (nearest + (width + 2)).flatten())
+    inside = inside.reshape(batch, 1, height, width)
     if whole:
         return stretches[..., :-1].mul_(inside)
     values = values_of(stretches)

@@ -75,20 +75,23 @@ def equalize(
     # Counted in floats, which the CPU adds fastest, and which are exact up to 16 million pixels.
     one = torch.ones((), device=images.device).expand(len(index))
     counts = torch.zeros(256 * channels, device=images.device).index_add(0, index, one)
-    table = _equalizing_table(counts.reshape(channels, 256).long())
+    table = _equalizing_table(counts.reshape(channels, 256), images.shape[2:].numel())
     table = table.to(torch.uint8).flatten()
     looked_up = table.index_select(0, index).reshape(images.shape)
     return finish(looked_up if images.dtype == torch.uint8 else looked_up / 255, images)
 
 
-def _equalizing_table(counts: Tensor) -> Tensor:
-    """The new level of each old one: as Pillow computes it, so in whole numbers."""
+def _equalizing_table(counts: Tensor, pixels: int) -> Tensor:
+    """The new level of each old one: as Pillow computes it, so in whole numbers.
+
+    As floats they are divided fastest, and the whole part of such a quotient is exact.
+    """
     levels = torch.arange(256, device=counts.device)
-    brightest = ((counts > 0) * levels).amax(1, keepdim=True)
-    step = (counts.sum(1, keepdim=True) - counts.gather(1, brightest)) // 255
-    below = counts.cumsum(1) - counts
-    spread = (step // 2 + below) // step.clamp(min=1)
-    return torch.where(step == 0, levels, spread.clamp(max=255))
+    below = counts.cumsum(1).sub_(counts)
+    # All pixels but those of the brightest level; above it, all of them are below.
+    step = ((below * (below < pixels)).amax(1, keepdim=True) / 255).floor_()
+    spread = ((below + (step / 2).floor_()) / step.clamp(min=1)).floor_()
+    return torch.where(step == 0, levels, spread.clamp_(max=255))
 
 
 def posterize(
@@ -145,7 +148,10 @@ def solarize(
     if images.dtype == torch.uint8:
         # To invert is to flip all bits: none for 256, which uint8 does not have.
         flipped = torch.where(threshold > 255, 0, 255).to(torch.uint8)
-        bright = images >= threshold.ceil().clamp(max=255).to(torch.uint8)
-        return finish(images ^ bright.view(torch.uint8).mul_(flipped), images)
+        start = threshold.ceil().clamp(max=255).to(torch.uint8)
+        # 0 from the threshold on, and 1 below it, minus 1: in uint8 all bits, or none. A comparison
+        # takes ten times as long.
+        bright = (start - torch.minimum(images, start)).clamp_(max=1).sub_(1)
+        return finish(bright.bitwise_and_(flipped).bitwise_xor_(images), images)
     bright = grey_levels(images) >= threshold
     return finish(torch.where(bright, 1 - images, images), images)
