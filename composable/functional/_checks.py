@@ -178,4 +178,7 @@ def _some(names: set[str]) -> str:
 def _kind(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -142,7 +142,7 @@ def test_a_model_without_attention_that_is_known_is_reported():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: F.alibi(3, max_sequence_length=8), TypeError, "model is a int"),
+        (lambda: F.alibi(3, max_sequence_length=8), TypeError, "model is an int"),
         (
             lambda: F.alibi(nn.Identity(), max_sequence_length=0),
             ValueError,

@@ -165,7 +165,7 @@ def test_gradients_are_right():
         ({"alpha": 0.0}, ValueError, r"alpha is 0.0, but must be in \(0, inf\)"),
         ({"alpha": float("nan")}, ValueError, "alpha is nan"),
         ({"augmentations": "most"}, ValueError, "augmentations is 'most', but must be one of"),
-        ({"generator": 0}, TypeError, "generator is a int"),
+        ({"generator": 0}, TypeError, "generator is an int"),
     ],
 )
 def test_other_arguments_are_refused(options, error, message, unchecked):

@@ -216,7 +216,7 @@ def test_compiles_into_one_graph_with_its_draw_at_any_size():
         ({"p_row": 1.0}, ValueError, r"p_row is 1.0, but must be in \[0, 1\)"),
         ({"p_col": -0.1}, ValueError, r"p_col is -0.1, but must be in \[0, 1\)"),
         ({"p_col": "a"}, TypeError, "p_col is 'a', but must be a number"),
-        ({"generator": 1}, TypeError, "generator is a int, but must be"),
+        ({"generator": 1}, TypeError, "generator is an int, but must be"),
         ({"inputs": [1]}, TypeError, "inputs is a list, but must be a tensor"),
         ({"inputs": torch.zeros(4, 2)}, ValueError, r"inputs has shape \(4, 2\), but must be"),
         ({"targets": [1]}, TypeError, "targets is a list, but must be a tensor"),

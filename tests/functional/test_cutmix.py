@@ -333,7 +333,7 @@ def test_alpha_must_be_positive(alpha):
         ({"alpha": "1"}, TypeError, "alpha is '1', but must be a number"),
         ({"per_sample": 1}, TypeError, "per_sample is 1, but must be True or False"),
         ({"uniform_sampling": "no"}, TypeError, "uniform_sampling is 'no', but must be True"),
-        ({"generator": 17}, TypeError, r"generator is a int, but .*manual_seed\(seed\)"),
+        ({"generator": 17}, TypeError, r"generator is an int, but .*manual_seed\(seed\)"),
         ({"batch_size": -1}, ValueError, "batch_size is -1, but must be at least 0"),
         ({"size": 8}, TypeError, r"size is 8, but must be the sizes .* inputs.shape\[2:\]"),
         ({"size": ()}, TypeError, r"size is \(\), but must be the sizes"),

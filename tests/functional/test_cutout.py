@@ -224,7 +224,7 @@ def test_compiles_into_one_graph_with_its_draw_at_any_size():
         ({"length": "half"}, TypeError, "length is 'half', but must be a number"),
         ({"uniform_sampling": 1}, TypeError, "uniform_sampling is 1, but must be True or False"),
         ({"per_sample": 1}, TypeError, "per_sample is 1, but must be True or False"),
-        ({"generator": 17}, TypeError, "generator is a int, but must be"),
+        ({"generator": 17}, TypeError, "generator is an int, but must be"),
         ({"batch_size": -1}, ValueError, "batch_size is -1, but must be at least 0"),
         ({"size": 8}, TypeError, "size is 8, but must be the sizes"),
     ],

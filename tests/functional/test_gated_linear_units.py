@@ -266,7 +266,7 @@ def test_a_model_without_blocks_that_are_known_is_reported():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"model": 3}, TypeError, "model is a int, but must be a torch.nn.Module"),
+        ({"model": 3}, TypeError, "model is an int, but must be a torch.nn.Module"),
         ({"act_fn": "gelu"}, TypeError, "act_fn is 'gelu', but must be a function of tensors"),
         ({"act_fn": nn.GELU}, TypeError, "act_fn is <class .*GELU'>, but must be a function"),
         *(
@@ -274,7 +274,7 @@ def test_a_model_without_blocks_that_are_known_is_reported():
             for name in ("gated_layer_bias", "non_gated_layer_bias")
             for bad in (1, None, "no", float("nan"))
         ),
-        ({"generator": 3}, TypeError, "generator is a int, but must be a torch.Generator"),
+        ({"generator": 3}, TypeError, "generator is an int, but must be a torch.Generator"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

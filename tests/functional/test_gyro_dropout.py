@@ -233,7 +233,7 @@ def test_compiles_into_one_graph():
         ({"sigma": 4, "tau": 5}, ValueError, "tau is 5, but must be at most sigma, which is 4"),
         ({"iters_per_epoch": 0}, ValueError, "iters_per_epoch is 0, but must be at least 1"),
         ({"max_epoch": 1.5}, TypeError, "max_epoch is 1.5, but must be a whole number"),
-        ({"generator": 1}, TypeError, "generator is a int"),
+        ({"generator": 1}, TypeError, "generator is an int"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

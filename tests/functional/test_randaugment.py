@@ -249,7 +249,7 @@ def test_gradients_reach_the_images_they_came_from():
         ({"severity": float("nan")}, ValueError, "severity is nan"),
         ({"severity": "9"}, TypeError, "severity is '9', but must be a number"),
         ({"augmentations": "some"}, ValueError, "augmentations is 'some', but must be one of all"),
-        ({"generator": 3}, TypeError, "generator is a int, but must be a torch.Generator"),
+        ({"generator": 3}, TypeError, "generator is an int, but must be a torch.Generator"),
     ],
 )
 def test_other_arguments_are_refused(options, error, message, unchecked):

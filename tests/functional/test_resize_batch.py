@@ -257,7 +257,7 @@ def test_compiles_into_one_graph_at_any_size():
         ({"resize_targets": 1}, TypeError, "resize_targets is 1, but must be True or False"),
         ({"size_increment": 0}, ValueError, "size_increment is 0, but must be at least 1"),
         ({"size_increment": 2.0}, TypeError, "size_increment is 2.0, but must be a whole num"),
-        ({"generator": 1}, TypeError, "generator is a int, but must be"),
+        ({"generator": 1}, TypeError, "generator is an int, but must be"),
         ({"inputs": [1]}, TypeError, "inputs is a list, but must be a tensor"),
         ({"inputs": torch.zeros(4, 2)}, ValueError, r"inputs has shape \(4, 2\), but must be"),
         ({"targets": [1]}, TypeError, "targets is a list, but must be a tensor"),

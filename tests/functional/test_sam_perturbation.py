@@ -172,7 +172,7 @@ def test_compiles_into_one_graph():
         (lambda: sam_perturbation({"w": 1.0}, {"w": X}), TypeError, r"params\['w'\] is a float"),
         (lambda: sam_perturbation({"w": X}, X), TypeError, "grads is a Tensor, but must be a mapp"),
         (lambda: sam_perturbation({"w": X}, None), TypeError, "grads is None, but must be a map"),
-        (lambda: sam_perturbation({"w": X}, {"w": 1}), TypeError, r"grads\['w'\] is a int, but"),
+        (lambda: sam_perturbation({"w": X}, {"w": 1}), TypeError, r"grads\['w'\] is an int, but"),
         (lambda: sam_perturbation({"w": X}, {}), ValueError, "only params has w and only grads ha"),
         (
             lambda: sam_perturbation({"w": X}, {"w": X[0]}),

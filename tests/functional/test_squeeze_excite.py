@@ -159,7 +159,7 @@ def test_compiles_into_one_graph():
         ({"latent_channels": 1.5}, ValueError, "latent_channels is 1.5, but must be whole"),
         ({"latent_channels": "4"}, TypeError, "latent_channels is '4', but must be a number"),
         ({"min_channels": -1}, ValueError, "min_channels is -1, but must be at least 0"),
-        ({"generator": 1}, TypeError, "generator is a int, but must be a torch.Generator"),
+        ({"generator": 1}, TypeError, "generator is an int, but must be a torch.Generator"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
