@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from composable import (
     Algorithm,
@@ -46,8 +46,13 @@ from tests.runs import (
     NoisyExamples,
     adam,
     batches,
+    examples,
+    mlp,
+    plain_loop,
+    sgd,
     six_algorithms,
     stream,
+    trained,
 )
 
 pytestmark = [
@@ -424,3 +429,14 @@ def test_a_sampler_with_a_generator_of_its_own_goes_on(at):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_with_worker_processes_a_generator_of_the_loader_goes_on_too():
     check_going_on(8, loader=lambda: follows_its_own(shuffle=True, num_workers=1))
+
+
+def test_from_epoch_to_epoch_a_generator_of_the_loader_moves_on_as_in_a_plain_loop():
+    def loader() -> DataLoader[Any]:
+        own = torch.Generator().manual_seed(3)
+        return DataLoader(TensorDataset(*examples(EXAMPLES)), 4, shuffle=True, generator=own)
+
+    model = mlp()
+    by_hand = plain_loop(model, loader(), sgd(model.parameters()), epochs=EPOCHS)
+
+    assert equal(trained(mlp(), loader(), max_duration=f"{EPOCHS}ep"), by_hand)
