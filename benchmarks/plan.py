@@ -93,7 +93,7 @@ def measure(event: Event, make: Callable[[str], object]) -> dict[int, float]:
     """Microseconds to fire an event, by the number of algorithms."""
     now = Timestamp(epoch=9, batch=901, batch_in_epoch=1)
     state = State(torch.nn.Linear(1, 1), max_duration="10ep", epoch_length=100, timestamp=now)
-    state = state.evolve(began=now)
+    state = state.evolve(previous_timestamp=now)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nobody says which of a thousand comes first
         fires = {

@@ -3,7 +3,15 @@
 from composable._version import __version__ as __version__
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
-from composable.core.combinators import (
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.key import Key
+from composable.core.logger import Logger, LoggerDestination
+from composable.core.state import FrozenStateError, State
+from composable.core.time import Clock, Time, Timestamp, TimeUnit
+from composable.core.window import Window
+from composable.metrics import Evaluator
+from composable.plan.combinators import (
     always,
     anneal,
     chain,
@@ -14,39 +22,31 @@ from composable.core.combinators import (
     never,
     when,
 )
-from composable.core.control import Control
-from composable.core.event import Event
-from composable.core.global_callbacks import register_global_callback
-from composable.core.key import Key
-from composable.core.logger import Logger, LoggerDestination
-from composable.core.mixtures import (
+from composable.plan.compatibility import (
     AmbiguousOrderWarning,
-    BadMixtureError,
-    DoubtfulMixtureWarning,
+    CompatibilityWarning,
+    IncompatibleAlgorithmsError,
 )
-from composable.core.observing import EffectError, ObserverError
-from composable.core.plan import IdleAlgorithmWarning, Plan
-from composable.core.state import FrozenStateError, State
-from composable.core.time import Clock, Time, Timestamp, TimeUnit
-from composable.core.window import Window
-from composable.loop import UnmetRequestWarning
-from composable.metrics import Evaluator
-from composable.replaying import replay
-from composable.trainer import Trainer
+from composable.plan.effects import EffectError, ObserverError
+from composable.plan.global_callbacks import register_global_callback
+from composable.plan.plan import IdleAlgorithmWarning, Plan
+from composable.replay import replay
+from composable.trainer.loop import UnsupportedRequestWarning
+from composable.trainer.trainer import Trainer
 
 __all__ = [
     "Algorithm",
     "AmbiguousOrderWarning",
-    "BadMixtureError",
     "Callback",
     "Clock",
+    "CompatibilityWarning",
     "Control",
-    "DoubtfulMixtureWarning",
     "EffectError",
     "Evaluator",
     "Event",
     "FrozenStateError",
     "IdleAlgorithmWarning",
+    "IncompatibleAlgorithmsError",
     "Key",
     "Logger",
     "LoggerDestination",
@@ -58,7 +58,7 @@ __all__ = [
     "TimeUnit",
     "Timestamp",
     "Trainer",
-    "UnmetRequestWarning",
+    "UnsupportedRequestWarning",
     "Window",
     "always",
     "anneal",

@@ -37,7 +37,7 @@ def splits(draw):
 def gradients_of(model, loader, **options):
     """The gradients and the loss of each batch, under weights that never change."""
     watch = Watch(
-        lambda state: ({n: g.clone() for n, g in state.grads().items()}, state.loss),
+        lambda state: ({n: g.clone() for n, g in state.current_gradients().items()}, state.loss),
         Event.AFTER_TRAIN_BATCH,
     )
     still = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -64,7 +64,7 @@ class Marks(Algorithm):
     writes = frozenset({"memory"})
 
     def apply(self, event: Event, state: State) -> State:
-        counted = state.began if event.counts_batch else state.timestamp
+        counted = state.previous_timestamp if event.counts_batch else state.timestamp
         mark = (event.value, counted.batch)
         return state.remember(self.name, [*state.memory.get(self.name, []), mark])
 
@@ -391,7 +391,9 @@ def test_surgery_in_a_window_from_the_beginning_takes_place():
 
 
 def test_the_state_says_when_the_batch_began():
-    watch = Watch(lambda state: (state.began.batch, state.timestamp.batch), Event.BATCH_END)
+    watch = Watch(
+        lambda state: (state.previous_timestamp.batch, state.timestamp.batch), Event.BATCH_END
+    )
 
     trainer(callbacks=watch).fit()
 

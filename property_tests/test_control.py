@@ -12,7 +12,7 @@ from property_tests.strategies import requests, wishes
 from tests.runs import Asks, Trace, batches, mlp, same, trainer, weights
 
 # Requests are drawn at random: some can't be met.
-pytestmark = pytest.mark.filterwarnings("ignore::composable.UnmetRequestWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::composable.UnsupportedRequestWarning")
 
 
 @given(requests, requests, requests)

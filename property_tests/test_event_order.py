@@ -22,7 +22,7 @@ from property_tests.strategies import requests, wishes
 from tests.runs import Asks, Trace, batches, mlp, stream, trainer
 
 # Requests are drawn at random: some can't be met.
-pytestmark = pytest.mark.filterwarnings("ignore::composable.UnmetRequestWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::composable.UnsupportedRequestWarning")
 
 LETTERS = {event: chr(ord("Ā") + i) for i, event in enumerate(Event)}
 

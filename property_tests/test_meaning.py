@@ -129,7 +129,7 @@ def clipped(a: Any, s: State) -> Mapping[str, Any]:
     """What `clip_gradients` makes of the gradients."""
     options = {"method": a.clipping_type, "threshold": a.clipping_threshold}
     params = dict(s.model.named_parameters())
-    return {"gradients": F.clip_gradients(s.grads(), params=params, **options)}
+    return {"gradients": F.clip_gradients(s.current_gradients(), params=params, **options)}
 
 
 def averaged(a: Any, s: State) -> Mapping[str, Any]:
@@ -148,7 +148,11 @@ def frozen(a: Any, s: State) -> Mapping[str, Any]:
 def perturbed(a: Any, s: State) -> Mapping[str, Any]:
     """The weights of the second pass."""
     params = dict(s.model.named_parameters())
-    return {"second_pass": F.sam_perturbation(params, s.grads(), rho=a.rho, epsilon=a.epsilon)}
+    return {
+        "second_pass": F.sam_perturbation(
+            params, s.current_gradients(), rho=a.rho, epsilon=a.epsilon
+        )
+    }
 
 
 def run_mean(a: Any, s: State) -> Mapping[str, Any]:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composable import Callback, Event, register_global_callback
-from composable.core.global_callbacks import global_callbacks
 from composable.loggers import InMemoryLogger
+from composable.plan.global_callbacks import global_callbacks
 from property_tests.specimens import algorithm_sets
 from property_tests.strategies import seeds
 from property_tests.watching import watched, watched_by

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from composable import Event, chain
 from composable.core.algorithm import nested
-from composable.core.ordering import in_order
+from composable.plan.ordering import topological_sort
 from property_tests.outcomes import differences, outcome
 from property_tests.pairs import (
     BOTH_FAIL,
@@ -66,7 +66,7 @@ def to_rounding(one, other):
 
 @pytest.mark.parametrize(("problem", "one", "other"), ALL_PAIRS, ids=repr)
 def test_the_table_says_of_every_pair_whether_its_order_in_a_chain_matters(problem, one, other):
-    first, second = in_order([one.telling, other.telling])
+    first, second = topological_sort([one.telling, other.telling])
     declared = DECLARED.get((first.name, second.name, problem.name), SAME)
 
     assert how_they_differ(problem, first, second) == declared
@@ -76,7 +76,7 @@ def test_the_table_says_of_every_pair_whether_its_order_in_a_chain_matters(probl
 def test_the_table_speaks_of_algorithms_that_meet_in_the_order_of_a_list(pair):
     of = {specimen.name: specimen for specimen in SPECIMENS}
     first, second = of[pair.first], of[pair.second]
-    listed = in_order([first.telling, second.telling])
+    listed = topological_sort([first.telling, second.telling])
 
     assert [a.name for a in listed] == [pair.first, pair.second]
     for problem in PROBLEMS:

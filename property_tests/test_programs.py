@@ -268,7 +268,7 @@ def without_observers(logged):
 @pytest.mark.filterwarnings(
     "ignore::composable.AmbiguousOrderWarning",
     "ignore::composable.IdleAlgorithmWarning",
-    "ignore::composable.UnmetRequestWarning",
+    "ignore::composable.UnsupportedRequestWarning",
 )
 def test_every_program_obeys_all_laws():
     profile = settings.default

@@ -46,7 +46,7 @@ def test_the_gradients_of_sam_are_those_at_the_worst_point_of_the_paper(
     loader = batches(count, size, dtype=DOUBLE)
     model = mlp(dtype=DOUBLE, seed=seed % 1000)
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
-    seen = Watch(lambda state: dict(state.grads()), Event.AFTER_TRAIN_BATCH)
+    seen = Watch(lambda state: dict(state.current_gradients()), Event.AFTER_TRAIN_BATCH)
 
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     options = {"optimizers": still, "callbacks": seen, "max_duration": "1ep", **split}

@@ -10,14 +10,14 @@ import attrs
 
 from composable import Algorithm, Callback, Event, Key, Plan, State
 from composable.core.algorithm import leaves
-from composable.core.plan import Dispatcher
+from composable.plan.plan import Dispatcher
 
 FIELDS = frozenset(field.name for field in attrs.fields(State))
 
-SETTLED = frozenset({"spec", "takes_batch", "device", "epoch_length"})
+SETTLED = frozenset({"batch_spec", "model_takes_batch", "device", "epoch_length"})
 """What the Trainer settles before a run: nobody writes it, so nobody declares to read it."""
 
-TIME = frozenset({"timestamp", "began"})
+TIME = frozenset({"timestamp", "previous_timestamp"})
 """Two names of when it is: who declares one reads both."""
 
 
@@ -114,7 +114,7 @@ def traced() -> Iterator[Trace]:
 
     def call_and_note(self: Algorithm, event: Event, state: State) -> State:
         before = vars(state)
-        finished, began = before["timestamp"].batch, before["began"].batch
+        finished, began = before["timestamp"].batch, before["previous_timestamp"].batch
         batch = began if event.counts_batch else finished
         note = Call(self, batch, frozenset({batch, finished}))
         (trace.at_work[-1].parts if trace.at_work else trace.firings[-1].calls).append(note)

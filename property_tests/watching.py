@@ -20,7 +20,7 @@ class Probes(Callback):
         copy.deepcopy(state.model)(state.inputs).sum().backward()
 
     def after_backward(self, state, logger):
-        norms = {f"norm/{name}": grad.norm() for name, grad in state.grads().items()}
+        norms = {f"norm/{name}": grad.norm() for name, grad in state.current_gradients().items()}
         logger.log_metrics({**norms, "doubled": 2 * state.loss.item()})
 
     def eval_batch_end(self, state, logger):

@@ -399,9 +399,9 @@ class GradientNoise(Algorithm):
         generator = state.generator(self.name)
         noise = {
             name: 0.01 * torch.randn(grad.shape, generator=generator)
-            for name, grad in state.grads().items()
+            for name, grad in state.current_gradients().items()
         }
-        noisy = {name: grad + noise[name] for name, grad in state.grads().items()}
+        noisy = {name: grad + noise[name] for name, grad in state.current_gradients().items()}
         return state.evolve(gradients=noisy)
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from composable.callbacks import RunRecorder
-from composable.checkpoint import DamagedCheckpointError, files, run_files
-from composable.checkpoint.bits import differing, digest, how_far, same_bits
+from composable.checkpoint import DamagedCheckpointError, files
+from composable.checkpoint.compare import differing, digest, how_far, same_bits
 from composable.cli import main
-from composable.comparing import compare
+from composable.runs import RunRecorder, records
+from composable.runs.diff import compare
 from tests.runs import batches, examples, mlp, trainer
 from tests.test_replay import Nudges, build, edit_line
 
@@ -169,21 +169,21 @@ def test_a_folder_that_is_not_there_is_said(tmp_path, capsys):
 
 def test_a_last_line_that_was_cut_off_is_passed_over(tmp_path):
     build(tmp_path, max_duration="3ba").fit()
-    path = tmp_path / run_files.STEPS
+    path = tmp_path / records.STEPS
     lines = path.read_bytes().splitlines(keepends=True)
     steps = [one for one in lines if "loss" in json.loads(one)]
     path.write_bytes(b"".join(steps)[:-2])
-    assert list(run_files.read_steps(tmp_path).trained) == [0, 1]
+    assert list(records.read_steps(tmp_path).trained) == [0, 1]
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
     build(tmp_path, max_duration="1ba").fit()
-    monkeypatch.setattr(run_files, "_MAX_LINE", 20)
+    monkeypatch.setattr(records, "_MAX_LINE", 20)
     with pytest.raises(DamagedCheckpointError, match="line 1: it is too long"):
-        run_files.read_steps(tmp_path)
-    monkeypatch.setattr(run_files, "_MAX_RUN", 20)
+        records.read_steps(tmp_path)
+    monkeypatch.setattr(records, "_MAX_RUN", 20)
     with pytest.raises(DamagedCheckpointError, match="more than 20 bytes"):
-        run_files.read_records(tmp_path)
+        records.read_records(tmp_path)
 
 
 # --- bits ---

@@ -14,13 +14,15 @@ import torch
 
 from composable import Callback, LoggerDestination, Trainer, replay
 from composable.algorithms import EMA, MixUp
-from composable.callbacks import RunRecorder, UnsavedCheckpointWarning, run_recorder
-from composable.checkpoint import files, run_files
+from composable.callbacks import UnsavedCheckpointWarning
+from composable.checkpoint import files
 from composable.cli import main
 from composable.data.order import ReplayedBatchesWarning
 from composable.loggers import JSONLinesLogger
 from composable.optim import cosine
-from composable.replaying import ReplayError
+from composable.replay import ReplayError
+from composable.runs import RunRecorder, records
+from composable.runs import recorder as run_recorder
 from tests.runs import batches, mlp, shuffling_loader, stream, trainer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -49,7 +51,7 @@ def contents(folder):
 
 def edit_line(folder, batch, /, **changes):
     """Change what a line of steps.jsonl says of a batch."""
-    path = folder / run_files.STEPS
+    path = folder / records.STEPS
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     (line,) = [one for one in lines if one["batch"] == batch and "loss" in one]
     line.update(changes)
@@ -57,7 +59,7 @@ def edit_line(folder, batch, /, **changes):
 
 
 def edit_record(folder, **changes):
-    path = folder / run_files.RUN
+    path = folder / records.RUN
     body = json.loads(path.read_text())
     body["records"][-1].update(changes)
     path.write_text(json.dumps(body))
@@ -92,7 +94,7 @@ class Nudges(Callback):
 
 def test_every_batch_of_a_random_run_is_replayed_to_the_bit_and_nothing_is_written(tmp_path):
     build(tmp_path).fit()
-    steps, before = run_files.read_steps(tmp_path), contents(tmp_path)
+    steps, before = records.read_steps(tmp_path), contents(tmp_path)
 
     reports = [replay(lambda: build(tmp_path).fit(), tmp_path, batch=k) for k in range(15)]
 
@@ -117,7 +119,7 @@ def test_a_recorded_loss_is_that_of_the_batch_and_a_rate_is_the_one_used(tmp_pat
             rates.append(state.optimizers[0].param_groups[0]["lr"])
 
     build(tmp_path, callbacks=[look]).fit()
-    trained = run_files.read_steps(tmp_path).trained
+    trained = records.read_steps(tmp_path).trained
 
     assert [float.fromhex(one["loss"]) for one in trained.values()] == losses
     assert [float.fromhex(one["lr"]) for one in trained.values()] == rates
@@ -145,7 +147,7 @@ def test_a_run_of_several_fits_is_replayed(tmp_path):
             run.fit(duration=duration)
 
     train()
-    last = max(run_files.read_steps(tmp_path).trained)
+    last = max(records.read_steps(tmp_path).trained)
     assert last == 11
     assert [replay(train, tmp_path, batch=k).same for k in (2, 5, 7, 8, 11)] == [True] * 5
 
@@ -159,7 +161,7 @@ def test_a_batch_that_was_rolled_back_over_is_replayed_as_left_out(tmp_path):
 
     with pytest.warns(UserWarning, match="not trained on"):
         train()
-    assert run_files.read_steps(tmp_path).trained[2] == {"loss": None, "skipped": True}
+    assert records.read_steps(tmp_path).trained[2] == {"loss": None, "skipped": True}
     with pytest.warns(UserWarning, match="not trained on"):
         reports = [replay(train, tmp_path, batch=k) for k in (2, 3)]
     assert [one.same for one in reports] == [True, True]
@@ -312,14 +314,14 @@ def test_a_run_that_was_cut_off_has_the_steps_of_one_that_never_stopped(tmp_path
     build(tmp_path / "whole").fit()
     with pytest.raises(RuntimeError):
         build(tmp_path / "cut", callbacks=[Breaks(6)]).fit()
-    assert max(run_files.read_steps(tmp_path / "cut").trained) == 5
+    assert max(records.read_steps(tmp_path / "cut").trained) == 5
     build(tmp_path / "cut", autoresume=True).fit()
 
-    whole, cut = ((tmp_path / one / run_files.STEPS).read_bytes() for one in ("whole", "cut"))
+    whole, cut = ((tmp_path / one / records.STEPS).read_bytes() for one in ("whole", "cut"))
     assert cut == whole
-    records = run_files.read_records(tmp_path / "cut")
-    assert [one["batch"] for one in records] == [0, 4]
-    assert records[0]["id"] == records[1]["id"]
+    found = records.read_records(tmp_path / "cut")
+    assert [one["batch"] for one in found] == [0, 4]
+    assert found[0]["id"] == found[1]["id"]
     assert not (tmp_path / "cut" / "steps.1.jsonl").exists()
 
 
@@ -332,19 +334,19 @@ def test_evaluation_alone_leaves_the_record_as_it_is(tmp_path):
 
 def test_another_run_in_the_folder_keeps_the_steps_of_the_first(tmp_path):
     build(tmp_path).fit()
-    first = (tmp_path / run_files.STEPS).read_bytes()
+    first = (tmp_path / records.STEPS).read_bytes()
     build(tmp_path, save_overwrite=True, seed=18).fit()
 
     assert (tmp_path / "steps.1.jsonl").read_bytes() == first
-    assert (tmp_path / run_files.STEPS).read_bytes() != first
-    assert [one["seed"] for one in run_files.read_records(tmp_path)] == [17, 18]
+    assert (tmp_path / records.STEPS).read_bytes() != first
+    assert [one["seed"] for one in records.read_records(tmp_path)] == [17, 18]
 
 
 def test_a_run_that_goes_on_in_another_folder_begins_a_record_there(tmp_path):
     build(tmp_path / "a").fit()
     build(tmp_path / "b", load_path=tmp_path / "a" / "ep1-ba8").fit()
 
-    assert list(run_files.read_steps(tmp_path / "b").trained) == list(range(8, 15))
+    assert list(records.read_steps(tmp_path / "b").trained) == list(range(8, 15))
 
     def train():
         build(tmp_path / "b", load_path=tmp_path / "a" / "ep1-ba8").fit()

@@ -66,8 +66,10 @@ class EMA(Algorithm):
     stage = Stage.AVERAGE
     reads = frozenset({"model", "timestamp", "max_duration", "memory"})
     writes = frozenset({"model", "memory"})
-    conflicts = MappingProxyType({"SWA": "both replace the model that is evaluated"})
-    doubts = MappingProxyType({"EMA": "the model is evaluated with the average of the last one"})
+    incompatible_with = MappingProxyType({"SWA": "both replace the model that is evaluated"})
+    discouraged_with = MappingProxyType(
+        {"EMA": "the model is evaluated with the average of the last one"}
+    )
 
     def __attrs_post_init__(self) -> None:
         if (self.half_life is None) is (self.smoothing is None):

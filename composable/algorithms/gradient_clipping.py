@@ -30,7 +30,7 @@ class GradientClipping(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Clip what the optimizers are about to see."""
-        grads = state.grads()
+        grads = state.current_gradients()
         adaptive = self.clipping_type == "adaptive"
         named = dict(state.model.named_parameters()) if adaptive else {}
         clipped = clip_gradients(

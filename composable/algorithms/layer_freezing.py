@@ -39,7 +39,7 @@ class LayerFreezing(Algorithm):
         """From `freeze_start` on."""
         return Window(Time(Fraction(repr(float(self.freeze_start))), TimeUnit.DURATION))
 
-    def why_idle(self) -> str | None:
+    def idle_reason(self) -> str | None:
         """It begins at the end, or never goes beyond the first layer."""
         if self.freeze_start == 1:
             return "freezing begins when the training ends, at freeze_start=1"

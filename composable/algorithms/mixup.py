@@ -42,7 +42,7 @@ class MixUp(Algorithm):
     stage = Stage.MIX
     reads = frozenset({"batch", "outputs", "loss_fn", "key", "timestamp"})
     writes = frozenset({"batch", "loss_fn"})
-    conflicts = MappingProxyType(dict.fromkeys(("MixUp", "CutMix"), _MIXED_ONCE))
+    incompatible_with = MappingProxyType(dict.fromkeys(("MixUp", "CutMix"), _MIXED_ONCE))
 
     def apply(self, event: Event, state: State) -> State:
         """Mix the batch; then turn its pairs of targets into what the loss takes."""
@@ -61,7 +61,7 @@ class MixUp(Algorithm):
 def blend_pairs(state: State, *, interpolate_loss: bool) -> State:
     """Make of a batch whose targets are `MixedTargets` what the loss takes, or of the loss."""
     if interpolate_loss:
-        return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.spec))
+        return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.batch_spec))
     return state.with_batch(targets=state.targets.soft(classes_of(state.outputs)))
 
 

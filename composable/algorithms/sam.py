@@ -55,6 +55,6 @@ class SAM(Algorithm):
 
     def worst_weights(self, state: State) -> Mapping[str, Tensor]:
         """The weights at the worst point, for the gradients of a state."""
-        grads = state.grads()
+        grads = state.current_gradients()
         params = {name: p for name, p in state.model.named_parameters() if name in grads}
         return sam_perturbation(params, grads, rho=self.rho, epsilon=self.epsilon)

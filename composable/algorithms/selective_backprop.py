@@ -77,7 +77,7 @@ class SelectiveBackprop(Algorithm):
         whole = f"but for one batch in {self.interrupt}" if self.interrupt else ""
         return Window(start, end, condition=whole)
 
-    def why_idle(self) -> str | None:
+    def idle_reason(self) -> str | None:
         """No batch lies between its ends."""
         empty = self.start == self.end
         return f"no batch lies from start={self.start} up to end={self.end}" if empty else None
@@ -99,7 +99,7 @@ class SelectiveBackprop(Algorithm):
             # A stream of its own, so that scores don't depend on what was drawn before.
             seed_torch(state.key.fold(self.name, "score", state.timestamp.batch).seed)
             buffers = {name: b.clone() for name, b in state.model.named_buffers()}
-            inputs = state.batch if state.takes_batch else state.inputs
+            inputs = state.batch if state.model_takes_batch else state.inputs
             outputs = functional_call(state.model, buffers, (inputs,))
             return _per_example(state.loss_fn, outputs, state.batch)
 

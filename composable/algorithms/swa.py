@@ -14,7 +14,6 @@ from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached
-from composable.core.timeline import fraction_of_run
 from composable.core.window import Window
 from composable.functional import (
     batch_norm_statistics,
@@ -22,6 +21,7 @@ from composable.functional import (
     swa,
     with_tensors,
 )
+from composable.plan.timeline import fraction_of_run
 
 __all__ = ["SWA", "NothingAveragedWarning"]
 
@@ -92,8 +92,10 @@ class SWA(Algorithm):
     )
 
     stage = Stage.AVERAGE
-    conflicts = MappingProxyType({"EMA": "both replace the model that is evaluated"})
-    doubts = MappingProxyType({"SWA": "the model is evaluated with the average of the last one"})
+    incompatible_with = MappingProxyType({"EMA": "both replace the model that is evaluated"})
+    discouraged_with = MappingProxyType(
+        {"SWA": "the model is evaluated with the average of the last one"}
+    )
 
     def __attrs_post_init__(self) -> None:
         start, end, interval = self.swa_start, self.swa_end, self.update_interval
@@ -142,7 +144,7 @@ class SWA(Algorithm):
     @property
     def writes(self) -> frozenset[str]:
         """The learning rate too, where it is asked for."""
-        rate = {"learning_rate"} if self.schedule_swa_lr else set()
+        rate = {"lr_override"} if self.schedule_swa_lr else set()
         return frozenset({"model", "memory"} | rate)
 
     def window(self) -> Window:
@@ -158,7 +160,7 @@ class SWA(Algorithm):
             return True
         if event in _TAKES_OVER or event is _STEP:
             return self.name in state.memory
-        ended = reached(state, self.swa_end, state.began)
+        ended = reached(state, self.swa_end, state.previous_timestamp)
         if ended:
             return event is _BATCH_END and self.name in state.memory
         now = state.timestamp.epoch if self.by_epoch else state.timestamp.batch
@@ -175,8 +177,8 @@ class SWA(Algorithm):
         if event in _TAKES_OVER:
             return state.evolve(model=self.averaged_model(state))
         if event is _STEP:
-            return state.evolve(learning_rate=self.annealed(state.memory[self.name]["count"]))
-        if reached(state, self.swa_end, state.began):
+            return state.evolve(lr_override=self.annealed(state.memory[self.name]["count"]))
+        if reached(state, self.swa_end, state.previous_timestamp):
             return self._recompute(state)
         return self._update(state)
 
@@ -207,7 +209,7 @@ class SWA(Algorithm):
         model = self.averaged_model(state)
         if not batch_norm_statistics(model):
             return state
-        inputs = state.batch if state.takes_batch else state.inputs
+        inputs = state.batch if state.model_takes_batch else state.inputs
         seen = memory["seen"]
         new = recompute_batch_norm_statistics(model, [inputs], seen=seen)
         average = {**memory["average"], **batch_norm_statistics(new)}

@@ -2,13 +2,11 @@
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver, UnsavedCheckpointWarning
 from composable.callbacks.early_stopper import EarlyStopper
-from composable.callbacks.run_recorder import RunRecorder
 from composable.callbacks.speed_monitor import SpeedMonitor
 
 __all__ = [
     "CheckpointSaver",
     "EarlyStopper",
-    "RunRecorder",
     "SpeedMonitor",
     "UnsavedCheckpointWarning",
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composable.checkpoint import files, folders
 from composable.checkpoint.errors import CheckpointError
-from composable.checkpoint.narrow import without
+from composable.checkpoint.filters import without
 from composable.checkpoint.tree import pack
 from composable.core.callback import Callback
 from composable.core.control import Control
@@ -125,11 +125,11 @@ class CheckpointSaver(Callback):
 
     def batch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
         """Ask to save where it is due."""
-        return self._ask(state.began, state, Event.BATCH_END)
+        return self._ask(state.previous_timestamp, state, Event.BATCH_END)
 
     def epoch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
         """Ask to save where it is due."""
-        return self._ask(self._seen or state.began, state, Event.EPOCH_END)
+        return self._ask(self._seen or state.previous_timestamp, state, Event.EPOCH_END)
 
     def _ask(self, before: Timestamp, state: State, event: Event) -> Control | None:
         self._seen = state.timestamp

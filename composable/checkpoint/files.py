@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from composable.checkpoint import _json
-from composable.checkpoint._json import JSON
-from composable.checkpoint._opening import MAX_STATE, candidates, check_all, check_sizes, reading
-from composable.checkpoint._staging import (
+from composable.checkpoint._atomic import (
     advice,
     check_place,
     clean,
@@ -26,7 +24,9 @@ from composable.checkpoint._staging import (
     sync_folder,
     write_file,
 )
-from composable.checkpoint._tensor_file import DTYPES, write_tensors
+from composable.checkpoint._json import JSON
+from composable.checkpoint._reader import MAX_STATE, candidates, check_all, check_sizes, reading
+from composable.checkpoint._safetensors import DTYPES, write_tensors
 from composable.checkpoint.errors import (
     CheckpointError,
     MissingCheckpointError,

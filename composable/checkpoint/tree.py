@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from composable.checkpoint import _json
 from composable.checkpoint._json import JSON, MAX_INTEGER
-from composable.checkpoint._tensor_file import DTYPES
+from composable.checkpoint._safetensors import DTYPES
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, UnsavableError
 from composable.core.key import Key
 from composable.core.time import Time, Timestamp

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composable.checkpoint._tensor_file import read_header, read_tensors
+from composable.checkpoint._safetensors import read_header, read_tensors
 from composable.checkpoint.errors import (
     CheckpointError,
     DamagedCheckpointError,

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-__all__ = ["add_note", "say_where"]
+__all__ = ["add_note", "add_origin_note"]
 
 
-def say_where(error: BaseException, who: Any, when: str) -> None:
+def add_origin_note(error: BaseException, who: Any, when: str) -> None:
     """Note on an error who raised it (an algorithm, a callback or a method of one) and when.
 
     Example:
         >>> from composable import Callback
-        >>> from composable.core._notes import say_where
+        >>> from composable.core._notes import add_origin_note
         >>> error = RuntimeError("no disk")
-        >>> say_where(error, Callback(), "BATCH_END")
+        >>> add_origin_note(error, Callback(), "BATCH_END")
         >>> error.__notes__
         ['raised by Callback at BATCH_END']
     """

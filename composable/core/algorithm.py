@@ -89,9 +89,9 @@ class Algorithm:
     """Classes of algorithms, or their names, that it comes before where the stage is the same."""
     after: ClassVar[Any] = frozenset()
     """Classes of algorithms, or their names, that it comes after where the stage is the same."""
-    conflicts: ClassVar[Mapping[Any, str]] = MappingProxyType({})
+    incompatible_with: ClassVar[Mapping[Any, str]] = MappingProxyType({})
     """Classes of algorithms, or their names, with which it must not act on one batch, and why."""
-    doubts: ClassVar[Mapping[Any, str]] = MappingProxyType({})
+    discouraged_with: ClassVar[Mapping[Any, str]] = MappingProxyType({})
     """Classes of algorithms, or their names, with which it may not do what it does alone, and
     why: an order that somebody says, with `chain`, settles it."""
     replaces: ClassVar[Any] = frozenset()
@@ -118,9 +118,9 @@ class Algorithm:
             f"{type(self).__name__} must implement apply(event, state) and return a State."
         )
 
-    def why_idle(self) -> str | None:
+    def idle_reason(self) -> str | None:
         """Why it can never act, or None where it can; asked when a plan is compiled."""
-        return next((why for part in self.parts if (why := part.why_idle())), None)
+        return next((why for part in self.parts if (why := part.idle_reason())), None)
 
     def window(self) -> Window:
         """When it may act, as far as it says so beforehand: for the picture of the run."""

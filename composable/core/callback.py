@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composable.core._notes import say_where
+from composable.core._notes import add_origin_note
 from composable.core.control import Control
 from composable.core.event import Event
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Callback",
     "FunctionCallback",
+    "callback_id",
     "check_keys",
     "closing",
     "entered_callbacks",
     "hooks_of",
-    "watcher_id",
 ]
 
 Self = TypeVar("Self", bound="Callback")
@@ -175,7 +175,7 @@ def _hook(callback: Callback, event: Event) -> Callable[..., Any] | None:
     return first
 
 
-def watcher_id(callback: Callback) -> int:
+def callback_id(callback: Callback) -> int:
     """What tells callbacks apart: a function is one, however often it is wrapped."""
     return id(callback.function if isinstance(callback, FunctionCallback) else callback)
 
@@ -219,7 +219,7 @@ def _close(callback: Callback, first: BaseException | None) -> BaseException | N
     try:
         callback.close()
     except BaseException as error:  # an interrupt must not keep the others from being closed
-        say_where(error, callback, "close")
+        add_origin_note(error, callback, "close")
         if first is None:
             return error
         warnings.warn(f"{callback.name} could not be closed: {error}", stacklevel=4)

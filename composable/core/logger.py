@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.core._notes import say_where
+from composable.core._notes import add_origin_note
 from composable.core.callback import Callback
 from composable.core.time import Timestamp
 
@@ -58,7 +58,7 @@ class Logger:
             try:
                 destination.log_metrics(metrics, timestamp or self.timestamp)
             except Exception as error:
-                say_where(error, destination, "log_metrics")
+                add_origin_note(error, destination, "log_metrics")
                 raise
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:

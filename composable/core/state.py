@@ -86,11 +86,11 @@ class State:
     """Asks the loop, for one batch, to compute the gradients once more, with other weights: a
     function of the state after the first pass that gives these weights, by parameter name. Set it
     at `BEFORE_TRAIN_BATCH`."""
-    learning_rate: Callable[[Any], Any] | None = None
+    lr_override: Callable[[Any], Any] | None = None
     """Asks the loop, for one step, to use other learning rates: a function of the rate that a
     group of parameters has. Set it at `BEFORE_OPTIMIZER_STEP`."""
     timestamp: Timestamp = Timestamp()
-    began: Timestamp = Timestamp()
+    previous_timestamp: Timestamp = Timestamp()
     """The timestamp before the last finished batch: when that batch began."""
     max_duration: Time | None = attrs.field(default=None, converter=_as_time)
     epoch_length: int | None = None
@@ -102,9 +102,9 @@ class State:
     metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_read_only)
     """The results of the last evaluation, by evaluator and metric."""
     device: torch.device = torch.device("cpu")
-    spec: BatchSpec = BatchSpec()
+    batch_spec: BatchSpec = BatchSpec()
     """Which part of the batch is the input and which is the target."""
-    takes_batch: bool = False
+    model_takes_batch: bool = False
     """Whether the model is called with the whole batch instead of its input."""
 
     def evolve(self, **changes: Any) -> "State":
@@ -127,26 +127,28 @@ class State:
     @property
     def inputs(self) -> Any:
         """The input part of the batch."""
-        return self.spec.inputs(self.batch)
+        return self.batch_spec.inputs(self.batch)
 
     @property
     def targets(self) -> Any:
         """The target part of the batch."""
-        return self.spec.targets(self.batch)
+        return self.batch_spec.targets(self.batch)
 
     def with_batch(self, **parts: Any) -> "State":
         """This state with `inputs=` or `targets=` of its batch replaced."""
-        return self.evolve(batch=self.spec.replace(self.batch, **parts))
+        return self.evolve(batch=self.batch_spec.replace(self.batch, **parts))
 
     def forward(self) -> Any:
         """Call the model on the batch."""
-        return self.model(self.batch if self.takes_batch else self.spec.inputs(self.batch))
+        return self.model(
+            self.batch if self.model_takes_batch else self.batch_spec.inputs(self.batch)
+        )
 
     def remember(self, name: str, value: Any) -> "State":
         """This state with `value` in the memory under `name`: plain containers and tensors."""
         return self.evolve(memory={**self.memory, name: value})
 
-    def grads(self) -> Mapping[str, Tensor]:
+    def current_gradients(self) -> Mapping[str, Tensor]:
         """The gradients that the optimizers will see, by parameter name."""
         if self.gradients is not None:
             return self.gradients

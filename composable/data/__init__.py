@@ -3,10 +3,10 @@
 from composable.data.order import (
     MovedGeneratorWarning,
     ReplayedBatchesWarning,
-    read_generators,
+    get_generator_states,
     read_loader_state,
     seeded_batches,
-    write_generators,
+    set_generator_states,
 )
 from composable.data.per_example import PerExample
 from composable.data.sampler import GlobalBatchSampler
@@ -16,8 +16,8 @@ __all__ = [
     "MovedGeneratorWarning",
     "PerExample",
     "ReplayedBatchesWarning",
-    "read_generators",
+    "get_generator_states",
     "read_loader_state",
     "seeded_batches",
-    "write_generators",
+    "set_generator_states",
 ]

@@ -15,10 +15,10 @@ from composable.utils.reproducibility import seed_epoch, seed_fetch
 __all__ = [
     "MovedGeneratorWarning",
     "ReplayedBatchesWarning",
-    "read_generators",
+    "get_generator_states",
     "read_loader_state",
     "seeded_batches",
-    "write_generators",
+    "set_generator_states",
 ]
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def seeded_batches(
         skip: How many batches of this epoch to leave out, from 0.
         loader_state: What `read_loader_state(dataloader)` was after `skip` batches, where that is
             known. Where `skip` is 0 it is not used: it would be a state of the epoch before.
-        generators: What `read_generators(dataloader)` was when this epoch began, for a loader that
+        generators: What `get_generator_states(dataloader)` was when this epoch began, for a loader that
             was given a generator of its own; that is set to it.
 
     Raises:
@@ -88,7 +88,7 @@ def seeded_batches(
     """
     _check(dataloader, skip, loader_state)
     if generators is not None:
-        write_generators(dataloader, generators)
+        set_generator_states(dataloader, generators)
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
     return _batches(dataloader, seed, epoch, first_step, skip, loader_state)
@@ -109,15 +109,15 @@ def read_loader_state(dataloader: object) -> Mapping[str, Any] | None:
     return state
 
 
-def read_generators(dataloader: object) -> list[Tensor]:
+def get_generator_states(dataloader: object) -> list[Tensor]:
     """The states of the generators that a loader was given: for a checkpoint.
 
     Example:
         >>> from torch.utils.data import DataLoader
-        >>> from composable.data import read_generators, seeded_batches
+        >>> from composable.data import get_generator_states, seeded_batches
         >>> own = torch.Generator().manual_seed(0)
         >>> loader = DataLoader(range(6), batch_size=2, shuffle=True, generator=own)
-        >>> began = read_generators(loader)
+        >>> began = get_generator_states(loader)
         >>> first = [batch.tolist() for batch in seeded_batches(loader, 17, epoch=0)]
         >>> rest = seeded_batches(loader, 17, epoch=0, skip=1, generators=began)
         >>> first[1:] == [batch.tolist() for batch in rest]
@@ -126,8 +126,8 @@ def read_generators(dataloader: object) -> list[Tensor]:
     return [generator.get_state() for generator in _generators(dataloader)]
 
 
-def write_generators(dataloader: object, states: Sequence[Tensor]) -> None:
-    """Set the generators that a loader was given to what `read_generators` returned.
+def set_generator_states(dataloader: object, states: Sequence[Tensor]) -> None:
+    """Set the generators that a loader was given to what `get_generator_states` returned.
 
     Raises:
         ValueError: The loader has more of them, or fewer.
@@ -233,7 +233,7 @@ def _report_generator(dataloader: object, skip: int) -> None:
             f"the loader goes on at batch {skip} of an epoch, and its order is that of a "
             "generator of its own, which moves on from run to run: examples may be missed or "
             "repeated. Give the loader no generator=, and the order is that of the seed; or give "
-            "generators= what read_generators(it) was when the epoch began.",
+            "generators= what get_generator_states(it) was when the epoch began.",
             MovedGeneratorWarning,
             stacklevel=3,
         )

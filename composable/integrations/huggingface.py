@@ -1,7 +1,7 @@
 """The algorithms in `transformers.Trainer`.
 
-`TransformsCallback` runs what happens around steps and epochs. A callback of this Trainer's can
-neither replace a batch or its loss nor act before an evaluation: `TransformsMixin` does.
+`LoopAdapterCallback` runs what happens around steps and epochs. A callback of this Trainer's can
+neither replace a batch or its loss nor act before an evaluation: `LoopAdapterMixin` does.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from composable._arguments import length_of
-from composable.elsewhere import Transforms
+from composable.integrations.external_loop import LoopAdapter
+from composable.trainer.options import length_of
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
         'installed: pip install "composable[huggingface]".'
     ) from error
 
-__all__ = ["LogitsModel", "TransformsCallback", "TransformsMixin"]
+__all__ = ["LogitsModel", "LoopAdapterCallback", "LoopAdapterMixin"]
 
 
 class LogitsModel(nn.Module):
@@ -65,15 +65,15 @@ class LogitsModel(nn.Module):
         return self.loss_fn(outputs, batch[self.labels])
 
 
-class TransformsCallback(TrainerCallback):
-    """Runs transforms in a Hugging Face Trainer, which trains `transforms.model.model`.
+class LoopAdapterCallback(TrainerCallback):
+    """Runs transforms in a Hugging Face Trainer, which trains `adapter.model.model`.
 
     Args:
-        transforms: What `composable.loop.transforms` made of a `LogitsModel`, without an optimizer.
+        adapter: What `composable.integrations.adapt_loop` made of a `LogitsModel`, without an optimizer.
     """
 
-    def __init__(self, transforms: Transforms) -> None:
-        self.transforms = transforms
+    def __init__(self, adapter: LoopAdapter) -> None:
+        self.adapter = adapter
 
     def on_train_begin(
         self,
@@ -92,59 +92,59 @@ class TransformsCallback(TrainerCallback):
                 "batch of the loader is a step here: use larger batches."
             )
         raw = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
-        self.transforms.follow(raw, epoch_length=length_of(train_dataloader))
+        self.adapter.follow(raw, epoch_length=length_of(train_dataloader))
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         """Start an epoch."""
-        self.transforms.start_epoch()
+        self.adapter.start_epoch()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Let algorithms change the gradients."""
-        self.transforms.before_step()
+        self.adapter.before_step()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """The optimizer has stepped."""
-        self.transforms.after_step()
+        self.adapter.after_step()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Count the batch."""
-        self.transforms.end_batch()
+        self.adapter.end_batch()
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         """Count the epoch."""
-        self.transforms.end_epoch()
+        self.adapter.end_epoch()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """End the training."""
-        self.transforms.finish()
+        self.adapter.finish()
 
     def on_prediction_step(self, *_: Any, **__: Any) -> None:
         """Refuse to evaluate with weights that an algorithm would have replaced."""
-        self.transforms.check_evaluating()
+        self.adapter.check_evaluating()
 
 
-class TransformsMixin:
+class LoopAdapterMixin:
     """A `transformers.Trainer` that trains and evaluates with transforms.
 
     The callback comes along; don't add another.
 
     Args:
         args: Those of `transformers.Trainer`.
-        transforms: What `composable.loop.transforms` made of a `LogitsModel`.
+        adapter: What `composable.integrations.adapt_loop` made of a `LogitsModel`.
         kwargs: Those of `transformers.Trainer`.
 
     Example:
         >>> import transformers
-        >>> from composable.integrations.huggingface import TransformsMixin
-        >>> class Trainer(TransformsMixin, transformers.Trainer):
+        >>> from composable.integrations.huggingface import LoopAdapterMixin
+        >>> class Trainer(LoopAdapterMixin, transformers.Trainer):
         ...     pass
-        >>> # Trainer(t.model.model, transforms=t, args=..., train_dataset=...).train()
+        >>> # Trainer(t.model.model, adapter=t, args=..., train_dataset=...).train()
     """
 
-    def __init__(self, *args: Any, transforms: Transforms, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, adapter: LoopAdapter, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.transforms = transforms
-        self.add_callback(TransformsCallback(transforms))  # type: ignore[attr-defined]
+        self.adapter = adapter
+        self.add_callback(LoopAdapterCallback(adapter))  # type: ignore[attr-defined]
 
     def compute_loss(
         self,
@@ -158,19 +158,19 @@ class TransformsMixin:
             return super().compute_loss(  # type: ignore[misc]
                 model, inputs, return_outputs, num_items_in_batch
             )
-        t = self.transforms
-        outputs = model(**_without(t.start_batch(inputs), t.state.spec.target_key))
+        t = self.adapter
+        outputs = model(**_without(t.start_batch(inputs), t.state.batch_spec.target_key))
         loss = t.loss(outputs.logits)
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the averaged weights."""
-        with self.transforms.evaluating():
+        with self.adapter.evaluating():
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict with the averaged weights."""
-        with self.transforms.evaluating():
+        with self.adapter.evaluating():
             return super().predict(*args, **kwargs)  # type: ignore[misc]
 
 

@@ -1,7 +1,7 @@
 """The algorithms in `lightning.pytorch.Trainer`, with automatic optimization.
 
-`TransformsCallback` runs what happens around steps, epochs and evaluations. A callback of
-Lightning's can't replace a batch or its loss: `TransformsMixin` does that in `training_step`.
+`LoopAdapterCallback` runs what happens around steps, epochs and evaluations. A callback of
+Lightning's can't replace a batch or its loss: `LoopAdapterMixin` does that in `training_step`.
 """
 
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from composable.elsewhere import Transforms
+from composable.integrations.external_loop import LoopAdapter
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,29 +20,29 @@ except ModuleNotFoundError as error:
         'pip install "composable[lightning]".'
     ) from error
 
-__all__ = ["TransformsCallback", "TransformsMixin"]
+__all__ = ["LoopAdapterCallback", "LoopAdapterMixin"]
 
 
-class TransformsCallback(Callback):
-    """Runs transforms in a Lightning Trainer; the module trains `transforms.model`.
+class LoopAdapterCallback(Callback):
+    """Runs transforms in a Lightning Trainer; the module trains `adapter.model`.
 
     Algorithms that change the batch or its loss need two calls in `training_step` besides:
-    `transforms.start_batch(batch)` and `transforms.loss(outputs)`, which `TransformsMixin` makes.
+    `adapter.start_batch(batch)` and `adapter.loss(outputs)`, which `LoopAdapterMixin` makes.
 
     Args:
-        transforms: What `composable.loop.transforms` made, without an optimizer.
+        adapter: What `composable.integrations.adapt_loop` made, without an optimizer.
 
     Example:
         >>> import lightning.pytorch as L
         >>> from composable.algorithms import EMA
-        >>> from composable.integrations.lightning import TransformsCallback
-        >>> from composable.loop import transforms
-        >>> t = transforms([EMA("10ba")], torch.nn.Linear(4, 3), seed=17)
-        >>> callback = TransformsCallback(t)  # L.Trainer(callbacks=[callback])
+        >>> from composable.integrations.lightning import LoopAdapterCallback
+        >>> from composable.integrations import adapt_loop
+        >>> t = adapt_loop([EMA("10ba")], torch.nn.Linear(4, 3), seed=17)
+        >>> callback = LoopAdapterCallback(t)  # L.Trainer(callbacks=[callback])
     """
 
-    def __init__(self, transforms: Transforms) -> None:
-        self.transforms = transforms
+    def __init__(self, adapter: LoopAdapter) -> None:
+        self.adapter = adapter
         self._evaluation = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -59,35 +59,35 @@ class TransformsCallback(Callback):
             )
         length = trainer.num_training_batches
         known = length if isinstance(length, int) else None
-        self.transforms.follow(trainer.optimizers[0], epoch_length=known)
+        self.adapter.follow(trainer.optimizers[0], epoch_length=known)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start an epoch."""
-        self.transforms.start_epoch()
+        self.adapter.start_epoch()
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """Let algorithms change the gradients."""
-        self.transforms.before_step()
+        self.adapter.before_step()
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Count the batch."""
-        self.transforms.after_step()
-        self.transforms.end_batch()
+        self.adapter.after_step()
+        self.adapter.end_batch()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count the epoch."""
-        self.transforms.end_epoch()
+        self.adapter.end_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the training."""
-        self.transforms.finish()
+        self.adapter.finish()
 
     def _start(self, *_: Any) -> None:
         # Not evaluating(): after an exception it would end later than Lightning's own inference
         # mode, which began before it, and leave gradients switched off.
-        self._evaluation.enter_context(self.transforms.evaluation_weights())
+        self._evaluation.enter_context(self.adapter.evaluation_weights())
 
     def _end(self, *_: Any) -> None:
         self._evaluation.close()
@@ -96,25 +96,25 @@ class TransformsCallback(Callback):
     on_validation_end = on_test_end = on_predict_end = on_exception = _end
 
 
-class TransformsMixin:
-    """A `LightningModule` whose `training_step` is that of its `transforms`.
+class LoopAdapterMixin:
+    """A `LightningModule` whose `training_step` is that of its `adapt_loop`.
 
-    Set `self.transforms` in `__init__`. The callback comes along; don't add another.
+    Set `self.adapter` in `__init__`. The callback comes along; don't add another.
 
     Example:
         >>> import lightning.pytorch as L
         >>> from composable.algorithms import EMA, MixUp
-        >>> from composable.integrations.lightning import TransformsMixin
-        >>> from composable.loop import transforms
-        >>> class Classifier(TransformsMixin, L.LightningModule):
-        ...     def __init__(self, transforms):
+        >>> from composable.integrations.lightning import LoopAdapterMixin
+        >>> from composable.integrations import adapt_loop
+        >>> class Classifier(LoopAdapterMixin, L.LightningModule):
+        ...     def __init__(self, adapter):
         ...         super().__init__()
-        ...         self.transforms = transforms
-        ...         self.net = transforms.model
+        ...         self.adapter = adapter
+        ...         self.net = adapter.model
         ...
         ...     def configure_optimizers(self):
         ...         return torch.optim.SGD(self.net.parameters(), lr=0.1)
-        >>> t = transforms(
+        >>> t = adapt_loop(
         ...     [MixUp(), EMA("10ba")],
         ...     torch.nn.Linear(4, 3),
         ...     loss_fn=torch.nn.functional.cross_entropy,
@@ -123,14 +123,14 @@ class TransformsMixin:
         >>> module = Classifier(t)  # L.Trainer(max_epochs=10).fit(module, loader)
     """
 
-    transforms: Transforms
+    adapter: LoopAdapter
 
     def configure_callbacks(self) -> list[Callback]:
         """The callbacks of the module, and that of the transforms."""
         others = super().configure_callbacks()  # type: ignore[misc]
-        return [*others, TransformsCallback(self.transforms)]
+        return [*others, LoopAdapterCallback(self.adapter)]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of the batch as the algorithms make it."""
-        self.transforms.start_batch(batch)
-        return self.transforms.loss(self.transforms.state.forward())
+        self.adapter.start_batch(batch)
+        return self.adapter.loss(self.adapter.state.forward())

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
-__all__ = ["build_optimizers", "repoint_optimizers"]
+__all__ = ["build_optimizers", "update_param_groups"]
 
 
 def build_optimizers(given: Any, model: nn.Module) -> tuple[Optimizer, ...]:
@@ -78,7 +78,7 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
             owner[parameter] = i
 
 
-def repoint_optimizers(
+def update_param_groups(
     optimizers: Sequence[Optimizer], before: nn.Module, after: nn.Module
 ) -> None:
     """Make optimizers follow a surgery: the parameters that left go, the new ones come in.

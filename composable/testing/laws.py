@@ -17,15 +17,14 @@ from torch.optim import Optimizer
 from composable.core.algorithm import Algorithm, leaves
 from composable.core.batch import map_tensors
 from composable.core.callback import Callback
-from composable.core.combinators import always, never, when
 from composable.core.event import Event
 from composable.core.logger import Logger
-from composable.core.mixtures import AmbiguousOrderWarning
-from composable.core.observing import EffectError, changes, fingerprint
-from composable.core.plan import Plan
 from composable.core.state import State
 from composable.core.time import Timestamp
-from composable.evaluation import evaluation_mode
+from composable.plan.combinators import always, never, when
+from composable.plan.compatibility import AmbiguousOrderWarning
+from composable.plan.effects import EffectError, changes, fingerprint
+from composable.plan.plan import Plan
 from composable.testing.modules import description
 from composable.testing.properties import same_state
 from composable.testing.runs import (
@@ -39,6 +38,7 @@ from composable.testing.runs import (
     copied,
     difference,
 )
+from composable.trainer.evaluation import evaluation_mode
 from composable.utils.reproducibility import get_rng_state, preserve_rng, seed_all
 
 __all__ = ["LAWS", "Law", "NotApplicable"]
@@ -294,7 +294,7 @@ class _Load(Algorithm):
         for optimizer, values in zip(state.optimizers, self.saved["optimizers"], strict=True):
             optimizer.load_state_dict(values)
         return state.evolve(
-            memory=self.saved["memory"], timestamp=self.timestamp, began=self.timestamp
+            memory=self.saved["memory"], timestamp=self.timestamp, previous_timestamp=self.timestamp
         )
 
 
@@ -422,7 +422,7 @@ class _Gradients(Callback):
 
     def after_optimizer_step(self, state: State, logger: Logger) -> None:
         """Copy."""
-        self.seen.append({name: copied(grad) for name, grad in state.grads().items()})
+        self.seen.append({name: copied(grad) for name, grad in state.current_gradients().items()})
 
 
 def _microbatches(case: Case) -> Verdict:
@@ -585,7 +585,7 @@ LAWS = {
         Law(
             "when_never",
             "when(never, a) is identity",
-            "change nothing but in apply: events, match and why_idle only answer.",
+            "change nothing but in apply: events, match and idle_reason only answer.",
             _when_never,
         ),
         Law(

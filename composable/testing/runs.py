@@ -16,9 +16,9 @@ from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger
-from composable.core.observing import fingerprint
 from composable.core.state import State
-from composable.trainer import Trainer
+from composable.plan.effects import fingerprint
+from composable.trainer.trainer import Trainer
 
 __all__ = ["Acting", "Breach", "Case", "Draws", "Jitter", "Noise", "Trace", "difference"]
 
@@ -74,7 +74,7 @@ class Recorder(Callback):
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Copy."""
         if event in self.stale:
-            batch = (state.began if event.counts_batch else state.timestamp).batch
+            batch = (state.previous_timestamp if event.counts_batch else state.timestamp).batch
             stale = self.stale[event]
             held = {path: v for path, v in contents(state).items() if not path.startswith(stale)}
             self.trace.append(Moment(event, batch, held))
@@ -212,7 +212,7 @@ class Noise(Algorithm):
         generator = state.generator(self.name)
         noisy = {
             name: grad + 0.01 * torch.randn(grad.shape, generator=generator).to(grad)
-            for name, grad in state.grads().items()
+            for name, grad in state.current_gradients().items()
         }
         return state.evolve(gradients=noisy)
 

@@ -255,12 +255,12 @@ def states(draw: st.DrawFn, *, shape: tuple[int, ...] = SHAPE, classes: int = CL
         outputs=outputs,
         loss=cross_entropy(outputs, batch[1]),
         timestamp=now,
-        began=now,
+        previous_timestamp=now,
         max_duration=Time(epochs, TimeUnit.EPOCH),
         epoch_length=epoch_length,
         key=key,
     )
-    return state.evolve(loss_fn=TargetLoss(cross_entropy, state.spec))
+    return state.evolve(loss_fn=TargetLoss(cross_entropy, state.batch_spec))
 
 
 def algorithm_sets(

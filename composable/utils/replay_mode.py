@@ -11,7 +11,7 @@ _current: ContextVar[Any] = ContextVar("composable_replay", default=None)
 
 
 def current() -> Any:
-    """The `composable.replaying.Replay` at hand; None outside of one."""
+    """The `composable.replay.Replay` at hand; None outside of one."""
     return _current.get()
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import BadMixtureError, Event, Key, choose
+from composable import Event, IncompatibleAlgorithmsError, Key, choose
 from composable.algorithms import CutMix, MixUp
 from composable.functional import cutmix
 from tests.helpers import CLASSES, Watch, batches, make_trainer, seeded, sgd, weights
@@ -138,7 +138,7 @@ def test_each_batch_may_be_mixed_in_one_of_two_ways():
 
 
 def test_a_batch_is_mixed_once():
-    with pytest.raises(BadMixtureError, match="CutMix and MixUp don't go together"):
+    with pytest.raises(IncompatibleAlgorithmsError, match="CutMix and MixUp don't go together"):
         trainer(algorithms=[MixUp(), CutMix()])
 
 

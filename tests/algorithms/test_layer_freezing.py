@@ -9,9 +9,9 @@ from torch.nn.functional import cross_entropy
 
 from composable import Event, IdleAlgorithmWarning, during
 from composable.algorithms import EMA, GradientClipping, LayerFreezing, StochasticDepth
-from composable.faults import NonFiniteLossWarning
 from composable.functional import frozen_layers
-from composable.loop import transforms
+from composable.integrations import adapt_loop
+from composable.trainer.guards import NonFiniteLossWarning
 from tests.helpers import CLASSES, Watch, batches, generator, make_trainer, same, seeded, weights
 
 OPTIMIZERS = {
@@ -200,7 +200,7 @@ def test_norms_that_are_frozen_go_on_counting_what_they_see():
 
 
 def test_gradients_are_clipped_by_the_norm_of_what_trains():
-    watch = Watch(Event.AFTER_OPTIMIZER_STEP, read=lambda state: dict(state.grads()))
+    watch = Watch(Event.AFTER_OPTIMIZER_STEP, read=lambda state: dict(state.current_gradients()))
     clipping = GradientClipping("norm", 1e-4)
 
     train([LayerFreezing(), clipping], callbacks=[watch]).fit()
@@ -314,7 +314,7 @@ def test_what_never_freezes_is_reported(algorithm, why):
 def begin(model, **options):
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     defaults = {"loss_fn": cross_entropy, "max_duration": "1ep", "seed": 17}
-    return transforms([LayerFreezing()], model, optimizer, **{**defaults, **options}), optimizer
+    return adapt_loop([LayerFreezing()], model, optimizer, **{**defaults, **options}), optimizer
 
 
 @pytest.mark.parametrize("to_none", [True, False])

@@ -17,12 +17,12 @@ from composable.algorithms import (
     LabelSmoothing,
     MixUp,
 )
-from composable.core.mixtures import AmbiguousOrderWarning
-from composable.elsewhere import UnmetRequestError
-from composable.faults import NonFiniteLossError, NonFiniteLossWarning
 from composable.functional import clip_gradients
+from composable.integrations import adapt_loop
+from composable.integrations.external_loop import UnsupportedRequestError
 from composable.loggers import InMemoryLogger
-from composable.loop import transforms
+from composable.plan.compatibility import AmbiguousOrderWarning
+from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
 from composable.utils.reproducibility import seed_step
 from tests.runs import (
     Asks,
@@ -474,7 +474,7 @@ def test_anyone_can_ask_for_gradients_elsewhere():
     def zero(state):
         return {"3.bias": torch.zeros_like(state.model[3].bias)}
 
-    seen = Watch(lambda state: state.grads()["3.bias"], Event.AFTER_TRAIN_BATCH)
+    seen = Watch(lambda state: state.current_gradients()["3.bias"], Event.AFTER_TRAIN_BATCH)
     trainer(algorithms=asks_for(zero), callbacks=seen, max_duration="1ba").fit()
 
     model = mlp()
@@ -495,15 +495,15 @@ def test_weights_of_no_parameter_are_refused_by_name():
 def test_a_loop_that_is_not_ours_refuses_it_at_once():
     model = mlp()
 
-    with pytest.raises(UnmetRequestError, match="SAM asks the loop to compute the gradients"):
-        transforms([SAM()], model, sgd(model.parameters()), loss_fn=cross_entropy)
+    with pytest.raises(UnsupportedRequestError, match="SAM asks the loop to compute the gradients"):
+        adapt_loop([SAM()], model, sgd(model.parameters()), loss_fn=cross_entropy)
 
 
 def test_a_loop_that_is_not_ours_refuses_a_function_that_asks_at_the_first_batch():
     model = mlp()
-    t = transforms(asks_for(dict), model, sgd(model.parameters()), loss_fn=cross_entropy)
+    t = adapt_loop(asks_for(dict), model, sgd(model.parameters()), loss_fn=cross_entropy)
 
-    with pytest.raises(UnmetRequestError, match="an algorithm asks the loop to compute"):
+    with pytest.raises(UnsupportedRequestError, match="an algorithm asks the loop to compute"):
         next(t.epoch(batches()))
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from composable import Event, State, chain
 from composable.algorithms import EMA, StochasticDepth
 from composable.functional import stochastic_depth
-from composable.loop import transforms
+from composable.integrations import adapt_loop
 from tests.helpers import CLASSES, Watch, batches, make_trainer, same, seeded, sgd, weights
 
 
@@ -127,7 +127,7 @@ def test_without_a_warm_up_it_acts_once():
 def test_a_loop_that_can_not_follow_a_warm_up_refuses_it():
     for warmup in (0.0, "1ep"):
         model = residual()
-        t = transforms(
+        t = adapt_loop(
             [StochasticDepth(target=Block, drop_warmup=warmup)],
             model,
             sgd(model.parameters()),

@@ -11,15 +11,15 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from torch.testing import assert_close
 
-from composable import BadMixtureError, Event, IdleAlgorithmWarning
+from composable import Event, IdleAlgorithmWarning, IncompatibleAlgorithmsError
 from composable.algorithms import EMA, SWA
 from composable.algorithms.swa import NothingAveragedWarning
-from composable.elsewhere import UnmetRequestError
-from composable.evaluation import evaluation_mode
 from composable.functional import recompute_batch_norm_statistics, swa
+from composable.integrations import adapt_loop
+from composable.integrations.external_loop import UnsupportedRequestError
 from composable.loggers import InMemoryLogger
-from composable.loop import transforms
 from composable.optim import linear
+from composable.trainer.evaluation import evaluation_mode
 from tests.runs import Watch, batches, conv_net, mlp, same, sgd, stream, trainer, weights
 
 EARLY = {"swa_start": "0dur", "swa_end": "1dur"}
@@ -317,7 +317,7 @@ def test_anyone_can_ask_for_another_rate_for_a_step():
     def halve(event, state):
         if event is not Event.BEFORE_OPTIMIZER_STEP:
             return state
-        return state.evolve(learning_rate=lambda rate: rate / 2)
+        return state.evolve(lr_override=lambda rate: rate / 2)
 
     half = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -329,7 +329,7 @@ def test_anyone_can_ask_for_another_rate_for_a_step():
 def test_what_is_asked_for_one_step_is_of_that_step():
     def once(event, state):
         if event is Event.BEFORE_OPTIMIZER_STEP and state.timestamp.batch == 2:
-            return state.evolve(learning_rate=lambda rate: rate / 2)
+            return state.evolve(lr_override=lambda rate: rate / 2)
         return state
 
     logger = InMemoryLogger()
@@ -487,14 +487,18 @@ def test_the_warning_comes_where_nothing_will_be_averaged_and_nowhere_else(
 
 
 def test_with_ema_it_is_refused():
-    with pytest.raises(BadMixtureError, match="both replace the model that is evaluated"):
+    with pytest.raises(
+        IncompatibleAlgorithmsError, match="both replace the model that is evaluated"
+    ):
         trainer(algorithms=[EMA("2ba"), SWA()])
 
 
 def test_a_rate_of_its_own_is_refused_in_a_loop_that_is_not_ours():
     model = mlp()
-    with pytest.raises(UnmetRequestError, match="SWA asks the loop to step with other learning r"):
-        transforms([SWA(**GOES_DOWN)], model, sgd(model.parameters()), loss_fn=cross_entropy)
+    with pytest.raises(
+        UnsupportedRequestError, match="SWA asks the loop to step with other learning r"
+    ):
+        adapt_loop([SWA(**GOES_DOWN)], model, sgd(model.parameters()), loss_fn=cross_entropy)
 
 
 def test_a_function_that_asks_for_a_rate_is_refused_there_at_the_first_step():
@@ -502,14 +506,16 @@ def test_a_function_that_asks_for_a_rate_is_refused_there_at_the_first_step():
     optimizer = sgd(model.parameters())
 
     def ask(event, state):
-        return state.evolve(learning_rate=lambda rate: rate)
+        return state.evolve(lr_override=lambda rate: rate)
 
-    t = transforms(ask, model, optimizer, loss_fn=cross_entropy)
+    t = adapt_loop(ask, model, optimizer, loss_fn=cross_entropy)
     epoch = t.epoch(batches())
     inputs, _ = next(epoch)
     t.loss(model(inputs)).backward()
 
-    with pytest.raises(UnmetRequestError, match="an algorithm asks the loop to step with other le"):
+    with pytest.raises(
+        UnsupportedRequestError, match="an algorithm asks the loop to step with other le"
+    ):
         optimizer.step()
 
 

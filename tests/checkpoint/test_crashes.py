@@ -10,7 +10,7 @@ from composable.checkpoint import (
     CheckpointError,
     MissingCheckpointError,
     UnwritableCheckpointError,
-    _staging,
+    _atomic,
     find,
     pack,
     read,
@@ -47,7 +47,7 @@ def version(target):
 
 def faulty(monkeypatch, at, error, **options):
     fault = FaultyOS(at, error, **options)
-    monkeypatch.setattr(_staging, "os", fault)
+    monkeypatch.setattr(_atomic, "os", fault)
     return fault
 
 
@@ -169,7 +169,7 @@ def test_all_is_on_the_disk_before_it_is_renamed_and_renamed_before_anything_is_
 
 def test_what_a_live_writer_is_writing_is_not_cleaned_away(tmp_path):
     target = tmp_path / "it"
-    with _staging.staged(target) as partial:
+    with _atomic.staged(target) as partial:
         (partial / "state.json").write_text("half of it")
         save(target, 1)
         assert (partial / "state.json").exists()

@@ -22,7 +22,7 @@ from composable.checkpoint import (
     UnsavableError,
     UnwritableCheckpointError,
     VersionError,
-    _opening,
+    _reader,
     find,
     manifest,
     pack,
@@ -436,7 +436,7 @@ def test_a_file_in_place_of_a_checkpoint_is_a_plain_error(tmp_path):
 @pytest.mark.parametrize("at", range(3))
 def test_a_file_that_may_not_be_read_is_a_plain_error(saved, monkeypatch, at):
     refusing = FaultyOS(at, PermissionError(13, "Permission denied"), calls={"open", "readv"})
-    monkeypatch.setattr(_opening, "os", refusing)
+    monkeypatch.setattr(_reader, "os", refusing)
 
     with pytest.raises(UnreadableCheckpointError, match=r"it.* can't be read: Permission denied"):
         read(saved)

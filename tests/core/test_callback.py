@@ -125,8 +125,8 @@ def test_requests_are_joined_until_they_are_taken():
     run(fire, Event.BATCH_END)
 
     assert fire.requests == Control.STOP | Control.SAVE
-    assert fire.take(Control.SAVE)
-    assert not fire.take(Control.SAVE)
+    assert fire.pop(Control.SAVE)
+    assert not fire.pop(Control.SAVE)
     assert fire.requests == Control.STOP
 
 

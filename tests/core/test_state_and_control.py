@@ -71,7 +71,7 @@ def test_memory_does_not_follow_the_dictionary_it_was_made_from():
 
 
 def test_inputs_and_targets_are_read_by_the_spec():
-    one = state(batch={"x": 1, "y": 2}, spec=BatchSpec("x", "y"))
+    one = state(batch={"x": 1, "y": 2}, batch_spec=BatchSpec("x", "y"))
 
     assert (one.inputs, one.targets) == (1, 2)
     assert one.with_batch(targets=3).batch == {"x": 1, "y": 3}
@@ -83,17 +83,17 @@ def test_forward_calls_the_model_on_the_inputs_or_on_the_whole_batch():
     batch = (torch.zeros(1), torch.ones(1))
 
     assert State(model, batch=batch).forward() is batch[0]
-    assert State(model, batch=batch, takes_batch=True).forward() is batch
+    assert State(model, batch=batch, model_takes_batch=True).forward() is batch
 
 
 def test_gradients_are_those_of_the_parameters_unless_replaced():
     one = state()
-    assert one.grads() == {}
+    assert one.current_gradients() == {}
 
     one.model.weight.grad = torch.ones_like(one.model.weight)
 
-    assert list(one.grads()) == ["weight"]
-    assert one.evolve(gradients={"bias": 1}).grads() == {"bias": 1}
+    assert list(one.current_gradients()) == ["weight"]
+    assert one.evolve(gradients={"bias": 1}).current_gradients() == {"bias": 1}
 
 
 def test_a_generator_depends_on_seed_name_and_batch_alone():

@@ -12,7 +12,7 @@ from composable.data import (
     GlobalBatchSampler,
     MovedGeneratorWarning,
     ReplayedBatchesWarning,
-    read_generators,
+    get_generator_states,
     read_loader_state,
     seeded_batches,
 )
@@ -248,7 +248,7 @@ def test_a_generator_is_set_to_what_it_was_when_the_epoch_began():
     own = torch.Generator().manual_seed(0)
     loader = DataLoader(Noisy(), 3, shuffle=True, generator=own)
     read(loader)  # an epoch before
-    began = read_generators(loader)
+    began = get_generator_states(loader)
     whole = read(loader)
 
     assert read(loader, skip=2, generators=began) == whole[2:]

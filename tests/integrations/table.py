@@ -34,7 +34,7 @@ from composable.algorithms import (
     StochasticDepth,
     WeightStandardization,
 )
-from composable.loop import transforms
+from composable.integrations import adapt_loop
 from composable.utils.reproducibility import seed_context
 from tests.runs import (
     CLASSES,
@@ -178,13 +178,13 @@ def probe(name=""):
 
 
 def start(algorithms, model, **options):
-    """Transforms of a run like `ours`."""
+    """LoopAdapter of a run like `ours`."""
     defaults = {"loss_fn": cross_entropy, "max_duration": "2ep", "seed": 17}
-    return transforms(algorithms, model, **{**defaults, **options})
+    return adapt_loop(algorithms, model, **{**defaults, **options})
 
 
 def begin(name, model=None, **options):
-    """Transforms of the run of a row."""
+    """LoopAdapter of the run of a row."""
     options = {**OPTIONS.get(name, {}), **options}
     return start(SETS[name], net(name) if model is None else model, **options)
 

@@ -3,7 +3,7 @@
 import pytest
 from accelerate import Accelerator
 
-from composable.elsewhere import UnmetRequestError
+from composable.integrations.external_loop import UnsupportedRequestError
 from tests.integrations.table import (
     ASKS,
     SGD,
@@ -45,7 +45,7 @@ def test_in_accelerate(name):
 
 @pytest.mark.parametrize("name", refused_in("Accelerate"))
 def test_refused_in_accelerate(name):
-    with pytest.raises(UnmetRequestError, match=ASKS):
+    with pytest.raises(UnsupportedRequestError, match=ASKS):
         train(name, None)
 
 

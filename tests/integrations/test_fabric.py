@@ -3,7 +3,7 @@
 import pytest
 from lightning.fabric import Fabric
 
-from composable.elsewhere import UnmetRequestError
+from composable.integrations.external_loop import UnsupportedRequestError
 from tests.integrations.table import (
     ASKS,
     SGD,
@@ -46,7 +46,7 @@ def test_in_fabric(name):
 
 @pytest.mark.parametrize("name", refused_in("Fabric"))
 def test_refused_in_fabric(name):
-    with pytest.raises(UnmetRequestError, match=ASKS):
+    with pytest.raises(UnsupportedRequestError, match=ASKS):
         train(name, None)
 
 

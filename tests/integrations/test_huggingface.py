@@ -12,7 +12,7 @@ from transformers import ResNetConfig, ResNetForImageClassification, TrainingArg
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from composable.algorithms import EMA, GradientClipping
-from composable.integrations.huggingface import LogitsModel, TransformsCallback, TransformsMixin
+from composable.integrations.huggingface import LogitsModel, LoopAdapterCallback, LoopAdapterMixin
 from composable.utils.reproducibility import seed_context, seed_step
 from tests.integrations import table
 from tests.integrations.table import (
@@ -106,7 +106,7 @@ class Plain(transformers.Trainer):
         return super().compute_loss(*args, **kwargs)
 
 
-class Composed(TransformsMixin, Plain):
+class Composed(LoopAdapterMixin, Plain):
     """The same Trainer with transforms."""
 
 
@@ -125,7 +125,7 @@ def arguments(folder, **changes):
 
 
 def begin(name):
-    """Transforms of a row of the table."""
+    """LoopAdapter of a row of the table."""
     return table.begin(name, net(name), **KEYS)
 
 
@@ -151,7 +151,7 @@ def trained_by_us(name, **options):
 @pytest.mark.parametrize("name", works_in("HF, mixin"))
 def test_in_huggingface_with_the_mixin(name, tmp_path):
     t = begin(name)
-    made = run(Composed, t, tmp_path, name=name, transforms=t)
+    made = run(Composed, t, tmp_path, name=name, adapter=t)
     predicted = torch.from_numpy(made.predict(Examples(name)).predictions[:5])
     result = evaluated(t, probe(name))
 
@@ -162,7 +162,7 @@ def test_in_huggingface_with_the_mixin(name, tmp_path):
 @pytest.mark.parametrize("name", works_in("HF, callback"))
 def test_in_huggingface_by_callback(name, tmp_path):
     t = begin(name)
-    run(Plain, t, tmp_path, name=name, callbacks=[TransformsCallback(t)])
+    run(Plain, t, tmp_path, name=name, callbacks=[LoopAdapterCallback(t)])
 
     assert same(evaluated(t, probe(name)), trained_by_us(name))
 
@@ -175,7 +175,7 @@ ANOTHER_MODEL = "none of the model's parameters"
 def test_refused_in_huggingface_by_callback(name, tmp_path):
     def train():
         t, given = begin(name), net(name)
-        options = {"callbacks": [TransformsCallback(t)], "arguments": {"eval_strategy": "epoch"}}
+        options = {"callbacks": [LoopAdapterCallback(t)], "arguments": {"eval_strategy": "epoch"}}
         run(Plain, t, tmp_path, name=name, model=getattr(t.model, "model", given.model), **options)
 
     refusals = "|".join([CALLED_WITHOUT, ANOTHER_MODEL, ASKS])
@@ -187,7 +187,7 @@ def test_refused_in_huggingface_by_callback(name, tmp_path):
 def test_refused_in_huggingface_with_the_mixin(name, tmp_path):
     def train():
         t = begin(name)
-        run(Composed, t, tmp_path, name=name, model=net(name).model, transforms=t)
+        run(Composed, t, tmp_path, name=name, model=net(name).model, adapter=t)
 
     with pytest.raises((RuntimeError, ValueError), match=f"{ANOTHER_MODEL}|{ASKS}"):
         train()
@@ -203,21 +203,21 @@ def test_every_algorithm_acts_on_this_model(name):
 def test_with_an_adaptive_optimizer_too(tmp_path):
     adamw = torch.optim.AdamW
     t = begin(ALL)
-    run(Composed, t, tmp_path, lambda parameters: adamw(parameters), transforms=t)
+    run(Composed, t, tmp_path, lambda parameters: adamw(parameters), adapter=t)
 
     assert same(evaluated(t, probe()), trained_by_us(ALL, optimizers=lambda p: adamw(p)))
 
 
 def test_the_trainer_counts_the_batches_of_an_epoch(tmp_path):
     t = begin(WITHIN)
-    run(Composed, t, tmp_path, transforms=t)
+    run(Composed, t, tmp_path, adapter=t)
 
     assert same(evaluated(t, probe()), trained_by_us(WITHIN))
 
 
 def test_an_evaluation_of_the_trainer_has_the_averaged_weights(tmp_path):
     t = start([EMA("2ba")], resnet(), **KEYS)
-    made = run(Composed, t, tmp_path, transforms=t, arguments={"eval_strategy": "epoch"})
+    made = run(Composed, t, tmp_path, adapter=t, arguments={"eval_strategy": "epoch"})
     before = weights(t.model)
 
     logged = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
@@ -231,7 +231,7 @@ def test_an_evaluation_of_the_trainer_has_the_averaged_weights(tmp_path):
 
 def test_an_average_by_callback_is_there_to_evaluate_with(tmp_path):
     t = start([EMA("2ba")], resnet(), **KEYS)
-    made = run(Plain, t, tmp_path, callbacks=[TransformsCallback(t)])
+    made = run(Plain, t, tmp_path, callbacks=[LoopAdapterCallback(t)])
 
     with t.evaluating():
         predicted = torch.from_numpy(made.predict(Examples()).predictions[:5])
@@ -244,4 +244,4 @@ def test_accumulated_batches_are_refused(tmp_path):
     changes = {"gradient_accumulation_steps": 2}
 
     with pytest.raises(ValueError, match="gradient_accumulation_steps=2 must be 1"):
-        run(Plain, t, tmp_path, callbacks=[TransformsCallback(t)], arguments=changes)
+        run(Plain, t, tmp_path, callbacks=[LoopAdapterCallback(t)], arguments=changes)

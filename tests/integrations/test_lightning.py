@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from composable.algorithms import EMA, SWA, GradientClipping
-from composable.elsewhere import UnmetRequestError
-from composable.integrations.lightning import TransformsCallback, TransformsMixin
+from composable.integrations.external_loop import UnsupportedRequestError
+from composable.integrations.lightning import LoopAdapterCallback, LoopAdapterMixin
 from composable.utils.reproducibility import seed_step
 from tests.integrations.table import (
     ALL,
@@ -56,12 +56,12 @@ class Plain(L.LightningModule):
         return self.optimizers_(self.net.parameters())
 
 
-class Composed(TransformsMixin, Plain):
+class Composed(LoopAdapterMixin, Plain):
     """The same module with transforms."""
 
-    def __init__(self, transforms, optimizers=SGD, **options):
-        super().__init__(transforms.model, optimizers, **options)
-        self.transforms = transforms
+    def __init__(self, adapter, optimizers=SGD, **options):
+        super().__init__(adapter.model, optimizers, **options)
+        self.adapter = adapter
 
 
 def fit(module, *callbacks, name="", **options):
@@ -95,7 +95,7 @@ def test_in_lightning_with_the_mixin(name):
 def test_in_lightning_by_callback(name):
     t = begin(name)
     module = Plain(t.model, inputs=probe(name))
-    fit(module, TransformsCallback(t), name=name)
+    fit(module, LoopAdapterCallback(t), name=name)
     result = evaluated(t, probe(name))
 
     assert same(result, ours(name))
@@ -111,7 +111,7 @@ def test_refused_in_lightning_by_callback(name):
     def train():
         t = begin(name)
         module = Plain(t.model, inputs=probe(name), loss_fn=lambda outputs, _: outputs.mean())
-        fit(module, TransformsCallback(t), name=name)
+        fit(module, LoopAdapterCallback(t), name=name)
 
     with pytest.raises(RuntimeError, match=f"{CALLED_WITHOUT}|{ASKS}"):
         train()
@@ -119,14 +119,14 @@ def test_refused_in_lightning_by_callback(name):
 
 @pytest.mark.parametrize("name", refused_in("Lightning, mixin"))
 def test_refused_in_lightning_with_the_mixin(name):
-    with pytest.raises(UnmetRequestError, match=ASKS):
+    with pytest.raises(UnsupportedRequestError, match=ASKS):
         begin(name)
 
 
 def test_an_average_that_needs_no_batch_works_by_callback():
     early = [SWA(swa_start="1ba", swa_end="1dur", update_interval="1ba")]
     t = start(early, image_net())
-    fit(Plain(t.model), TransformsCallback(t))
+    fit(Plain(t.model), LoopAdapterCallback(t))
 
     assert same(evaluated(t, probe()), ours("", algorithms=early))
 
@@ -149,7 +149,7 @@ def test_the_trainer_counts_the_batches_of_an_epoch():
 def test_a_test_gets_the_averaged_weights_and_training_its_own():
     t = start([EMA("2ba")], image_net())
     module = Plain(t.model)
-    trainer = fit(module, TransformsCallback(t))
+    trainer = fit(module, LoopAdapterCallback(t))
     before = weights(t.model)
 
     trainer.test(module, loader(), verbose=False)
@@ -166,7 +166,7 @@ def test_after_an_exception_in_an_evaluation_the_weights_are_back():
 
     t = start([EMA("2ba")], image_net())
     with pytest.raises(KeyError):
-        fit(Fails(t.model), TransformsCallback(t))
+        fit(Fails(t.model), LoopAdapterCallback(t))
 
     average = t.state.memory["EMA"]["average"]
     assert not same([t.model[0].weight], [average["0.weight"]])
@@ -177,7 +177,7 @@ def test_accumulated_batches_are_refused():
     t = start([GradientClipping("norm", 1.0)], image_net())
 
     with pytest.raises(ValueError, match="accumulate_grad_batches=2 must be 1"):
-        fit(Plain(t.model), TransformsCallback(t), accumulate_grad_batches=2)
+        fit(Plain(t.model), LoopAdapterCallback(t), accumulate_grad_batches=2)
 
 
 def test_manual_optimization_is_refused():
@@ -186,4 +186,4 @@ def test_manual_optimization_is_refused():
     module.automatic_optimization = False
 
     with pytest.raises(ValueError, match="automatic_optimization=False: call the transforms"):
-        fit(module, TransformsCallback(t))
+        fit(module, LoopAdapterCallback(t))

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from composable import Event, during
 from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp, NoOpModel
 from composable.core.algorithm import FunctionAlgorithm
-from composable.elsewhere import UnmetRequestError
+from composable.integrations.external_loop import UnsupportedRequestError
 from tests.integrations import table
 from tests.integrations.table import (
     ALL,
@@ -39,14 +39,14 @@ from tests.runs import (
 
 
 def begin(algorithms, model=None, **options):
-    """Transforms and their optimizer."""
+    """LoopAdapter and their optimizer."""
     model = mlp() if model is None else model
     optimizer = SGD(model.parameters())
     return start(algorithms, model, optimizer=optimizer, **options), optimizer
 
 
 def row(name):
-    """Transforms of a row of the table, and their optimizer."""
+    """LoopAdapter of a row of the table, and their optimizer."""
     model = table.net(name)
     optimizer = SGD(model.parameters())
     return table.begin(name, model, optimizer=optimizer), optimizer
@@ -80,7 +80,7 @@ def test_in_a_loop_of_your_own(name):
 
 @pytest.mark.parametrize("name", refused_in("own loop"))
 def test_refused_in_a_loop_of_your_own(name):
-    with pytest.raises(UnmetRequestError, match=ASKS):
+    with pytest.raises(UnsupportedRequestError, match=ASKS):
         row(name)
 
 
@@ -158,7 +158,9 @@ def test_the_state_is_that_of_the_trainer_at_every_event():
         def note(event, state):
             targets = state.batch and type(state.targets).__name__
             loss = state.loss is not None and state.loss.requires_grad
-            seen.append((event, targets, loss, state.gradients is None, sorted(state.grads())))
+            seen.append(
+                (event, targets, loss, state.gradients is None, sorted(state.current_gradients()))
+            )
             return state
 
         run([note, MixUp(), GradientClipping("norm", 0.5)])
@@ -365,7 +367,7 @@ def test_the_loss_needs_a_loss_fn():
     t, _ = begin([], loss_fn=None)
     inputs, _ = next(t.epoch(batches()))
 
-    with pytest.raises(ValueError, match="loss_fn was not given to transforms"):
+    with pytest.raises(ValueError, match="loss_fn was not given to adapt_loop"):
         t.loss(t.model(inputs))
 
 

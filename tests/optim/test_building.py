@@ -7,7 +7,7 @@ from torch import nn
 
 from composable import Event
 from composable.core.algorithm import Algorithm, Stage
-from composable.optim.building import build_optimizers, repoint_optimizers
+from composable.optim.building import build_optimizers, update_param_groups
 from tests.helpers import CLASSES, batches, make_trainer, seeded, sgd, weights
 
 
@@ -43,7 +43,7 @@ def test_a_replaced_parameter_takes_the_place_of_the_one_with_its_name():
     optimizer = stepped(before)
     after = with_new_first_layer(before)
 
-    repoint_optimizers([optimizer], before, after)
+    update_param_groups([optimizer], before, after)
 
     first, second = optimizer.param_groups
     assert ids(first["params"]) == ids(after[0].parameters())
@@ -58,7 +58,7 @@ def test_the_order_of_a_group_stays():
     first.bias = before[0].bias
     after = nn.Sequential(first, *list(before)[1:])
 
-    repoint_optimizers([optimizer], before, after)
+    update_param_groups([optimizer], before, after)
 
     assert ids(optimizer.param_groups[0]["params"]) == ids([first.weight, first.bias])
 
@@ -69,7 +69,7 @@ def test_the_state_of_what_left_is_dropped_and_the_rest_is_kept():
     kept = optimizer.state[before[2].weight]["exp_avg"]
     after = with_new_first_layer(before)
 
-    repoint_optimizers([optimizer], before, after)
+    update_param_groups([optimizer], before, after)
 
     assert set(ids(optimizer.state)) == set(ids(before[2].parameters()))
     assert optimizer.state[after[2].weight]["exp_avg"] is kept
@@ -80,7 +80,7 @@ def test_an_added_parameter_joins_the_group_of_its_neighbours():
     optimizer = stepped(before)
     after = nn.Sequential(nn.Sequential(*before[0:1], nn.Linear(5, 5)), *list(before)[1:])
 
-    repoint_optimizers([optimizer], before, after)
+    update_param_groups([optimizer], before, after)
 
     assert {id(p) for p in after[0][1].parameters()} <= set(
         ids(optimizer.param_groups[0]["params"])
@@ -93,7 +93,7 @@ def test_a_removed_parameter_leaves_its_group():
     optimizer = stepped(before)
     after = nn.Sequential(before[0], nn.ReLU())
 
-    repoint_optimizers([optimizer], before, after)
+    update_param_groups([optimizer], before, after)
 
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 0]
     assert set(ids(optimizer.state)) == set(ids(before[0].parameters()))
@@ -104,7 +104,7 @@ def test_the_same_parameters_leave_the_optimizer_as_it_is():
     optimizer = stepped(before)
     groups = [ids(group["params"]) for group in optimizer.param_groups]
 
-    repoint_optimizers([optimizer], before, nn.Sequential(*before))
+    update_param_groups([optimizer], before, nn.Sequential(*before))
 
     assert [ids(group["params"]) for group in optimizer.param_groups] == groups
 
@@ -114,7 +114,7 @@ def test_a_parameter_that_no_optimizer_would_train_is_reported():
     foreign = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 
     with pytest.warns(UserWarning, match=r"no optimizer trains the new parameter '0\.weight'"):
-        repoint_optimizers([foreign], before, nn.Sequential(nn.Linear(4, 5, bias=False)))
+        update_param_groups([foreign], before, nn.Sequential(nn.Linear(4, 5, bias=False)))
 
 
 def test_a_frozen_layer_that_is_replaced_stays_out_of_the_optimizer_of_another():
@@ -122,7 +122,7 @@ def test_a_frozen_layer_that_is_replaced_stays_out_of_the_optimizer_of_another()
     optimizer = torch.optim.SGD(before[2].parameters(), lr=0.1)
     after = nn.Sequential(before[0], before[1], nn.Linear(5, CLASSES, bias=False))
 
-    repoint_optimizers([optimizer], before, after)
+    update_param_groups([optimizer], before, after)
 
     assert ids(optimizer.param_groups[0]["params"]) == ids(after[2].parameters())
 

@@ -1,0 +1,204 @@
+"""How a folder is written: beside its place, to the disk, and then there as a whole.
+
+Every call of the system is in this file, in the order in which it is made. After any of them the
+machine may stop: what a reader then finds in the place of the checkpoint, or put aside beside it,
+is a whole checkpoint.
+"""
+
+import errno
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from composable.checkpoint._safetensors import Write
+from composable.checkpoint.errors import CheckpointExistsError
+from composable.checkpoint.manifest import FILES, FileRecord
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+__all__ = [
+    "advice",
+    "check_place",
+    "clean",
+    "is_still",
+    "put_aside",
+    "put_in_place",
+    "restore",
+    "staged",
+    "sync_folder",
+    "write_file",
+]
+
+
+class _Output:
+    """A file that is hashed as it is written."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.size, self.hash = descriptor, 0, sha256()
+
+    def __call__(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        self.hash.update(view)
+        self.size += len(view)
+        while len(view):
+            view = view[os.write(self.descriptor, view) :]
+
+
+def write_file(path: Path, content: Callable[[Write], object]) -> FileRecord:
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
+    )
+    try:
+        output = _Output(descriptor)
+        content(output)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return FileRecord(output.size, output.hash.hexdigest())
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A folder beside the target, locked for as long as its writer lives."""
+    lock = None
+    try:
+        while True:
+            partial = _beside(target, "partial")
+            os.mkdir(partial)
+            lock = _lock(partial)
+            if lock is None or is_still(partial, lock):
+                break
+            os.close(lock)  # somebody who cleans was faster than the lock
+            lock = None
+        yield partial
+    except BaseException:
+        _remove(partial)
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def put_in_place(partial: Path, target: Path) -> None:
+    aside = _beside(target, "replaced")
+    try:
+        if os.path.lexists(target):
+            os.rename(target, aside)
+        os.rename(partial, target)
+    except BaseException:
+        with suppress(OSError):
+            if not os.path.lexists(target):
+                os.rename(aside, target)
+        raise
+    sync_folder(target.parent)  # before anything is deleted
+
+
+def restore(target: Path) -> None:
+    """Bring back what an interrupted overwriting has put aside."""
+    if not os.path.lexists(target):
+        for aside in _leftovers(target, "replaced"):
+            os.rename(aside, target)
+            return
+
+
+def clean(target: Path) -> None:
+    """Delete what earlier writers of the target have left, unless they are still at work."""
+    with suppress(OSError):
+        for aside in _leftovers(target, "replaced"):
+            _remove(aside)
+        for partial in _leftovers(target, "partial"):
+            lock = _lock(partial)
+            if lock is not None:
+                _remove(partial)
+                os.close(lock)
+
+
+def check_place(target: Path, overwrite: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
+        raise CheckpointExistsError(f"{target} exists: give another folder, or overwrite=True.")
+    if target.is_symlink() or not target.is_dir():
+        raise CheckpointExistsError(f"{target} is no folder, and is not overwritten: move it.")
+    if others := sorted(set(os.listdir(target)).difference(FILES)):
+        raise CheckpointExistsError(
+            f"{target} holds {others[0]!r}, which is not of a checkpoint, and is not overwritten: "
+            "move it, or give another folder."
+        )
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder of ours, as far as the system lets us; nothing else that may be in it."""
+    for name in FILES:
+        with suppress(OSError):
+            os.unlink(folder / name)
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder if nobody has; None where somebody has or where locks are not to be had."""
+    if fcntl is None:
+        return None
+    descriptor = None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_still(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(folder), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # it has no such thing
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _beside(target: Path, kind: str) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}.{kind}")
+
+
+def put_aside(target: Path) -> list[Path]:
+    """What an interrupted writer may have put aside: whole checkpoints that were at the target."""
+    try:
+        return _leftovers(target, "replaced")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _leftovers(target: Path, kind: str) -> list[Path]:
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.{kind}")
+    return [target.with_name(n) for n in sorted(os.listdir(target.parent)) if pattern.fullmatch(n)]
+
+
+def advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ". Free some space, or keep fewer checkpoints."
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return ". Give a folder that you may write to."
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return ". The folder above it must be there while it is written."
+    return "."

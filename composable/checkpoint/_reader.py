@@ -1,0 +1,238 @@
+"""How the files of a checkpoint are opened and read: all of the same one, and each byte once."""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from composable.checkpoint import _json
+from composable.checkpoint._atomic import is_still, put_aside
+from composable.checkpoint._json import JSON
+from composable.checkpoint._safetensors import read_header, read_tensors, skip_tensors
+from composable.checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    MissingCheckpointError,
+    UnreadableCheckpointError,
+)
+from composable.checkpoint.manifest import (
+    FILES,
+    MANIFEST,
+    MAX_MANIFEST,
+    STATE,
+    TENSORS,
+    FileRecord,
+    Manifest,
+    parse_manifest,
+)
+
+__all__ = ["MAX_STATE", "Inputs", "candidates", "check_all", "check_sizes", "reading"]
+
+MAX_STATE = 1 << 28
+_ATTEMPTS = 20  # of a reader; each but the first needs a writer that was faster
+
+
+@attrs.define
+class _Input:
+    """A file that is hashed as it is read."""
+
+    where: str
+    descriptor: int
+    size: int
+    hash: Any = attrs.field(factory=sha256)
+
+    def __call__(self, buffer: memoryview) -> int:
+        count = _read_into(self.descriptor, buffer)
+        self.hash.update(buffer[:count])
+        return count
+
+    def all(self, limit: int) -> bytearray:
+        """The whole file."""
+        if self.size > limit:
+            raise DamagedCheckpointError(
+                f"{self.where} has {self.size} bytes, and {limit} is the most."
+            )
+        raw = bytearray(self.size)
+        view, filled = memoryview(raw), 0
+        while filled < self.size:
+            count = self(view[filled:])
+            if not count:
+                raise DamagedCheckpointError(f"{self.where} ends too early: it is truncated.")
+            filled += count
+        return raw
+
+    def check(self, record: FileRecord) -> None:
+        """Compare what was read with what the manifest says."""
+        if self.hash.hexdigest() != record.sha256:
+            raise DamagedCheckpointError(
+                f"{self.where} is damaged: its bytes are not those that were written (sha256 "
+                f"{self.hash.hexdigest()[:16]}..., and {MANIFEST} says {record.sha256[:16]}...)."
+            )
+
+
+def _read_into(descriptor: int, buffer: memoryview) -> int:
+    if hasattr(os, "readv"):
+        return os.readv(descriptor, [buffer])
+    data = os.read(descriptor, len(buffer))  # Windows
+    buffer[: len(data)] = data
+    return len(data)
+
+
+Inputs = dict[str, _Input]
+
+
+def check_sizes(files: Inputs) -> Manifest:
+    manifest = parse_manifest(files[MANIFEST].all(MAX_MANIFEST), files[MANIFEST].where)
+    for name, record in manifest.files.items():
+        if files[name].size != record.size:
+            raise DamagedCheckpointError(
+                f"{files[name].where} has {files[name].size} bytes, and {MANIFEST} says "
+                f"{record.size}: it is truncated or of another checkpoint."
+            )
+    return manifest
+
+
+def check_all(files: Inputs, *, keep: bool) -> tuple[Manifest, dict[str, Tensor], JSON]:
+    manifest = check_sizes(files)
+    file = files[STATE]
+    raw = file.all(MAX_STATE)
+    file.check(manifest.files[STATE])
+    data = _json.load(raw, file.where)
+    file = files[TENSORS]
+    entries = read_header(file, file.size, file.where)
+    tensors: dict[str, Tensor] = {}
+    if keep:
+        tensors = read_tensors(file, entries, file.where)
+    else:
+        skip_tensors(file, entries, file.where)
+    file.check(manifest.files[TENSORS])
+    return manifest, tensors, data
+
+
+class _Moved(Exception):
+    """The folder was replaced while its files were being opened."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Inputs]:
+    """The files of a checkpoint, all of the same one."""
+    files: Inputs = {}
+    try:
+        files = _open(path)
+        yield files
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise UnreadableCheckpointError(
+            f"{error.filename or path} can't be read: {error.strerror or error}."
+        ) from error
+    finally:
+        for file in files.values():
+            os.close(file.descriptor)
+
+
+def _open(path: Path) -> Inputs:
+    for _ in range(_ATTEMPTS):
+        # Between two renames of a writer, the checkpoint is the one that it has put aside.
+        for place in [path] if os.path.lexists(path) else put_aside(path):
+            with suppress(_Moved):
+                return _open_files(place)
+    raise MissingCheckpointError(f"there is no checkpoint at {path}.")
+
+
+def _open_files(place: Path) -> Inputs:
+    """Open all files before any is read: a folder that is then replaced is still read whole."""
+    files: Inputs = {}
+    folder = _open_folder(place)
+    try:
+        for name in FILES:
+            files[name] = _open_file(place, folder, name)
+    except BaseException as error:
+        for file in files.values():
+            os.close(file.descriptor)
+        if not isinstance(error, FileNotFoundError):
+            raise
+        if folder is not None and not is_still(place, folder):
+            raise _Moved from None
+        raise DamagedCheckpointError(f"{place / name} is missing: no whole checkpoint.") from None
+    finally:
+        if folder is not None:
+            os.close(folder)
+    return files
+
+
+def _open_folder(place: Path) -> int | None:
+    """The folder itself, whatever its next name; None where the system has no such thing."""
+    try:
+        if os.open in os.supports_dir_fd:
+            return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise _Moved from None
+    except NotADirectoryError:
+        raise DamagedCheckpointError(f"{place} is no folder, so no checkpoint.") from None
+    return None
+
+
+def _open_file(place: Path, folder: int | None, name: str) -> _Input:
+    path = place / name
+    try:
+        where = path if folder is None else name
+        descriptor = os.open(where, _READ, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise DamagedCheckpointError(
+                f"{path} is a symbolic link, and a checkpoint has its files in it."
+            ) from None
+        error.filename = str(path)
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise DamagedCheckpointError(f"{path} is no regular file.")
+    return _Input(str(path), descriptor, status.st_size)
+
+
+# A link is not followed, and a pipe does not make us wait.
+_READ = (
+    os.O_RDONLY
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
+
+
+def candidates(root: Path) -> list[Path]:
+    """The folders in a folder that are checkpoints, or should be."""
+    try:
+        names = sorted(os.listdir(root))
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingCheckpointError(f"there is no folder {root}.") from None
+    except OSError as error:
+        raise UnreadableCheckpointError(f"{root} can't be read: {error.strerror}.") from error
+    candidates: dict[Path, None] = {}
+    for name in names:
+        path = root / name
+        if match := _PUT_ASIDE.fullmatch(name):  # stands for its target, while that is missing
+            candidates.setdefault(root / match[1], None)
+        elif not name.startswith(".") and _looks_like_one(path):
+            candidates[path] = None
+    return list(candidates)
+
+
+_PUT_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.replaced")
+
+
+def _looks_like_one(path: Path) -> bool:
+    try:
+        return not path.is_symlink() and any(os.path.lexists(path / name) for name in FILES)
+    except OSError:
+        return False

@@ -1,0 +1,68 @@
+"""Tensors compared to the last bit."""
+
+import re
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composable.checkpoint._safetensors import _chunks
+
+__all__ = ["differing", "digest", "how_far", "same_bits"]
+
+
+def digest(tensor: Tensor) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of a tensor's bytes. It waits for the device.
+
+    Example:
+        >>> import torch
+        >>> digest(torch.zeros(2)) == digest(torch.tensor([0.0, -0.0]))
+        False
+    """
+    total = sha256()
+    tensor = _plain(tensor)  # held: the chunks are its memory
+    for chunk in _chunks(tensor):
+        total.update(chunk)
+    return total.hexdigest()[:16]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have one dtype, one shape and the same bits: NaN is NaN, -0 is not 0."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    a, b = _plain(a), _plain(b)
+    return all(x == y for x, y in zip(_chunks(a), _chunks(b), strict=True))
+
+
+def differing(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[str]:
+    """The names under which two sets of tensors differ, those of the model first."""
+    for name in sorted({**a, **b}, key=_place):
+        if name not in a or name not in b or not same_bits(a[name], b[name]):
+            yield name
+
+
+def _place(name: str) -> Any:
+    """The model first, and layer 2 before layer 10."""
+    parts = re.split(r"(\d+)", name[:1000])
+    return not name.startswith("state/model/"), [
+        (len(p), p) if p.isdigit() else (0, p) for p in parts
+    ]
+
+
+def how_far(a: Tensor | None, b: Tensor | None) -> str:
+    """How two tensors differ, in words."""
+    if a is None or b is None:
+        return f"only the {'second' if a is None else 'first'} has it"
+    if a.dtype != b.dtype or a.shape != b.shape:
+        kinds = (f"{one.dtype} of shape {list(one.shape)}" for one in (a, b))
+        return " and ".join(kinds)
+    a, b = _plain(a), _plain(b)
+    kind = torch.complex128 if a.is_complex() else torch.float64
+    gap = (a.to(kind) - b.to(kind)).abs().max().item()
+    return f"max abs difference {gap:.6g}"
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()

@@ -1,0 +1,487 @@
+"""The same algorithms in other people's loops.
+
+`adapt_loop` makes an object that fires the events of a step around code that isn't ours: a loop
+written by hand, with Fabric or Accelerate or without, or a trainer of somebody else's.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from composable.core.batch import BatchSpec, count_examples
+from composable.core.event import Event
+from composable.core.key import Key
+from composable.core.logger import Logger
+from composable.core.loss import ModelLoss, check_loss
+from composable.core.state import State
+from composable.core.time import TimeLike
+from composable.data.order import seeded_batches
+from composable.optim.building import check_optimizers
+from composable.plan.plan import Plan
+from composable.trainer import options as check
+from composable.trainer.evaluation import evaluation_mode
+from composable.trainer.parameters import between_batches, freeze, surgery, thaw, write_gradients
+from composable.utils.reproducibility import get_random_seed, seed_step
+
+__all__ = ["LoopAdapter", "UnsupportedRequestError", "adapt_loop"]
+
+_OF_THE_BATCH = (
+    Event.AFTER_DATALOADER,
+    Event.BATCH_START,
+    Event.BEFORE_TRAIN_BATCH,
+    Event.BEFORE_FORWARD,
+)
+_OF_THE_LOSS = (
+    Event.AFTER_FORWARD,
+    Event.BEFORE_LOSS,
+    Event.AFTER_LOSS,
+    Event.BEFORE_BACKWARD,
+)
+_REQUESTS = {
+    "second_pass": "to compute the gradients of a batch once more, with other weights",
+    "lr_override": "to step with other learning rates",
+}
+
+
+class UnsupportedRequestError(RuntimeError):
+    """An algorithm asks the loop for something that only our `Trainer` can do."""
+
+
+def adapt_loop(
+    algorithms: Any,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    loss_fn: Callable[[Any, Any], Tensor] | None = None,
+    max_duration: TimeLike | None = None,
+    epoch_length: int | None = None,
+    seed: int | None = None,
+    input_key: Any = 0,
+    target_key: Any = 1,
+) -> "LoopAdapter":
+    """Make algorithms ready for a loop that isn't ours.
+
+    Wrap the loader, take the loss from `loss`, and leave the rest of the loop as it is. The
+    weights are those of a `Trainer` with the same arguments, to the bit.
+
+    Args:
+        algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.
+        model: The model. Train `LoopAdapter.model`, which is another one after surgery.
+        optimizer: Its optimizer, before anything wraps it. None where the loop makes it later and
+            hands it to `LoopAdapter.follow`.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples; by default the model's
+            `loss(outputs, batch)`.
+        max_duration: The length of training, for algorithms that depend on it: "10ep", "1000ba".
+        epoch_length: Batches in an epoch; by default the length of the loader.
+        seed: What all randomness is derived from; drawn by the operating system where None.
+        input_key: Which part of a batch is the input, as for the `Trainer`.
+        target_key: Which part is the target.
+
+    Raises:
+        UnsupportedRequestError: An algorithm asks the loop for what a loop that isn't ours can't do: to
+            compute gradients twice, as `SAM` does, or to step with other learning rates.
+
+    Example:
+        >>> from composable.algorithms import EMA, GradientClipping, MixUp
+        >>> from composable.integrations import adapt_loop
+        >>> loader = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(5)]
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> t = adapt_loop(
+        ...     [MixUp(), EMA("10ba"), GradientClipping("norm", 1.0)],
+        ...     model,
+        ...     optimizer,
+        ...     loss_fn=torch.nn.functional.cross_entropy,
+        ...     seed=17,
+        ... )
+        >>> model = t.model  # after surgery
+        >>> for epoch in range(2):
+        ...     for inputs, _ in t.epoch(loader):
+        ...         loss = t.loss(model(inputs))
+        ...         loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> t.state.timestamp.batch
+        10
+        >>> with t.evaluating():  # with the averaged weights
+        ...     outputs = model(loader[0][0])
+    """
+    spec = BatchSpec(input_key, target_key)
+    model = check.check_model(model)
+    loss = check.check_loss_fn(loss_fn, model, spec)
+    plan = Plan.compile(algorithms)
+    for algorithm in plan.algorithms:
+        for request in _REQUESTS.keys() & set(algorithm.writes):
+            _refuse_request(request, algorithm.name)
+    state = State(
+        model=model,
+        loss_fn=loss,
+        optimizers=() if optimizer is None else (_check_optimizer(optimizer, model),),
+        max_duration=None if max_duration is None else check.check_duration(max_duration),
+        epoch_length=check.check_positive("epoch_length", epoch_length),
+        key=Key(get_random_seed() if seed is None else seed),
+        device=_device_of(model),
+        batch_spec=spec,
+        model_takes_batch=isinstance(loss, ModelLoss),
+    )
+    fire = plan.dispatcher(Logger(())).fire
+    for event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
+        state = surgery(fire, event, state)
+    return LoopAdapter(plan, state, fire)
+
+
+@attrs.define(eq=False)
+class LoopAdapter:
+    """Algorithms in a loop that isn't ours: made by `adapt_loop`.
+
+    A loop written by hand needs `model`, `epoch`, `loss` and `evaluating`. `epoch` is made of the
+    other methods; an adapter for somebody's trainer calls those itself, where that trainer lets it.
+    An algorithm whose events a loop leaves out is refused at the first step.
+    """
+
+    plan: Plan
+    """Who acts when."""
+    state: State
+    """Where the run stands."""
+    _fire: Callable[[Event, State], State]
+    _last: Event = Event.FIT_START
+    """What was fired last in the batch, as far as the next call depends on it."""
+    _outer: State | None = None
+    """The state at `BATCH_START`: the batch as it was before mixing."""
+    _whole: State | None = None
+    """The state before `BEFORE_FORWARD`."""
+    _frozen: list[Callable[[], object]] = attrs.field(factory=list)
+    """What thaws the parameters that are frozen in this batch."""
+    _started: float = 0.0
+    _samples: int = 0
+    _lending: bool = False
+    """Whether the model holds the weights to evaluate."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model to train: the one given, or what surgery made of it."""
+        return self.state.model
+
+    # --- for a loop written by hand ---
+
+    def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Go through a loader once: every batch as the algorithms make it, everything at its time.
+
+        The batches come in the order, and the model draws the random numbers, that they do in a
+        `Trainer` of this seed: the global generators are seeded for every epoch and batch. While
+        the loop runs, the optimizer tells of its steps. An epoch that is left by `break` counts
+        as over when the next one begins.
+
+        Args:
+            loader: Gives batches, one a step of the optimizer.
+
+        Raises:
+            ValueError: No optimizer was given.
+        """
+        check.check_loader("loader", loader)
+        if not self.state.optimizers:
+            raise ValueError(
+                "optimizer was not given to adapt_loop, and t.epoch(loader) follows its steps: "
+                "give it there, or call t.follow(optimizer) first."
+            )
+        (optimizer,) = self.state.optimizers
+        if self.state.epoch_length is None:
+            self.state = self.state.evolve(epoch_length=check.length_of(loader))
+        self.start_epoch()
+        now = self.state.timestamp
+        hooks = (
+            optimizer.register_step_pre_hook(self._before_hook),
+            optimizer.register_step_post_hook(self._after_hook),
+        )
+        try:
+            for batch in seeded_batches(
+                loader, self.state.key, epoch=now.epoch, first_step=now.batch
+            ):
+                yield self.start_batch(batch)
+                self.end_batch()
+        finally:
+            for hook in hooks:
+                hook.remove()
+            thaw(self._frozen)
+        self.end_epoch()
+
+    def loss(self, outputs: Any) -> Tensor:
+        """The loss of the batch at hand, to call `backward` on.
+
+        Args:
+            outputs: What the model made of the batch that `epoch` or `start_batch` gave.
+
+        Raises:
+            RuntimeError: There is no batch, or its loss was taken already.
+            ValueError: There is no loss function.
+        """
+        if self._last is not Event.BEFORE_FORWARD:
+            raise RuntimeError(
+                "t.loss(outputs) was called twice for one batch, or without one: call it once for "
+                "every batch of t.epoch(loader). Microbatches are not supported: use larger "
+                "batches, or the Trainer's grad_accum."
+            )
+        state = self._fire(Event.AFTER_FORWARD, self.state.evolve(outputs=outputs))
+        state = self._fire(Event.BEFORE_LOSS, state)
+        if state.loss_fn is None:
+            raise ValueError(
+                f"loss_fn was not given to adapt_loop, and {type(state.model).__name__} has no "
+                "loss(outputs, batch): give one of them."
+            )
+        loss = check_loss(state.loss_fn(state.outputs, state.batch))
+        state = self._fire(Event.AFTER_LOSS, state.evolve(loss=loss))
+        self._go_on(Event.BEFORE_BACKWARD, self._fire(Event.BEFORE_BACKWARD, state))
+        return self.state.loss  # type: ignore[return-value]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Evaluate: the model holds the averaged weights, in evaluation mode, without gradients.
+
+        Whatever holds the model (you, Fabric, a trainer) sees them, and its own weights and modes
+        come back afterwards. A batch whose step was taken is ended first.
+        """
+        with self.evaluation_weights() as model, evaluation_mode(model):
+            yield model
+
+    # --- for adapters, in the order of a step ---
+
+    def follow(self, optimizer: Optimizer, *, epoch_length: int | None = None) -> None:
+        """Take the optimizer of a loop that makes it itself, and the batches that it counted."""
+        self.state = self.state.evolve(
+            optimizers=(_check_optimizer(optimizer, self.model),),
+            epoch_length=self.state.epoch_length or epoch_length,
+        )
+
+    def start_epoch(self) -> None:
+        """Start an epoch; one that was left in the middle is over.
+
+        Raises:
+            RuntimeError: An algorithm replaced the model, which the loop can't follow.
+        """
+        self.end_batch()
+        if self.state.timestamp.batch_in_epoch:
+            self.end_epoch()
+        state = self.state.evolve(device=_device_of(self.model))  # the loop may have moved it
+        if state.timestamp.epoch_in_iteration == 0:
+            state = self._fire(Event.ITERATION_START, state)
+        state = self._fire(Event.EPOCH_START, state)
+        if state.model is not self.model:
+            raise RuntimeError(
+                "an algorithm replaced the model at EPOCH_START, and the loop that trains it still "
+                "has the old one: in such a loop models can be replaced at INIT only."
+            )
+        self._go_on(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
+
+    def start_batch(self, batch: Any) -> Any:
+        """The batch to call the model on, as the algorithms make it of the loader's."""
+        self.end_batch()
+        self._started = time.perf_counter()
+        self._samples = count_examples(self.state.batch_spec.inputs(batch))
+        state = self._fire(Event.AFTER_DATALOADER, self.state.evolve(batch=batch))
+        self._outer = state = self._fire(Event.BATCH_START, state)
+        self._whole = state = self._fire(Event.BEFORE_TRAIN_BATCH, state)
+        state = self._fire(Event.BEFORE_FORWARD, state)
+        if state.model is not self.model:
+            raise RuntimeError(
+                "an algorithm replaced the model in the middle of a run, and the loop that trains "
+                "it still has the old one: in such a loop models can be replaced at INIT only. "
+                "StochasticDepth does so in its warm-up: give it drop_warmup=0.0."
+            )
+        if state.second_pass is not None:
+            _refuse_request("second_pass")
+        self._frozen = freeze(state) if state.frozen else []
+        self._go_on(Event.BEFORE_FORWARD, state)
+        seed_step(self.state.key, self.state.timestamp.batch)
+        return self.state.batch
+
+    def before_step(self) -> None:
+        """Let algorithms change the gradients, right before the optimizer's step.
+
+        Raises:
+            RuntimeError: An algorithm acts at an event that this loop left out.
+        """
+        started = self._last in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
+        if not started:
+            self._refuse(_OF_THE_BATCH, "a step", "t.start_batch(batch)")
+            self._refuse((Event.BATCH_END,), "a step", "t.start_batch(batch)", reads="batch")
+        if self._last is not Event.BEFORE_BACKWARD:
+            self._refuse(_OF_THE_LOSS, "a step", "t.loss(outputs)")
+            self._refuse((Event.INIT,), "a step", "t.loss(outputs)", writes="loss_fn")
+        state = self._fire(Event.BEFORE_OPTIMIZER_STEP, self._after_backward())
+        if state.lr_override is not None:
+            _refuse_request("lr_override")
+        if state.gradients is not None:
+            write_gradients(state)
+        self._go_on(Event.BEFORE_OPTIMIZER_STEP, state)
+
+    def after_step(self) -> None:
+        """Say that the optimizer has stepped."""
+        state = self._fire(Event.AFTER_OPTIMIZER_STEP, self.state)
+        self._go_on(Event.BEFORE_ZERO_GRAD, self._fire(Event.BEFORE_ZERO_GRAD, state))
+
+    def end_batch(self) -> None:
+        """Count the batch and let averages follow; nothing happens where no batch was begun."""
+        state = self.state
+        if self._last is Event.BEFORE_ZERO_GRAD:
+            state = self._fire(Event.AFTER_ZERO_GRAD, state.evolve(gradients=None))
+        elif self._last in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD):
+            state = self._after_backward()  # the loop took no step on this batch
+        else:
+            return
+        seconds = time.perf_counter() - self._started if self._outer is not None else 0.0
+        now = state.timestamp.next_batch(self._samples, seconds=seconds)
+        state = state.evolve(timestamp=now, previous_timestamp=state.timestamp, frozen=frozenset())
+        thaw(self._frozen)
+        state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
+        self._outer = self._whole = None
+        state = self._fire(Event.BEFORE_DATALOADER, between_batches(state))
+        self._go_on(Event.BEFORE_DATALOADER, state)
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[nn.Module]:
+        """`evaluating` for a loop that sees to modes and gradients itself."""
+        self.end_batch()
+        outer = self.state
+        state = self._fire(Event.EVAL_BEFORE_ALL, outer)
+        state = self._fire(Event.EVAL_START, state)
+        self._lending = True
+        try:
+            with _lent(outer.model, state.model):
+                yield outer.model
+        finally:
+            self._lending = False
+        state = self._fire(Event.EVAL_AFTER_ALL, self._fire(Event.EVAL_END, state))
+        self.state = outer.evolve(memory=state.memory, metrics=state.metrics)
+
+    def check_evaluating(self) -> None:
+        """Refuse an evaluation outside `evaluating` where an algorithm has other weights for it.
+
+        Raises:
+            RuntimeError: There is such an algorithm.
+        """
+        if not self._lending:
+            self._refuse((Event.EVAL_START,), "an evaluation", "t.evaluating() around it")
+
+    def end_epoch(self) -> None:
+        """Count the epoch."""
+        self.end_batch()
+        state = self.state.evolve(timestamp=self.state.timestamp.next_epoch())
+        state = self._fire(Event.EPOCH_END, state)
+        self.state = self._fire(Event.EPOCH_CHECKPOINT, state)
+
+    def finish(self) -> None:
+        """Fire the events of the end of training. Few algorithms listen to them."""
+        self.end_batch()
+        state = self.state.evolve(timestamp=self.state.timestamp.next_iteration())
+        for event in (Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END):
+            state = self._fire(event, state)
+        self.state = state
+
+    # --- what they stand on ---
+
+    def _go_on(self, event: Event, state: State) -> None:
+        self._last, self.state = event, state
+
+    def _after_backward(self) -> State:
+        """The state after the backward pass: what was done to the batch is gone, as in `Loop`."""
+        state, whole, outer = self.state, self._whole, self._outer
+        if self._last is Event.BEFORE_BACKWARD:
+            state = state.evolve(loss=state.loss.detach())  # type: ignore[union-attr]
+        if whole is not None:
+            state = state.evolve(batch=whole.batch, loss_fn=whole.loss_fn)
+        state = self._fire(Event.AFTER_TRAIN_BATCH, self._fire(Event.AFTER_BACKWARD, state))
+        if outer is not None:
+            state = state.evolve(batch=outer.batch, loss_fn=outer.loss_fn)
+        return state
+
+    def _refuse(
+        self,
+        events: Iterable[Event],
+        what: str,
+        call: str,
+        *,
+        reads: str | None = None,
+        writes: str | None = None,
+    ) -> None:
+        """Refuse algorithms that act, read or write where this loop knows nothing of it."""
+        for event in events:
+            for algorithm in self.plan.transforms(event):
+                if writes is not None and writes not in algorithm.writes:
+                    continue
+                if reads is not None and reads not in algorithm.reads:
+                    continue
+                raise RuntimeError(
+                    f"{algorithm.name} acts at {event.name}, and this loop made {what} without "
+                    f"{call}: call it, use the mixin of composable.integrations, or leave "
+                    f"{algorithm.name} out. docs/integrations.md says what works where."
+                )
+
+    def _before_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
+            raise TypeError(
+                "optimizer.step(closure) computes the gradients inside the step, where nothing "
+                "can change them: call loss.backward() before optimizer.step()."
+            )
+        self.before_step()
+
+    def _after_hook(self, *_: Any) -> None:
+        self.after_step()
+
+
+def _refuse_request(request: str, who: str = "an algorithm") -> None:
+    raise UnsupportedRequestError(
+        f"{who} asks the loop {_REQUESTS[request]} (state.{request}), and this loop isn't ours: "
+        "nothing can make it do so. Use the Trainer, or write it into the loop yourself with the "
+        "function of composable.functional. docs/integrations.md says what works where."
+    )
+
+
+def _check_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer={optimizer!r} must be one torch.optim.Optimizer, made from the parameters "
+            "of the model."
+        )
+    check_optimizers([optimizer], model)
+    return optimizer
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@contextmanager
+def _lent(model: nn.Module, other: nn.Module) -> Iterator[None]:
+    """Let a model hold the tensors of another one, whoever else holds the model."""
+    if other is model:
+        yield
+        return
+    kept = {name: tensor.detach().clone() for name, tensor in _tensors_of(model).items()}
+    theirs = _tensors_of(other)
+    if theirs.keys() != kept.keys():
+        raise RuntimeError(
+            "an algorithm replaced the model at EVAL_START by one with other parameters or "
+            f"buffers, {sorted(theirs.keys() ^ kept.keys())}, which the loop's own can't hold: in "
+            "such a loop evaluate that model yourself."
+        )
+    try:
+        _copy_into(model, theirs)
+        yield
+    finally:
+        _copy_into(model, kept)
+
+
+@torch.no_grad()
+def _copy_into(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    for name, tensor in _tensors_of(model).items():
+        tensor.copy_(tensors[name])

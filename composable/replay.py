@@ -1,0 +1,374 @@
+"""Replays one batch of a recorded run, and tells whether it is the same to the last bit."""
+
+import os
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from composable.checkpoint import files
+from composable.checkpoint.compare import differing, how_far
+from composable.checkpoint.errors import CheckpointError
+from composable.checkpoint.tree import pack
+from composable.core.callback import Callback
+from composable.core.logger import LoggerDestination
+from composable.plan.plan import as_list
+from composable.runs import records
+from composable.runs.diff import Difference, changes, first_difference, first_weight
+from composable.runs.environment import hash_file
+from composable.runs.recorder import RunRecorder
+from composable.runs.records import Steps, shown
+from composable.trainer.loop import Loop
+from composable.trainer.resume import Source, newest_whole
+from composable.utils.replay_mode import current, replaying
+
+__all__ = ["Replay", "ReplayError", "Report", "replay", "replay_script"]
+
+
+class ReplayError(CheckpointError):
+    """A batch can't be replayed."""
+
+
+class ReplayOver(SystemExit):
+    """The batch was replayed, and the script ends here."""
+
+
+@attrs.frozen
+class Report:
+    """What came of a replay."""
+
+    run: Path
+    batch: int
+    start: str
+    """The checkpoint from which it went, or "the beginning"."""
+    loss: str | None
+    """The loss of the batch as it was recorded, as a hexadecimal float."""
+    difference: Difference | None
+    """The first one; None where all is the same to the last bit."""
+    tensor: str | None
+    """What is known of the first tensor that differs."""
+    changes: tuple[str, ...]
+    """What is other than in the recorded run: versions, threads, the commit."""
+
+    @property
+    def same(self) -> bool:
+        """Whether all was the same to the last bit."""
+        return self.difference is None
+
+    def __str__(self) -> str:
+        lines = [f"{self.run}, from {self.start}"]
+        if self.difference is None:
+            loss = "no loss, it is left out" if self.loss is None else f"loss {shown(self.loss)}"
+            lines.append(f"batch {self.batch}: {loss}: the same to the last bit")
+        else:
+            step = self.difference
+            values = f"{shown(step.first)} was recorded, and it is now {shown(step.second)}"
+            lines.append(f"the first difference is at batch {step.batch}: {step.what}: {values}")
+            lines.append(f"first tensor known to differ: {self.tensor or 'none'}")
+        if self.changes:
+            lines.append("what is other than in the recorded run:")
+            lines += [f"  {change}" for change in self.changes]
+        return "\n".join(lines)
+
+
+def replay(train: Callable[[], Any], run: str | Path, *, batch: int) -> Report:
+    """Train on one batch of a recorded run again, and compare.
+
+    `train` is called once. The Trainer that it builds with the run's `save_folder` goes on from the
+    newest checkpoint that is not beyond the batch, and its `fit` ends after it. Nothing is written:
+    no checkpoints, no records, no metrics.
+
+    Args:
+        train: Builds the Trainer as it was built, and calls its `fit`.
+        run: The `save_folder` of the run.
+        batch: Which batch of the run, counted from 0.
+
+    Returns:
+        What came of it: the same to the last bit, or the first step at which it differs.
+
+    Raises:
+        ReplayError: The batch was not recorded, or `train` does not come to it.
+        CheckpointError: The run folder can't be read.
+
+    Example:
+        >>> import tempfile
+        >>> from functools import partial
+        >>> from composable import Trainer
+        >>> folder = tempfile.mkdtemp()
+        >>> data = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]
+        >>> def train():
+        ...     trainer = Trainer(
+        ...         torch.nn.Linear(4, 3),
+        ...         train_dataloader=data,
+        ...         max_duration="1ep",
+        ...         loss_fn=torch.nn.functional.cross_entropy,
+        ...         optimizers=partial(torch.optim.SGD, lr=0.1),
+        ...         save_folder=folder,
+        ...         save_interval="2ba",
+        ...         progress_bar=False,
+        ...     )
+        ...     trainer.fit()
+        >>> train()
+        >>> replay(train, folder, batch=3).same
+        True
+    """
+    attempt = Replay.of(Path(run), batch)
+    with replaying(attempt):
+        try:
+            train()
+        except SystemExit as end:
+            if not isinstance(end, ReplayOver) and end.code:
+                raise
+    return attempt.report()
+
+
+def replay_script(
+    run: str | Path,
+    *,
+    batch: int,
+    arguments: Sequence[str] | None = None,
+    changed: bool = False,
+    say: Callable[[str], object] = print,
+) -> Report:
+    """Run the script of a recorded run up to one batch: see `replay`.
+
+    Args:
+        run: The `save_folder` of the run.
+        batch: Which batch of the run, counted from 0.
+        arguments: Those of the script; the recorded ones where None.
+        changed: Run a script that is other than it was.
+        say: Is told which script is run, before it is.
+
+    Raises:
+        ReplayError: There is no such script, or it was changed.
+    """
+    script = _Script.of(Replay.of(Path(run), batch).record, run)
+    if arguments is not None:
+        script = attrs.evolve(script, arguments=tuple(arguments))
+    script.check(run, changed=changed)
+    say(f"running {' '.join([script.path, *script.arguments])}\n     in {script.cwd}")
+    folder = Path(run).absolute()  # before the script's own folder is entered
+    return replay(script.run, folder, batch=batch)
+
+
+@attrs.frozen
+class _Script:
+    """The script of a recorded run."""
+
+    path: str
+    digest: str
+    module: str | None
+    arguments: tuple[str, ...]
+    cwd: str
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], run: str | Path) -> "_Script":
+        names = ("script", "script_sha256", "cwd")
+        path, digest, cwd = (record.get(name) for name in names)
+        module, arguments = record.get("module"), record.get("arguments")
+        given = arguments if isinstance(arguments, list) else [None]
+        if not all(isinstance(one, str) for one in (path, digest, cwd, module or "", *given)):
+            raise ReplayError(
+                f"{run} was not written by a script: call composable.replay with a function that "
+                "trains."
+            )
+        return cls(str(path), str(digest), module or None, tuple(map(str, given)), str(cwd))
+
+    def check(self, run: str | Path, *, changed: bool) -> None:
+        """It is there, and is what it was."""
+        now = hash_file(Path(self.path))
+        if now is None:
+            raise ReplayError(f"{self.path}, which wrote {run}, can't be read.")
+        if now != self.digest and not changed:
+            raise ReplayError(
+                f"{self.path} is not the script that wrote {run}: it was changed since. With "
+                "--changed it is run nevertheless."
+            )
+        if not Path(self.cwd).is_dir():
+            raise ReplayError(f"{self.cwd}, in which {self.path} ran, is no folder.")
+
+    def run(self) -> None:
+        """Run it as it was started."""
+        before = sys.argv, sys.path[:], Path.cwd()
+        sys.argv = [self.path, *self.arguments]
+        sys.path.insert(0, self.cwd if self.module else str(Path(self.path).parent))
+        os.chdir(self.cwd)
+        try:
+            if self.module:
+                runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(self.path, run_name="__main__")
+        finally:
+            sys.argv, sys.path[:] = before[:2]
+            os.chdir(before[2])
+
+
+# --- what the Trainer asks ---
+
+
+def join(save_folder: str | Path | None) -> "Replay | None":
+    """The replay of the run in this folder, if this code is part of it."""
+    attempt: Replay | None = current()
+    if attempt is None or save_folder is None or not attempt.is_about(Path(save_folder)):
+        return None
+    attempt.joined = True
+    return attempt
+
+
+def quiet(core: list[Callback], loggers: Any) -> tuple[list[Callback], Any]:
+    """In a replay, one logger that writes nothing takes the place of all."""
+    if current() is None:
+        return core, loggers
+    others: list[Callback] = [one for one in core if not isinstance(one, LoggerDestination)]
+    some = len(others) < len(core) or bool(as_list(loggers))
+    return others, [LoggerDestination()] if some else []
+
+
+@attrs.define(eq=False)
+class Replay:
+    """A replay: what it is compared with, and what was found so far."""
+
+    folder: Path
+    batch: int
+    record: Mapping[str, Any]
+    steps: Steps
+    start: str = "the beginning"
+    difference: Difference | None = None
+    tensor: str | None = None
+    changes: tuple[str, ...] = ()
+    joined: bool = False
+    """Whether a Trainer of the run was built."""
+    _fits_done: int = 0
+    _reached: bool = False
+    _last: int | None = None
+    _end: int | None = None
+
+    @classmethod
+    def of(cls, folder: Path, batch: int) -> "Replay":
+        """A replay of a batch of the run in a folder."""
+        folder = folder.absolute()
+        recorded, steps = records.read_records(folder), records.read_steps(folder)
+        if batch not in steps.trained:
+            first, last = min(steps.trained, default=0), max(steps.trained, default=-1)
+            have = f"batches {first} to {last}" if steps.trained else "none"
+            raise ReplayError(f"{folder} has no record of batch {batch}: it has {have}.")
+        begun = [one for one in recorded if one["batch"] <= batch]
+        if not begun:
+            raise ReplayError(f"{folder / records.RUN} doesn't say how batch {batch} came about.")
+        return cls(folder, batch, begun[-1], steps)
+
+    def is_about(self, save_folder: Path) -> bool:
+        """Whether a Trainer with this folder is that of the run, which may have been moved."""
+        folders = {self.folder.resolve(), Path(str(self.record.get("save_folder"))).resolve()}
+        return save_folder.resolve() in folders
+
+    @property
+    def run(self) -> str:
+        """The number of the run."""
+        return str(self.record.get("id"))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run."""
+        seed = self.record.get("seed")
+        return seed if type(seed) is int else None
+
+    def source(self, device: torch.device) -> Source | None:
+        """The newest checkpoint of the run that is not beyond the batch."""
+        source = newest_whole(self.folder, device, run=self.run, batch=self.batch)
+        if source is not None:
+            self.start = f"checkpoint {source.path.name}"
+        return source
+
+    def take_in(self, loop: Loop, recorders: Sequence[RunRecorder]) -> None:
+        """Hear of every step, and avoid the batches that were avoided."""
+        for recorder in recorders:
+            recorder.listener = self.hear
+        lost = (number for number, one in self.steps.trained.items() if one["loss"] is None)
+        loop.watch.avoided.update(lost)
+        goes_on = loop.fitting and not loop.finished(loop.state)
+        self._fits_done = loop.fits - goes_on
+
+    def passes_over_fit(self) -> bool:
+        """Whether this call of `fit` was over when the checkpoint was saved."""
+        self._fits_done -= 1
+        return self._fits_done >= 0
+
+    def begin(self, description: Mapping[str, Any]) -> None:
+        """Compare what the run is made of."""
+        self.changes = tuple(changes(self.record, description))
+
+    def hear(self, batch: int, values: Mapping[str, Any]) -> None:
+        """Compare a line with that of the run, and end after the batch.
+
+        Where something differs and no digests say in which tensor, training goes on to the next
+        checkpoint of the run.
+        """
+        trained = "loss" in values
+        recorded = (self.steps.trained if trained else self.steps.evaluated).get(batch)
+        self._last = max(batch, self._last or 0)
+        if self.difference is not None:
+            if self._end is None or batch >= self._end:
+                raise ReplayOver(1)
+        elif recorded is not None and (what := first_difference(recorded, values)) is not None:
+            self.difference = Difference(batch, what, recorded.get(what), values.get(what))
+            weight = first_weight(recorded, values)
+            if weight is not None:
+                self.tensor = f"{weight} after batch {batch}"
+                raise ReplayOver(1)
+            self._end = self._next_checkpoint(batch)
+            if self._end is None:
+                raise ReplayOver(1)
+        elif trained and batch == self.batch:
+            self._reached = True
+            raise ReplayOver(0)
+
+    def _next_checkpoint(self, batch: int) -> int | None:
+        """How many batches were done when the next checkpoint was saved."""
+        return min((one for one in self._saved() if one > batch), default=None)
+
+    def _saved(self) -> list[int]:
+        whole, _ = files.find(self.folder)
+        return [one.manifest.batch for one in whole if one.manifest.info.get("run") == self.run]
+
+    def check_saved(self, name: str, take: Callable[[], Mapping[str, Any]]) -> None:
+        """Once something differs: name the first tensor that differs from those of a checkpoint."""
+        if self.difference is None or self.tensor is not None:
+            return
+        try:
+            saved = files.read(self.folder / name).tensors
+        except CheckpointError:
+            return  # it was not kept, or is damaged
+        now = {name: one.cpu() for name, one in pack({"state": take()})[0].items()}
+        first = next((one for one in differing(saved, now) if one in saved), None)
+        if first is None:
+            self.tensor = f"none: all tensors are those of checkpoint {name}"
+        else:
+            gap = how_far(saved[first], now.get(first))
+            self.tensor = f"{first} at checkpoint {name} ({gap})"
+        raise ReplayOver(1)
+
+    def report(self) -> Report:
+        """What came of it.
+
+        Raises:
+            ReplayError: It didn't come to the batch.
+        """
+        if not self.joined:
+            folder = self.record.get("save_folder")
+            raise ReplayError(
+                f"no Trainer with save_folder={folder!r} was built: was it given another folder?"
+            )
+        if not self._reached and self.difference is None:
+            raise ReplayError(
+                f"training ended before batch {self.batch}"
+                + ("." if self._last is None else f", after batch {self._last}.")
+            )
+        loss = self.steps.trained[self.batch]["loss"]
+        return Report(
+            self.folder, self.batch, self.start, loss, self.difference, self.tensor, self.changes
+        )

@@ -1,0 +1,214 @@
+"""Compares two recorded runs, and finds where they part."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from composable.checkpoint import files
+from composable.checkpoint.compare import differing, how_far
+from composable.checkpoint.errors import CheckpointError
+from composable.runs import records as run_records
+from composable.runs.records import Steps, shown
+
+__all__ = ["Comparison", "Difference", "changes", "compare", "first_difference", "first_weight"]
+
+_MOST_SHOWN = 5
+
+
+@attrs.frozen
+class Difference:
+    """A step at which two runs part."""
+
+    batch: int
+    what: str
+    """`loss`, `lr`, `weights/0.weight`, `eval/accuracy`, or `batch` where one has no such step."""
+    first: Any
+    """As it was recorded in the first run: numbers as hexadecimal floats."""
+    second: Any
+
+
+@attrs.frozen
+class Comparison:
+    """Where two runs part."""
+
+    runs: tuple[Path, Path]
+    changes: tuple[str, ...]
+    """What they are made of otherwise; this alone makes no difference."""
+    step: Difference | None
+    """The first step that differs."""
+    tensor: str | None
+    """What is known of the first tensor that differs."""
+    passed_over: tuple[str, ...]
+    """The checkpoints that could not be read."""
+
+    @property
+    def same(self) -> bool:
+        """Whether every step, every metric and every tensor is the same to the last bit."""
+        return self.step is None and self.tensor is None
+
+    def __str__(self) -> str:
+        lines = [f"A: {self.runs[0]}", f"B: {self.runs[1]}"]
+        if self.changes:
+            lines += ["made of (A -> B):", *(f"  {change}" for change in self.changes)]
+        lines += [f"passed over: {one}" for one in self.passed_over]
+        if self.same:
+            return "\n".join([*lines, "the same to the last bit"])
+        if self.step is None:
+            lines.append("no step differs, but the checkpoints do")
+        elif self.step.what == "batch":
+            ends = "A" if self.step.first is None else "B"
+            lines.append(f"parted at batch {self.step.batch}: {ends} has no such step")
+        else:
+            values = f"A {shown(self.step.first)}, B {shown(self.step.second)}"
+            lines.append(f"parted at batch {self.step.batch}: {self.step.what}: {values}")
+        return "\n".join([*lines, f"first tensor known to differ: {self.tensor or 'none'}"])
+
+
+def compare(first: str | Path, second: str | Path) -> Comparison:
+    """Find the first step, metric and tensor at which two recorded runs part.
+
+    Args:
+        first: A run folder: the `save_folder` of a Trainer.
+        second: Another.
+
+    Raises:
+        CheckpointError: A folder is none of a run, or its record can't be read. Checkpoints that
+            can't be read are passed over.
+
+    Example:
+        >>> import tempfile
+        >>> from functools import partial
+        >>> import torch
+        >>> from composable import Trainer
+        >>> from composable.runs.diff import compare
+        >>> data = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]
+        >>> folders = [tempfile.mkdtemp() for _ in range(2)]
+        >>> for seed, folder in enumerate(folders):
+        ...     trainer = Trainer(
+        ...         torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3)),
+        ...         train_dataloader=data,
+        ...         max_duration="1ep",
+        ...         loss_fn=torch.nn.functional.cross_entropy,
+        ...         optimizers=partial(torch.optim.SGD, lr=0.1),
+        ...         save_folder=folder,
+        ...         seed=seed,
+        ...         progress_bar=False,
+        ...     )
+        ...     state = trainer.fit()
+        >>> compare(*folders).step.batch
+        0
+    """
+    runs = Path(first), Path(second)
+    records = [run_records.read_records(run)[-1] for run in runs]
+    steps = [run_records.read_steps(run) for run in runs]
+    step = _first_step(*steps)
+    passed_over: list[str] = []
+    tensor = _first_digest(*steps) or _first_tensor(*runs, passed_over)
+    return Comparison(runs, tuple(changes(*records)), step, tensor, tuple(passed_over))
+
+
+# --- steps ---
+
+
+def first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """The first name under which two lines differ.
+
+    Digests are compared where both have them.
+    """
+    own = [_weights(line) for line in (first, second)]
+    ignored = set() if all(own) else own[0].keys() | own[1].keys()
+    names = (name for name in {**first, **second} if name not in ignored)
+    return next((name for name in names if first.get(name) != second.get(name)), None)
+
+
+def first_weight(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """The first tensor whose digests differ in two lines."""
+    return first_difference(_weights(first), _weights(second))
+
+
+def _weights(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name.startswith("weights/")}
+
+
+def _first_step(first: Steps, second: Steps) -> Difference | None:
+    for batch in sorted({**first.trained, **second.trained}):
+        ours, theirs = first.trained.get(batch), second.trained.get(batch)
+        if ours is None or theirs is None:
+            return Difference(batch, "batch", ours and ours["loss"], theirs and theirs["loss"])
+        results = first.evaluated.get(batch, {}), second.evaluated.get(batch, {})
+        both = results[0].keys() & results[1].keys()  # when to evaluate makes no difference
+        for a, b in (ours, theirs), ({n: one[n] for n in both} for one in results):
+            what = first_difference(a, b)
+            if what is not None:
+                return Difference(batch, what, a.get(what), b.get(what))
+    return None
+
+
+def _first_digest(first: Steps, second: Steps) -> str | None:
+    for batch in sorted(first.trained.keys() & second.trained.keys()):
+        name = first_weight(first.trained[batch], second.trained[batch])
+        if name is not None:
+            return f"{name} after batch {batch}"
+    return None
+
+
+# --- checkpoints ---
+
+
+def _first_tensor(first: Path, second: Path, passed_over: list[str]) -> str | None:
+    """The tensors that differ in the first checkpoints of one time that do."""
+    ours, theirs = _by_time(first, passed_over), _by_time(second, passed_over)
+    for time in sorted(ours.keys() & theirs.keys()):
+        try:
+            a, b = files.read(ours[time]).tensors, files.read(theirs[time]).tensors
+        except CheckpointError as error:
+            passed_over.append(str(error))
+            continue
+        names = list(differing(a, b))
+        if names:
+            gaps = [f"{name} ({how_far(a.get(name), b.get(name))})" for name in names]
+            more = f"; and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+            return f"{'; '.join(gaps[:_MOST_SHOWN])}{more}; at checkpoint {ours[time].name}"
+    return None
+
+
+def _by_time(run: Path, passed_over: list[str]) -> dict[tuple[int, int, bool], Path]:
+    """The checkpoints of a run folder by batch, by epoch, and by whether they are complete."""
+    whole, broken = files.find(run)
+    passed_over += [str(one.error) for one in broken]
+    found = {}
+    for one in whole:
+        epoch, info = one.manifest.info.get("epoch"), one.manifest.info
+        if type(epoch) is int:
+            found[one.manifest.batch, epoch, info.get("complete") is True] = one.path
+    return found
+
+
+# --- what they are made of ---
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What two descriptions of runs say otherwise, a line each; of that which both speak of."""
+    a, b = _flat(before), _flat(now)
+    for name in [name for name in {**a, **b} if name.split("/")[0] not in _OF_NO_MATTER]:
+        known = name.split("/")[0] in before and name.split("/")[0] in now
+        if known and a.get(name) != b.get(name):
+            yield f"{name}: {a.get(name)} -> {b.get(name)}"[:400]
+
+
+_OF_NO_MATTER = {
+    *("id", "time", "batch", "command", "callbacks", "max_duration", "cwd", "save_folder"),
+    *("script", "executable"),
+}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}/")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

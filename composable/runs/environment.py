@@ -1,0 +1,93 @@
+"""What a run ran on: versions, platform, and the commit of the code."""
+
+import platform
+import subprocess
+import sys
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composable._version import __version__
+
+__all__ = ["describe_environment", "describe_script", "hash_file"]
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, platform, threads, the command, and the commit of the code, as plain values.
+
+    What makes bits differ between two machines is among it: the version of PyTorch, the number of
+    threads, the processor, the GPU.
+
+    Example:
+        >>> from composable.runs.environment import describe_environment
+        >>> sorted(describe_environment()["versions"])
+        ['composable', 'cuda', 'python', 'torch']
+    """
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return {
+        "versions": {
+            "composable": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda,
+        },
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "num_threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "command": list(sys.argv),
+        "commit": _commit(Path.cwd()),
+    }
+
+
+def describe_script() -> dict[str, Any]:
+    """The script that runs, as plain values: what is needed to start it again.
+
+    `script` is None where there is none, as in a notebook; `module` is what was given to
+    `python -m`, if anything.
+
+    Example:
+        >>> from composable.runs.environment import describe_script
+        >>> sorted(describe_script())
+        ['arguments', 'cwd', 'executable', 'module', 'script', 'script_sha256']
+    """
+    main = sys.modules.get("__main__")
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    script = None if file is None else Path(file).absolute()
+    return {
+        "script": None if script is None else str(script),
+        "script_sha256": None if script is None else hash_file(script),
+        "module": None if spec is None else spec.name,
+        "arguments": list(sys.argv[1:]),
+        "cwd": str(Path.cwd()),
+        "executable": sys.executable,
+    }
+
+
+def hash_file(path: Path) -> str | None:
+    """The SHA-256 of a file; None where it can't be read."""
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=8)
+def _commit(folder: Path) -> str | None:
+    """The commit at hand; None where there is none, or no git."""
+    try:
+        asked = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() or None

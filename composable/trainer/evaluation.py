@@ -1,0 +1,109 @@
+"""Evaluation and prediction: the loops that don't train."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from composable.core.batch import count_examples, map_tensors, to_device
+from composable.core.event import Event
+from composable.core.logger import to_numbers
+from composable.core.loss import ModelLoss
+from composable.core.state import State
+from composable.data.order import seeded_batches
+from composable.metrics import Averages, Evaluator
+from composable.plan.plan import Dispatcher
+from composable.utils.reproducibility import seed_step
+
+__all__ = ["bind_loss", "evaluate", "evaluation_mode", "predict"]
+
+
+def evaluate(
+    dispatcher: Dispatcher, state: State, evaluator: Evaluator, weigh: Callable[[Any], Any]
+) -> State:
+    """Evaluate a model; the state comes back as it was, with results and memory.
+
+    Args:
+        dispatcher: Runs the plan.
+        state: Where the run stands. What algorithms do to it at `EVAL_START` (other weights, say)
+            holds until `EVAL_END`.
+        evaluator: What to evaluate on.
+        weigh: Counts in a batch what its loss is the mean of.
+    """
+    fire, outer = dispatcher.fire, state
+    state = bind_loss(fire(Event.EVAL_START, state))
+    key = state.key.fold("eval", evaluator.label)
+    averages = Averages(evaluator.metrics or {})
+    step = -1
+    with evaluation_mode(state.model):
+        for step, batch in enumerate(seeded_batches(evaluator.dataloader, key, epoch=0)):
+            state = state.evolve(batch=to_device(batch, state.device), outputs=None)
+            state = fire(Event.EVAL_BATCH_START, state)
+            state = fire(Event.EVAL_BEFORE_FORWARD, state)
+            seed_step(key, step)
+            state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=state.forward()))
+            _update(averages, state, weigh)
+            state = fire(Event.EVAL_BATCH_END, state)
+    if step < 0:
+        raise ValueError(
+            f"the dataloader of Evaluator {evaluator.label!r} gave no batch: check the dataset and "
+            "that the loader can be gone through more than once."
+        )
+    (results,) = to_numbers([averages.compute()])
+    metrics = MappingProxyType({**state.metrics, evaluator.label: results})
+    state = fire(Event.EVAL_END, state.evolve(metrics=metrics))
+    names = {f"metrics/{evaluator.label}/{name}": value for name, value in results.items()}
+    dispatcher.logger.log_metrics(names, state.timestamp)
+    return outer.evolve(memory=state.memory, metrics=state.metrics)
+
+
+def _update(averages: Averages, state: State, weigh: Callable[[Any], Any]) -> None:
+    if state.loss_fn is not None:
+        averages.add("loss", state.loss_fn(state.outputs, state.batch), weigh(state.batch))
+    if averages.names:
+        inputs = state.batch_spec.inputs(state.batch)
+        averages.update(state.outputs, state.targets, count_examples(inputs))
+
+
+def predict(
+    dispatcher: Dispatcher, state: State, dataloader: Iterable[Any]
+) -> tuple[State, list[Any]]:
+    """Call the model on every batch: the state with what was remembered, and the outputs."""
+    fire, outer = dispatcher.fire, state
+    outputs = []
+    state = fire(Event.PREDICT_START, state)
+    key = state.key.fold("predict")
+    with evaluation_mode(state.model):
+        for step, batch in enumerate(seeded_batches(dataloader, key, epoch=0)):
+            state = state.evolve(batch=to_device(batch, state.device), outputs=None)
+            state = fire(Event.PREDICT_BATCH_START, state)
+            state = fire(Event.PREDICT_BEFORE_FORWARD, state)
+            seed_step(key, step)
+            state = fire(Event.PREDICT_AFTER_FORWARD, state.evolve(outputs=state.forward()))
+            outputs.append(map_tensors(torch.Tensor.cpu, state.outputs))
+            state = fire(Event.PREDICT_BATCH_END, state)
+    state = fire(Event.PREDICT_END, state)
+    return outer.evolve(memory=state.memory), outputs
+
+
+def bind_loss(state: State) -> State:
+    """The state with the loss of its own model, where the loss is the model's."""
+    if isinstance(state.loss_fn, ModelLoss) and state.loss_fn.model is not state.model:
+        return state.evolve(loss_fn=ModelLoss(state.model))
+    return state
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every module then gets back the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

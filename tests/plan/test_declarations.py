@@ -1,0 +1,184 @@
+"""Every wrong declaration, and every wrong thing in the list, has its own clear error."""
+
+import re
+
+import attrs
+import pytest
+
+from composable import Algorithm, Event, Plan, Stage, State, chain, choose, during, when
+from composable.algorithms import LabelSmoothing, MixUp
+from composable.core.algorithm import FunctionAlgorithm
+from tests.helpers import linear, make_trainer
+
+
+def declaring(**declared):
+    def apply(self, event, state):
+        return state
+
+    return attrs.frozen(type("Odd", (Algorithm,), {"apply": apply, **declared}), repr=False)()
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        (
+            {"events": "batch_end"},
+            "Odd.events is 'batch_end' and must be a set of members of Event",
+        ),
+        ({"events": {"batch_end"}}, "Odd.events has {'batch_end'} and must be a set of members of"),
+        ({"events": Event.INIT}, "Odd.events is <Event.INIT: 'init'> and must be a set of members"),
+        ({"events": None}, "Odd.events is None and must be a set of members of Event."),
+        ({"stage": "mix"}, "Odd.stage is 'mix' and must be a member of Stage, such as Stage.MIX."),
+        ({"stage": 40}, "Odd.stage is 40 and must be a member of Stage"),
+        (
+            {"reads": {"weights"}},
+            "Odd.reads has {'weights'} and must be a set of fields of State: b",
+        ),
+        ({"reads": "batch"}, "Odd.reads is 'batch' and must be a set of fields of State"),
+        (
+            {"writes": {"weights"}},
+            "Odd.writes has {'weights'} and must be a set of fields of State",
+        ),
+        (
+            {"writes": [["batch"]]},
+            "Odd.writes has {['batch']} and must be a set of fields of State",
+        ),
+        (
+            {"before": "MixUp"},
+            "Odd.before is 'MixUp' and must be a set of classes of algorithms, or",
+        ),
+        (
+            {"before": MixUp},
+            "Odd.before is <class 'composable.algorithms.mixup.MixUp'> and must be",
+        ),
+        (
+            {"before": [MixUp()]},
+            "Odd.before has {MixUp(alpha=0.2, per_sample=False, interpolate_lo",
+        ),
+        (
+            {"after": {Event.INIT}},
+            "Odd.after has {<Event.INIT: 'init'>} and must be a set of class",
+        ),
+        (
+            {"after": {int}},
+            "Odd.after has {<class 'int'>} and must be a set of classes of algorithm",
+        ),
+        (
+            {"parts": [MixUp()]},
+            "Odd.parts is [MixUp(alpha=0.2, per_sample=False, interpolate_loss=",
+        ),
+        ({"parts": (3,)}, "Odd.parts is (3,) and must be a tuple of algorithms."),
+        (
+            {"incompatible_with": {"CutMix"}},
+            "Odd.incompatible_with is {'CutMix'} and must be a mapping from classes",
+        ),
+        (
+            {"incompatible_with": {"CutMix": ""}},
+            "Odd.incompatible_with has 'CutMix': '' and must be a mapping",
+        ),
+        (
+            {"discouraged_with": {3: "why"}},
+            "Odd.discouraged_with has 3: 'why' and must be a mapping from classes of al",
+        ),
+        (
+            {"replaces": "convolution"},
+            "Odd.replaces is 'convolution' and must be a set of kinds of",
+        ),
+        ({"replaces": {3}}, "Odd.replaces has {3} and must be a set of kinds of layers, as words"),
+        (
+            {"apply": Algorithm.apply},
+            "Odd has no apply: implement apply(self, event, state) -> Sta",
+        ),
+    ],
+)
+def test_a_wrong_declaration_is_named_when_the_plan_is_made(declared, message):
+    odd = declaring(**declared)
+
+    for make in (lambda: Plan.compile([odd]), lambda: chain(odd), lambda: choose([odd])):
+        with pytest.raises(TypeError, match=re.escape(message)):
+            make()
+
+
+MIX = MixUp()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: MixUp(name=3), TypeError, "name=3 must be a string."),
+        (lambda: MixUp(name=""), ValueError, "name='' is empty: leave it out, or give a name."),
+        (lambda: chain(MIX, name=3), TypeError, "name=3 must be a string."),
+        (lambda: during("0ep", "1ep", MIX, name=""), ValueError, "name='' is empty"),
+        (lambda: FunctionAlgorithm(print, name=3), TypeError, "name=3 must be a string."),
+        (
+            lambda: Plan.compile([MixUp]),
+            TypeError,
+            "has the class MixUp, where an instance is mean",
+        ),
+        (
+            lambda: Plan.compile([MIX, MIX]),
+            ValueError,
+            "twice, the same instance: drop one of them",
+        ),
+        (
+            lambda: Plan.compile([MIX, during("0ep", "1ep", MIX)]),
+            ValueError,
+            "twice, the same instance: drop one of them, or put both into one chain(...).",
+        ),
+        (
+            lambda: Plan.compile([LabelSmoothing(), LabelSmoothing()]),
+            ValueError,
+            "give one another, such as LabelSmoothing(..., name='LabelSmoothing2').",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_list_is_said(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize("returned", [None, 1, "yes", State(linear())])
+def test_a_match_that_is_neither_true_nor_false_is_refused(returned):
+    odd = declaring(match=lambda self, event, state: returned, events=frozenset({Event.BATCH_END}))
+
+    message = re.escape(f"Odd.match returned {returned!r} and must return True or False.")
+    with pytest.raises(TypeError, match=message):
+        make_trainer(algorithms=odd).fit()
+
+
+def test_an_apply_that_returns_nothing_is_named_with_its_event():
+    odd = declaring(apply=lambda self, event, state: None, events=frozenset({Event.BATCH_END}))
+
+    with pytest.raises(TypeError, match="apply returned None and must return a State") as raised:
+        make_trainer(algorithms=odd).fit()
+
+    assert "raised by Odd at BATCH_END" in str(raised.value.__notes__)
+
+
+def test_a_circle_is_told_from_one_to_the_next():
+    ring = [
+        attrs.frozen(
+            type(
+                name,
+                (Algorithm,),
+                {"before": {following}, "stage": Stage.AUGMENT, "apply": MixUp.apply},
+            ),
+            repr=False,
+        )
+        for name, following in [("Ada", "Bob"), ("Bob", "Cid"), ("Cid", "Ada"), ("Dan", "Ada")]
+    ]
+
+    with pytest.raises(
+        ValueError, match=r"\['Ada', 'Bob', 'Cid'\] can't be ordered: .* circle: "
+    ) as e:
+        Plan.compile([one() for one in ring])
+
+    told = str(e.value).split("circle: ")[1].split(". ")[0].split(" before ")
+    assert told[0] == told[-1]
+    assert " ".join(told) in "Ada Bob Cid Ada Bob Cid"
+
+
+def test_a_condition_may_answer_with_anything_that_is_true_or_false():
+    odd = when(lambda state: [], declaring(events=frozenset({Event.BATCH_END})))
+
+    assert make_trainer(algorithms=odd).fit().timestamp.batch == 6

@@ -1,0 +1,169 @@
+"""Global callbacks: who is one, where, and until when."""
+
+import contextvars
+import threading
+
+import pytest
+
+from composable import Callback, register_global_callback
+from composable.algorithms import MixUp
+from composable.loggers import InMemoryLogger
+from composable.plan.global_callbacks import global_callbacks
+
+
+class One(Callback):
+    pass
+
+
+class Equal(Callback):
+    def __eq__(self, other):
+        return isinstance(other, Equal)
+
+    __hash__ = None
+
+
+def test_a_block_has_its_callbacks_from_the_outside_in():
+    outer, inner = One(), One()
+
+    with outer as entered:
+        assert entered is outer
+        assert global_callbacks() == (outer,)
+        with inner:
+            assert global_callbacks() == (outer, inner)
+        assert global_callbacks() == (outer,)
+    assert global_callbacks() == ()
+
+
+def test_one_that_is_entered_twice_is_there_once_until_the_outer_block_ends():
+    one = One()
+
+    with one:
+        with one:
+            assert global_callbacks() == (one,)
+        assert global_callbacks() == (one,)
+    assert global_callbacks() == ()
+
+
+def test_an_error_ends_the_block():
+    with pytest.raises(RuntimeError, match="no disk"), One(), One():
+        raise RuntimeError("no disk")
+
+    assert global_callbacks() == ()
+
+
+def test_blocks_may_end_in_another_order_than_they_were_nested():
+    first, second = One(), One()
+    first.__enter__()
+    second.__enter__()
+
+    first.__exit__(None, None, None)
+    assert global_callbacks() == (second,)
+
+    second.__exit__(None, None, None)
+    assert global_callbacks() == ()
+
+
+def test_callbacks_that_are_equal_are_two():
+    first, second = Equal(), Equal()
+
+    with first, second:
+        assert [one is two for one, two in zip(global_callbacks(), (first, second), strict=True)]
+        second.__exit__(None, None, None)
+        assert [one is first for one in global_callbacks()] == [True]
+        second.__enter__()
+    assert global_callbacks() == ()
+
+
+def test_a_block_is_of_its_thread_and_a_registered_one_of_the_process():
+    registered, entered, seen = One(), One(), []
+    handle = register_global_callback(registered)
+
+    with entered:
+        thread = threading.Thread(
+            target=contextvars.Context().run, args=(lambda: seen.append(global_callbacks()),)
+        )
+        thread.start()
+        thread.join()
+        assert global_callbacks() == (registered, entered)
+    handle.remove()
+
+    assert seen == [(registered,)]
+
+
+def test_many_threads_can_register_and_remove_at_once():
+    begin = threading.Barrier(8)
+
+    def work():
+        begin.wait()
+        for _ in range(200):
+            handle = register_global_callback(One())
+            assert handle.callback in global_callbacks()
+            handle.remove()
+            assert handle.callback not in global_callbacks()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert global_callbacks() == ()
+
+
+def test_removing_twice_is_removing_once():
+    one, other = One(), One()
+    handle, kept = register_global_callback(one), register_global_callback(other)
+
+    handle.remove()
+    handle.remove()
+    assert global_callbacks() == (other,)
+
+    kept.remove()
+    assert global_callbacks() == ()
+
+
+def test_each_handle_removes_its_own_registration():
+    one = One()
+    first, second = register_global_callback(one), register_global_callback(one)
+
+    first.remove()
+    first.remove()
+    assert global_callbacks() == (one,)
+
+    second.remove()
+    assert global_callbacks() == ()
+
+
+def test_a_function_that_is_registered_twice_is_there_once():
+    def look(event, state, logger):
+        pass
+
+    handles = [register_global_callback(look) for _ in range(2)]
+    names = [callback.name for callback in global_callbacks()]
+    for handle in handles:
+        handle.remove()
+
+    assert names == ["look"]
+
+
+def test_a_logger_can_be_global():
+    with InMemoryLogger() as logger:
+        assert global_callbacks() == (logger,)
+    handle = register_global_callback(logger)
+    assert global_callbacks() == (logger,)
+    handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (One, r"register_global_callback got the class One.*write One\(\)"),
+        (MixUp(), r"register_global_callback got MixUp.*algorithm: pass it in algorithms=\[...\]"),
+        (3, "register_global_callback got 3: each must be a Callback or a function"),
+    ],
+)
+def test_anything_else_is_refused(given, message):
+    with pytest.raises(TypeError, match=message):
+        register_global_callback(given)
+
+    assert global_callbacks() == ()
