@@ -20,6 +20,7 @@ from composable import Algorithm, Event, Plan, State, Timestamp, chain, during, 
 from composable.algorithms import EMA, SelectiveBackprop
 from composable.core.algorithm import FunctionAlgorithm
 from composable.core.logger import Logger
+from composable.plan.dispatch import Dispatcher
 
 COUNTS = (0, 10, 100, 1000)
 ROUNDS, ALGORITHMS_A_TURN = 60, 2000
@@ -97,7 +98,7 @@ def measure(event: Event, make: Callable[[str], object]) -> dict[int, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nobody says which of a thousand comes first
         fires = {
-            n: Plan.compile([make(f"{i:04}") for i in range(n)]).dispatcher(Logger()).fire
+            n: Dispatcher(Plan.compile([make(f"{i:04}") for i in range(n)]), Logger()).fire
             for n in COUNTS
         }
     taken: dict[int, list[float]] = {n: [] for n in COUNTS}

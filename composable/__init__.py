@@ -4,9 +4,10 @@ from composable._version import __version__ as __version__
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
 from composable.core.control import Control
+from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.logger import Logger, LoggerDestination
+from composable.core.logger import Logger
 from composable.core.state import FrozenStateError, State
 from composable.core.time import Clock, Time, Timestamp, TimeUnit
 from composable.core.window import Window

@@ -15,8 +15,8 @@ from composable.checkpoint.compare import differing, how_far
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.tree import pack
 from composable.core.callback import Callback
-from composable.core.logger import LoggerDestination
-from composable.plan.plan import as_list
+from composable.core.destination import LoggerDestination
+from composable.plan.declarations import as_list
 from composable.runs import records
 from composable.runs.diff import Difference, changes, first_difference, first_weight
 from composable.runs.environment import hash_file

@@ -6,7 +6,7 @@ from torch import nn, optim
 from torch.nn.functional import cross_entropy
 
 from composable import Callback, Control, Event
-from composable.core.logger import LoggerDestination
+from composable.core.destination import LoggerDestination
 from tests.helpers import batches, linear, make_trainer
 
 EPOCHS, BATCHES, MICROBATCHES, EVAL_BATCHES = 2, 3, 2, 2

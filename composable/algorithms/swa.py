@@ -21,7 +21,7 @@ from composable.functional import (
     swa,
     with_tensors,
 )
-from composable.plan.timeline import fraction_of_run
+from composable.plan.spans import fraction_of_run
 
 __all__ = ["SWA", "NothingAveragedWarning"]
 

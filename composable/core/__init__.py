@@ -1,1 +1,1 @@
-"""The immutable spine of a run: events, time, keys, state, algorithms, callbacks, the plan."""
+"""Values and protocols of a run: events, time, keys, batches, state, algorithms, callbacks."""

@@ -1,4 +1,4 @@
-"""What changes training."""
+"""Algorithms: transforms of the training state."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -15,52 +15,53 @@ __all__ = ["Algorithm", "FunctionAlgorithm", "Stage"]
 
 
 class Stage(IntEnum):
-    """Where an algorithm stands among those of the same event: lower comes first."""
+    """The position of an algorithm among those of the same event: lower runs first."""
 
     SELECT = 10
-    """Choosing examples: they are still raw."""
+    """Select examples, while they are still raw."""
     RESIZE = 20
-    """Changing their size or length."""
+    """Change the size or length of examples."""
     AUGMENT = 30
-    """Changing each example."""
+    """Augment each example."""
     MIX = 40
-    """Combining examples."""
+    """Combine examples."""
     TARGETS = 50
-    """Changing the targets alone."""
+    """Change only the targets."""
     SURGERY = 60
-    """Replacing modules."""
+    """Replace modules."""
     LAYOUT = 70
-    """Changing how tensors lie in memory."""
+    """Change the memory layout of tensors."""
     PRECISION = 80
-    """Changing the precision of modules."""
+    """Change the precision of modules."""
     GRADIENTS = 90
-    """Changing gradients."""
+    """Change gradients."""
     AVERAGE = 100
-    """Averaging weights."""
+    """Average weights."""
     OTHER = 110
     """Anything else."""
 
 
 def check_name(_: Any, attribute: Any, value: Any) -> None:
-    """A name is a string that isn't empty."""
+    """Check that a name is a string and not empty."""
     if not isinstance(value, str):
         raise TypeError(f"name={value!r} must be a string.")
     if not value:
-        raise ValueError("name='' is empty: leave it out, or give a name.")
+        raise ValueError("name='' is empty: omit it, or pass a name.")
 
 
 @attrs.frozen(kw_only=True, repr=False)
 class Algorithm:
     """A transform of the training state: `(event, state) -> state`.
 
-    A subclass is a frozen attrs class whose fields are hyperparameters. It says at which
-    `events` it acts, at which `stage` among the others, and what it `reads` and `writes`, and
-    implements `apply`. It holds no state: what it must remember goes into
-    `state.remember(self.name, ...)`, and what it draws comes from `state.generator(self.name)`.
+    A subclass is a frozen attrs class whose fields are hyperparameters. It declares the `events`
+    at which it acts, its `stage` among the other algorithms and the fields of the state that it
+    `reads` and `writes`, and it implements `apply`. It holds no state: keep values between calls
+    with `state.remember(self.name, ...)`, and draw random numbers from
+    `state.generator(self.name)`.
 
     Args:
-        name: Names its memory and its random numbers; the class's name by default. Two
-            instances of one class in a run need two names.
+        name: The name of its memory and of its random numbers; by default that of the class. Two
+            instances of one class in a run need different names.
 
     Example:
         >>> import attrs
@@ -80,28 +81,28 @@ class Algorithm:
     events: ClassVar[Any] = frozenset(Event)
     """The events at which it may act."""
     stage: ClassVar[Stage] = Stage.OTHER
-    """Its place among the algorithms of an event."""
+    """Its position among the algorithms of an event."""
     reads: ClassVar[Any] = frozenset()
     """The fields of the state on which its result depends."""
     writes: ClassVar[Any] = frozenset()
     """The fields of the state that it may change."""
     before: ClassVar[Any] = frozenset()
-    """Classes of algorithms, or their names, that it comes before where the stage is the same."""
+    """Classes of algorithms of the same stage, or their names, before which it runs."""
     after: ClassVar[Any] = frozenset()
-    """Classes of algorithms, or their names, that it comes after where the stage is the same."""
+    """Classes of algorithms of the same stage, or their names, after which it runs."""
     incompatible_with: ClassVar[Mapping[Any, str]] = MappingProxyType({})
-    """Classes of algorithms, or their names, with which it must not act on one batch, and why."""
+    """Classes of algorithms, or their names, that must not act on the same batch, with reasons."""
     discouraged_with: ClassVar[Mapping[Any, str]] = MappingProxyType({})
-    """Classes of algorithms, or their names, with which it may not do what it does alone, and
-    why: an order that somebody says, with `chain`, settles it."""
+    """Classes of algorithms, or their names, that may change its effect, with reasons. They cause
+    a warning, unless `chain` fixes the order."""
     replaces: ClassVar[Any] = frozenset()
-    """Which kinds of layers a surgery replaces, such as "convolution"; any kind where empty."""
+    """The kinds of layers that a surgery replaces, such as "convolution"; empty for any kind."""
     exclusive: ClassVar[bool] = False
-    """Whether one of its parts acts in each batch."""
+    """Whether only one of its parts acts in each batch."""
     declares: ClassVar[bool] = True
-    """Whether `writes` says all that it may change; a plain function doesn't say."""
+    """Whether `writes` is complete; a plain function declares nothing."""
     parts: ClassVar[Any] = ()
-    """The algorithms that it is made of."""
+    """The algorithms that it combines."""
 
     name: str = attrs.field(
         default=attrs.Factory(lambda self: type(self).__name__, takes_self=True),
@@ -109,25 +110,25 @@ class Algorithm:
     )
 
     def match(self, event: Event, state: State) -> bool:
-        """Whether it acts at this event in this state; asked at its `events` only."""
+        """Return whether it acts at this event in this state; called at its `events` only."""
         return event in self.events
 
     def apply(self, event: Event, state: State) -> State:
-        """The state after it acted."""
+        """Return the state after the algorithm."""
         raise NotImplementedError(
-            f"{type(self).__name__} must implement apply(event, state) and return a State."
+            f"{type(self).__name__} must implement apply(event, state) -> State."
         )
 
     def idle_reason(self) -> str | None:
-        """Why it can never act, or None where it can; asked when a plan is compiled."""
+        """Explain why it can never act, or return None; called when a plan is compiled."""
         return next((why for part in self.parts if (why := part.idle_reason())), None)
 
     def window(self) -> Window:
-        """When it may act, as far as it says so beforehand: for the picture of the run."""
+        """Return the part of a run in which it may act, as far as it is known beforehand."""
         return Window()
 
     def __call__(self, event: Event, state: State) -> State:
-        """The state after it acted, or `state` itself where it doesn't."""
+        """Return the state after the algorithm, or `state` itself if it doesn't act."""
         matched = self.match(event, state)
         if matched is False:
             return state
@@ -150,8 +151,8 @@ class FunctionAlgorithm(Algorithm):
     """A plain function `(event, state) -> state` as an algorithm.
 
     Args:
-        function: Called at every event; it returns `state` itself where it does nothing.
-        name: The function's name by default.
+        function: Called at every event; it returns `state` itself if it does nothing.
+        name: By default the name of the function.
 
     Example:
         >>> from composable.core.algorithm import FunctionAlgorithm
@@ -174,11 +175,11 @@ class FunctionAlgorithm(Algorithm):
     )
 
     def match(self, event: Event, state: State) -> bool:
-        """Always: the function decides."""
+        """Return True: the function decides."""
         return True
 
     def apply(self, event: Event, state: State) -> State:
-        """The state that the function returns."""
+        """Call the function."""
         return self.function(event, state)
 
     def __repr__(self) -> str:
@@ -186,7 +187,7 @@ class FunctionAlgorithm(Algorithm):
 
 
 def leaves(algorithm: Algorithm) -> Iterator[Algorithm]:
-    """The algorithms that an algorithm is made of in the end: itself where it has no parts."""
+    """Iterate over the innermost parts of an algorithm: itself, if it has no parts."""
     if algorithm.events and not algorithm.parts:  # identity has neither
         yield algorithm
     for part in algorithm.parts:
@@ -194,10 +195,10 @@ def leaves(algorithm: Algorithm) -> Iterator[Algorithm]:
 
 
 def nested(algorithms: Sequence[Algorithm], event: Event) -> tuple[Algorithm, ...]:
-    """Those that listen to an event, in the order in which they run.
+    """Select the algorithms that listen to an event, in the order in which they run.
 
-    At an event that closes a pair, those that listen to both of it run in reverse, after those
-    that listen to the closing event alone: before and after are brackets.
+    At an event that closes a pair, algorithms that listen to both events of the pair run in
+    reverse order (first in, last out), after those that listen to the closing event only.
     """
     listening = [a for a in algorithms if event in a.events]
     if not event.closes:
@@ -208,10 +209,10 @@ def nested(algorithms: Sequence[Algorithm], event: Event) -> tuple[Algorithm, ..
 
 
 def check_returned(state: Any) -> State:
-    """What an algorithm returned, if it is a state."""
+    """Return the result of an algorithm; raise an error if it isn't a state."""
     if type(state) is not State:
         raise TypeError(
             f"apply returned {state!r} and must return a State: end it with "
-            "return state.evolve(...), or return state where nothing changes."
+            "return state.evolve(...), or return state if nothing changes."
         )
     return state

@@ -1,7 +1,7 @@
-"""Reading, rebuilding and splitting batches of any shape.
+"""Reading, rebuilding and splitting batches of any structure.
 
 A batch is a tree: tensors in tuples, lists, dictionaries, named tuples, attrs classes and
-dataclasses. Nothing here changes a batch; what is changed is rebuilt.
+dataclasses. Batches are never changed in place: a changed tree is a new tree.
 """
 
 import copy
@@ -36,9 +36,9 @@ class BatchSpec:
 
     Args:
         input_key: An index (`0`), a name (`"image"`), a path (`["views", 0]`), a function that
-            reads the part, or a pair of functions `(get, set)` where `set(batch, value)`
+            returns the part, or a pair of functions `(get, set)` where `set(batch, value)`
             returns a new batch.
-        target_key: The same, for the target.
+        target_key: Likewise, for the target.
 
     Raises:
         TypeError: A key is none of these.
@@ -57,22 +57,22 @@ class BatchSpec:
     target_key: Any = attrs.field(default=1, validator=_check_key)
 
     def inputs(self, batch: Any) -> Any:
-        """The input of a batch; a batch that is a tensor is its own input."""
+        """Return the input of a batch; a batch that is a tensor is its own input."""
         kind = type(batch)
         if (kind is tuple or kind is list) and self.input_key == 0 and batch:
-            return batch[0]  # almost always, and several times a step
+            return batch[0]  # the common case, several times a step
         if isinstance(batch, Tensor):
             return batch
         return _get(batch, self.input_key, "input_key")
 
     def targets(self, batch: Any) -> Any:
-        """The target of a batch."""
+        """Return the target of a batch."""
         if type(batch) is tuple and self.target_key == 1 and len(batch) == 2:
             return batch[1]
         return _get(batch, self.target_key, "target_key")
 
     def replace(self, batch: Any, **parts: Any) -> Any:
-        """A new batch with `inputs=` or `targets=` replaced."""
+        """Return a new batch with `inputs=` or `targets=` replaced."""
         if "inputs" in parts:
             batch = _set(batch, self.input_key, parts["inputs"], "input_key")
         if "targets" in parts:
@@ -105,7 +105,7 @@ def _get_item(batch: Any, key: int | str, argument: str) -> Any:
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ValueError(
             f"{argument}={key!r} is not in the batch, which is {_describe(batch)}. "
-            f"Give the Trainer the {argument} of your batches."
+            f"Pass the {argument} of your batches to the Trainer."
         ) from None
 
 
@@ -115,7 +115,7 @@ def _set(batch: Any, key: Any, value: Any, argument: str) -> Any:
     if callable(key):
         raise ValueError(
             f"{argument}={key!r} can only read the batch, and an algorithm has to replace that "
-            f"part: give a pair of functions (get, set), where set(batch, value) returns a new "
+            "part: pass a pair of functions (get, set), where set(batch, value) returns a new "
             "batch."
         )
     if not isinstance(key, (int, str)):
@@ -143,13 +143,13 @@ def _set_item(batch: Any, key: int | str, value: Any, argument: str) -> Any:
         setattr(new, key, value)
         return new
     raise ValueError(
-        f"{argument}={key!r} can't be replaced in {_describe(batch)}: give a pair of functions "
+        f"{argument}={key!r} can't be replaced in {_describe(batch)}: pass a pair of functions "
         "(get, set), where set(batch, value) returns a new batch."
     )
 
 
 def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """`items` in a mapping of the type of `like`."""
+    """Build a mapping of `items` of the same type as `like`."""
     if type(like) is dict:
         return items
     try:
@@ -181,7 +181,7 @@ def _describe(batch: Any) -> str:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """The same tree with `function` applied to every tensor; the rest is passed through.
+    """Apply `function` to every tensor of a tree; other values are kept.
 
     Example:
         >>> from composable.core.batch import map_tensors
@@ -202,7 +202,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def tensors_of(tree: Any) -> Iterator[Tensor]:
-    """Every tensor of a tree."""
+    """Iterate over the tensors of a tree."""
     if isinstance(tree, Tensor):
         yield tree
     else:
@@ -219,7 +219,7 @@ def _children(tree: Any) -> Mapping[Any, Any] | None:
 
 
 def _fields(tree: Any) -> Mapping[str, str]:
-    """The names of the fields of an attrs class or dataclass, and of their arguments."""
+    """Return the constructor argument of each field of an attrs class or dataclass."""
     if attrs.has(type(tree)):
         return {field.name: field.alias for field in attrs.fields(type(tree)) if field.init}
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -240,7 +240,7 @@ def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
 
 
 def count_examples(inputs: Any) -> int:
-    """The number of examples: the first dimension of the first tensor of the input.
+    """Count the examples: the first dimension of the first tensor of the input.
 
     Raises:
         ValueError: There is no tensor with a first dimension.
@@ -251,25 +251,25 @@ def count_examples(inputs: Any) -> int:
         if tensor.ndim:
             return tensor.shape[0]
     raise ValueError(
-        f"The examples of the batch can't be counted: its input is {_describe(inputs)}, without "
-        "a tensor that has a batch dimension. Check input_key."
+        f"the examples of the batch can't be counted: its input is {_describe(inputs)}, without a "
+        "tensor that has a batch dimension. Check input_key."
     )
 
 
 def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Split a batch along its first dimension.
 
-    Tensors are split into views; lists of one plain value (a string, a number) an example are
-    split too, and so are tuples of one string an example, which is what a DataLoader makes of
-    strings. Tuples of numbers, such as a size, tensors without dimensions and other values go
-    to every part.
+    Tensors are split into views. Lists with one plain value (a string, a number) per example are
+    split too, and so are tuples with one string per example, to which a DataLoader collates
+    strings. Tuples of numbers, such as a size, tensors without dimensions and other values are
+    part of every split.
 
     Args:
         batch: Any tree of tensors, each with `sum(sizes)` rows.
         sizes: The number of examples of each part.
 
     Raises:
-        ValueError: A tensor has another number of rows; its place in the batch is named.
+        ValueError: A tensor has another number of rows; the message says where in the batch.
 
     Example:
         >>> from composable.core.batch import split_batch
@@ -287,8 +287,8 @@ def _split(tree: Any, sizes: list[int], place: str) -> list[Any]:
         if tree.shape[0] != count:
             raise ValueError(
                 f"{place} has {tree.shape[0]} rows and the input has {count} examples, so the "
-                "batch can't be split into microbatches: make every tensor of the batch have "
-                "one row an example, or train without grad_accum and microbatch_size."
+                "batch can't be split into microbatches: make every tensor of the batch have one "
+                "row per example, or train without grad_accum and microbatch_size."
             )
         return list(torch.split(tree, sizes))
     if _is_column(tree, count):
@@ -304,11 +304,11 @@ def _split(tree: Any, sizes: list[int], place: str) -> list[Any]:
 
 
 def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
-    """A batch with some of its examples only.
+    """Select some examples of a batch.
 
-    Selected are the rows of tensors and the items of lists that `split_batch` would split;
-    what has another number of rows than there are examples stays whole. A list makes the host
-    wait for indices on a GPU; tensors do not.
+    The rows of tensors and the items of lists that `split_batch` would split are selected. Tensors
+    with another number of rows are kept whole. Selecting from a list makes the host wait for
+    indices on a GPU; selecting from tensors does not.
 
     Args:
         batch: Any tree of tensors.
@@ -335,7 +335,7 @@ def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
 
 
 def _is_column(tree: Any, count: int) -> bool:
-    """Whether it is a list of one plain value an example, or a tuple of one string an example."""
+    """Return whether it is a list of plain values, or a tuple of strings, one per example."""
     if not (isinstance(tree, list) or type(tree) is tuple) or len(tree) != count:
         return False
     plain = (str, bytes, int, float) if isinstance(tree, list) else (str, bytes)
@@ -343,7 +343,7 @@ def _is_column(tree: Any, count: int) -> bool:
 
 
 def microbatch_sizes(count: int, *, parts: int | None, size: int | None) -> list[int]:
-    """How many examples each microbatch has: `parts` of them, or `size` each and a rest."""
+    """Return the size of each microbatch: of `parts` equal ones, or of `size` and a remainder."""
     if size is None:
         size = -(-count // (parts or 1))
     if size >= count:
@@ -352,7 +352,7 @@ def microbatch_sizes(count: int, *, parts: int | None, size: int | None) -> list
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch on a device. A loader's batches are on the CPU, so for it they stay as they are."""
+    """Move a batch to a device; for the CPU it is returned as it is, since loaders work there."""
     if device.type == "cpu":
         return batch
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)

@@ -1,19 +1,17 @@
-"""What watches training."""
+"""Observers of training."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from composable.core._notes import add_origin_note
 from composable.core.control import Control
 from composable.core.event import Event
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.logger import Logger
+from composable.core.state import State
 
 __all__ = [
     "Callback",
@@ -27,22 +25,21 @@ __all__ = [
 
 Self = TypeVar("Self", bound="Callback")
 
-# Of the context, not of the process: what one thread enters is no business of another.
+# Per context, not per process: callbacks that one thread enters don't observe other threads.
 _entered: ContextVar[tuple["Callback", ...]] = ContextVar("entered_callbacks", default=())
 
 
 class Callback:
-    """An observer of training: it reads, logs and asks, and changes nothing.
+    """An observer of training: it reads the state, logs metrics and makes requests.
 
-    A subclass defines a method for each event that it watches, named like the event in lower
-    case, with `(state, logger)`; or `run_event(event, state, logger)` for all events, which
-    switches the single methods off. A method returns None or a `Control`. An attribute that is
-    named like an event and can't be called is left alone.
+    A subclass defines a method `(state, logger)` for each event that it observes, named like the
+    event in lower case. Or it defines `run_event(event, state, logger)`, which is called at every
+    event and replaces these methods. A method returns None or a `Control`. Attributes that are
+    named like an event but aren't callable are ignored.
 
-    What it must remember for a run that goes on later, it returns from `state_dict` and takes back
-    in `load_state_dict`.
+    State that a resumed run needs is returned by `state_dict` and restored by `load_state_dict`.
 
-    `with callback:` lets it watch every Trainer that is called inside the block: see
+    `with callback:` adds the callback to every Trainer that is called inside the block: see
     `register_global_callback`.
 
     Example:
@@ -68,35 +65,34 @@ class Callback:
 
     @property
     def name(self) -> str:
-        """What it is called in the plan and in errors."""
+        """The name in the plan and in error messages."""
         return type(self).__name__
 
-    def run_event(self, event: Event, state: "State", logger: "Logger") -> Control | None:
-        """Watch every event; by default the method named like the event is called."""
+    def run_event(self, event: Event, state: State, logger: Logger) -> Control | None:
+        """Handle any event; by default, call the method that is named like the event."""
         hook = _hook(self, event)
         return hook(state, logger) if hook else None
 
     def close(self) -> None:
-        """Let go of files and screens: called when `fit`, `eval` or `predict` ends, however."""
+        """Release files and screens: called when `fit`, `eval` or `predict` ends or fails."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it must remember for a run that goes on later: plain containers and tensors.
+        """Return the state that a resumed run needs: plain containers and tensors.
 
-        It is saved with the state of the run. A callback that remembers nothing has none to give.
+        It is saved in every checkpoint. By default it is empty.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned.
+        """Restore the state that `state_dict` returned.
 
         Raises:
-            ValueError: `state` has something that this callback doesn't remember.
+            ValueError: `state` isn't empty, and this class doesn't override the method.
         """
         if state:
             raise ValueError(
-                f"{self.name} was given the state {sorted(state)}, and remembers nothing: was it "
-                "saved by another callback? A class that defines state_dict defines "
-                "load_state_dict too."
+                f"{self.name} was given the state {sorted(state)}, but has none: was it saved by "
+                "another callback? A class that defines state_dict must define load_state_dict too."
             )
 
     def __enter__(self: Self) -> Self:
@@ -104,20 +100,20 @@ class Callback:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # No token of the variable is kept: blocks may end in another order than that in which
-        # they were nested (generators), and each must take out its own.
-        left = list(_entered.get())
-        for i in reversed(range(len(left))):
-            if left[i] is self:
-                del left[i]
+        # ContextVar.reset would need blocks to end in the reverse order of their beginnings, and
+        # generators can end them in any order: so each block removes its own entry.
+        entered = list(_entered.get())
+        for i in reversed(range(len(entered))):
+            if entered[i] is self:
+                del entered[i]
                 break
-        _entered.set(tuple(left))
+        _entered.set(tuple(entered))
 
 
 class FunctionCallback(Callback):
     """A plain function `(event, state, logger) -> Control | None` as a callback."""
 
-    def __init__(self, function: Callable[[Event, "State", "Logger"], Control | None]) -> None:
+    def __init__(self, function: Callable[[Event, State, Logger], Control | None]) -> None:
         self.function = function
 
     @property
@@ -125,16 +121,16 @@ class FunctionCallback(Callback):
         """The name of the function."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
-    def run_event(self, event: Event, state: "State", logger: "Logger") -> Control | None:
+    def run_event(self, event: Event, state: State, logger: Logger) -> Control | None:
         """Call the function."""
         return self.function(event, state, logger)
 
 
 def check_keys(callback: Callback, state: Mapping[str, Any]) -> None:
-    """Refuse a state whose names are not those that a callback's own state has.
+    """Check that a saved state has the same keys as the callback's own state.
 
     Raises:
-        ValueError: `state` has other names.
+        ValueError: The keys differ.
     """
     own = callback.state_dict().keys()
     if state.keys() != own:
@@ -145,10 +141,10 @@ def check_keys(callback: Callback, state: Mapping[str, Any]) -> None:
 
 
 def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:
-    """The `(state, logger)` functions of a callback, by the events that it watches.
+    """Return the `(state, logger)` functions of a callback, by event.
 
     Raises:
-        TypeError: It has functions of two names of one event.
+        TypeError: Two functions are named after the same event.
     """
     if type(callback).run_event is not Callback.run_event:
         return {event: partial(callback.run_event, event) for event in Event}
@@ -156,42 +152,42 @@ def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:
     return {event: hook for event, hook in hooks.items() if hook is not None}
 
 
-_NAMES = {  # older names of events included
+_NAMES = {  # including the alternative names of events
     event: [name.lower() for name, same in Event.__members__.items() if same is event]
     for event in Event
 }
 
 
 def _hook(callback: Callback, event: Event) -> Callable[..., Any] | None:
-    """The function that is named like an event; data of that name is the callback's own."""
+    """Find the method that is named like an event; attributes that aren't callable don't count."""
     found = {name: getattr(callback, name, None) for name in _NAMES[event]}
     hooks = {name: hook for name, hook in found.items() if callable(hook)}
     first = next(iter(hooks.values()), None)
     if any(hook != first for hook in hooks.values()):
         raise TypeError(
-            f"{callback.name} defines {' and '.join(hooks)}, which are names of one event: "
-            f"make {event.value} of them."
+            f"{callback.name} defines {' and '.join(hooks)}, which are names of one event: define "
+            f"{event.value} only."
         )
     return first
 
 
 def callback_id(callback: Callback) -> int:
-    """What tells callbacks apart: a function is one, however often it is wrapped."""
+    """Return the identity of a callback; a function keeps its identity however it is wrapped."""
     return id(callback.function if isinstance(callback, FunctionCallback) else callback)
 
 
 def entered_callbacks() -> tuple[Callback, ...]:
-    """The callbacks in whose `with` blocks this code runs, the outermost first."""
+    """Return the callbacks whose `with` blocks are active here, the outermost first."""
     return _entered.get()
 
 
 @contextmanager
 def closing(callbacks: Iterable[Callback], *, at_the_end: bool = True) -> Iterator[None]:
-    """Close every callback once, whatever happens, and keep the first error.
+    """Close every callback once when the block ends or fails, and raise the first error.
 
     Args:
-        callbacks: Whom to close.
-        at_the_end: Close them at an ordinary end too, and not after an error only.
+        callbacks: The callbacks to close.
+        at_the_end: Whether to close them if the block ends without an error too.
 
     Example:
         >>> from composable.core.callback import Callback, closing

@@ -1,4 +1,4 @@
-"""What observers may ask of the loop."""
+"""The requests that callbacks may make."""
 
 from enum import Flag, auto
 
@@ -6,9 +6,9 @@ __all__ = ["Control"]
 
 
 class Control(Flag):
-    """Requests to the loop; `a | b` asks for both.
+    """Requests of callbacks to the loop; `a | b` requests both.
 
-    Requests of several callbacks are joined by "or", so their order never matters.
+    The requests of several callbacks are joined by "or", so the callbacks' order never matters.
 
     Example:
         >>> from composable import Control
@@ -20,12 +20,12 @@ class Control(Flag):
 
     NONE = 0
     STOP = auto()
-    """End training after this batch."""
+    """Stop training after this batch."""
     END_EPOCH = auto()
     """End the epoch after this batch."""
     EVALUATE = auto()
     """Evaluate after this batch."""
     SAVE = auto()
-    """Save after this batch."""
+    """Save a checkpoint after this batch."""
     LOG = auto()
-    """Hand the loop's metrics to the loggers after this batch."""
+    """Log the loop's own metrics after this batch."""

@@ -1,4 +1,4 @@
-"""The points of a training run at which algorithms and callbacks act."""
+"""The points of a run at which algorithms and callbacks act."""
 
 from enum import Enum
 
@@ -6,7 +6,7 @@ __all__ = ["Event"]
 
 
 class Event(Enum):
-    """A point of a run. The members stand in the order in which they fire.
+    """A point of a run. The members are listed in the order in which they fire.
 
     ::
 
@@ -26,7 +26,7 @@ class Event(Enum):
                     # <AFTER_DATALOADER>
                     # <BATCH_START>
                     # <BEFORE_TRAIN_BATCH>
-                    for microbatch in split(batch):  # again, where a second pass is asked for
+                    for microbatch in split(batch):  # twice, if a second pass is requested
                         # <BEFORE_FORWARD>
                         outputs = model(inputs)
                         # <AFTER_FORWARD>
@@ -44,25 +44,29 @@ class Event(Enum):
                     optimizer.zero_grad()
                     # <AFTER_ZERO_GRAD>
                     # <BEFORE_SCHEDULER_STEP>
-                    scheduler.step()
+                    scheduler.step()  # schedulers that step once a batch
                     # <AFTER_SCHEDULER_STEP>
                     # <BATCH_END>
-                    # <LOG>
-                    evaluate()  # where it is due
+                    # <LOG>  # if due or requested
+                    evaluate()  # if due or requested
                     # <BATCH_CHECKPOINT>
-                    save()  # where it is asked for
-                # <LOG>, where it is due only now: the length of the epoch was unknown
+                    save()  # if requested
+                # <LOG>  # if due only now, since the length of the epoch was unknown
                 # <BEFORE_SCHEDULER_STEP>
-                scheduler.step()  # those that step each epoch
+                scheduler.step()  # schedulers that step once an epoch
                 # <AFTER_SCHEDULER_STEP>
                 # <EPOCH_END>
-                evaluate()
+                evaluate()  # if due or requested
+                # <BEFORE_SCHEDULER_STEP>
+                scheduler.step(loss)  # ReduceLROnPlateau, if just evaluated
+                # <AFTER_SCHEDULER_STEP>
                 # <EPOCH_CHECKPOINT>
-                save()
+                save()  # if requested
             # <ITERATION_END>
             # <ITERATION_CHECKPOINT>
-            save()
-        evaluate()  # unless it was done just now
+            save()  # if requested
+        evaluate()  # unless already evaluated after this batch
+        save()  # if a checkpoint of the end is due and not saved yet
         # <FIT_END>
 
 
@@ -93,16 +97,16 @@ class Event(Enum):
         >>> from composable import Event
         >>> Event("batch_end") is Event.BATCH_END
         True
-        >>> Event.TRAINING_START is Event.FIT_START  # another name of the same point
+        >>> Event.TRAINING_START is Event.FIT_START  # an alternative name
         True
     """
 
     INIT = "init"
-    """Once, while the `Trainer` is built, before optimizer factories are called: for surgery."""
+    """Once, in the constructor of `Trainer`, before optimizers are created: for model surgery."""
     BEFORE_LOAD = "before_load"
-    """Once, while the `Trainer` is built, before a saved state would be read."""
+    """Once, in the constructor of `Trainer`, before weights are loaded (`load_path`)."""
     AFTER_LOAD = "after_load"
-    """Once, after `BEFORE_LOAD`: the model is final and the optimizers exist."""
+    """Once, after weights are loaded: the model is final and the optimizers exist."""
     FIT_START = "fit_start"
     """At the start of every `Trainer.fit`."""
     ITERATION_START = "iteration_start"
@@ -110,100 +114,100 @@ class Event(Enum):
     EPOCH_START = "epoch_start"
     """Before the first batch of an epoch."""
     BEFORE_DATALOADER = "before_dataloader"
-    """Before each batch is fetched, and once more when the loader is found to be exhausted."""
+    """Before each batch is fetched, and once more before the loader turns out to be exhausted."""
     AFTER_DATALOADER = "after_dataloader"
-    """After the batch was fetched and moved to the device: to select, resize, augment."""
+    """After the batch is fetched and moved to the device: to select, resize and augment."""
     BATCH_START = "batch_start"
-    """Before a batch is trained on."""
+    """Before training on a batch."""
     BEFORE_TRAIN_BATCH = "before_train_batch"
-    """Before the forward, loss and backward of the whole batch: once, however it is split."""
+    """Before the forward and backward passes of the whole batch: once, however it is split."""
     BEFORE_FORWARD = "before_forward"
-    """Before the model is called: once for each microbatch, as are the five that follow. The
-    global generators are seeded for the step right after it."""
+    """Before the model is called: once for each microbatch, like the five events that follow. The
+    global random number generators are seeded for the step right after it."""
     AFTER_FORWARD = "after_forward"
-    """After the model was called; `state.outputs` is set."""
+    """After the model is called; `state.outputs` is set."""
     BEFORE_LOSS = "before_loss"
     """Before the loss is computed."""
     AFTER_LOSS = "after_loss"
-    """After the loss was computed; `state.loss` is that of the microbatch."""
+    """After the loss is computed; `state.loss` is the loss of the microbatch."""
     BEFORE_BACKWARD = "before_backward"
     """Before the gradients are computed."""
     AFTER_BACKWARD = "after_backward"
-    """After the gradients were added to the parameters' `.grad`."""
+    """After the gradients are added to the parameters' `.grad`."""
     AFTER_TRAIN_BATCH = "after_train_batch"
     """After the last microbatch; the gradients are those of the whole batch."""
     BEFORE_OPTIMIZER_STEP = "before_optimizer_step"
     """Before the optimizers step: for gradient clipping."""
     AFTER_OPTIMIZER_STEP = "after_optimizer_step"
-    """After the optimizers stepped; gradients and the learning rate used can still be read."""
+    """After the optimizers step; the gradients and the learning rates used are still set."""
     BEFORE_ZERO_GRAD = "before_zero_grad"
-    """Before the gradients are dropped."""
+    """Before the gradients are set to None."""
     AFTER_ZERO_GRAD = "after_zero_grad"
-    """After the gradients were dropped."""
+    """After the gradients are set to None."""
     BEFORE_SCHEDULER_STEP = "before_scheduler_step"
-    """Before the learning rate of the batch (or epoch) to come is set, where anything sets it."""
+    """Before a scheduler sets the learning rate of the next batch or epoch."""
     AFTER_SCHEDULER_STEP = "after_scheduler_step"
-    """After the learning rate of the batch (or epoch) to come was set."""
+    """After a scheduler sets the learning rate of the next batch or epoch."""
     BATCH_END = "batch_end"
-    """After the batch; the timestamp counts it."""
+    """After a batch; the timestamp counts it."""
     LOG = "log"
-    """After the loop handed its own metrics to the loggers (each `log_interval`)."""
+    """After the loop logs its own metrics, at each `log_interval` or if requested."""
     EVAL_BEFORE_ALL = "eval_before_all"
-    """Before the evaluators of the run are gone through."""
+    """Before the evaluators that are due run."""
     EVAL_STANDALONE_START = "eval_standalone_start"
-    """At the start of a direct call of `Trainer.eval`."""
+    """At the start of `Trainer.eval`."""
     EVAL_START = "eval_start"
-    """Before an evaluator's first batch: for evaluating with other weights."""
+    """Before the first batch of an evaluator: for evaluating with averaged weights."""
     EVAL_BATCH_START = "eval_batch_start"
     """Before a batch is evaluated."""
     EVAL_BEFORE_FORWARD = "eval_before_forward"
-    """Before the model is called on it."""
+    """Before the model is called."""
     EVAL_AFTER_FORWARD = "eval_after_forward"
-    """After the model was called on it."""
+    """After the model is called."""
     EVAL_BATCH_END = "eval_batch_end"
-    """After the metrics have taken it in."""
+    """After the metrics are updated."""
     EVAL_END = "eval_end"
-    """After an evaluator's last batch; `state.metrics[label]` has its results."""
+    """After the last batch of an evaluator; `state.metrics[label]` holds its results."""
     EVAL_STANDALONE_END = "eval_standalone_end"
-    """At the end of a direct call of `Trainer.eval`."""
+    """At the end of `Trainer.eval`."""
     EVAL_AFTER_ALL = "eval_after_all"
-    """After the evaluators of the run were gone through."""
+    """After all evaluators that were due."""
     BATCH_CHECKPOINT = "batch_checkpoint"
-    """After `BATCH_END` and any evaluation that was due: the place to ask for a save."""
+    """After `BATCH_END` and any evaluation: where callbacks request a checkpoint."""
     BEFORE_SAVE = "before_save"
-    """Before the state is saved."""
+    """Before a checkpoint is saved."""
     AFTER_SAVE = "after_save"
-    """After the state was saved."""
+    """After a checkpoint is saved."""
     EPOCH_END = "epoch_end"
     """After the last batch of an epoch; the timestamp counts the epoch."""
     EPOCH_CHECKPOINT = "epoch_checkpoint"
-    """After `EPOCH_END` and any evaluation that was due: the place to ask for a save."""
+    """After `EPOCH_END` and any evaluation: where callbacks request a checkpoint."""
     ITERATION_END = "iteration_end"
     """After the last epoch of an iteration; the timestamp counts the iteration."""
     ITERATION_CHECKPOINT = "iteration_checkpoint"
-    """After `ITERATION_END`: the place to ask for a save."""
+    """After `ITERATION_END`: where callbacks request a checkpoint."""
     FIT_END = "fit_end"
-    """At the end of every `Trainer.fit`, after the last evaluation."""
+    """At the end of every `Trainer.fit`, after the last evaluation and checkpoint."""
     PREDICT_START = "predict_start"
     """At the start of `Trainer.predict`."""
     PREDICT_BATCH_START = "predict_batch_start"
     """Before a batch is predicted."""
     PREDICT_BEFORE_FORWARD = "predict_before_forward"
-    """Before the model is called on it."""
+    """Before the model is called."""
     PREDICT_AFTER_FORWARD = "predict_after_forward"
-    """After the model was called on it."""
+    """After the model is called."""
     PREDICT_BATCH_END = "predict_batch_end"
-    """After its outputs were collected."""
+    """After the outputs are collected."""
     PREDICT_END = "predict_end"
     """At the end of `Trainer.predict`."""
 
-    # Other names of the same points.
+    # Alternative names.
     TRAINING_START = "fit_start"
     TRAINING_END = "fit_end"
     BEFORE_EVAL_ALL = "eval_before_all"
     AFTER_EVAL_ALL = "eval_after_all"
 
-    # Events are dictionary keys in the hot path: identity is all that tells them apart.
+    # Events are dictionary keys in the hot path: hashing by identity is the fastest.
     __hash__ = object.__hash__
 
     @property
@@ -213,7 +217,7 @@ class Event(Enum):
 
     @property
     def closes(self) -> bool:
-        """Whether this event is the second of a pair: listeners then run in reverse order."""
+        """Whether this event is the second of a pair; listeners then run in reverse order."""
         return self in _CLOSING
 
     @property
@@ -239,7 +243,7 @@ def _find_pairs() -> dict[Event, Event]:
 
 
 CLOSED_BY = _find_pairs()
-"""The event that closes each opening event."""
+"""The closing event of each opening event."""
 
 _CLOSING = {closing: opening for opening, closing in CLOSED_BY.items()}
 

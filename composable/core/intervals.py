@@ -1,4 +1,4 @@
-"""When something is due: at intervals of time, or when a function says so."""
+"""Intervals at which evaluation, checkpoints and logging are due."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -14,7 +14,12 @@ IntervalLike: TypeAlias = TimeLike | Callable[[State, Event], bool] | None
 
 
 def check_interval(name: str, interval: Any) -> Interval:
-    """A time, a function `(state, event) -> bool`, or None for never."""
+    """Convert an interval; a function `(state, event) -> bool` and None, for never, pass through.
+
+    Raises:
+        TypeError: `interval` is not a time.
+        ValueError: `interval` is zero, or not a valid time.
+    """
     if interval is None or (callable(interval) and not isinstance(interval, Time)):
         return interval
     length = check_time(name, interval)
@@ -30,7 +35,7 @@ def is_due(
     event: Event,
     iteration_length: int | None = None,
 ) -> bool:
-    """Whether an interval has passed between two states.
+    """Return whether an interval is completed between two states.
 
     Args:
         interval: A time, a function `(state, event) -> bool`, or None for never.
@@ -52,10 +57,10 @@ def is_due(
     if not isinstance(interval, Time):
         return bool(interval(state, event))
     if interval.unit not in (TimeUnit.EPOCH, TimeUnit.ITERATION):
-        return crossed(before, state, interval)  # the end of an epoch alone may cross it too
+        return crossed(before, state, interval)  # the end of an epoch may complete it too
     if event is not Event.EPOCH_END:
         return False
     now, count = state.timestamp, int(interval.value)
-    if interval.unit is TimeUnit.ITERATION:  # with the last epoch of the iteration
+    if interval.unit is TimeUnit.ITERATION:  # due with its last epoch
         return now.epoch_in_iteration == iteration_length and not (now.iteration + 1) % count
     return not now.epoch % count

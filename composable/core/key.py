@@ -1,4 +1,4 @@
-"""Randomness as a function of seed and names."""
+"""Keyed random numbers: functions of a seed and of names."""
 
 from hashlib import blake2b
 
@@ -14,8 +14,9 @@ _MASK = 2**64 - 1
 class Key:
     """A name for a stream of random numbers.
 
-    Folding in who draws and when gives another key, and a key always gives the same numbers.
-    Nobody's draws can therefore shift anybody else's, and any step can be replayed alone.
+    Folding in the name of a component and the number of a batch gives another key, and the same
+    key always gives the same numbers. So the draws of one component never shift those of another,
+    and any step can be replayed on its own.
 
     Args:
         seed: An integer from 0 to 2**64 - 1.
@@ -42,24 +43,24 @@ class Key:
             raise ValueError(f"seed={seed!r} is out of range: use 0 to 2**64 - 1.")
 
     def fold(self, *data: str | int) -> "Key":
-        """The key that this one and `data` determine."""
+        """Derive the key that this one and `data` determine."""
         seed = self.seed
         for item in data:
             seed = fold_in(seed, item)
-        folded = object.__new__(Key)  # every step folds: the checks would cost more than the fold
+        folded = object.__new__(Key)  # at every step: validation would cost more than folding
         object.__setattr__(folded, "seed", seed)
         return folded
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A new generator at the start of this key's stream."""
+        """Create a generator at the start of this key's stream."""
         generator = torch.Generator(device)
         generator.manual_seed(self.seed)
         return generator
 
 
 def fold_in(seed: int, item: str | int) -> int:
-    """The seed that `seed` and `item` determine."""
-    if type(item) is int:  # SplitMix64: every step folds its number, so this has to be cheap
+    """Derive the seed that `seed` and `item` determine."""
+    if type(item) is int:  # SplitMix64: cheap, since every step folds its number
         mixed = (seed + (item + 1) * 0x9E3779B97F4A7C15) & _MASK
         mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
         mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK

@@ -1,4 +1,4 @@
-"""How the loss of a batch is computed, split and weighted."""
+"""The loss of a batch: its computation, per example, and its weight in an accumulated batch."""
 
 import inspect
 from collections.abc import Callable
@@ -16,17 +16,17 @@ __all__ = ["ModelLoss", "TargetLoss", "check_loss", "count_loss_tokens"]
 
 @attrs.frozen
 class TargetLoss:
-    """A loss of outputs and targets, as a loss of outputs and a batch."""
+    """A loss function of outputs and targets as a function of outputs and a batch."""
 
     function: Callable[[Any, Any], Tensor]
     spec: BatchSpec
 
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
-        """The loss."""
+        """Compute the loss."""
         return self.function(outputs, self.spec.targets(batch))
 
     def per_example(self, outputs: Any, batch: Any) -> Tensor:
-        """The loss of each example."""
+        """Compute the loss of each example."""
         targets = self.spec.targets(batch)
         unreduced = _unreduced(self.function)
         if unreduced is not None:
@@ -37,21 +37,21 @@ class TargetLoss:
 
 @attrs.frozen
 class ModelLoss:
-    """The loss of a model that has `loss(outputs, batch)`."""
+    """The loss of a model that defines `loss(outputs, batch)`."""
 
     model: nn.Module
 
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
-        """The loss."""
+        """Compute the loss."""
         return self.model.loss(outputs, batch)  # type: ignore[operator, no-any-return]
 
     def per_example(self, outputs: Any, batch: Any) -> Tensor:
-        """The loss of each example."""
+        """Compute the loss of each example."""
         return _one_by_one(self.model.loss, outputs, batch)  # type: ignore[arg-type]
 
 
 def _unreduced(function: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
-    """The same loss without its mean, where it offers that as `reduction`."""
+    """Return the loss without its reduction, or None if it has no `reduction` option."""
     if isinstance(function, nn.Module):
         if not hasattr(function, "reduction"):
             return None
@@ -68,7 +68,7 @@ def _unreduced(function: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
 
 
 def _one_by_one(function: Callable[..., Tensor], outputs: Any, rest: Any) -> Tensor:
-    """A mean loss of each example alone: one vectorised call on batches of one."""
+    """Compute the loss of each example by a vectorized call on batches of one."""
 
     def of_one(output: Any, other: Any) -> Tensor:
         lone = partial(map_tensors, lambda tensor: tensor.unsqueeze(0))
@@ -78,17 +78,25 @@ def _one_by_one(function: Callable[..., Tensor], outputs: Any, rest: Any) -> Ten
 
 
 def count_loss_tokens(targets: Any, ignore_index: int = -100) -> Tensor:
-    """How many targets bear a loss, as a tensor on their device."""
+    """Count the targets other than `ignore_index`, as a tensor on their device."""
     if not isinstance(targets, Tensor):
         raise TypeError(
-            "loss_mean_over='tokens' needs targets that are one tensor; got "
-            f"{type(targets).__name__}: give a function of the batch that counts instead."
+            "loss_mean_over='tokens' needs targets that are a tensor; got "
+            f"{type(targets).__name__}: pass a function of the batch that counts them instead."
         )
     return (targets != ignore_index).sum()
 
 
 def weigher(mean_over: Any, spec: BatchSpec) -> Callable[[Any], Any]:
-    """The function that counts what the loss of a batch is the mean of."""
+    """Build the function that counts the terms over which the loss of a batch is the mean.
+
+    Args:
+        mean_over: "examples", "tokens", or a function of the batch that counts.
+        spec: Which part of the batch is the input and which is the target.
+
+    Raises:
+        ValueError: `mean_over` is none of these.
+    """
     if mean_over == "examples":
         return lambda batch: count_examples(spec.inputs(batch))
     if mean_over == "tokens":
@@ -97,7 +105,7 @@ def weigher(mean_over: Any, spec: BatchSpec) -> Callable[[Any], Any]:
         return lambda batch: _as_count(mean_over(batch))
     raise ValueError(
         f"loss_mean_over={mean_over!r} must be 'examples', 'tokens' (targets other than -100), or "
-        "a function that counts in a batch what its loss is the mean of."
+        "a function of the batch that counts the terms of its loss."
     )
 
 
@@ -106,14 +114,14 @@ def _as_count(count: Any) -> Tensor:
         return count
     if isinstance(count, bool) or not isinstance(count, (int, float)):
         raise TypeError(
-            f"loss_mean_over counted {count!r} in a batch, and must count a number or give a "
-            "tensor of one element."
+            f"loss_mean_over returned {count!r} and must return a number, or a tensor of one "
+            "element."
         )
     return torch.tensor(count)
 
 
 def check_loss(loss: Any) -> Tensor:
-    """The loss, where it can be differentiated as that of a batch."""
+    """Return the loss; raise an error if it is not a differentiable scalar."""
     if not isinstance(loss, Tensor):
         raise TypeError(
             f"loss_fn returned {type(loss).__name__} and must return a tensor without dimensions."
@@ -121,7 +129,7 @@ def check_loss(loss: Any) -> Tensor:
     if loss.ndim:
         raise ValueError(
             f"loss_fn returned a tensor of shape {tuple(loss.shape)} and must return one without "
-            "dimensions: take its mean, such as loss.mean()."
+            "dimensions, such as loss.mean()."
         )
     if not loss.requires_grad:
         raise ValueError(

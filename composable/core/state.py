@@ -1,4 +1,4 @@
-"""The state of a training run, as a value."""
+"""The immutable state of a training run."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -19,7 +19,7 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 def _read_only(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A mapping that nobody can change: not through itself, nor through what it was made from."""
+    """Copy a mapping into a read-only one, recursively."""
     return MappingProxyType({name: _frozen(value) for name, value in mapping.items()})
 
 
@@ -36,7 +36,7 @@ def _as_gradients(value: Any) -> Mapping[str, Tensor] | None:
 
 
 class FrozenStateError(attrs.exceptions.FrozenInstanceError):
-    """Something tried to assign to a `State`."""
+    """A field of a `State` was assigned to."""
 
     def __init__(self, message: str) -> None:
         AttributeError.__init__(self, message)  # attrs' own takes no message
@@ -45,12 +45,12 @@ class FrozenStateError(attrs.exceptions.FrozenInstanceError):
 
 @attrs.frozen(slots=False, eq=False, repr=False)
 class State:
-    """Everything that a run consists of, frozen.
+    """The complete state of a run, immutable.
 
-    `state.evolve(field=value)` gives another state; nothing changes this one. The leaves are
-    PyTorch's own and are updated in place in four places only: `backward` writes gradients,
-    `optimizer.step` writes parameters, normalisation layers write their running statistics, and
-    the parameters in `frozen` require no gradient for the time of a step.
+    `state.evolve(field=value)` returns another state; nothing changes this one. Models, optimizers
+    and tensors are PyTorch's own objects. They are updated in place in four cases only: `backward`
+    writes gradients, `optimizer.step` writes parameters, normalization layers write their running
+    statistics, and the parameters in `frozen` require no gradient during a step.
 
     Example:
         >>> from composable import State
@@ -72,43 +72,44 @@ class State:
     optimizers: tuple[Optimizer, ...] = ()
     schedulers: tuple[Any, ...] = ()
     batch: Any = None
-    """The batch at hand."""
+    """The current batch."""
     outputs: Any = None
-    """What the model made of it (of its last microbatch)."""
+    """The outputs of the model for the batch, or for its last microbatch."""
     loss: Tensor | None = None
-    """Its loss, detached but between `AFTER_LOSS` and the backward pass."""
+    """The loss of the batch. It is attached to the autograd graph only between `AFTER_LOSS` and the
+    backward pass."""
     gradients: Mapping[str, Tensor] | None = attrs.field(default=None, converter=_as_gradients)
-    """Gradients by parameter name that replace the parameters' `.grad` at the optimizer's step."""
+    """Gradients by parameter name; they replace the parameters' `.grad` at the optimizer step."""
     frozen: frozenset[str] = frozenset()
-    """Names of the parameters that this batch doesn't train, from `BEFORE_TRAIN_BATCH` on; empty
-    between two batches."""
+    """Names of the parameters that are not trained on this batch, from `BEFORE_TRAIN_BATCH` on.
+    Empty between batches."""
     second_pass: Callable[["State"], Mapping[str, Tensor]] | None = None
-    """Asks the loop, for one batch, to compute the gradients once more, with other weights: a
-    function of the state after the first pass that gives these weights, by parameter name. Set it
-    at `BEFORE_TRAIN_BATCH`."""
+    """Requests a second forward and backward pass over this batch, at other weights: a function of
+    the state after the first pass that returns these weights by parameter name. Set it at
+    `BEFORE_TRAIN_BATCH`."""
     lr_override: Callable[[Any], Any] | None = None
-    """Asks the loop, for one step, to use other learning rates: a function of the rate that a
-    group of parameters has. Set it at `BEFORE_OPTIMIZER_STEP`."""
+    """Overrides the learning rates of this step: a function of the learning rate of a parameter
+    group. Set it at `BEFORE_OPTIMIZER_STEP`."""
     timestamp: Timestamp = Timestamp()
     previous_timestamp: Timestamp = Timestamp()
-    """The timestamp before the last finished batch: when that batch began."""
+    """The timestamp at the beginning of the last finished batch."""
     max_duration: Time | None = attrs.field(default=None, converter=_as_time)
     epoch_length: int | None = None
-    """Batches in an epoch, or None where it isn't known."""
+    """Batches in an epoch, or None if unknown."""
     key: Key = Key(0)
-    """What all randomness of the run is derived from."""
+    """The key from which all randomness of the run is derived."""
     memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_read_only)
-    """What algorithms remember, by their names."""
+    """The values that algorithms keep between calls, by their names."""
     metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_read_only)
     """The results of the last evaluation, by evaluator and metric."""
     device: torch.device = torch.device("cpu")
     batch_spec: BatchSpec = BatchSpec()
     """Which part of the batch is the input and which is the target."""
     model_takes_batch: bool = False
-    """Whether the model is called with the whole batch instead of its input."""
+    """Whether the model takes the whole batch instead of its input."""
 
     def evolve(self, **changes: Any) -> "State":
-        """This state with some fields changed.
+        """Return this state with some fields replaced.
 
         Raises:
             TypeError: There is no such field.
@@ -135,7 +136,7 @@ class State:
         return self.batch_spec.targets(self.batch)
 
     def with_batch(self, **parts: Any) -> "State":
-        """This state with `inputs=` or `targets=` of its batch replaced."""
+        """Return this state with `inputs=` or `targets=` of its batch replaced."""
         return self.evolve(batch=self.batch_spec.replace(self.batch, **parts))
 
     def forward(self) -> Any:
@@ -145,11 +146,11 @@ class State:
         )
 
     def remember(self, name: str, value: Any) -> "State":
-        """This state with `value` in the memory under `name`: plain containers and tensors."""
+        """Return this state with `value`, of plain containers and tensors, as `memory[name]`."""
         return self.evolve(memory={**self.memory, name: value})
 
     def current_gradients(self) -> Mapping[str, Tensor]:
-        """The gradients that the optimizers will see, by parameter name."""
+        """Return the gradients that the optimizers will use, by parameter name."""
         if self.gradients is not None:
             return self.gradients
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
@@ -160,17 +161,17 @@ class State:
             if parameter.grad is not None and (id(parameter) in held or not groups)
         }
 
-    def generator(self, *who: str | int) -> torch.Generator:
-        """A CPU generator that depends on the seed, `who` and the batch number alone."""
-        return self.key.fold(*who, self.timestamp.batch).generator()
+    def generator(self, *names: str | int) -> torch.Generator:
+        """Create a CPU generator that depends only on the seed, `names` and the batch number."""
+        return self.key.fold(*names, self.timestamp.batch).generator()
 
     @property
     def elapsed(self) -> float:
-        """The fraction of the run that is done."""
+        """The completed fraction of the run."""
         return elapsed(self)
 
     def reached(self, time: "Time | str | int") -> bool:
-        """Whether `time` of the run is done."""
+        """Return whether the run has reached `time`."""
         return reached(self, Time.parse(time))
 
     def __repr__(self) -> str:

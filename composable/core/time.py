@@ -1,9 +1,9 @@
-"""Lengths of training, and where a run stands.
+"""Durations of training, and the progress of a run.
 
-A `Time` is a length in one unit. A `Timestamp` counts what a run has done. A `Clock` is a
-timestamp with the length of the run, against which every `Time` can be measured.
-Everything counted is an integer and every fraction is exact, so 0.1 of a run of 30 batches
-is batch 3 and not batch 3.0000000000000004.
+A `Time` is a duration in one unit. A `Timestamp` counts the finished batches, epochs and so on. A
+`Clock` is a timestamp together with the duration of the run, against which any `Time` can be
+measured. Counts are integers and fractions are exact: 0.1 of a run of 30 batches is batch 3, not
+batch 3.0000000000000004.
 """
 
 import re
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class TimeUnit(Enum):
-    """The units in which training is measured."""
+    """A unit in which training is measured."""
 
     ITERATION = "iter"
     EPOCH = "ep"
@@ -43,7 +43,7 @@ class TimeUnit(Enum):
 
     @property
     def plural(self) -> str:
-        """Its name in a message."""
+        """The plural of its name, for messages."""
         return "batches" if self is TimeUnit.BATCH else f"{self.name.lower()}s"
 
 
@@ -60,16 +60,16 @@ _WALL_CLOCK = re.compile(r"(?=[0-9])(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[
 @total_ordering
 @attrs.frozen(eq=False, order=False)
 class Time:
-    """A length of training in one unit, exact.
+    """An exact duration of training in one unit.
 
     Args:
-        value: At least 0. An integer, but for fractions of the run and seconds. Or a string that
-            has the unit: see `Time.parse`.
+        value: At least 0. An integer, except for fractions of the run and for seconds. Or a string
+            that includes the unit: see `Time.parse`.
         unit: A `TimeUnit`, or its short name.
 
     Raises:
-        ValueError: `value` is negative, infinite or has a fraction that its unit can't have.
-        TypeError: `value` is not a number, or two units were mixed.
+        ValueError: `value` is negative or infinite, or a fraction in a unit that has none.
+        TypeError: `value` is not a number, or units are mixed.
 
     Example:
         >>> from composable import Time
@@ -99,7 +99,7 @@ class Time:
         if exact.denominator != 1 and unit not in _FRACTIONAL:
             raise ValueError(
                 f"value={value!r} is not whole, and {unit.plural} can't be split: "
-                "give an integer, or a fraction of the run such as '0.5dur'."
+                "pass an integer, or a fraction of the run such as '0.5dur'."
             )
         self.__attrs_init__(  # type: ignore[attr-defined]
             exact.numerator if exact.denominator == 1 else exact, unit
@@ -107,14 +107,14 @@ class Time:
 
     @classmethod
     def parse(cls, text: "TimeLike") -> "Time":
-        """Read a time from a string; an integer means epochs, a `Time` is itself.
+        """Parse a string; an integer means epochs, and a `Time` is returned unchanged.
 
         Args:
             text: Such as "10ep", "2ba", "100sp", "1000tok", "2iter", "0.5dur", "1/3dur",
                 "30sec", "90s", "1h30m".
 
         Raises:
-            ValueError: The string is none of these; the message lists them.
+            ValueError: The string has none of these forms; the message lists them.
             TypeError: It is neither a string, an integer nor a `Time`.
         """
         if isinstance(text, Time):
@@ -127,7 +127,7 @@ class Time:
 
     @property
     def seconds(self) -> float:
-        """The length in seconds; only for a time in seconds."""
+        """The duration in seconds; only for a time in seconds."""
         if self.unit is not TimeUnit.SECOND:
             raise TypeError(f"{self} is not in seconds.")
         return float(self.value)
@@ -194,7 +194,7 @@ TimeLike: TypeAlias = Time | str | int
 
 
 def check_time(name: str, time: TimeLike) -> Time:
-    """Read the time that was given as an argument; an error begins with the argument."""
+    """Parse the time passed as the argument `name`, which errors mention."""
     try:
         return Time.parse(time)
     except (TypeError, ValueError) as error:
@@ -215,7 +215,7 @@ def _as_exact(value: int | float | Fraction) -> Fraction:
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
             raise ValueError(f"value={value!r} is not finite.")
-        # 0.1 means one tenth, not the binary number next to it. (NumPy's repr says its type.)
+        # 0.1 means one tenth, not the nearest binary number. (NumPy's own repr has the type in it.)
         return Fraction(float.__repr__(value))
     return Fraction(value)
 
@@ -240,24 +240,24 @@ def _parse(text: str) -> Time:
     if match := _NUMBER_AND_UNIT.fullmatch(text):
         number, unit = match.groups()
         if number.endswith("/0") or re.search(r"/0+$", number):
-            raise ValueError(f"time {text!r} divides by zero.")
+            raise ValueError(f"invalid time {text!r}: it divides by zero.")
         try:
             return Time(Fraction(number), TimeUnit(unit))
         except ValueError as error:
-            raise ValueError(f"time {text!r} can't be read: {error}") from None
+            raise ValueError(f"invalid time {text!r}: {error}") from None
     if match := _WALL_CLOCK.fullmatch(text):
         hours, minutes, seconds = match.groups(default="0")
         total = int(hours) * 3600 + int(minutes) * 60 + Fraction(seconds)
         return Time(total, TimeUnit.SECOND)
-    raise ValueError(f"time {text!r} can't be read: a time is {_ALLOWED}.")
+    raise ValueError(f"invalid time {text!r}: a time is {_ALLOWED}.")
 
 
 @attrs.frozen(slots=False)
 class Timestamp:
-    """What a run has done so far.
+    """The progress of a run.
 
-    All counts are of finished things: in the first batch, `batch` is 0. The three times are
-    seconds of training, evaluation left out.
+    Only finished batches, epochs and so on are counted: during the first batch, `batch` is 0. The
+    three wall-clock times are seconds of training, without evaluation.
 
     Example:
         >>> from composable import Timestamp
@@ -282,8 +282,8 @@ class Timestamp:
     batch_wct: float = 0.0
 
     def next_batch(self, samples: int = 0, tokens: int = 0, seconds: float = 0.0) -> "Timestamp":
-        """The timestamp after one more batch."""
-        fields = self.__dict__.copy()  # every step pays for this, and the constructor is slow
+        """Return the timestamp after one more batch."""
+        fields = self.__dict__.copy()  # called at every step: the constructor would be slower
         fields["batch"] += 1
         fields["batch_in_epoch"] += 1
         fields["sample"] += samples
@@ -298,7 +298,7 @@ class Timestamp:
         return new
 
     def next_epoch(self) -> "Timestamp":
-        """The timestamp after the end of an epoch."""
+        """Return the timestamp after the end of the epoch."""
         return attrs.evolve(
             self,
             epoch=self.epoch + 1,
@@ -310,14 +310,14 @@ class Timestamp:
         )
 
     def next_iteration(self) -> "Timestamp":
-        """The timestamp after the end of an iteration."""
+        """Return the timestamp after the end of the iteration."""
         return attrs.evolve(self, iteration=self.iteration + 1, epoch_in_iteration=0)
 
     def get(self, unit: TimeUnit | str) -> Time:
-        """How much of one unit is done, as a `Time`."""
+        """Return the count of one unit as a `Time`."""
         unit = _as_unit(unit)
         if unit is TimeUnit.DURATION:
-            raise TypeError("A timestamp alone can't tell the fraction of the run: ask a Clock.")
+            raise TypeError("a timestamp has no fraction of the run: use Clock.fraction_of.")
         return Time(getattr(self, _FIELD[unit]), unit)
 
 
@@ -332,7 +332,7 @@ _FIELD = {
 
 
 class HasTime(Protocol):
-    """What knows where a run stands: a `State` or a `Clock`."""
+    """The progress and the duration of a run: a `State` or a `Clock`."""
 
     @property
     def timestamp(self) -> Timestamp: ...
@@ -346,7 +346,7 @@ def _as_length(value: TimeLike | None) -> Time | None:
     length = None if value is None else check_time("max_duration", value)
     if length is not None and length.unit is TimeUnit.DURATION:
         raise ValueError(
-            f"max_duration={str(length)!r} is a fraction of itself: give epochs, batches, samples, "
+            f"max_duration={str(length)!r} is a fraction of itself: pass epochs, batches, samples, "
             "tokens or seconds, such as '10ep'."
         )
     return length
@@ -354,12 +354,12 @@ def _as_length(value: TimeLike | None) -> Time | None:
 
 @attrs.frozen
 class Clock:
-    """A timestamp together with the length of the run. A `State` can stand in for it.
+    """A timestamp together with the duration of the run. A `State` can be used in its place.
 
     Args:
-        timestamp: What is done.
-        max_duration: The length of the run, or None where it isn't known.
-        epoch_length: Batches in an epoch, or None where it isn't known.
+        timestamp: The progress of the run.
+        max_duration: The duration of the run, or None if unknown.
+        epoch_length: Batches in an epoch, or None if unknown.
 
     Example:
         >>> from composable import Clock
@@ -376,47 +376,47 @@ class Clock:
 
     @classmethod
     def at(cls, *, batch: int, max_duration: TimeLike, epoch_length: int | None = None) -> "Clock":
-        """The clock of a run that has done `batch` batches: for schedules in your own loop.
+        """Create the clock of a run after `batch` batches: for schedules in your own loop.
 
         Args:
-            batch: How many batches are done.
-            max_duration: The length of the run, in batches or epochs.
-            epoch_length: Batches in an epoch. Needed where the run is in epochs.
+            batch: The number of finished batches.
+            max_duration: The duration of the run, in batches or epochs.
+            epoch_length: Batches in an epoch; required if `max_duration` is in epochs.
 
         Raises:
-            ValueError: What is done of the run can't be told from the number of batches.
+            ValueError: The progress of the run can't be derived from the number of batches.
         """
         unit = check_time("max_duration", max_duration).unit
         if unit is TimeUnit.EPOCH and not epoch_length:
             raise ValueError(
-                f"max_duration={max_duration!r} is in epochs, and epoch_length={epoch_length} "
-                "doesn't say how many batches they have: give epoch_length, such as len(loader)."
+                f"max_duration={max_duration!r} is in epochs, but epoch_length={epoch_length}: "
+                "pass the number of batches in an epoch, such as len(loader)."
             )
         if unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
             raise ValueError(
-                f"max_duration={max_duration!r} can't be compared with batch={batch}: give batches "
-                "or epochs, or a Clock with a Timestamp of your own."
+                f"max_duration={max_duration!r} can't be compared with batch={batch}: pass batches "
+                "or epochs, or build a Clock from your own Timestamp."
             )
         epoch, within = divmod(batch, epoch_length) if epoch_length else (0, batch)
         now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=within)
         return cls(now, max_duration, epoch_length)
 
     def fraction_of(self, length: TimeLike) -> Fraction:
-        """What is done, as a fraction of `length`; above 1 when it is exceeded."""
+        """Return the progress as a fraction of `length`; above 1 if `length` is exceeded."""
         done, total = progress(self, Time.parse(length))
         if not total:
-            raise ValueError(f"length={length!r} is zero: nothing can be a fraction of it.")
+            raise ValueError(f"length={length!r} is zero: the fraction is undefined.")
         return Fraction(done) / Fraction(total)
 
     def reached(self, time: TimeLike) -> bool:
-        """Whether `time` of the run is done."""
+        """Return whether the run has reached `time`."""
         return reached(self, Time.parse(time))
 
 
 def progress(
     clock: HasTime, length: Time, now: Timestamp | None = None
 ) -> tuple[int | Fraction | float, int | Fraction]:
-    """What is done (or was, at `now`) and what `length` is, in the same finest unit at hand."""
+    """Return the progress (of the clock, or at `now`) and `length` in the finest known unit."""
     if length.unit is TimeUnit.DURATION:
         done, total = progress(clock, _whole(clock, length), now)
         return done, total * length.value
@@ -431,23 +431,23 @@ def progress(
 
 def _whole(clock: HasTime, fraction: object = "1dur") -> Time:
     if clock.max_duration is None:
-        raise ValueError(f"{fraction} can't be told: the run has no max_duration.")
+        raise ValueError(f"{fraction} is undefined: the run has no max_duration.")
     return clock.max_duration
 
 
 def reached(clock: HasTime, time: Time, now: Timestamp | None = None) -> bool:
-    """Whether `time` of the run is done, or was at `now`."""
+    """Return whether the run has reached `time`, or had at `now`."""
     whole = clock.max_duration if time.unit is TimeUnit.DURATION else None
     if whole is None:
         done, total = progress(clock, time, now)
         return done >= total
     done, total = progress(clock, whole, now)
-    value = time.value  # multiplying by a fraction would cost ten times as much
+    value = time.value  # multiplying by a Fraction would take ten times as long
     return done * value.denominator >= total * value.numerator
 
 
 def elapsed(clock: HasTime) -> float:
-    """The fraction of the run that is done, from 0.0 to 1.0.
+    """Return the completed fraction of the run, from 0.0 to 1.0.
 
     Raises:
         ValueError: The run has no `max_duration`.
@@ -457,7 +457,7 @@ def elapsed(clock: HasTime) -> float:
 
 
 def crossed(before: HasTime, after: HasTime, interval: Time) -> bool:
-    """Whether a multiple of `interval` lies after `before` and not after `after`."""
+    """Return whether a multiple of `interval` lies after `before` and not after `after`."""
     if not interval.value:
         return False
     then, step = progress(before, interval)

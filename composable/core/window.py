@@ -1,4 +1,4 @@
-"""When an algorithm may act, as far as it says so beforehand."""
+"""The part of a run in which an algorithm may act, as far as it is known beforehand."""
 
 import attrs
 
@@ -12,10 +12,11 @@ class Window:
     """The part of a run in which an algorithm may act.
 
     Args:
-        start: When it opens; at the beginning of the run where None.
-        end: When it closes; at the end of the run where None.
-        interval: In batches or epochs: only the first of every so many; all of them where None.
-        condition: What else must hold, in words that read on from "it acts": "where large holds".
+        start: When the window opens; None for the start of the run.
+        end: When the window closes; None for the end of the run.
+        interval: In batches or epochs: the algorithm acts only in the first of every so many.
+            None for all of them.
+        condition: A further condition, worded to follow "it acts": "where large holds".
 
     Example:
         >>> from composable import Time
@@ -30,7 +31,7 @@ class Window:
     condition: str = ""
 
     def before(self, other: "Window") -> bool:
-        """Whether it is known to close before, or when, the other one opens."""
+        """Return whether this window is known to close before the other one opens, or just then."""
         if self.end is None or other.start is None or self.end.unit is not other.start.unit:
             return False
         return self.end <= other.start

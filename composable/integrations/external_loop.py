@@ -23,6 +23,7 @@ from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.data.order import seeded_batches
 from composable.optim.building import check_optimizers
+from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import options as check
 from composable.trainer.evaluation import evaluation_mode
@@ -130,7 +131,7 @@ def adapt_loop(
         batch_spec=spec,
         model_takes_batch=isinstance(loss, ModelLoss),
     )
-    fire = plan.dispatcher(Logger(())).fire
+    fire = Dispatcher(plan, Logger(())).fire
     for event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
         state = surgery(fire, event, state)
     return LoopAdapter(plan, state, fire)

@@ -1,6 +1,7 @@
 """Where metrics go, one destination a file."""
 
-from composable.core.logger import Logger, LoggerDestination
+from composable.core.destination import LoggerDestination
+from composable.core.logger import Logger
 from composable.loggers.console import ConsoleLogger
 from composable.loggers.in_memory import InMemoryLogger
 from composable.loggers.json_lines import JSONLinesLogger

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from composable.core.logger import LoggerDestination, to_numbers
+from composable.core.destination import LoggerDestination
+from composable.core.logger import to_numbers
 from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from composable.core.logger import LoggerDestination, to_numbers
+from composable.core.destination import LoggerDestination
+from composable.core.logger import to_numbers
 from composable.core.time import Timestamp
 
 __all__ = ["InMemoryLogger"]

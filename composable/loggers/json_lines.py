@@ -8,7 +8,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, Any
 
-from composable.core.logger import LoggerDestination, to_numbers
+from composable.core.destination import LoggerDestination
+from composable.core.logger import to_numbers
 from composable.core.time import Timestamp
 from composable.utils.replay_mode import current
 

@@ -5,7 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from composable.core.logger import LoggerDestination, to_numbers
+from composable.core.destination import LoggerDestination
+from composable.core.logger import to_numbers
 from composable.core.time import Time, Timestamp, TimeUnit, progress
 
 if TYPE_CHECKING:

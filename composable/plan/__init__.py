@@ -1,4 +1,4 @@
-"""Who acts when: algorithms and callbacks compiled into one table, before the first step."""
+"""The plan of a run: which algorithms and callbacks run at which event, and in what order."""
 
 from composable.plan.combinators import (
     always,

@@ -1,4 +1,4 @@
-"""Algorithms made of algorithms: in sequence, under a condition, in a window, one of several."""
+"""Combinations of algorithms: in sequence, under a condition, in a window, one of several."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -41,11 +41,11 @@ _BEFORE_TRAINING = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD})
 
 @attrs.frozen(repr=False)
 class Combined(Algorithm):
-    """An algorithm made of others: its effects are all of theirs, its place the first one's."""
+    """A combination of algorithms: it has the effects of all its parts, the stage of the first."""
 
     parts: tuple[Algorithm, ...]  # type: ignore[misc]
     name: str = attrs.field(kw_only=True)
-    _events: frozenset[Event] = attrs.field(  # kept, since it is asked for at every event
+    _events: frozenset[Event] = attrs.field(  # cached, since it is read at every event
         init=False,
         eq=False,
         default=attrs.Factory(
@@ -55,7 +55,7 @@ class Combined(Algorithm):
 
     @property
     def events(self) -> frozenset[Event]:
-        """Where any of its parts acts."""
+        """The events at which any of its parts acts."""
         return self._events
 
     @property
@@ -65,16 +65,16 @@ class Combined(Algorithm):
 
     @property
     def reads(self) -> frozenset[str]:
-        """What any of its parts reads."""
+        """The fields that any of its parts reads."""
         return frozenset({"timestamp", "max_duration"}).union(*(part.reads for part in self.parts))
 
     @property
     def writes(self) -> frozenset[str]:
-        """What any of its parts writes."""
+        """The fields that any of its parts writes."""
         return frozenset().union(*(part.writes for part in self.parts))
 
     def describe(self, show: Callable[[Any], str]) -> str:
-        """The call that makes it, with each part as `show` gives it."""
+        """Return the call that creates it, with each part formatted by `show`."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -99,26 +99,26 @@ class Chain(Combined):
         return {event: nested(self.parts, event) for event in self.events}
 
     def apply(self, event: Event, state: State) -> State:
-        """The state after each part, the first one first."""
+        """Run the parts in their order."""
         for part in self._order.get(event, ()):
             state = check_returned(part(event, state))
         return state
 
     def describe(self, show: Callable[[Any], str]) -> str:
-        """The call that makes it."""
+        """Return the call that creates it."""
         return f"chain({', '.join(map(show, self.parts))})" if self.parts else "identity"
 
 
 def chain(*algorithms: Any, name: str | None = None) -> Algorithm:
-    """Algorithms one after the other, in the order given, as one algorithm.
+    """Combine algorithms into one that runs them in the given order.
 
-    Where a list of algorithms is a set, a chain is a sequence. In the plan it stands where its
-    first part would. At an event that closes a pair, those that listen to both of the pair run
-    in reverse, as in the plan.
+    A list of algorithms is a set; a chain is a sequence. In the plan it has the position of its
+    first part. At an event that closes a pair, parts that listen to both events of the pair run in
+    reverse order, as in the plan.
 
     Args:
         algorithms: Algorithms or functions `(event, state) -> state`.
-        name: What it is called in the plan.
+        name: The name in the plan.
 
     Example:
         >>> from composable import Plan, chain
@@ -149,19 +149,19 @@ class When(Combined):
     predicate: Callable[[State], bool] = attrs.field(kw_only=True)
 
     def match(self, event: Event, state: State) -> bool:
-        """Whether the condition holds."""
+        """Return whether the condition holds."""
         return bool(self.predicate(state))
 
     def apply(self, event: Event, state: State) -> State:
-        """The state after its part."""
+        """Run its part."""
         return _act(self.parts[0], event, state)
 
     def window(self) -> Window:
-        """Its condition is known in each batch only."""
+        """Return a window with a condition, which is known only at run time."""
         return Window(condition=f"where {self._predicate_name} holds")
 
     def describe(self, show: Callable[[Any], str]) -> str:
-        """The call that makes it."""
+        """Return the call that creates it."""
         return f"when({self._predicate_name}, {show(self.parts[0])})"
 
     @property
@@ -170,16 +170,16 @@ class When(Combined):
 
 
 def when(predicate: Callable[[State], bool], algorithm: Any, *, name: str | None = None) -> When:
-    """An algorithm that acts where a condition on the state holds.
+    """Restrict an algorithm to states in which a condition holds.
 
-    The condition is asked at each event of the algorithm. Let it be the same at both events of
-    a method that acts in two places, as MixUp does; conditions on the time are, if they ask for
-    a batch by `during` or `every`.
+    The condition is evaluated at each event of the algorithm. It must have the same value at both
+    events of a method that acts at two events of a batch, as MixUp does. For conditions on the
+    time, use `during` or `every`, which have this property.
 
     Args:
         predicate: A function of the state.
         algorithm: An algorithm or a function `(event, state) -> state`.
-        name: What it is called in the plan.
+        name: The name in the plan.
 
     Example:
         >>> from composable import when
@@ -195,12 +195,12 @@ def when(predicate: Callable[[State], bool], algorithm: Any, *, name: str | None
 
 
 def always(state: State) -> bool:
-    """The condition that holds in every state."""
+    """Return True: the condition that holds in every state."""
     return True
 
 
 def never(state: State) -> bool:
-    """The condition that holds in no state."""
+    """Return False: the condition that holds in no state."""
     return False
 
 
@@ -212,17 +212,17 @@ class During(Combined):
     end: Time = attrs.field(kw_only=True, eq=str)
 
     def match(self, event: Event, state: State) -> bool:
-        """Whether the batch is in the window."""
+        """Return whether the batch begins in the window."""
         began = batch_began(event, state)
         started = not self.start.value or reached(state, self.start, began)
         return started and not reached(state, self.end, began)
 
     def apply(self, event: Event, state: State) -> State:
-        """The state after its part."""
+        """Run its part."""
         return _act(self.parts[0], event, state)
 
     def idle_reason(self) -> str | None:
-        """Its window is empty, or comes after all events of its part."""
+        """Explain that its window is empty, or comes after all events of its part."""
         if self.start.unit is self.end.unit and self.end <= self.start:
             return f"no batch lies from {self.start} up to {self.end}"
         if self.start.value and self.parts[0].events <= _BEFORE_TRAINING:
@@ -230,25 +230,25 @@ class During(Combined):
         return super().idle_reason()
 
     def window(self) -> Window:
-        """From its start up to its end."""
+        """Return the window from its start up to its end."""
         return Window(self.start, self.end)
 
     def describe(self, show: Callable[[Any], str]) -> str:
-        """The call that makes it."""
+        """Return the call that creates it."""
         return f"during({str(self.start)!r}, {str(self.end)!r}, {show(self.parts[0])})"
 
 
 def during(start: TimeLike, end: TimeLike, algorithm: Any, *, name: str | None = None) -> During:
-    """An algorithm that acts from the batch at `start` up to that before `end`.
+    """Restrict an algorithm to a window, from the batch at `start` up to the one before `end`.
 
-    A batch belongs to the window in which it begins, with all its events, its end and the
-    evaluation after it included. So windows that touch share no batch and leave none out.
+    A batch belongs to the window in which it begins, with all of its events, including its end and
+    the evaluation after it. So adjacent windows share no batch and skip none.
 
     Args:
-        start: When the window opens, in any unit: "0.2dur", "3ep", "100ba".
-        end: When it closes; the batch that begins then is outside.
+        start: The start of the window, in any unit: "0.2dur", "3ep", "100ba".
+        end: The end of the window; the batch that begins then is outside.
         algorithm: An algorithm or a function `(event, state) -> state`.
-        name: What it is called in the plan.
+        name: The name in the plan.
 
     Example:
         >>> from composable import during
@@ -267,31 +267,31 @@ class Every(Combined):
     interval: Time = attrs.field(kw_only=True, eq=str)
 
     def match(self, event: Event, state: State) -> bool:
-        """Whether it is the turn of the batch."""
+        """Return whether the batch, or its epoch, is the first of an interval."""
         now = batch_began(event, state)
         count = now.batch if self.interval.unit is TimeUnit.BATCH else now.epoch
         return count % int(self.interval.value) == 0
 
     def window(self) -> Window:
-        """Its turns."""
+        """Return a window with its interval."""
         return Window(interval=self.interval)
 
     def apply(self, event: Event, state: State) -> State:
-        """The state after its part."""
+        """Run its part."""
         return _act(self.parts[0], event, state)
 
     def describe(self, show: Callable[[Any], str]) -> str:
-        """The call that makes it."""
+        """Return the call that creates it."""
         return f"every({str(self.interval)!r}, {show(self.parts[0])})"
 
 
 def every(interval: TimeLike, algorithm: Any, *, name: str | None = None) -> Every:
-    """An algorithm that acts in the first of every so many batches, or epochs.
+    """Restrict an algorithm to the first of every so many batches or epochs.
 
     Args:
         interval: "2ba" for batches 0, 2, 4, ...; "2ep" for all batches of epochs 0, 2, 4, ...
         algorithm: An algorithm or a function `(event, state) -> state`.
-        name: What it is called in the plan.
+        name: The name in the plan.
 
     Raises:
         ValueError: `interval` is zero, or neither in batches nor in epochs.
@@ -323,19 +323,19 @@ class Choose(Combined):
 
     @property
     def reads(self) -> frozenset[str]:
-        """What any of its parts reads, and the key."""
+        """The fields that any of its parts reads, and the key."""
         return super().reads | {"key"}
 
     def apply(self, event: Event, state: State) -> State:
-        """The state after the part that was drawn for the batch."""
+        """Run the part that is drawn for the batch."""
         return _act(self.drawn(event, state), event, state)
 
     def window(self) -> Window:
-        """The batches for which a part is drawn are known in each batch only."""
+        """Return a window with a condition: the draws are known only at run time."""
         return Window(condition=f"where it is drawn, one of {len(self.parts)}")
 
     def drawn(self, event: Event, state: State) -> Algorithm:
-        """The part that acts in the batch."""
+        """Draw the part that acts in the batch."""
         batch = batch_began(event, state).batch
         generator = state.key.fold(self.name, batch).generator()
         at = float(torch.rand((), generator=generator, dtype=torch.float64)) * sum(self.weights)
@@ -346,7 +346,7 @@ class Choose(Combined):
         return self.parts[-1]
 
     def describe(self, show: Callable[[Any], str]) -> str:
-        """The call that makes it."""
+        """Return the call that creates it."""
         equal = len(set(self.weights)) == 1
         weights = "" if equal else f", weights={list(self.weights)}"
         return f"choose([{', '.join(map(show, self.parts))}]{weights})"
@@ -355,15 +355,15 @@ class Choose(Combined):
 def choose(
     algorithms: Sequence[Any], *, weights: Sequence[float] | None = None, name: str | None = None
 ) -> Choose:
-    """One of several algorithms for each batch, drawn from the key of the run.
+    """Draw one of several algorithms for each batch.
 
     Args:
         algorithms: Algorithms or functions `(event, state) -> state`; `identity` for none.
-        weights: How often each is drawn, relative to the others; equally often by default.
-        name: What it is called in the plan, and what its draws depend on.
+        weights: The relative probability of each; equal by default.
+        name: The name in the plan, and of its random numbers.
 
     Raises:
-        ValueError: There are no algorithms, or weights that don't fit them.
+        ValueError: There are no algorithms, or `weights` don't match them.
 
     Example:
         >>> from composable import choose, identity
@@ -373,7 +373,7 @@ def choose(
     """
     parts = tuple(map(as_algorithm, algorithms))
     if not parts:
-        raise ValueError("algorithms=[] must have at least one to choose from.")
+        raise ValueError("algorithms=[] must contain at least one algorithm.")
     shares = tuple(float(weight) for weight in weights) if weights is not None else ()
     if weights is not None and (
         len(shares) != len(parts)
@@ -398,12 +398,12 @@ class Anneal(Combined):
     hyperparameters: tuple[tuple[str, Any], ...] = attrs.field(kw_only=True)
 
     def apply(self, event: Event, state: State) -> State:
-        """The state after the algorithm with the hyperparameters of the time."""
+        """Run the algorithm with the hyperparameters at the time of the batch."""
         values = _at(self.hyperparameters, state.evolve(timestamp=batch_began(event, state)))
         return _act(self.kind(**values, name=self.parts[0].name), event, state)
 
     def describe(self, show: Callable[[Any], str]) -> str:
-        """The call that makes it."""
+        """Return the call that creates it."""
         return f"anneal({show(self.parts[0])})"
 
     def __repr__(self) -> str:
@@ -412,13 +412,13 @@ class Anneal(Combined):
 
 
 def anneal(kind: type[Algorithm], *, name: str | None = None, **hyperparameters: Any) -> Anneal:
-    """An algorithm whose hyperparameters are functions of time.
+    """Create an algorithm whose hyperparameters are functions of time.
 
     Args:
         kind: The class of the algorithm.
-        name: Names its memory and its random numbers; the class's name by default.
-        hyperparameters: Its arguments: values, or functions of the time such as the schedules
-            of `composable.optim`.
+        name: The name of its memory and of its random numbers; by default that of the class.
+        hyperparameters: Its arguments: values, or functions of the time, such as the schedules of
+            `composable.optim`.
 
     Raises:
         TypeError: `kind` is not the class of an algorithm.
@@ -432,7 +432,7 @@ def anneal(kind: type[Algorithm], *, name: str | None = None, **hyperparameters:
         'anneal(LabelSmoothing)'
     """
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise TypeError(f"kind={kind!r} must be the class of an algorithm, such as MixUp.")
+        raise TypeError(f"kind={kind!r} must be a class of algorithms, such as MixUp.")
     beginning = Clock(Timestamp(), max_duration="1ep", epoch_length=1)
     own = {} if name is None else {"name": name}
     given = tuple(hyperparameters.items())
@@ -444,11 +444,11 @@ def _at(hyperparameters: tuple[tuple[str, Any], ...], clock: HasTime) -> dict[st
     return {name: value(clock) if callable(value) else value for name, value in hyperparameters}
 
 
-# --- what they share ---
+# --- shared helpers ---
 
 
 def batch_began(event: Event, state: State) -> Timestamp:
-    """The time at which the batch that an event belongs to began."""
+    """Return the timestamp at the beginning of the batch to which an event belongs."""
     return state.previous_timestamp if event.counts_batch else state.timestamp
 
 
@@ -459,7 +459,7 @@ def _act(part: Algorithm, event: Event, state: State) -> State:
 
 
 def _named(combinator: type[C], name: str | None, parts: tuple[Algorithm, ...], **fields: Any) -> C:
-    """A combination under a name, by default the call that makes it."""
+    """Create a combination; its name is by default the call that creates it."""
     if name is not None:
         check_name(None, None, name)
     made = combinator(parts, **fields, name=name or "")

@@ -1,4 +1,4 @@
-"""Which algorithms go together, and which don't, or only in an order that somebody must say."""
+"""Which algorithms are compatible, and which need an explicit order."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
@@ -24,22 +24,25 @@ __all__ = [
 
 
 class IncompatibleAlgorithmsError(ValueError):
-    """Two algorithms that must not act on one batch are in one run."""
+    """Two algorithms that must not act on the same batch are in one run."""
 
 
 class CompatibilityWarning(UserWarning):
-    """Two algorithms in one run may not do together what each of them does alone."""
+    """Two algorithms in one run may not have the effects that each has alone."""
 
 
 class AmbiguousOrderWarning(CompatibilityWarning):
-    """Two algorithms write the same field in the same stage, so only their names order them."""
+    """Two algorithms of one stage write the same field, so only their names order them."""
 
 
 @attrs.frozen
 class Occurrence:
-    """An algorithm without parts, and where it stands: what is ancestors it, from the outside in.
+    """An algorithm without parts, and its position inside combinations.
 
-    `branches` says which part of each of `ancestors` leads to the algorithm.
+    Args:
+        algorithm: The algorithm.
+        ancestors: The combinations that contain it, from the outermost to the innermost.
+        branches: For each of `ancestors`, the index of the part that leads to the algorithm.
     """
 
     algorithm: Algorithm
@@ -47,7 +50,7 @@ class Occurrence:
     branches: tuple[int, ...] = ()
 
     def never_overlaps(self, other: "Occurrence") -> bool:
-        """Whether no batch has both: one of the two is drawn, or their windows don't meet."""
+        """Return whether no batch has both: at most one is drawn, or their windows are disjoint."""
         for mine, theirs, my_branch, their_branch in zip(
             self.ancestors, other.ancestors, self.branches, other.branches, strict=False
         ):
@@ -61,14 +64,14 @@ class Occurrence:
         return any(a.before(b) or b.before(a) for a, b in pairs)
 
     def windows(self) -> list[Window]:
-        """The windows ancestors the algorithm; it may have one of its own besides."""
-        return [one.window() for one in self.ancestors]
+        """Return the windows of its ancestors; the algorithm may have one of its own, too."""
+        return [ancestor.window() for ancestor in self.ancestors]
 
 
 def occurrences(
     algorithm: Algorithm, ancestors: tuple[Algorithm, ...] = (), branches: tuple[int, ...] = ()
 ) -> Iterator[Occurrence]:
-    """Where the algorithms stand that an algorithm is made of in the end."""
+    """Iterate over the innermost parts of an algorithm, with their positions."""
     if algorithm.events and not algorithm.parts:  # identity has neither
         yield Occurrence(algorithm, ancestors, branches)
     for i, part in enumerate(algorithm.parts):
@@ -76,47 +79,51 @@ def occurrences(
 
 
 def check_names(algorithms: Sequence[Algorithm]) -> None:
-    """Names tell memory and random numbers apart, so no two algorithms have one."""
+    """Check that names are unique: they identify memory and random numbers.
+
+    Raises:
+        ValueError: Two algorithms have the same name.
+    """
     seen: dict[str, tuple[Algorithm, int]] = {}
     for i, algorithm in enumerate(algorithms):
         for leaf in leaves(algorithm):
-            other, where = seen.setdefault(leaf.name, (leaf, i))
-            if where == i and other == leaf:  # one algorithm in two windows, say
+            other, position = seen.setdefault(leaf.name, (leaf, i))
+            if position == i and other == leaf:  # one algorithm in two windows, say
                 continue
             if other is leaf:
                 raise ValueError(
-                    f"algorithms has {leaf!r} twice, the same instance: drop one of them, or put "
-                    "both into one chain(...)."
+                    f"algorithms contains {leaf!r} twice, the same instance: drop one of them, or "
+                    "put both into one chain(...)."
                 )
             raise ValueError(
-                f"algorithms has two named {leaf.name!r}: {other!r} and {leaf!r}. Names tell their "
-                "memory and random numbers apart: give one another, such as "
+                f"algorithms contains two named {leaf.name!r}: {other!r} and {leaf!r}. Names "
+                "identify their memory and random numbers: rename one, such as "
                 f"{type(leaf).__name__}(..., name='{leaf.name}2')."
             )
 
 
 def check_compatibility(algorithms: Iterable[Algorithm]) -> None:
-    """No two that may act on one batch conflict.
+    """Check that no incompatible algorithms may act on the same batch.
 
     Raises:
-        IncompatibleAlgorithmsError: Two do, as one of them declares.
+        IncompatibleAlgorithmsError: Two may, and one of them declares that they must not.
     """
-    everywhere = [place for algorithm in algorithms for place in occurrences(algorithm)]
+    everywhere = [found for algorithm in algorithms for found in occurrences(algorithm)]
     for one, other in combinations(everywhere, 2):
         first, second = one.algorithm, other.algorithm
-        why = _declared(first, second, "incompatible_with")
+        why = _declared_reason(first, second, "incompatible_with")
         if why and not one.never_overlaps(other):
             raise IncompatibleAlgorithmsError(
-                f"{first.name} and {second.name} don't go together: {why}. Leave one of them out, "
-                f"have one drawn for each batch with choose([{first.name}, {second.name}]), or "
-                "give them windows that don't meet, in one unit, with during(start, end, ...). "
-                "(chain only says which of two comes first: both would still act.)"
+                f"{first.name} and {second.name} are incompatible: {why}. Drop one of them, draw "
+                f"one for each batch with choose([{first.name}, {second.name}]), or give them "
+                "windows that don't overlap, in the same unit, with during(start, end, ...). "
+                "(chain only fixes their order: both would still act.)"
             )
 
 
 @attrs.frozen
 class Caveat:
-    """Why two algorithms in one run may not do what each does alone."""
+    """The reason why two algorithms in one run may not have the effects that each has alone."""
 
     first: str
     second: str
@@ -126,15 +133,15 @@ class Caveat:
     def __str__(self) -> str:
         pair = f"{self.first}, {self.second}"
         return (
-            f"{self.first} and {self.second} {self.why}. Say which comes first, with "
-            f"chain({pair}), or that one of them acts in each batch, with choose([{pair}])."
+            f"{self.first} and {self.second} {self.why}. Fix their order with chain({pair}), or "
+            f"let only one of them act in each batch with choose([{pair}])."
         )
 
 
 def caveats(algorithms: Sequence[Algorithm]) -> list[Caveat]:
-    """What is doubtful about a set of algorithms in their order; a chain settles a caveat."""
-    stands = [(algorithm, list(occurrences(algorithm))) for algorithm in algorithms]
-    found = (_caveat(*one, *other) for one, other in combinations(stands, 2))
+    """Find the caveats of algorithms in their order; inside a chain there are none."""
+    members = [(algorithm, list(occurrences(algorithm))) for algorithm in algorithms]
+    found = (_caveat(*one, *other) for one, other in combinations(members, 2))
     return [caveat for caveat in found if caveat is not None]
 
 
@@ -143,11 +150,11 @@ def _caveat(
 ) -> Caveat | None:
     shared: set[str] = set()
     for a, b in product(ones, others):
-        why = _declared(a.algorithm, b.algorithm, "discouraged_with")
+        why = _declared_reason(a.algorithm, b.algorithm, "discouraged_with")
         written = _written_by_both(a.algorithm, b.algorithm)
         if (why or written) and not a.never_overlaps(b):
             if why:
-                return Caveat(one.name, other.name, f"may not go together: {why}")
+                return Caveat(one.name, other.name, f"may interfere: {why}")
             shared |= written
     if not shared or one.stage != other.stage or declares_order(one, other):
         return None
@@ -159,7 +166,7 @@ def _caveat(
 
 
 def _written_by_both(a: Algorithm, b: Algorithm) -> set[str]:
-    """What both write at one event: fields of the state, or kinds of layers of the model."""
+    """Find the fields of the state, or kinds of layers, that both write at one event."""
     if not set(a.events) & set(b.events):
         return set()
     shared = (set(a.writes) & set(b.writes)) - {"memory"}
@@ -168,11 +175,11 @@ def _written_by_both(a: Algorithm, b: Algorithm) -> set[str]:
     return shared
 
 
-def _declared(a: Algorithm, b: Algorithm, name: str) -> str | None:
-    """What one of two declares about the other, in its `incompatible_with` or `discouraged_with`."""
+def _declared_reason(a: Algorithm, b: Algorithm, declaration: str) -> str | None:
+    """Look up the reason in a declaration of one of two algorithms about the other."""
     for mine, other in ((a, b), (b, a)):
-        said: Mapping[Any, str] = getattr(mine, name)
-        for kind in said:
+        reasons: Mapping[Any, str] = getattr(mine, declaration)
+        for kind in reasons:
             if is_among(other, [kind]):
-                return said[kind]
+                return reasons[kind]
     return None

@@ -1,4 +1,4 @@
-"""What an algorithm says about itself, checked when a plan or a combination is made of it."""
+"""Validation of the members of a plan: algorithms and their declarations, callbacks, loggers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,43 +6,95 @@ from typing import Any
 import attrs
 
 from composable.core.algorithm import Algorithm, FunctionAlgorithm, Stage
-from composable.core.callback import Callback
+from composable.core.callback import Callback, FunctionCallback
+from composable.core.destination import LoggerDestination
 from composable.core.event import Event
-from composable.core.logger import LoggerDestination
 from composable.core.state import State
 
-__all__ = ["as_algorithm"]
+__all__ = ["as_algorithm", "as_callback", "as_destination", "as_list"]
 
 _FIELDS = {field.name for field in attrs.fields(State)}
-_A_FIELD = f"fields of State: {', '.join(sorted(_FIELDS))}"
-_A_CLASS = "classes of algorithms, or their names"
+_STATE_FIELDS = f"fields of State: {', '.join(sorted(_FIELDS))}"
+_CLASSES = "classes of algorithms, or their names"
+
+
+def as_list(given: Any) -> list[Any]:
+    """Convert an argument that is None, one object or an iterable of objects to a list."""
+    if given is None:
+        return []
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
+        return list(given)
+    return [given]
 
 
 def as_algorithm(algorithm: object) -> Algorithm:
-    """An algorithm as it is, a plain function wrapped.
+    """Return an algorithm, or wrap a plain function into one.
 
     Raises:
-        TypeError: It is neither, or what it declares makes no sense.
+        TypeError: It is neither, or its declarations are invalid.
     """
     if isinstance(algorithm, Algorithm):
         _check_declarations(algorithm)
         return algorithm
     if isinstance(algorithm, type):
-        raise TypeError(
-            f"algorithms has the class {algorithm.__name__}, where an instance is meant: write "
-            f"{algorithm.__name__}()."
-        )
+        raise TypeError(_class_message("algorithms contains", algorithm))
     if isinstance(algorithm, Callback):
+        argument = "loggers" if isinstance(algorithm, LoggerDestination) else "callbacks"
         raise TypeError(
-            f"algorithms has {algorithm.name}, which is a callback: pass it in "
-            f"{'loggers' if isinstance(algorithm, LoggerDestination) else 'callbacks'}=[...]."
+            f"algorithms contains {algorithm.name}, which is a callback: pass it in "
+            f"{argument}=[...]."
         )
     if callable(algorithm):
         return FunctionAlgorithm(algorithm)
     raise TypeError(
-        f"algorithms has {algorithm!r}: each must be an Algorithm, such as MixUp(), or a function "
+        f"algorithms contains {algorithm!r}; pass an Algorithm, such as MixUp(), or a function "
         "(event, state) -> state."
     )
+
+
+def as_callback(callback: object, context: str = "callbacks contains") -> Callback:
+    """Return a callback, or wrap a plain function into one.
+
+    Args:
+        callback: A callback, or a function `(event, state, logger) -> Control | None`.
+        context: The beginning of the error message.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(callback, LoggerDestination):
+        raise TypeError(f"{context} {callback.name}, which is a logger: pass it in loggers=[...].")
+    if isinstance(callback, Callback):
+        return callback
+    if isinstance(callback, type):
+        raise TypeError(_class_message(context, callback))
+    if isinstance(callback, Algorithm):
+        raise TypeError(
+            f"{context} {callback!r}, which is an algorithm: pass it in algorithms=[...]."
+        )
+    if callable(callback):
+        return FunctionCallback(callback)
+    raise TypeError(
+        f"{context} {callback!r}; pass a Callback, or a function "
+        "(event, state, logger) -> Control | None."
+    )
+
+
+def as_destination(logger: object) -> LoggerDestination:
+    """Return a logger.
+
+    Raises:
+        TypeError: It is no instance of `LoggerDestination`.
+    """
+    if isinstance(logger, LoggerDestination):
+        return logger
+    if isinstance(logger, type):
+        raise TypeError(_class_message("loggers contains", logger))
+    raise TypeError(f"loggers contains {logger!r}; pass an instance of LoggerDestination.")
+
+
+def _class_message(context: str, cls: type) -> str:
+    return f"{context} the class {cls.__name__}; pass an instance, {cls.__name__}()."
 
 
 def _check_declarations(algorithm: Algorithm) -> None:
@@ -62,34 +114,38 @@ def _check_declarations(algorithm: Algorithm) -> None:
         raise TypeError(f"{cls} has no apply: implement apply(self, event, state) -> State.")
 
 
-def _is_class(one: Any) -> bool:
-    return isinstance(one, str) or (isinstance(one, type) and issubclass(one, Algorithm))
+def _is_class(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, type) and issubclass(value, Algorithm))
+
+
+def _is_field(value: Any) -> bool:
+    return isinstance(value, str) and value in _FIELDS
 
 
 _SETS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "events": (lambda one: isinstance(one, Event), "members of Event"),
-    "reads": (lambda one: isinstance(one, str) and one in _FIELDS, _A_FIELD),
-    "writes": (lambda one: isinstance(one, str) and one in _FIELDS, _A_FIELD),
-    "before": (_is_class, _A_CLASS),
-    "after": (_is_class, _A_CLASS),
-    "replaces": (lambda one: isinstance(one, str), "kinds of layers, as words"),
+    "events": (lambda value: isinstance(value, Event), "members of Event"),
+    "reads": (_is_field, _STATE_FIELDS),
+    "writes": (_is_field, _STATE_FIELDS),
+    "before": (_is_class, _CLASSES),
+    "after": (_is_class, _CLASSES),
+    "replaces": (lambda value: isinstance(value, str), "kinds of layers, as strings"),
 }
 
 
-def _check_set(what: str, given: Any, allowed: Callable[[Any], bool], members: str) -> None:
+def _check_set(name: str, given: Any, allowed: Callable[[Any], bool], members: str) -> None:
     if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable) or _is_class(given):
-        raise TypeError(f"{what} is {given!r} and must be a set of {members}.")
-    strange = ", ".join(repr(one) for one in given if not allowed(one))
-    if strange:
-        raise TypeError(f"{what} has {{{strange}}} and must be a set of {members}.")
+        raise TypeError(f"{name} is {given!r} and must be a set of {members}.")
+    invalid = ", ".join(repr(value) for value in given if not allowed(value))
+    if invalid:
+        raise TypeError(f"{name} contains {{{invalid}}} and must be a set of {members}.")
 
 
-def _check_reasons(what: str, given: Any) -> None:
+def _check_reasons(name: str, given: Any) -> None:
     if not isinstance(given, Mapping):
-        raise TypeError(f"{what} is {given!r} and must be a mapping from {_A_CLASS}, to reasons.")
-    for kind, why in given.items():
-        if not _is_class(kind) or not isinstance(why, str) or not why:
+        raise TypeError(f"{name} is {given!r} and must map {_CLASSES}, to reasons.")
+    for kind, reason in given.items():
+        if not _is_class(kind) or not isinstance(reason, str) or not reason:
             raise TypeError(
-                f"{what} has {kind!r}: {why!r} and must be a mapping from {_A_CLASS}, to reasons: "
-                "{'CutMix': 'both mix the batch'}."
+                f"{name} contains {kind!r}: {reason!r} and must map {_CLASSES}, to reasons, such "
+                "as {'CutMix': 'both mix the batch'}."
             )

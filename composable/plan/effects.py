@@ -1,14 +1,14 @@
-"""Whether a callback or an algorithm changed what it was shown.
+"""Detection of in-place changes to the state, and of undeclared ones.
 
-A `State` is frozen, but the model, the optimizers and the tensors in it are PyTorch's own and can
-be written to. Here they are looked over before and after someone acts. Nothing is copied or
-compared number by number: every tensor counts the writes to it (`Tensor._version`).
+A `State` is immutable, but the model, the optimizers and the tensors in it are PyTorch's own
+objects and can be written to. They are fingerprinted before and after each call of an algorithm or
+callback. No values are copied or compared: every tensor counts its writes (`Tensor._version`).
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from torch import Tensor, nn
@@ -16,38 +16,43 @@ from torch.optim import Optimizer
 
 from composable.core.algorithm import Algorithm, leaves
 from composable.core.event import Event
+from composable.core.logger import Logger
+from composable.core.state import State
 
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+__all__ = [
+    "CheckedAlgorithm",
+    "EffectError",
+    "ObserverError",
+    "ReadOnlyHook",
+    "changes",
+    "fingerprint",
+]
 
-__all__ = ["EffectError", "ObserverError", "changes", "fingerprint"]
-
-_LOOKED_AT = ("model", "optimizers", "batch", "outputs", "loss", "gradients", "memory", "metrics")
+_CHECKED = ("model", "optimizers", "batch", "outputs", "loss", "gradients", "memory", "metrics")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class ObserverError(RuntimeError):
-    """A callback changed something that it was to look at only."""
+    """A callback changed the state."""
 
 
 class EffectError(RuntimeError):
-    """An algorithm changed something that it doesn't declare, or changed it in place."""
+    """An algorithm changed the state in place, or a field that it doesn't declare."""
 
 
 @attrs.frozen(eq=False)
 class CheckedAlgorithm:
-    """An algorithm that is held to what it declares."""
+    """An algorithm whose changes are checked against its declarations."""
 
     algorithm: Algorithm
 
     @property
     def name(self) -> str:
-        """The algorithm's."""
+        """The name of the algorithm."""
         return self.algorithm.name
 
-    def __call__(self, event: Event, state: "State") -> Any:
-        """Let the algorithm act, and compare."""
+    def __call__(self, event: Event, state: State) -> Any:
+        """Run the algorithm, and check its changes."""
         before = fingerprint(state)
         new = self.algorithm(event, state)
         for change in changes(before, fingerprint(state)):
@@ -59,11 +64,11 @@ class CheckedAlgorithm:
             self._check_fields(event, state, new)
         return new
 
-    def _check_fields(self, event: Event, old: "State", new: "State") -> None:
+    def _check_fields(self, event: Event, old: State, new: State) -> None:
         written = {name for name, value in vars(new).items() if value is not vars(old)[name]}
         for name in sorted(written - set(self.algorithm.writes)):
             raise EffectError(
-                f"{self.name} wrote state.{name} at {event.name}, and declares that it writes "
+                f"{self.name} wrote state.{name} at {event.name}, but declares only that it writes "
                 f"{sorted(self.algorithm.writes)}: add {name!r} to {self.name}.writes."
             )
         for name in old.memory.keys() | new.memory.keys():
@@ -71,40 +76,40 @@ class CheckedAlgorithm:
             if not own and old.memory.get(name) is not new.memory.get(name):
                 raise EffectError(
                     f"{self.name} wrote state.memory[{name!r}] at {event.name}: an algorithm "
-                    "remembers under its own name, state.remember(self.name, ...)."
+                    "remembers values under its own name, with state.remember(self.name, ...)."
                 )
 
 
 @attrs.frozen(eq=False)
 class ReadOnlyHook:
-    """A hook of a callback that is refused where it changes the state it was shown."""
+    """A method of a callback whose call must leave the state unchanged."""
 
-    hook: Callable[["State", "Logger"], Any]
+    hook: Callable[[State, Logger], Any]
     name: str
     event: Event
 
-    def __call__(self, state: "State", logger: "Logger") -> Any:
-        """Call the hook, and compare."""
+    def __call__(self, state: State, logger: Logger) -> Any:
+        """Call the method, and check that the state is unchanged."""
         before = fingerprint(state)
-        asked = self.hook(state, logger)
+        requested = self.hook(state, logger)
         for change in changes(before, fingerprint(state)):
             raise ObserverError(
-                f"{self.name} changed {change} at {self.event.name}, and a callback only looks: "
-                "compute on a clone(), or make it an Algorithm, which returns another state."
+                f"{self.name} changed {change} at {self.event.name}, but callbacks must not change "
+                "the state: compute on a clone(), or write an Algorithm, which returns a new state."
             )
-        return asked
+        return requested
 
 
 @attrs.frozen(eq=False)
 class Fingerprint:
-    """Something that was found in a state, and what can tell that it was written to."""
+    """A value found in a state, with a mark that differs after a write to it."""
 
-    what: Any  # held on to, so that its identity is not given to another object
+    value: Any  # a reference, so that its id is not reused
     mark: Any
 
 
-def fingerprint(state: "State") -> dict[str, Fingerprint]:
-    """Everything that can be written to in a state, by the path to it.
+def fingerprint(state: State) -> dict[str, Fingerprint]:
+    """Fingerprint every mutable value in a state, by its path.
 
     Example:
         >>> from composable import State
@@ -116,22 +121,22 @@ def fingerprint(state: "State") -> dict[str, Fingerprint]:
         ['state.loss in place']
     """
     found = {}
-    for field in _LOOKED_AT:
-        for path, what in _walk(f"state.{field}", getattr(state, field)):
-            found[path] = Fingerprint(what, _mark(what))
+    for field in _CHECKED:
+        for path, value in _walk(f"state.{field}", getattr(state, field)):
+            found[path] = Fingerprint(value, _mark(value))
     return found
 
 
 def changes(before: Mapping[str, Fingerprint], after: Mapping[str, Fingerprint]) -> Iterator[str]:
-    """What differs between two fingerprints, in words."""
+    """Describe the differences between two fingerprints."""
     for path, old in before.items():
         new = after.get(path)
         if new is None:
             yield f"{path}, which is gone,"
-        elif isinstance(old.what, _PLAIN) and isinstance(new.what, _PLAIN):
+        elif isinstance(old.value, _PLAIN) and isinstance(new.value, _PLAIN):
             if old.mark != new.mark:
-                yield f"{path} from {old.what!r} to {new.what!r}"
-        elif old.what is not new.what:
+                yield f"{path} from {old.value!r} to {new.value!r}"
+        elif old.value is not new.value:
             yield f"{path}, which is another object,"
         elif old.mark != new.mark:
             yield f"{path} in place"
@@ -139,28 +144,34 @@ def changes(before: Mapping[str, Fingerprint], after: Mapping[str, Fingerprint])
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value is made of, with the path to each part."""
+    """Iterate over the parts of a value, with the path to each."""
     if isinstance(value, Tensor):
         yield path, value
         if value.is_leaf:
             yield f"{path}.grad", value.grad
     elif isinstance(value, nn.Module):
         yield from _walk_module(path, value)
-    elif isinstance(value, Optimizer):
-        yield from _walk(f"{path}.param_groups", value.param_groups)
-        for i, of_one in enumerate(value.state.values()):
-            yield from _walk(f"{path}.state[{i}]", of_one)
-    elif isinstance(value, Mapping):
-        for key in list(value):
-            yield from _walk(f"{path}[{key!r}]", value[key])
-    elif isinstance(value, (tuple, list)):
-        for i, part in enumerate(value):
-            yield from _walk(f"{path}[{i}]", part)
-    elif names := _fields(value):
-        for name in names:
-            yield from _walk(f"{path}.{name}", getattr(value, name))
+    elif (children := _children(value)) is not None:
+        for step, child in children:
+            yield from _walk(f"{path}{step}", child)
     else:
         yield path, value
+
+
+def _children(value: Any) -> list[tuple[str, Any]] | None:
+    """Return the parts of a container, each with the last step of its path; None for others."""
+    if isinstance(value, Optimizer):
+        states = enumerate(value.state.values())
+        return [
+            (".param_groups", value.param_groups),
+            *((f".state[{i}]", state) for i, state in states),
+        ]
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", value[key]) for key in list(value)]
+    if isinstance(value, (tuple, list)):
+        return [(f"[{i}]", part) for i, part in enumerate(value)]
+    names = _fields(value)
+    return [(f".{name}", getattr(value, name)) for name in names] or None
 
 
 def _walk_module(path: str, model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -181,12 +192,12 @@ def _fields(value: Any) -> list[str]:
     return []
 
 
-def _mark(what: Any) -> Any:
-    if isinstance(what, Tensor):
-        # Assigning to `tensor.data` counts as no write, but moves the tensor to another place.
-        version, place = _read(_version, what), _read(Tensor.data_ptr, what)
-        return version, place, what.requires_grad
-    return (what,) if isinstance(what, _PLAIN) else None  # in a tuple, a NaN is itself
+def _mark(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        # Assigning to `tensor.data` isn't counted as a write, but changes the address.
+        version, address = _read(_version, value), _read(Tensor.data_ptr, value)
+        return version, address, value.requires_grad
+    return (value,) if isinstance(value, _PLAIN) else None  # in a tuple, NaN equals itself
 
 
 _version = attrgetter("_version")
@@ -196,4 +207,4 @@ def _read(read: Callable[[Tensor], int], tensor: Tensor) -> int | None:
     try:
         return read(tensor)
     except (RuntimeError, ValueError, NotImplementedError):
-        return None  # of inference mode, sparse, lazy, or a wrapper: it has none
+        return None  # inference-mode, sparse, lazy and wrapper tensors have none

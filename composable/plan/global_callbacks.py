@@ -1,24 +1,24 @@
-"""Callbacks that watch every Trainer."""
+"""Global callbacks: observers of every Trainer."""
 
 from collections.abc import Callable
 from threading import Lock
 
 from composable.core.callback import Callback, callback_id, entered_callbacks
 from composable.core.control import Control
-from composable.core.logger import LoggerDestination
-from composable.plan.plan import as_callback
+from composable.core.destination import LoggerDestination
+from composable.plan.declarations import as_callback
 
 __all__ = ["GlobalCallbackHandle", "global_callbacks", "register_global_callback"]
 
 
 class GlobalCallbackHandle:
-    """What `register_global_callback` returns."""
+    """A handle that removes a global callback; `register_global_callback` returns it."""
 
     def __init__(self, callback: Callback) -> None:
         self.callback = callback
 
     def remove(self) -> None:
-        """Take the callback out again; once it is out, do nothing."""
+        """Remove the callback; further calls do nothing."""
         global _registered
         with _lock:
             _registered = tuple(handle for handle in _registered if handle is not self)
@@ -32,19 +32,19 @@ _registered: tuple[GlobalCallbackHandle, ...] = ()
 def register_global_callback(
     callback: Callback | Callable[..., Control | None],
 ) -> GlobalCallbackHandle:
-    """Let a callback watch every run of every Trainer in this process, until it is removed.
+    """Add a callback to every run of every Trainer in this process, until it is removed.
 
-    `with callback:` does it for a block of code, and for its thread alone. Both are heard from
-    the next call of a Trainer on: a run that has begun keeps the callbacks that it began with.
+    `with callback:` does the same for a block of code, in the current thread only. Both take effect
+    at the next call of a Trainer: a run that has already started keeps its callbacks.
 
     Args:
         callback: A callback, a logger, or a function `(event, state, logger) -> Control | None`.
 
     Returns:
-        A handle, whose `remove()` ends it.
+        A handle, whose `remove()` removes the callback.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is none of these.
 
     Example:
         >>> from composable import Callback, register_global_callback
@@ -53,7 +53,7 @@ def register_global_callback(
         ...         print(f"{type(state.model).__name__} trains")
         >>> handle = register_global_callback(Announce())
         >>> handle.remove()
-        >>> handle.remove()  # it is out already
+        >>> handle.remove()  # it is already removed
     """
     global _registered
     if not isinstance(callback, LoggerDestination):
@@ -65,7 +65,7 @@ def register_global_callback(
 
 
 def global_callbacks() -> tuple[Callback, ...]:
-    """The global callbacks here and now: registered ones, then entered ones, each once.
+    """Return the active global callbacks: registered ones, then entered ones, each once.
 
     Example:
         >>> from composable import Callback
@@ -77,7 +77,7 @@ def global_callbacks() -> tuple[Callback, ...]:
         ()
     """
     entered = entered_callbacks()
-    if not _registered and not entered:  # nearly always
+    if not _registered and not entered:  # the common case
         return ()
     found = (*(handle.callback for handle in _registered), *entered)
     return tuple({callback_id(callback): callback for callback in found}.values())

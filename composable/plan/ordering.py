@@ -1,4 +1,4 @@
-"""The order of a set of algorithms: by stage, then by what they declare, then by name."""
+"""The order of algorithms: by stage, then by their declarations, then by name."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,10 +9,10 @@ __all__ = ["declares_order", "explain_position", "is_among", "topological_sort"]
 
 
 def topological_sort(algorithms: Iterable[Algorithm]) -> list[Algorithm]:
-    """By stage, then by what they declare to come before or after, then by name.
+    """Order algorithms by stage, then by `before` and `after`, then by name.
 
     Raises:
-        ValueError: What they declare goes in a circle, or contradicts their stages.
+        ValueError: The declarations are cyclic, or contradict the stages.
     """
     waiting = sorted(algorithms, key=lambda algorithm: (algorithm.stage, algorithm.name))
     order: list[Algorithm] = []
@@ -20,17 +20,10 @@ def topological_sort(algorithms: Iterable[Algorithm]) -> list[Algorithm]:
         free = (a for a in waiting if not any(_precedes(b, a) for b in waiting if b is not a))
         first = next(free, None)
         if first is None:
-            _refuse_circle(waiting)
-        order.append(first)  # type: ignore[arg-type]
-        waiting.remove(first)  # type: ignore[arg-type]
-    for i, later in enumerate(order):
-        for earlier in order[:i]:
-            if declares_order(later, earlier):
-                raise ValueError(
-                    f"{later.name} must come before {earlier.name}, as one of them declares, and "
-                    f"its stage {later.stage.name} comes after {earlier.stage.name}. Change a "
-                    f"stage, or say the order with chain({later.name}, {earlier.name})."
-                )
+            raise ValueError(_cycle_message(waiting))
+        order.append(first)
+        waiting.remove(first)
+    _check_stages(order)
     return order
 
 
@@ -40,28 +33,39 @@ def _precedes(first: Algorithm, second: Algorithm) -> bool:
     return declares_order(first, second)
 
 
-def _refuse_circle(waiting: Sequence[Algorithm]) -> None:
-    """Go back from one to what must come before it, until one comes again."""
+def _cycle_message(waiting: Sequence[Algorithm]) -> str:
+    # Each one waits for another one: following these backwards meets an algorithm twice.
     path = [waiting[0]]
     while path[-1] not in path[:-1]:
         path.append(next(a for a in waiting if a is not path[-1] and _precedes(a, path[-1])))
-    circle = path[path.index(path[-1]) :][::-1]
-    raise ValueError(
-        f"algorithms {sorted(a.name for a in circle[1:])} can't be ordered: what they declare in "
-        f"before and after goes in a circle: {' before '.join(a.name for a in circle)}. Drop one "
-        "of the declarations."
+    cycle = path[path.index(path[-1]) :][::-1]
+    return (
+        f"algorithms {sorted(a.name for a in cycle[1:])} can't be ordered: their declarations "
+        f"before and after are cyclic: {' before '.join(a.name for a in cycle)}. Drop one of the "
+        "declarations."
     )
 
 
+def _check_stages(order: Sequence[Algorithm]) -> None:
+    for i, later in enumerate(order):
+        for earlier in order[:i]:
+            if declares_order(later, earlier):
+                raise ValueError(
+                    f"{later.name} must come before {earlier.name}, as one of them declares, but "
+                    f"its stage {later.stage.name} comes after {earlier.stage.name}. Change a "
+                    f"stage, or fix the order with chain({later.name}, {earlier.name})."
+                )
+
+
 def declares_order(first: Algorithm, second: Algorithm) -> bool:
-    """Whether one of two algorithms declares that the first comes before the second."""
+    """Return whether one of two algorithms declares that the first comes before the second."""
     return any(
         is_among(b, a.before) or is_among(a, b.after) for a in leaves(first) for b in leaves(second)
     )
 
 
 def is_among(algorithm: Algorithm, classes: Iterable[type | str]) -> bool:
-    """Whether an algorithm is of one of these classes, or of a class with one of these names."""
+    """Return whether an algorithm is an instance of one of these classes, or names of classes."""
     return any(
         kind.__name__ == one if isinstance(one, str) else kind is one
         for kind in type(algorithm).__mro__
@@ -69,45 +73,53 @@ def is_among(algorithm: Algorithm, classes: Iterable[type | str]) -> bool:
     )
 
 
+# --- explanations ---
+
+
 def explain_position(
     event: Event, here: Sequence[Algorithm], i: int, plan: Sequence[Algorithm]
 ) -> str:
-    """Why an algorithm stands in its place among those at an event.
+    """Explain the position of an algorithm among those of an event.
 
     Args:
         event: The event.
-        here: Those that listen to it, in the order in which they run.
-        i: Whose place it is about.
-        plan: All algorithms in order, for who isn't here may be why.
+        here: The algorithms that listen to it, in the order in which they run.
+        i: The position of the algorithm.
+        plan: All algorithms in order: one that doesn't listen here may be the reason.
     """
-    me = here[i]
+    algorithm = here[i]
     if len(here) == 1:
         return "alone here"
-    if event.closes and event.partner in me.events:
+    if event.closes and event.partner in algorithm.events:
         return f"closes {_value(event.partner)}, in reverse"
     if i == 0:
-        following = here[1]
-        if event.closes and event.partner in following.events:
-            return f"before those that close {_value(event.partner)}"
-        if me.stage < following.stage:
-            return "first of the stages here"
-        awaited = _awaited(me, following, plan)
-        if awaited is me:
-            return f"before {following.name}, as declared"
-        if awaited is not None:
-            return f"{following.name} comes after {awaited.name}, as declared"
-        return f"same stage as {following.name}, ordered by name"
+        return _explain_first(event, algorithm, here[1], plan)
     previous = here[i - 1]
-    if previous.stage < me.stage:
-        return f"{me.stage.name.lower()} comes after {previous.stage.name.lower()}"
-    awaited = _awaited(previous, me, plan)
+    if previous.stage < algorithm.stage:
+        return f"{algorithm.stage.name.lower()} comes after {previous.stage.name.lower()}"
+    awaited = _awaited(previous, algorithm, plan)
     if awaited is not None:
         return f"after {awaited.name}, as declared"
     return f"same stage as {previous.name}, ordered by name"
 
 
+def _explain_first(
+    event: Event, first: Algorithm, second: Algorithm, plan: Sequence[Algorithm]
+) -> str:
+    if event.closes and event.partner in second.events:
+        return f"before those that close {_value(event.partner)}"
+    if first.stage < second.stage:
+        return "first of the stages here"
+    awaited = _awaited(first, second, plan)
+    if awaited is first:
+        return f"before {second.name}, as declared"
+    if awaited is not None:
+        return f"{second.name} comes after {awaited.name}, as declared"
+    return f"same stage as {second.name}, ordered by name"
+
+
 def _awaited(first: Algorithm, second: Algorithm, plan: Sequence[Algorithm]) -> Algorithm | None:
-    """What kept the second from standing before the first: the first, or one between the two."""
+    """Find the algorithm, from the first on, after which the second must come."""
     candidates = plan[plan.index(first) : plan.index(second)]
     return next((other for other in candidates if declares_order(other, second)), None)
 

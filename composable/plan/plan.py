@@ -1,58 +1,44 @@
-"""Who acts when: algorithms and callbacks compiled into one table."""
+"""The plan of a run: which algorithms and callbacks run at which event, and in what order."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import attrs
 
-from composable.core._notes import add_origin_note
-from composable.core.algorithm import Algorithm, check_returned, leaves, nested
-from composable.core.callback import Callback, FunctionCallback, callback_id, hooks_of
+from composable.core.algorithm import Algorithm, leaves, nested
+from composable.core.callback import Callback, callback_id, hooks_of
 from composable.core.control import Control
+from composable.core.destination import LoggerDestination
 from composable.core.event import Event
-from composable.core.logger import Logger, LoggerDestination
 from composable.core.state import State
 from composable.core.time import HasTime, TimeLike
 from composable.plan.compatibility import Caveat, caveats, check_compatibility, check_names
-from composable.plan.declarations import as_algorithm
-from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook
-from composable.plan.ordering import explain_position, topological_sort
-from composable.plan.timeline import Timeline, timeline
+from composable.plan.declarations import as_algorithm, as_callback, as_destination, as_list
+from composable.plan.explain import Step, algorithm_steps, as_data, callback_step, format_plan
+from composable.plan.ordering import topological_sort
+from composable.plan.timeline import Timeline
 
-__all__ = ["Dispatcher", "IdleAlgorithmWarning", "Plan", "as_algorithm"]
-
-Listeners: TypeAlias = tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]
+__all__ = ["IdleAlgorithmWarning", "Plan"]
 
 
 class IdleAlgorithmWarning(UserWarning):
-    """An algorithm can never act: its window is empty, or its events lie outside of it."""
-
-
-@attrs.frozen
-class Step:
-    """One line of a plan: who acts at an event, on what, and why in this place."""
-
-    event: Event
-    who: str
-    stage: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    why: str
+    """An algorithm can never act: its window is empty, or excludes all of its events."""
 
 
 @attrs.frozen
 class Plan:
-    """Who runs at which event, in an order that doesn't depend on how they were listed.
+    """The algorithms and callbacks of a run, in an order independent of how they are listed.
 
-    Algorithms are a set: they are ordered by stage, then by what they declare in `before` and
-    `after`, and then by name. At an event that closes a
-    pair (`AFTER_X`, `X_END`), those that listen to both of the pair run in reverse, so that
-    pairs nest like brackets, after those that listen to the closing event alone.
+    Algorithms form a set. They are ordered by stage, then by their declarations `before` and
+    `after`, and then by name. At an event that closes a pair (`AFTER_X`, `X_END`), algorithms that
+    listen to both events of the pair run in reverse order (first in, last out), after those that
+    listen to the closing event only.
 
-    Callbacks only look and ask. They run after the algorithms: the library's own (`builtin_callbacks`), then
-    the user's (`user_callbacks`), then global ones (`global_callbacks`), each in the order of their list. Loggers
-    come after all callbacks, in the same order, since they must see what was logged.
+    Callbacks run after the algorithms, and can't change the state: first the library's own
+    (`builtin_callbacks`), then the user's (`user_callbacks`), then global ones
+    (`global_callbacks`), each in list order. Loggers come after all other callbacks, in the same
+    order, so that they see all metrics.
 
     Example:
         >>> from composable import Plan
@@ -72,6 +58,8 @@ class Plan:
     user_callbacks: tuple[Callback, ...] = ()
     global_callbacks: tuple[Callback, ...] = ()
 
+    # --- construction ---
+
     @classmethod
     def compile(
         cls,
@@ -81,151 +69,121 @@ class Plan:
         *,
         builtin_callbacks: Iterable[Callback] = (),
     ) -> "Plan":
-        """Order algorithms and callbacks.
+        """Order algorithms and callbacks, and check that the algorithms are compatible.
 
         Args:
-            algorithms: A set of algorithms, or functions `(event, state) -> state`.
+            algorithms: Algorithms, or functions `(event, state) -> state`.
             callbacks: Callbacks, or functions `(event, state, logger) -> Control | None`.
-            loggers: Where metrics go.
-            core: Callbacks and loggers that belong to whoever compiles, and come first.
+            loggers: Destinations of metrics.
+            builtin_callbacks: The library's own callbacks and loggers, which run first.
 
         Raises:
-            TypeError: One of them is of the wrong kind.
-            ValueError: Two algorithms have one name or can't be ordered, or a callback is given
-                twice.
-            IncompatibleAlgorithmsError: Two algorithms that conflict may act on one batch.
+            TypeError: An argument contains an object of the wrong kind.
+            ValueError: Two algorithms have the same name or can't be ordered, or a callback is
+                listed twice.
+            IncompatibleAlgorithmsError: Two incompatible algorithms may act on the same batch.
         """
-        chosen = topological_sort(as_algorithm(algorithm) for algorithm in as_list(algorithms))
-        check_names(chosen)
-        check_compatibility(chosen)
-        for algorithm in chosen:
-            if why := algorithm.idle_reason():
-                _warn_idle(algorithm.name, why)
-        for caveat in caveats(chosen):
+        ordered = topological_sort(as_algorithm(algorithm) for algorithm in as_list(algorithms))
+        check_names(ordered)
+        check_compatibility(ordered)
+        for algorithm in ordered:
+            if reason := algorithm.idle_reason():
+                _warn_idle(algorithm.name, reason)
+        for caveat in caveats(ordered):
             warnings.warn(str(caveat), caveat.kind, stacklevel=2)
-        watchers = [as_callback(callback) for callback in as_list(callbacks)]
-        places = [as_destination(logger) for logger in as_list(loggers)]
-        plan = cls(tuple(chosen), builtin_callbacks=tuple(builtin_callbacks))
-        for watcher in (*watchers, *places):
-            plan = plan.with_callback(watcher)
+        observers = [as_callback(callback) for callback in as_list(callbacks)]
+        destinations = [as_destination(logger) for logger in as_list(loggers)]
+        plan = cls(tuple(ordered), builtin_callbacks=tuple(builtin_callbacks))
+        for callback in (*observers, *destinations):
+            plan = plan.with_callback(callback)
         return plan
 
     def with_callback(self, callback: Callback) -> "Plan":
-        """This plan with one more callback or logger of the user's.
+        """Return this plan with one more user callback or logger.
 
         Raises:
-            ValueError: The plan has it already.
+            ValueError: The plan already contains the callback.
         """
-        if callback_id(callback) in map(
-            callback_id, (*self.builtin_callbacks, *self.user_callbacks)
-        ):
+        if callback_id(callback) in _ids(self.builtin_callbacks, self.user_callbacks):
             raise ValueError(
-                f"the callback {callback.name} was given twice, the same instance: it watches "
-                "already. Drop one of them, or make another instance."
+                f"callback {callback.name} was given twice, the same instance: drop one of them, "
+                "or create a second instance."
             )
         return attrs.evolve(self, user_callbacks=(*self.user_callbacks, callback))
 
     def with_global_callbacks(self, callbacks: Iterable[Callback]) -> "Plan":
-        """This plan with these global callbacks, but for those that it has anyway."""
-        present = set(map(callback_id, (*self.builtin_callbacks, *self.user_callbacks)))
+        """Return this plan with other global callbacks; duplicates of its callbacks are skipped."""
+        present = _ids(self.builtin_callbacks, self.user_callbacks)
         new = tuple(one for one in callbacks if callback_id(one) not in present)
         return attrs.evolve(self, global_callbacks=new) if new or self.global_callbacks else self
+
+    # --- contents ---
 
     @property
     def callbacks(self) -> tuple[Callback, ...]:
         """All callbacks and loggers, in the order in which they run."""
-        everyone = (*self.builtin_callbacks, *self.user_callbacks, *self.global_callbacks)
-        return tuple(sorted(everyone, key=lambda one: isinstance(one, LoggerDestination)))
+        every = (*self.builtin_callbacks, *self.user_callbacks, *self.global_callbacks)
+        return tuple(sorted(every, key=lambda one: isinstance(one, LoggerDestination)))
 
     @property
     def destinations(self) -> tuple[LoggerDestination, ...]:
         """The callbacks that are loggers."""
         return tuple(c for c in self.callbacks if isinstance(c, LoggerDestination))
 
+    @property
+    def caveats(self) -> list[Caveat]:
+        """The caveats that `compile` warned about."""
+        return caveats(self.algorithms)
+
     def transforms(self, event: Event) -> tuple[Algorithm, ...]:
-        """The algorithms that listen to an event, in the order in which they run."""
+        """Return the algorithms that listen to an event, in the order in which they run."""
         return nested(self.algorithms, event)
 
     def observers(self, event: Event) -> tuple[Callback, ...]:
-        """The callbacks that listen to an event, in the order in which they run."""
+        """Return the callbacks that listen to an event, in the order in which they run."""
         return tuple(callback for callback in self.callbacks if event in hooks_of(callback))
 
+    # --- descriptions ---
+
     def steps(self) -> list[Step]:
-        """Every line of the plan, in the order of the events."""
+        """Return the steps of the plan, in the order of the events."""
         steps = []
         for event in Event:
-            transforms = self.transforms(event)
-            for i, algorithm in enumerate(transforms):
-                steps.append(
-                    Step(
-                        event,
-                        algorithm.name,
-                        algorithm.stage.name.lower(),
-                        tuple(sorted(algorithm.reads)),
-                        tuple(sorted(algorithm.writes)),
-                        explain_position(event, transforms, i, self.algorithms),
-                    )
-                )
-            steps += [
-                Step(event, callback.name, "watches", (), (), self._why_watching(callback))
-                for callback in self.observers(event)
-            ]
+            steps += algorithm_steps(event, self.algorithms)
+            steps += [callback_step(event, c, self._explain(c)) for c in self.observers(event)]
         return steps
 
-    def _why_watching(self, callback: Callback) -> str:
+    def _explain(self, callback: Callback) -> str:
+        """Explain the position of a callback."""
         if isinstance(callback, LoggerDestination):
-            return "writes what was logged, after all callbacks"
-        if callback_id(callback) in map(callback_id, self.builtin_callbacks):
-            return "observes and asks, the library's own first"
-        if callback_id(callback) in map(callback_id, self.global_callbacks):
-            return "observes and asks, global ones after yours"
-        return "observes and asks, in list order"
-
-    @property
-    def caveats(self) -> list[Caveat]:
-        """What was reported as doubtful when the plan was compiled."""
-        return caveats(self.algorithms)
+            return "records metrics, after all callbacks"
+        if callback_id(callback) in _ids(self.builtin_callbacks):
+            return "observes, the library's own first"
+        if callback_id(callback) in _ids(self.global_callbacks):
+            return "observes, global ones after yours"
+        return "observes, in list order"
 
     def explain(self) -> str:
-        """A table of event, who, stage, reads, writes, why here; and then what is doubtful."""
-        rows = [("event", "who", "stage", "reads", "writes", "why here")]
-        for step in self.steps():
-            fields = (", ".join(step.reads) or "-", ", ".join(step.writes) or "-")
-            rows.append((step.event.value, step.who, step.stage, *fields, step.why))
-        if len(rows) == 1:
-            return "Nothing is registered: the loop runs alone."
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        lines.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join([*lines, *(f"\nCaveat: {caveat}" for caveat in self.caveats)])
+        """Format the plan as a table of its steps, followed by its caveats."""
+        return format_plan(self.steps(), self.caveats)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, for tools: what JSON can hold.
+        """Convert the plan to plain data that JSON can represent.
 
-        `version` counts up when the meaning of a key changes. `algorithms` are in their order, and
-        each of `parts` says what its whole says.
+        `version` increases if the meaning of a key changes. `algorithms` are in their order, and
+        each of their `parts` is described like an algorithm.
         """
-        steps = [{**attrs.asdict(step), "event": step.event.value} for step in self.steps()]
-        return {
-            "version": 1,
-            "algorithms": {one.name: _as_data(one) for one in self.algorithms},
-            "callbacks": [callback.name for callback in self.callbacks],
-            "caveats": [
-                {"first": d.first, "second": d.second, "why": d.why, "kind": d.kind.__name__}
-                for d in self.caveats
-            ],
-            "steps": steps,
-        }
+        return as_data(self.algorithms, self.callbacks, self.caveats, self.steps())
 
     def timeline(self, max_duration: TimeLike, epoch_length: int | None = None) -> Timeline:
-        """When each algorithm is active, over a run of this length: a picture in a notebook.
+        """Compute when each algorithm is active over a run; notebooks show a picture of it.
 
         Args:
-            max_duration: The length of the run.
-            epoch_length: Batches in an epoch, where it is known.
+            max_duration: The duration of the run.
+            epoch_length: Batches in an epoch, if known.
 
         Raises:
-            ValueError: `max_duration` is nothing, or a fraction of itself.
+            ValueError: `max_duration` is zero, or a fraction of itself.
 
         Example:
             >>> from composable import Plan, during
@@ -235,198 +193,34 @@ class Plan:
             MixUp  mix      from 0ep to 8ep
             EMA    average  from 5ep to 10ep
         """
-        return timeline(self.algorithms, max_duration, epoch_length)
+        return Timeline.of(self.algorithms, max_duration, epoch_length)
 
     def report_idle(self, run: HasTime, absent: Mapping[Event, str]) -> None:
-        """Warn of algorithms that can never act in a run, though they could in another.
+        """Warn about algorithms that can never act in this run, though they could in another.
 
         Args:
-            run: Knows how long the run is.
-            absent: The events that don't occur in it, and why.
+            run: The run; its duration matters.
+            absent: The events that don't occur in it, with reasons.
         """
-        # The others were reported when the plan was compiled.
+        # `compile` has warned about the others.
         able = [algorithm for algorithm in self.algorithms if algorithm.idle_reason() is None]
         for algorithm in able:
             for leaf in leaves(algorithm):
                 if all(event in absent for event in leaf.events):
-                    at = ", ".join(event.value for event in Event if event in leaf.events)
-                    why = ", ".join(dict.fromkeys(absent[event] for event in leaf.events))
-                    _warn_idle(leaf.name, f"it acts at {at} alone, and {why}")
+                    events = ", ".join(event.value for event in Event if event in leaf.events)
+                    reasons = ", ".join(dict.fromkeys(absent[event] for event in leaf.events))
+                    _warn_idle(leaf.name, f"it acts only at {events}, and {reasons}")
         if run.max_duration is None:
             return
-        for row in timeline(able, run.max_duration, run.epoch_length).rows:
+        for row in Timeline.of(able, run.max_duration, run.epoch_length).rows:
             if not row.spans:
                 _warn_idle(row.name, f"its window lies outside of a run of {run.max_duration}")
 
-    def dispatcher(self, logger: Logger, *, check_effects: bool = False) -> "Dispatcher":
-        """The plan made ready to run.
 
-        Args:
-            logger: What callbacks log to.
-            check_effects: Refuse callbacks that change what they see, and algorithms that change
-                what they don't declare.
-        """
-        return Dispatcher(self, logger, check_effects=check_effects)
+def _ids(*groups: Iterable[Callback]) -> set[int]:
+    return {callback_id(callback) for group in groups for callback in group}
 
 
-class Dispatcher:
-    """Runs a plan: `fire(event, state)`.
-
-    `requests` joins what the callbacks have asked for and nobody has granted yet; `pending` says
-    whether there is any such request, at a tenth of the price of asking a `Control`.
-    """
-
-    __slots__ = ("_table", "check_effects", "logger", "pending", "plan", "requests")
-
-    def __init__(self, plan: Plan, logger: Logger, *, check_effects: bool = False) -> None:
-        self.logger = logger
-        self.check_effects = check_effects
-        self.clear()
-        self.set_plan(plan)
-
-    def set_plan(self, plan: Plan) -> None:
-        """Run this plan from here on."""
-        self.plan = plan
-        hooks = [self._hooks(callback) for callback in plan.callbacks]
-        self._table: dict[Event, Listeners] = {}
-        for event in Event:
-            transforms: Sequence[Any] = plan.transforms(event)
-            if self.check_effects:
-                transforms = [CheckedAlgorithm(algorithm) for algorithm in transforms]
-            watching = tuple(of_one[event] for of_one in hooks if event in of_one)
-            if transforms or watching:
-                self._table[event] = (transforms, watching)
-
-    def _hooks(self, callback: Callback) -> dict[Event, Callable[..., Any]]:
-        hooks = hooks_of(callback)
-        if not self.check_effects:
-            return hooks
-        return {event: ReadOnlyHook(hook, callback.name, event) for event, hook in hooks.items()}
-
-    def fire(self, event: Event, state: State) -> State:
-        """The state after everyone who listens to the event has run."""
-        listeners = self._table.get(event)
-        return state if listeners is None else self._run(listeners, event, state)
-
-    def _run(self, listeners: Listeners, event: Event, state: State) -> State:
-        transforms, watching = listeners
-        at_work: Any = None
-        try:
-            for at_work in transforms:
-                state = check_returned(at_work(event, state))
-            logger = self.logger
-            logger.timestamp = state.timestamp
-            for at_work in watching:
-                asked = at_work(state, logger)
-                if asked is not None:
-                    self._join(asked)
-        except Exception as error:
-            add_origin_note(error, at_work, event.name)
-            raise
-        return state
-
-    def run_algorithms(self, event: Event, state: State) -> State:
-        """The state after the algorithms have acted, and nobody else."""
-        transforms, _ = self._table.get(event, ((), ()))
-        return self._run((transforms, ()), event, state)
-
-    def run_callbacks(self, event: Event, state: State) -> None:
-        """Let those who watch hear of an event that the algorithms have acted at already."""
-        _, watching = self._table.get(event, ((), ()))
-        self._run(((), watching), event, state)
-
-    def _join(self, asked: object) -> None:
-        if not isinstance(asked, Control):
-            raise TypeError(
-                f"a callback returned {asked!r} and must return None or a Control, such as "
-                "Control.STOP."
-            )
-        self.request(asked)
-
-    def request(self, request: Control) -> None:
-        """Ask for something on top of what was asked for."""
-        self.requests |= request
-        self.pending = bool(self.requests)
-
-    def listens(self, event: Event) -> bool:
-        """Whether anyone listens to an event."""
-        return event in self._table
-
-    def clear(self) -> None:
-        """Drop what was asked for."""
-        self.requests = Control.NONE
-        self.pending = False
-
-    def pop(self, request: Control) -> bool:
-        """Whether something was asked for; it counts as granted from here on."""
-        if not self.pending:
-            return False
-        asked = bool(self.requests & request)
-        self.requests &= ~request
-        self.pending = bool(self.requests)
-        return asked
-
-
-def as_callback(callback: object, place: str = "callbacks has") -> Callback:
-    """A callback as it is, a plain function wrapped. An error begins with its place."""
-    if isinstance(callback, LoggerDestination):
-        raise TypeError(f"{place} {callback.name}, a logger: pass it in loggers=[...].")
-    if isinstance(callback, Callback):
-        return callback
-    if isinstance(callback, type):
-        raise TypeError(
-            f"{place} the class {callback.__name__}, where an instance is meant: write "
-            f"{callback.__name__}()."
-        )
-    if isinstance(callback, Algorithm):
-        raise TypeError(
-            f"{place} {callback!r}, which is an algorithm: pass it in algorithms=[...]."
-        )
-    if callable(callback):
-        return FunctionCallback(callback)
-    raise TypeError(
-        f"{place} {callback!r}: each must be a Callback or a function "
-        "(event, state, logger) -> Control | None."
-    )
-
-
-def as_destination(logger: object) -> LoggerDestination:
-    """A logger as it is."""
-    if isinstance(logger, LoggerDestination):
-        return logger
-    hint = f": write {logger.__name__}()" if isinstance(logger, type) else ""
-    raise TypeError(f"loggers has {logger!r}: each must be an instance of LoggerDestination{hint}.")
-
-
-def as_list(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
-        return list(given)
-    return [given]
-
-
-def _warn_idle(name: str, why: str) -> None:
-    warnings.warn(
-        f"{name} can never act: {why}. Drop it, or change that.", IdleAlgorithmWarning, stacklevel=4
-    )
-
-
-def _as_data(algorithm: Algorithm) -> dict[str, Any]:
-    def names(kinds: Iterable[type | str]) -> list[str]:
-        return sorted(kind if isinstance(kind, str) else kind.__name__ for kind in kinds)
-
-    return {
-        "call": repr(algorithm),
-        "class": type(algorithm).__name__,
-        "stage": algorithm.stage.name.lower(),
-        "events": [event.value for event in Event if event in algorithm.events],
-        "reads": sorted(algorithm.reads),
-        "writes": sorted(algorithm.writes),
-        "before": names(algorithm.before),
-        "after": names(algorithm.after),
-        "incompatible_with": names(algorithm.incompatible_with),
-        "discouraged_with": names(algorithm.discouraged_with),
-        "replaces": sorted(algorithm.replaces),
-        "parts": [{"name": part.name, **_as_data(part)} for part in algorithm.parts],
-    }
+def _warn_idle(name: str, reason: str) -> None:
+    message = f"{name} can never act: {reason}. Drop it, or change that."
+    warnings.warn(message, IdleAlgorithmWarning, stacklevel=4)

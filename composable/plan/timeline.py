@@ -1,58 +1,28 @@
-"""When each algorithm is active over a run: what can be said of it before the run begins."""
+"""The timeline of a run: when each algorithm is active, in words and as a picture."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import attrs
 
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
+from composable.core.algorithm import Algorithm
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
-from composable.core.window import Window
-from composable.plan._drawing import draw
-from composable.plan.compatibility import Occurrence, occurrences
+from composable.plan.plotting import draw, new_axes, new_figure, save_figure
+from composable.plan.spans import Row, Span, find_rows
 
-__all__ = ["Row", "Span", "Timeline", "timeline"]
-
-_MANY = 100  # turns of `every` that are drawn one by one
-_BEFORE = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
-_AFTER = frozenset({Event.FIT_END})
-
-
-@attrs.frozen
-class Span:
-    """A part of the run, in fractions of it.
-
-    Without conditions, the algorithm acts in the batches that begin in it, from `start` up to
-    `end`; with conditions, in those of them in which all hold, which can't be known beforehand.
-    """
-
-    start: Fraction
-    end: Fraction
-    conditions: tuple[str, ...] = ()
-
-
-@attrs.frozen
-class Row:
-    """An algorithm, and when it is active."""
-
-    name: str
-    stage: Stage
-    spans: tuple[Span, ...]
-
-    def active(self, fraction: float | Fraction) -> bool | None:
-        """Whether it is active in a batch that begins at a fraction of the run; None for maybe."""
-        here = [span for span in self.spans if span.start <= fraction < span.end]
-        return None if here and all(span.conditions for span in here) else bool(here)
+__all__ = ["Row", "Span", "Timeline"]
 
 
 @attrs.frozen
 class Timeline:
-    """When each algorithm is active, over a run of known length. Notebooks show it as a picture.
+    """When each algorithm is active over a run: `print` shows words, and notebooks a picture.
 
-    An algorithm that acts once, before or after training, has a span of no length. An average
-    is active from the time on at which its first update may come, at the end of a batch.
+    An algorithm that acts once, before or after training, has an empty span. An average is active
+    from the time of its first possible update, at the end of a batch.
 
     Example:
         >>> from composable import Plan, during, when
@@ -60,47 +30,58 @@ class Timeline:
         >>> def large(state):
         ...     return len(state.targets) >= 32
         >>> plan = Plan.compile([when(large, during("20ba", "80ba", MixUp()))])
-        >>> picture = plan.timeline("10ep", epoch_length=10)
-        >>> print(picture)
+        >>> timeline = plan.timeline("10ep", epoch_length=10)
+        >>> print(timeline)
         MixUp  mix  from 2ep to 8ep, where large holds
-        >>> picture.rows[0].active(0.5) is None  # maybe
+        >>> timeline.rows[0].active(0.5) is None  # unknown beforehand
         True
-        >>> picture.svg()[:4]
-        '<svg'
     """
 
     rows: tuple[Row, ...]
     max_duration: Time = attrs.field(eq=str)
     epoch_length: int | None = None
 
-    def svg(self) -> str:
-        """The picture, as the text of an SVG file."""
-        return draw(self)
+    @classmethod
+    def of(
+        cls,
+        algorithms: Sequence[Algorithm],
+        max_duration: TimeLike,
+        epoch_length: int | None = None,
+    ) -> "Timeline":
+        """Compute the timeline of algorithms in their order: see `Plan.timeline`."""
+        whole = check_time("max_duration", max_duration)
+        if whole.unit is TimeUnit.DURATION or not whole.value:
+            raise ValueError(
+                f"max_duration={str(whole)!r} is not the duration of a run: pass epochs, batches, "
+                "samples, tokens or seconds, such as '10ep'."
+            )
+        if epoch_length is not None and (isinstance(epoch_length, bool) or epoch_length < 1):
+            raise ValueError(f"epoch_length={epoch_length!r} must be 1 or more, or None.")
+        return cls(find_rows(algorithms, whole, epoch_length), whole, epoch_length)
 
-    def save(self, path: str | Path) -> None:
-        """Write the picture to a file.
+    # --- words ---
 
-        Raises:
-            ValueError: The file's name doesn't end in .svg.
-        """
-        path = Path(path)
-        if path.suffix != ".svg":
-            raise ValueError(f"path={str(path)!r} must end in .svg: the picture is an SVG.")
-        path.write_text(self.svg(), encoding="utf-8")
+    def __str__(self) -> str:
+        if not self.rows:
+            return "No algorithms: the loop trains alone."
+        table = [(row.name, row.stage.name.lower(), self.describe(*row.spans)) for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
 
-    def _repr_svg_(self) -> str:
-        return self.svg()
+    def describe(self, *spans: Span) -> str:
+        """Describe spans in words."""
+        return ", ".join(map(self._describe, spans)) or "never"
 
-    def say(self, span: Span) -> str:
-        """A span in words."""
+    def _describe(self, span: Span) -> str:
         if span.start == span.end:
-            return ", ".join(span.conditions) or f"at {self.at(span.start)}"
+            return ", ".join(span.conditions) or f"at {self._time(span.start)}"
         if span.start == 0 and span.end == 1:
             return ", ".join(span.conditions) or "all along"
-        return ", ".join([f"from {self.at(span.start)} to {self.at(span.end)}", *span.conditions])
+        limits = f"from {self._time(span.start)} to {self._time(span.end)}"
+        return ", ".join([limits, *span.conditions])
 
-    def at(self, fraction: Fraction) -> str:
-        """A time of the run in the unit of its length, or in batches where that isn't whole."""
+    def _time(self, fraction: Fraction) -> str:
+        """Convert a fraction to the unit of the run, to batches, or else to "0.5dur"."""
         value = fraction * self.max_duration.value
         if value.denominator == 1 or self.max_duration.unit is TimeUnit.SECOND:
             return str(Time(value, self.max_duration.unit))
@@ -110,119 +91,73 @@ class Timeline:
                 return str(Time(batches, TimeUnit.BATCH))
         return str(Time(fraction, TimeUnit.DURATION))
 
-    def __str__(self) -> str:
-        if not self.rows:
-            return "No algorithms: the loop trains alone."
-        said = [
-            (row.name, row.stage.name.lower(), ", ".join(map(self.say, row.spans)) or "never")
-            for row in self.rows
-        ]
-        widths = [max(map(len, column)) for column in zip(*said, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in said)
+    # --- the picture ---
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the timeline with matplotlib (`pip install composable[plot]`).
+
+        Bars are solid where an algorithm acts in every batch, and hatched where that is known only
+        at run time. Diamonds mark algorithms that act once.
+
+        Args:
+            ax: The matplotlib axes to draw on; by default those of a new figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        if ax is None:
+            ax = new_axes(len(self.rows))
+        draw(ax, self.rows, self.describe, self._ticks(), self._title())
+        return ax
+
+    def save(self, path: str | Path) -> None:
+        """Save the picture as a file, in the format of its suffix: .svg, .png or .pdf.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        figure = new_figure(len(self.rows))
+        self.plot(figure.axes[0])
+        save_figure(figure, path, Path(path).suffix.removeprefix("."))
+
+    def _repr_svg_(self) -> str | None:
+        if find_spec("matplotlib") is None:  # notebooks then show the words
+            return None
+        figure, text = new_figure(len(self.rows)), StringIO()
+        self.plot(figure.axes[0])
+        save_figure(figure, text, "svg")
+        return text.getvalue()
+
+    def _title(self) -> str:
+        whole, batches = self.max_duration, self.epoch_length
+        unit = whole.unit.name.lower() if whole.value == 1 else whole.unit.plural
+        each = f" of {batches} batches" if batches and whole.unit is TimeUnit.EPOCH else ""
+        return f"{str(whole).removesuffix(whole.unit.value)} {unit}{each}"
+
+    def _ticks(self) -> list[tuple[float, str]]:
+        """Label round times in the unit of the run, in batches, and as fractions."""
+        whole = self.max_duration
+        ticks = []
+        for fraction in _round_fractions(whole):
+            value = fraction * whole.value
+            lines = [str(Time(value, whole.unit))]
+            if whole.unit is TimeUnit.EPOCH and self.epoch_length:
+                lines.append(str(Time(value * self.epoch_length, TimeUnit.BATCH)))
+            lines.append(f"{float(fraction):.2g}")
+            ticks.append((float(fraction), "\n".join(lines)))
+        return ticks
 
 
-def timeline(
-    algorithms: Sequence[Algorithm], max_duration: TimeLike, epoch_length: int | None = None
-) -> Timeline:
-    """The timeline of algorithms in their order: see `Plan.timeline`."""
-    length = check_time("max_duration", max_duration)
-    if length.unit is TimeUnit.DURATION or not length.value:
-        raise ValueError(
-            f"max_duration={str(length)!r} is no length of a run: give epochs, batches, samples, "
-            "tokens or seconds, such as '10ep'."
-        )
-    if epoch_length is not None and (isinstance(epoch_length, bool) or epoch_length < 1):
-        raise ValueError(f"epoch_length={epoch_length!r} must be 1 or more, or None.")
-    found: dict[str, tuple[Stage, list[Span]]] = {}
-    for algorithm in algorithms:
-        for occurrence in occurrences(algorithm):
-            leaf = occurrence.algorithm
-            _, spans = found.setdefault(leaf.name, (leaf.stage, []))
-            spans += _spans(occurrence, length, epoch_length)
-    rows = tuple(Row(name, stage, _joined(spans)) for name, (stage, spans) in found.items())
-    return Timeline(rows, length, epoch_length)
-
-
-def fraction_of_run(time: Time, whole: Time, epoch_length: int | None) -> Fraction | None:
-    """Where a time is in a run of a length, or None where that can't be known beforehand."""
-    if time.unit is TimeUnit.DURATION:
-        return Fraction(time.value)
-    if time.unit is whole.unit:
-        return Fraction(time.value) / whole.value
-    batches = {TimeUnit.BATCH: 1, TimeUnit.EPOCH: epoch_length}
-    one, other = batches.get(time.unit), batches.get(whole.unit)
-    if one is None or other is None:
-        return None
-    return Fraction(time.value * one) / (whole.value * other)
-
-
-def _spans(occurrence: Occurrence, whole: Time, epoch_length: int | None) -> list[Span]:
-    """The parts of the run in which an algorithm in its occurrence is active."""
-    leaf = occurrence.algorithm
-    span, lasts = Span(Fraction(0), Fraction(1)), True
-    turns: list[Time] = []
-    for window in (*occurrence.windows(), leaf.window()):
-        span, lasts = _within(span, window, whole, epoch_length), lasts and window.end is None
-        if window.interval is not None:
-            turns.append(window.interval)
-    once = _once(span, frozenset(leaf.events))
-    if once is not None:
-        return once
-    # What has no end may act at the end of the very last batch, as an average does.
-    if span.start > span.end or (span.start == span.end and not lasts):
-        return []
-    spans = [span]
-    for interval in turns:
-        spans = [turn for one in spans for turn in _turns(one, interval, whole, epoch_length)]
-    return spans
-
-
-def _within(span: Span, window: Window, whole: Time, epoch_length: int | None) -> Span:
-    """What of a span lies in a window; limits that can't be placed become conditions."""
-    start, end, said = span.start, span.end, []
-    if window.start is not None and window.start.value:
-        at = fraction_of_run(window.start, whole, epoch_length)
-        start = start if at is None else max(start, at)
-        said += [f"from {window.start} on"] if at is None else []
-    if window.end is not None:
-        at = fraction_of_run(window.end, whole, epoch_length)
-        end = end if at is None else min(end, at)
-        said += [f"up to {window.end}"] if at is None else []
-    said += [window.condition] if window.condition else []
-    return Span(start, end, (*span.conditions, *said))
-
-
-def _once(span: Span, events: frozenset[Event]) -> list[Span] | None:
-    """The span of no length of what acts before or after training alone; None for others."""
-    for when, at, these in (("before", 0, _BEFORE), ("after", 1, _AFTER)):
-        if events <= these:
-            acts = span.start <= at <= span.end and span.start <= span.end
-            words = (f"once, {when} training", *span.conditions)
-            return [Span(Fraction(at), Fraction(at), words)] if acts else []
-    return None
-
-
-def _turns(span: Span, interval: Time, whole: Time, epoch_length: int | None) -> Iterable[Span]:
-    """The turns of `every` in a span, or the span with a condition where they are too many."""
-    step = fraction_of_run(interval, whole, epoch_length)
-    if step is None or (span.end - span.start) / step > _MANY:
-        return [attrs.evolve(span, conditions=(*span.conditions, f"every {interval}"))]
-    width = step / interval.value
-    first, last = span.start // step, -(-span.end // step)
-    turns = [
-        Span(max(span.start, k * step), min(span.end, k * step + width), span.conditions)
-        for k in range(int(first), int(last))
-    ]
-    return [turn for turn in turns if turn.start < turn.end]
-
-
-def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Spans in order, those that touch made one where their conditions are the same."""
-    joined: list[Span] = []
-    for span in sorted(spans, key=lambda one: (one.conditions, one.start, one.end)):
-        last = joined[-1] if joined else None
-        if last and last.conditions == span.conditions and span.start <= last.end:
-            joined[-1] = attrs.evolve(last, end=max(last.end, span.end))
-        else:
-            joined.append(span)
-    return tuple(sorted(joined, key=lambda one: (one.start, one.end)))
+def _round_fractions(whole: Time) -> list[Fraction]:
+    """Choose the start, the end, and at most nine round times between them."""
+    steps = (Fraction(digit * 10**power) for power in range(18) for digit in (1, 2, 5))
+    step = next(step for step in steps if whole.value <= 10 * step)
+    if whole.unit is TimeUnit.SECOND and whole.value <= 10:
+        step = Fraction(whole.value) / 10
+    fractions = [k * step / whole.value for k in range(int(whole.value // step) + 1)]
+    if 1 - fractions[-1] < step / whole.value / 2:
+        fractions.pop()
+    return [*fractions, Fraction(1)]

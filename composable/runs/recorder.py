@@ -12,13 +12,13 @@ from torch import Tensor
 
 from composable.callbacks.checkpoint_saver import UnsavedCheckpointWarning
 from composable.checkpoint import folders
-from composable.runs import records
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
 from composable.core.callback import Callback
 from composable.core.logger import to_numbers
 from composable.core.state import State
 from composable.optim.learning_rates import LearningRates
+from composable.runs import records
 from composable.runs.environment import describe_script
 from composable.utils.replay_mode import current
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.state import State
-from composable.plan.plan import as_algorithm
+from composable.plan.declarations import as_algorithm
 from composable.testing.laws import LAWS, Law, NotApplicable
 from composable.testing.problems import classifier, image_batch, smooth_classifier
 from composable.testing.runs import Breach, Case

@@ -103,7 +103,7 @@ class StopAfter(Callback):
 
 def contents(state: State) -> dict[str, Any]:
     """Copies of the tensors and plain values in a state, by the path to each."""
-    held = {path: copied(seen.what) for path, seen in fingerprint(state).items()}
+    held = {path: copied(seen.value) for path, seen in fingerprint(state).items()}
     counts = attrs.asdict(state.timestamp)
     held |= {
         f"state.timestamp.{name}": count

@@ -15,7 +15,7 @@ from composable.core.loss import ModelLoss
 from composable.core.state import State
 from composable.data.order import seeded_batches
 from composable.metrics import Averages, Evaluator
-from composable.plan.plan import Dispatcher
+from composable.plan.dispatch import Dispatcher
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["bind_loss", "evaluate", "evaluation_mode", "predict"]

@@ -26,7 +26,7 @@ from composable.core.time import Time, TimeUnit, crossed, reached
 from composable.data.order import get_generator_states, seeded_batches
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
-from composable.plan.plan import Dispatcher
+from composable.plan.dispatch import Dispatcher
 from composable.trainer.evaluation import evaluate
 from composable.trainer.guards import (
     Buffers,

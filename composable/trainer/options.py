@@ -15,7 +15,8 @@ from composable.core.loss import ModelLoss, TargetLoss
 from composable.core.time import Time, TimeUnit, check_time
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
-from composable.plan.plan import Plan, as_list
+from composable.plan.declarations import as_list
+from composable.plan.plan import Plan
 from composable.trainer.guards import POLICIES, NonFiniteGuard
 
 

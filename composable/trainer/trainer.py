@@ -17,18 +17,21 @@ from composable.core._notes import add_note
 from composable.core.batch import BatchSpec
 from composable.core.callback import Callback, closing
 from composable.core.control import Control
+from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike
 from composable.core.key import Key
-from composable.core.logger import Logger, LoggerDestination
+from composable.core.logger import Logger
 from composable.core.loss import ModelLoss, weigher
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.loggers.progress_bar import ProgressBarLogger
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
+from composable.plan.declarations import as_callback, as_list
+from composable.plan.dispatch import Dispatcher
 from composable.plan.global_callbacks import global_callbacks
-from composable.plan.plan import Plan, as_callback, as_list
+from composable.plan.plan import Plan
 from composable.plan.timeline import Timeline
 from composable.replay import join, quiet
 from composable.runs.environment import describe_environment
@@ -248,7 +251,7 @@ class Trainer:
         self._plan = Plan.compile(algorithms, callbacks, loggers, builtin_callbacks=core)
         self._in_call = False
         self.logger = Logger(self._plan.destinations)
-        dispatcher = self._plan.dispatcher(self.logger, check_effects=check_effects)
+        dispatcher = Dispatcher(self._plan, self.logger, check_effects=check_effects)
         self._dispatcher = dispatcher
 
         where = check.check_device(device)

@@ -138,7 +138,7 @@ def test_each_batch_may_be_mixed_in_one_of_two_ways():
 
 
 def test_a_batch_is_mixed_once():
-    with pytest.raises(IncompatibleAlgorithmsError, match="CutMix and MixUp don't go together"):
+    with pytest.raises(IncompatibleAlgorithmsError, match="CutMix and MixUp are incompatible"):
         trainer(algorithms=[MixUp(), CutMix()])
 
 

@@ -182,7 +182,7 @@ def test_a_tensor_is_its_own_input():
     ],
 )
 def test_a_missing_part_is_told_with_what_the_batch_is(batch, spec, message):
-    with pytest.raises(ValueError, match=f"target_key={message}.*Give the Trainer the target_k"):
+    with pytest.raises(ValueError, match=f"target_key={message}.*Pass the target_k"):
         spec.targets(batch)
 
 
@@ -319,7 +319,7 @@ def test_selecting_leaves_whole_what_has_no_value_for_each_example():
 def test_the_place_of_a_tensor_that_does_not_split_is_named():
     with pytest.raises(
         ValueError,
-        match=r"batch\['a'\]\[0\] has 2 rows and the input has 3 examples.*one row an example",
+        match=r"batch\['a'\]\[0\] has 2 rows and the input has 3 examples.*one row per example",
     ):
         split_batch({"x": X, "a": [torch.zeros(2)]}, [2, 1])
 

@@ -5,11 +5,12 @@ import pytest
 from composable import Callback, Control, Event, Plan, State
 from composable.core.callback import FunctionCallback
 from composable.core.logger import Logger
+from composable.plan.dispatch import Dispatcher
 from tests.helpers import linear, make_trainer
 
 
 def dispatcher(*callbacks):
-    return Plan.compile(callbacks=callbacks).dispatcher(Logger())
+    return Dispatcher(Plan.compile(callbacks=callbacks), Logger())
 
 
 def run(fire, *events):
@@ -75,7 +76,7 @@ def test_two_names_of_one_event_are_refused():
         with pytest.raises(
             TypeError,
             match="Both defines fit_start and training_start, which are names of one event: "
-            "make fit_start of them",
+            "define fit_start only",
         ):
             fails()
 
@@ -156,7 +157,7 @@ def test_an_exception_of_an_algorithm_carries_who_and_when():
     def breaks(event, state):
         raise KeyError("x")
 
-    fire = Plan.compile([breaks]).dispatcher(Logger())
+    fire = Dispatcher(Plan.compile([breaks]), Logger())
     with pytest.raises(KeyError) as caught:
         run(fire, Event.BEFORE_LOSS)
 
@@ -165,7 +166,7 @@ def test_an_exception_of_an_algorithm_carries_who_and_when():
 
 @pytest.mark.parametrize("returned", [None, 3, "state"])
 def test_an_algorithm_that_returns_no_state_is_told_what_to_write(returned):
-    fire = Plan.compile([lambda event, state: returned]).dispatcher(Logger())
+    fire = Dispatcher(Plan.compile([lambda event, state: returned]), Logger())
 
     with pytest.raises(TypeError, match=r"apply returned .* and must return a State: end it with"):
         run(fire, Event.INIT)

@@ -76,7 +76,7 @@ def test_a_tensor_of_several_elements_is_refused_with_the_way_out():
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, object()])
 def test_what_is_no_number_is_refused(value):
-    with pytest.raises(ValueError, match=r"metric 'x' is .*, not a number"):
+    with pytest.raises(ValueError, match=r"metric 'x' is .*; it must be a number"):
         to_numbers([{"x": value}])
 
 

@@ -41,11 +41,11 @@ def sometimes(state):
     [
         (
             [MixUp(), CutMix()],
-            "CutMix and MixUp don't go together: both mix the batch, and the pairs",
+            "CutMix and MixUp are incompatible: both mix the batch, and the pairs",
         ),
-        ([CutMix(), MixUp()], r"choose\(\[CutMix, MixUp\]\).*windows that don't meet.*during\("),
-        ([MixUp(0.1), MixUp(0.2, name="again")], "MixUp and again don't go together: both mix"),
-        ([EMA(), SWA()], "EMA and SWA don't go together: both replace the model that is evaluated"),
+        ([CutMix(), MixUp()], r"choose\(\[CutMix, MixUp\]\).*windows that don't overlap.*during\("),
+        ([MixUp(0.1), MixUp(0.2, name="again")], "MixUp and again are incompatible: both mix"),
+        ([EMA(), SWA()], "EMA and SWA are incompatible: both replace the model that is evaluated"),
     ],
 )
 def test_a_bad_mixture_is_refused_with_the_reason_and_the_ways_out(algorithms, message):
@@ -101,7 +101,7 @@ def test_a_conflict_can_name_a_class_and_counts_for_its_subclasses():
         pass
 
     with pytest.raises(
-        IncompatibleAlgorithmsError, match="MyMixUp and Rival don't go together: they disagree"
+        IncompatibleAlgorithmsError, match="MyMixUp and Rival are incompatible: they disagree"
     ):
         Plan.compile([Rival(), MyMixUp()])
 
@@ -113,7 +113,8 @@ def test_a_conflict_can_name_a_class_and_counts_for_its_subclasses():
         (
             [BlurPool(), SqueezeExcite()],
             r"both write \['model: convolution'\] in the stage SURGERY, so only their names put "
-            r"BlurPool first. Say .* chain\(BlurPool, SqueezeExcite\), or .* choose\(\[BlurPool",
+            r"BlurPool first. Fix their order with chain\(BlurPool, SqueezeExcite\), or .* with "
+            r"choose\(\[BlurPool",
         ),
     ],
 )
@@ -138,11 +139,11 @@ def test_a_surgery_that_says_no_kind_may_replace_any():
 def test_a_doubt_is_a_warning_of_its_own_and_a_chain_settles_it():
     fast, slow = EMA("1ba", name="fast"), EMA("9ba", name="slow")
 
-    with pytest.warns(CompatibilityWarning, match="fast and slow may not go together: the mo") as w:
+    with pytest.warns(CompatibilityWarning, match="fast and slow may interfere: the mo") as w:
         plan = Plan.compile([fast, slow])
 
     assert [one.category for one in w] == [CompatibilityWarning]
-    assert plan.explain().splitlines()[-1].startswith("Caveat: fast and slow may not go together")
+    assert plan.explain().splitlines()[-1].startswith("Caveat: fast and slow may interfere")
     assert not Plan.compile([chain(fast, slow)]).caveats
 
 

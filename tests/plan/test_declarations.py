@@ -25,23 +25,26 @@ def declaring(**declared):
             {"events": "batch_end"},
             "Odd.events is 'batch_end' and must be a set of members of Event",
         ),
-        ({"events": {"batch_end"}}, "Odd.events has {'batch_end'} and must be a set of members of"),
+        (
+            {"events": {"batch_end"}},
+            "Odd.events contains {'batch_end'} and must be a set of member",
+        ),
         ({"events": Event.INIT}, "Odd.events is <Event.INIT: 'init'> and must be a set of members"),
         ({"events": None}, "Odd.events is None and must be a set of members of Event."),
         ({"stage": "mix"}, "Odd.stage is 'mix' and must be a member of Stage, such as Stage.MIX."),
         ({"stage": 40}, "Odd.stage is 40 and must be a member of Stage"),
         (
             {"reads": {"weights"}},
-            "Odd.reads has {'weights'} and must be a set of fields of State: b",
+            "Odd.reads contains {'weights'} and must be a set of fields of State: b",
         ),
         ({"reads": "batch"}, "Odd.reads is 'batch' and must be a set of fields of State"),
         (
             {"writes": {"weights"}},
-            "Odd.writes has {'weights'} and must be a set of fields of State",
+            "Odd.writes contains {'weights'} and must be a set of fields of State",
         ),
         (
             {"writes": [["batch"]]},
-            "Odd.writes has {['batch']} and must be a set of fields of State",
+            "Odd.writes contains {['batch']} and must be a set of fields of State",
         ),
         (
             {"before": "MixUp"},
@@ -53,15 +56,15 @@ def declaring(**declared):
         ),
         (
             {"before": [MixUp()]},
-            "Odd.before has {MixUp(alpha=0.2, per_sample=False, interpolate_lo",
+            "Odd.before contains {MixUp(alpha=0.2, per_sample=False, interpolate_lo",
         ),
         (
             {"after": {Event.INIT}},
-            "Odd.after has {<Event.INIT: 'init'>} and must be a set of class",
+            "Odd.after contains {<Event.INIT: 'init'>} and must be a set of class",
         ),
         (
             {"after": {int}},
-            "Odd.after has {<class 'int'>} and must be a set of classes of algorithm",
+            "Odd.after contains {<class 'int'>} and must be a set of classes of algorithm",
         ),
         (
             {"parts": [MixUp()]},
@@ -70,21 +73,21 @@ def declaring(**declared):
         ({"parts": (3,)}, "Odd.parts is (3,) and must be a tuple of algorithms."),
         (
             {"incompatible_with": {"CutMix"}},
-            "Odd.incompatible_with is {'CutMix'} and must be a mapping from classes",
+            "Odd.incompatible_with is {'CutMix'} and must map classes",
         ),
         (
             {"incompatible_with": {"CutMix": ""}},
-            "Odd.incompatible_with has 'CutMix': '' and must be a mapping",
+            "Odd.incompatible_with contains 'CutMix': '' and must map classes",
         ),
         (
             {"discouraged_with": {3: "why"}},
-            "Odd.discouraged_with has 3: 'why' and must be a mapping from classes of al",
+            "Odd.discouraged_with contains 3: 'why' and must map classes of al",
         ),
         (
             {"replaces": "convolution"},
             "Odd.replaces is 'convolution' and must be a set of kinds of",
         ),
-        ({"replaces": {3}}, "Odd.replaces has {3} and must be a set of kinds of layers, as words"),
+        ({"replaces": {3}}, "Odd.replaces contains {3} and must be a set of kinds of layers, as"),
         (
             {"apply": Algorithm.apply},
             "Odd has no apply: implement apply(self, event, state) -> Sta",
@@ -106,14 +109,14 @@ MIX = MixUp()
     ("make", "error", "message"),
     [
         (lambda: MixUp(name=3), TypeError, "name=3 must be a string."),
-        (lambda: MixUp(name=""), ValueError, "name='' is empty: leave it out, or give a name."),
+        (lambda: MixUp(name=""), ValueError, "name='' is empty: omit it, or pass a name."),
         (lambda: chain(MIX, name=3), TypeError, "name=3 must be a string."),
         (lambda: during("0ep", "1ep", MIX, name=""), ValueError, "name='' is empty"),
         (lambda: FunctionAlgorithm(print, name=3), TypeError, "name=3 must be a string."),
         (
             lambda: Plan.compile([MixUp]),
             TypeError,
-            "has the class MixUp, where an instance is mean",
+            "contains the class MixUp; pass an instance",
         ),
         (
             lambda: Plan.compile([MIX, MIX]),
@@ -128,7 +131,7 @@ MIX = MixUp()
         (
             lambda: Plan.compile([LabelSmoothing(), LabelSmoothing()]),
             ValueError,
-            "give one another, such as LabelSmoothing(..., name='LabelSmoothing2').",
+            "rename one, such as LabelSmoothing(..., name='LabelSmoothing2').",
         ),
     ],
 )
@@ -169,11 +172,11 @@ def test_a_circle_is_told_from_one_to_the_next():
     ]
 
     with pytest.raises(
-        ValueError, match=r"\['Ada', 'Bob', 'Cid'\] can't be ordered: .* circle: "
+        ValueError, match=r"\['Ada', 'Bob', 'Cid'\] can't be ordered: .* cyclic: "
     ) as e:
         Plan.compile([one() for one in ring])
 
-    told = str(e.value).split("circle: ")[1].split(". ")[0].split(" before ")
+    told = str(e.value).split("cyclic: ")[1].split(". ")[0].split(" before ")
     assert told[0] == told[-1]
     assert " ".join(told) in "Ada Bob Cid Ada Bob Cid"
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from composable import Callback, Event, ObserverError, Plan, State
 from composable.core.logger import Logger
+from composable.plan.dispatch import Dispatcher
 from composable.plan.effects import changes, fingerprint
 
 
@@ -169,13 +170,13 @@ class Careless(Callback):
 
 
 def fire(event, **options):
-    dispatcher = Plan.compile(callbacks=[Careless()]).dispatcher(Logger(), **options)
+    dispatcher = Dispatcher(Plan.compile(callbacks=[Careless()]), Logger(), **options)
     return dispatcher.fire(event, example())
 
 
 def test_a_callback_that_writes_is_refused_by_its_name_the_event_and_the_tensor():
     with pytest.raises(
-        ObserverError, match=r"^Careless changed state.loss in place at BATCH_END, and a callback"
+        ObserverError, match=r"^Careless changed state.loss in place at BATCH_END, but callbacks"
     ) as caught:
         fire(Event.BATCH_END, check_effects=True)
 
@@ -189,7 +190,7 @@ def test_at_other_events_and_without_the_check_it_is_not():
 
 def test_a_hook_is_called_as_it_is_where_nobody_checks():
     careless = Careless()
-    dispatcher = Plan.compile(callbacks=[careless]).dispatcher(Logger())
+    dispatcher = Dispatcher(Plan.compile(callbacks=[careless]), Logger())
 
     (_, (hook,)) = dispatcher._table[Event.BATCH_END]
 

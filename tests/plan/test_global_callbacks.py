@@ -157,9 +157,9 @@ def test_a_logger_can_be_global():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (One, r"register_global_callback got the class One.*write One\(\)"),
+        (One, r"register_global_callback got the class One; pass an instance, One\(\)"),
         (MixUp(), r"register_global_callback got MixUp.*algorithm: pass it in algorithms=\[...\]"),
-        (3, "register_global_callback got 3: each must be a Callback or a function"),
+        (3, "register_global_callback got 3; pass a Callback, or a function"),
     ],
 )
 def test_anything_else_is_refused(given, message):

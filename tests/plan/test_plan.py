@@ -22,6 +22,7 @@ from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothin
 from composable.core.algorithm import Algorithm, FunctionAlgorithm
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
+from composable.plan.dispatch import Dispatcher
 from tests.helpers import linear
 
 
@@ -47,7 +48,7 @@ def note(name, *events, stage=Stage.OTHER, writes=()):
 
 def order(plan, event):
     state = State(linear(), batch=[])
-    return plan.dispatcher(Logger()).fire(event, state).batch
+    return Dispatcher(plan, Logger()).fire(event, state).batch
 
 
 def test_algorithms_run_by_stage_and_then_by_name_however_listed():
@@ -109,7 +110,7 @@ def test_the_librarys_own_come_before_the_users_and_global_ones_after_them():
 
 
 def test_an_event_without_listeners_gives_the_state_itself():
-    fire, state = Plan.compile().dispatcher(Logger()), State(linear())
+    fire, state = Dispatcher(Plan.compile(), Logger()), State(linear())
 
     assert all(fire.fire(event, state) is state for event in Event)
     assert not fire.listens(Event.INIT)
@@ -142,11 +143,11 @@ def test_explain_prints_who_runs_when_on_what_and_why():
         ["batch_end", "Watch", "watches"],
     ]
     assert lines[4][3:] == ["batch, outputs", "batch", "targets comes after mix"]
-    assert lines[5][3:] == ["-", "-", "observes and asks, in list order"]
+    assert lines[5][3:] == ["-", "-", "observes, in list order"]
 
 
 def test_an_empty_plan_says_so():
-    assert Plan.compile().explain() == "Nothing is registered: the loop runs alone."
+    assert Plan.compile().explain() == "The plan is empty: the loop runs alone."
 
 
 def test_to_dict_is_plain_data():
@@ -251,7 +252,7 @@ def test_two_of_one_name_are_refused_with_the_way_out():
 
 
 def test_two_of_one_class_may_have_two_names():
-    with pytest.warns(CompatibilityWarning, match="fast and slow may not go together: the model"):
+    with pytest.warns(CompatibilityWarning, match="fast and slow may interfere: the model"):
         plan = Plan.compile([EMA("1ba", name="fast"), EMA("100ba", name="slow")])
 
     assert [a.name for a in plan.algorithms] == ["fast", "slow"]
@@ -301,7 +302,7 @@ def test_algorithms_of_different_events_do_not_conflict():
         (
             {"algorithms": [MixUp]},
             TypeError,
-            r"algorithms has the class MixUp.* write MixUp\(\)",
+            r"algorithms contains the class MixUp; pass an instance, MixUp\(\)",
         ),
         (
             {"algorithms": [Callback()]},
@@ -316,28 +317,28 @@ def test_algorithms_of_different_events_do_not_conflict():
         (
             {"algorithms": ["MixUp"]},
             TypeError,
-            "algorithms has 'MixUp': each must be an Algori",
+            "algorithms contains 'MixUp'; pass an Algori",
         ),
         (
             {"algorithms": "MixUp"},
             TypeError,
-            "algorithms has 'MixUp': each must be an Algorithm",
+            "algorithms contains 'MixUp'; pass an Algorithm",
         ),
         (
             {"callbacks": [Callback]},
             TypeError,
-            r"callbacks has the class Callback.*Callback\(\)",
+            r"callbacks contains the class Callback; pass an instance, Callback\(\)",
         ),
         ({"callbacks": [MixUp()]}, TypeError, r"an algorithm: pass it in algorithms=\[...\]"),
         ({"callbacks": InMemoryLogger()}, TypeError, r"a logger: pass it in loggers=\[...\]"),
         (
             {"callbacks": [3]},
             TypeError,
-            "callbacks has 3: each must be a Callback or a function",
+            "callbacks contains 3; pass a Callback, or a function",
         ),
-        ({"loggers": [Callback()]}, TypeError, "loggers has .* instance of LoggerDestination"),
-        ({"loggers": [InMemoryLogger]}, TypeError, r"write InMemoryLogger\(\)"),
-        ({"loggers": "stdout"}, TypeError, "loggers has 'stdout': each must be an instance of"),
+        ({"loggers": [Callback()]}, TypeError, "loggers contains .* instance of LoggerDestination"),
+        ({"loggers": [InMemoryLogger]}, TypeError, r"pass an instance, InMemoryLogger\(\)"),
+        ({"loggers": "stdout"}, TypeError, "loggers contains 'stdout'; pass an instance of"),
     ],
 )
 def test_what_is_in_the_wrong_list_is_told_where_it_belongs(given, error, message):

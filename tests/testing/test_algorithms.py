@@ -200,5 +200,5 @@ def test_the_global_generators_are_left_alone():
 
 @pytest.mark.parametrize("wrong", [3, MixUp])
 def test_what_is_no_algorithm_is_refused(wrong):
-    with pytest.raises(TypeError, match="algorithms has"):
+    with pytest.raises(TypeError, match="algorithms contains"):
         check_algorithm(wrong)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from composable import Callback, Event
-from composable.core.logger import LoggerDestination
+from composable.core.destination import LoggerDestination
 from composable.loggers import InMemoryLogger, JSONLinesLogger, ProgressBarLogger
 from tests.helpers import batches, linear, make_trainer, same, weights
 

@@ -8,7 +8,7 @@ import torch
 
 from composable import Callback, Control, Event, ObserverError, register_global_callback
 from composable.algorithms import MixUp
-from composable.core.logger import LoggerDestination
+from composable.core.destination import LoggerDestination
 from composable.loggers import InMemoryLogger
 from tests.helpers import Watch, batches, linear, make_trainer, same, weights
 
@@ -81,9 +81,9 @@ def test_the_plan_shows_global_callbacks_where_they_are_heard():
         steps = [step for step in trainer.plan.steps() if step.event is Event.FIT_START]
 
     assert [(step.who, step.why) for step in steps] == [
-        ("Watch", "observes and asks, in list order"),
-        ("Says", "observes and asks, global ones after yours"),
-        ("ProgressBarLogger", "writes what was logged, after all callbacks"),
+        ("Watch", "observes, in list order"),
+        ("Says", "observes, global ones after yours"),
+        ("ProgressBarLogger", "records metrics, after all callbacks"),
     ]
     assert "Says" not in trainer.plan.explain()
 
@@ -272,7 +272,7 @@ def test_the_same_one_is_not_added_twice(one):
     trainer = make_trainer()
     trainer.add_callback(one)
 
-    with pytest.raises(ValueError, match="was given twice, the same instance: it watches already"):
+    with pytest.raises(ValueError, match="was given twice, the same instance: drop one"):
         trainer.add_callback(one)
     with pytest.raises(ValueError, match="was given twice"):
         make_trainer(**{"loggers" if one is LOGGER else "callbacks": [one, one]})
@@ -297,7 +297,7 @@ class HasNoDisk(Callback):
         (HasNoDisk, r"the class HasNoDisk, and HasNoDisk\(\) failed: no disk. Give an instance"),
         (MixUp, r"add_callback got the class MixUp"),
         (MixUp(), r"add_callback got MixUp.*an algorithm: pass it in algorithms=\[...\]"),
-        (3, "add_callback got 3: each must be a Callback or a function"),
+        (3, "add_callback got 3; pass a Callback, or a function"),
     ],
 )
 def test_what_can_not_be_added_is_refused(given, message):

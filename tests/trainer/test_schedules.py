@@ -163,10 +163,10 @@ def test_a_plain_loop_can_use_a_schedule():
     ("build", "error", "message"),
     [
         (lambda: step("0ba"), ValueError, "step_size='0ba' must be longer than nothing"),
-        (lambda: step("often"), ValueError, "step_size='often': time 'often' can't be read"),
-        (lambda: linear(duration="late"), ValueError, "duration='late': time 'late' can't be read"),
+        (lambda: step("often"), ValueError, "step_size='often': invalid time 'often'"),
+        (lambda: linear(duration="late"), ValueError, "duration='late': invalid time 'late'"),
         (lambda: cosine(warmup=1.5), TypeError, "warmup=1.5: A time must be .* got 1.5"),
-        (lambda: constant(warmup="5"), ValueError, "warmup='5': time '5' can't be read"),
+        (lambda: constant(warmup="5"), ValueError, "warmup='5': invalid time '5'"),
         (lambda: cosine(0.1, "5ba"), TypeError, "positional argument"),
     ],
 )

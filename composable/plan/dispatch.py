@@ -1,0 +1,136 @@
+"""Dispatching of events to the algorithms and callbacks of a plan."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from composable.core._notes import add_origin_note
+from composable.core.algorithm import Algorithm, check_returned
+from composable.core.callback import Callback, hooks_of
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.logger import Logger
+from composable.core.state import State
+from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook
+from composable.plan.plan import Plan
+
+__all__ = ["Dispatcher"]
+
+Listeners: TypeAlias = tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]
+
+
+class Dispatcher:
+    """Runs the algorithms and callbacks of a plan: `fire(event, state)`.
+
+    `requests` joins the requests of callbacks that are not granted yet. `pending` says whether
+    there are any, at a tenth of the cost of testing a `Control`.
+
+    Args:
+        plan: The plan to run.
+        logger: The logger that is passed to callbacks.
+        check_effects: Whether to raise an error if a callback changes the state, or an algorithm
+            changes fields that it doesn't declare.
+
+    Example:
+        >>> from composable import Event, Logger, Plan, State
+        >>> from composable.plan.dispatch import Dispatcher
+        >>> def halve(event, state):
+        ...     return state.evolve(batch=state.batch / 2)
+        >>> dispatcher = Dispatcher(Plan.compile([halve]), Logger())
+        >>> state = State(torch.nn.Linear(1, 1), batch=torch.ones(2))
+        >>> dispatcher.fire(Event.BATCH_START, state).batch
+        tensor([0.5000, 0.5000])
+    """
+
+    __slots__ = ("_table", "check_effects", "logger", "pending", "plan", "requests")
+
+    def __init__(self, plan: Plan, logger: Logger, *, check_effects: bool = False) -> None:
+        self.logger = logger
+        self.check_effects = check_effects
+        self.clear()
+        self.set_plan(plan)
+
+    def set_plan(self, plan: Plan) -> None:
+        """Replace the plan."""
+        self.plan = plan
+        hooks = [self._hooks(callback) for callback in plan.callbacks]
+        self._table: dict[Event, Listeners] = {}
+        for event in Event:
+            algorithms: Sequence[Any] = plan.transforms(event)
+            if self.check_effects:
+                algorithms = [CheckedAlgorithm(algorithm) for algorithm in algorithms]
+            observers = tuple(by_event[event] for by_event in hooks if event in by_event)
+            if algorithms or observers:
+                self._table[event] = (algorithms, observers)
+
+    def _hooks(self, callback: Callback) -> dict[Event, Callable[..., Any]]:
+        hooks = hooks_of(callback)
+        if not self.check_effects:
+            return hooks
+        return {event: ReadOnlyHook(hook, callback.name, event) for event, hook in hooks.items()}
+
+    def listens(self, event: Event) -> bool:
+        """Return whether any algorithm or callback listens to an event."""
+        return event in self._table
+
+    # --- events ---
+
+    def fire(self, event: Event, state: State) -> State:
+        """Run the algorithms and then the callbacks of an event, and return the new state."""
+        listeners = self._table.get(event)
+        return state if listeners is None else self._run(listeners, event, state)
+
+    def run_algorithms(self, event: Event, state: State) -> State:
+        """Run only the algorithms of an event, and return the new state."""
+        algorithms, _ = self._table.get(event, ((), ()))
+        return self._run((algorithms, ()), event, state)
+
+    def run_callbacks(self, event: Event, state: State) -> None:
+        """Run only the callbacks of an event."""
+        _, observers = self._table.get(event, ((), ()))
+        self._run(((), observers), event, state)
+
+    def _run(self, listeners: Listeners, event: Event, state: State) -> State:
+        algorithms, observers = listeners
+        running: Any = None
+        try:
+            for running in algorithms:
+                state = check_returned(running(event, state))
+            logger = self.logger
+            logger.timestamp = state.timestamp
+            for running in observers:
+                requested = running(state, logger)
+                if requested is not None:
+                    self._join(requested)
+        except Exception as error:
+            add_origin_note(error, running, event.name)
+            raise
+        return state
+
+    # --- requests ---
+
+    def _join(self, requested: object) -> None:
+        if not isinstance(requested, Control):
+            raise TypeError(
+                f"a callback returned {requested!r} and must return None or a Control, such as "
+                "Control.STOP."
+            )
+        self.request(requested)
+
+    def request(self, request: Control) -> None:
+        """Add a request to the pending ones."""
+        self.requests |= request
+        self.pending = bool(self.requests)
+
+    def pop(self, request: Control) -> bool:
+        """Remove a request from the pending ones, and return whether it was among them."""
+        if not self.pending:
+            return False
+        requested = bool(self.requests & request)
+        self.requests &= ~request
+        self.pending = bool(self.requests)
+        return requested
+
+    def clear(self) -> None:
+        """Drop all pending requests."""
+        self.requests = Control.NONE
+        self.pending = False

@@ -1,0 +1,115 @@
+"""Descriptions of a plan: its steps, the table that `Plan.explain` prints, and plain data."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from composable.core.algorithm import Algorithm, nested
+from composable.core.callback import Callback
+from composable.core.event import Event
+from composable.plan.compatibility import Caveat
+from composable.plan.ordering import explain_position
+
+__all__ = ["Step", "algorithm_steps", "as_data", "callback_step", "format_plan"]
+
+
+@attrs.frozen
+class Step:
+    """One step of a plan: what runs at an event, on which fields, and why in this position."""
+
+    event: Event
+    who: str
+    stage: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    why: str
+
+
+def algorithm_steps(event: Event, plan: Sequence[Algorithm]) -> list[Step]:
+    """Describe the algorithms that run at an event.
+
+    Args:
+        event: The event.
+        plan: All algorithms, in their order.
+    """
+    here = nested(plan, event)
+    return [
+        Step(
+            event,
+            algorithm.name,
+            algorithm.stage.name.lower(),
+            tuple(sorted(algorithm.reads)),
+            tuple(sorted(algorithm.writes)),
+            explain_position(event, here, i, plan),
+        )
+        for i, algorithm in enumerate(here)
+    ]
+
+
+def callback_step(event: Event, callback: Callback, why: str) -> Step:
+    """Describe a callback that runs at an event."""
+    return Step(event, callback.name, "watches", (), (), why)
+
+
+def format_plan(steps: Sequence[Step], caveats: Iterable[Caveat]) -> str:
+    """Format a plan as a table of its steps, followed by its caveats."""
+    if not steps:
+        return "The plan is empty: the loop runs alone."
+    rows = [
+        (
+            step.event.value,
+            step.who,
+            step.stage,
+            ", ".join(step.reads) or "-",
+            ", ".join(step.writes) or "-",
+            step.why,
+        )
+        for step in steps
+    ]
+    table = _format_table(("event", "who", "stage", "reads", "writes", "why here"), rows)
+    return "\n".join([table, *(f"\nCaveat: {caveat}" for caveat in caveats)])
+
+
+def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    ruler = ["-" * width for width in widths]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, ruler, *rows)]
+    return "\n".join(lines)
+
+
+def as_data(
+    algorithms: Iterable[Algorithm],
+    callbacks: Iterable[Callback],
+    caveats: Iterable[Caveat],
+    steps: Iterable[Step],
+) -> dict[str, Any]:
+    """Convert a plan to plain data: see `Plan.to_dict`."""
+    return {
+        "version": 1,
+        "algorithms": {algorithm.name: _describe(algorithm) for algorithm in algorithms},
+        "callbacks": [callback.name for callback in callbacks],
+        "caveats": [{**attrs.asdict(one), "kind": one.kind.__name__} for one in caveats],
+        "steps": [{**attrs.asdict(step), "event": step.event.value} for step in steps],
+    }
+
+
+def _describe(algorithm: Algorithm) -> dict[str, Any]:
+    return {
+        "call": repr(algorithm),
+        "class": type(algorithm).__name__,
+        "stage": algorithm.stage.name.lower(),
+        "events": [event.value for event in Event if event in algorithm.events],
+        "reads": sorted(algorithm.reads),
+        "writes": sorted(algorithm.writes),
+        "before": _names(algorithm.before),
+        "after": _names(algorithm.after),
+        "incompatible_with": _names(algorithm.incompatible_with),
+        "discouraged_with": _names(algorithm.discouraged_with),
+        "replaces": sorted(algorithm.replaces),
+        "parts": [{"name": part.name, **_describe(part)} for part in algorithm.parts],
+    }
+
+
+def _names(kinds: Iterable[type | str]) -> list[str]:
+    return sorted(kind if isinstance(kind, str) else kind.__name__ for kind in kinds)
