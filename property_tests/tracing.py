@@ -10,7 +10,7 @@ import attrs
 
 from composable import Algorithm, Callback, Event, Key, Plan, State
 from composable.core.algorithm import leaves
-from composable.plan.plan import Dispatcher
+from composable.plan.dispatch import Dispatcher
 
 FIELDS = frozenset(field.name for field in attrs.fields(State))
 

@@ -1,20 +1,19 @@
-"""The command line: `composable checkpoint inspect PATH`, and so on.
+"""The command line: `composable checkpoint`, `composable replay` and `composable diff`.
 
-Exit status: 0, all is well; 1, a checkpoint is damaged or doesn't fit; 2, wrong usage, or there is
-nothing at that path.
+Exit status of `checkpoint`: 0, the checkpoint is valid; 1, it is damaged; 2, wrong usage, or there
+is no checkpoint at that path. Exit status of `replay` and `diff`: 0, everything matches bit for
+bit; 1, something differs; 2, wrong usage, or the comparison could not be made.
 
-A command is a function that takes its parsed options and returns the exit status. `_COMMANDS` says
-how each group of them is added to the parser.
+Each command has a module, whose `add` function adds it to the parser. Heavy imports are inside the
+functions that run commands, so that `--help` is fast.
 """
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from composable.cli.replay import add_diff, add_replay
+from composable.cli import checkpoint, diff, replay
 
 __all__ = ["main"]
 
@@ -23,16 +22,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: Those of the command line by default.
+        arguments: The arguments; by default those of the process.
 
     Returns:
         The exit status.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    own, script_arguments = _split(given)
     parser = argparse.ArgumentParser(prog="composable", description="Tools for training runs.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in _COMMANDS:
-        add(commands)
-    options = parser.parse_args(arguments)
+    for command in (checkpoint, replay, diff):
+        command.add(commands)
+    options = parser.parse_args(own)
+    options.script_arguments = script_arguments
     from composable.checkpoint import CheckpointError, MissingCheckpointError
 
     try:
@@ -42,49 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CheckpointError as error:
         print(f"composable: {error}", file=sys.stderr)
         return 2 if isinstance(error, MissingCheckpointError) else 1
-    except BrokenPipeError:  # whoever read along has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _add_checkpoint(commands: Any) -> None:
-    group = commands.add_parser("checkpoint", help="look into checkpoints")
-    verbs = group.add_subparsers(metavar="COMMAND", required=True)
-
-    inspect = verbs.add_parser("inspect", help="print what is in a checkpoint")
-    inspect.add_argument("path", help="a checkpoint, or a folder of several")
-    inspect.add_argument("--json", action="store_true", help="print JSON")
-    inspect.set_defaults(run=_inspect)
-
-    verify = verbs.add_parser("verify", help="check every byte of a checkpoint")
-    verify.add_argument("path", help="a checkpoint, or a folder of several")
-    verify.set_defaults(run=_verify)
-
-
-def _inspect(options: argparse.Namespace) -> int:
-    from composable.checkpoint import inspect
-
-    if inspect.is_checkpoint(options.path):
-        description, render = inspect.describe(options.path), inspect.render
-    else:
-        description, render = inspect.describe_all(options.path), inspect.render_all
-    print(json.dumps(description, indent=1) if options.json else render(description))
-    return 1 if description.get("broken") else 0
-
-
-def _verify(options: argparse.Namespace) -> int:
-    from composable.checkpoint import find, inspect, verify
-
-    if inspect.is_checkpoint(options.path):
-        verify(options.path)
-        print(f"{options.path}: whole")
-        return 0
-    whole, broken = find(options.path, thorough=True)
-    for found in whole:
-        print(f"{found.path}: whole")
-    for each in broken:
-        print(f"{each.path}: BROKEN: {each.error}")
-    return 1 if broken else 0
-
-
-_COMMANDS: tuple[Callable[[Any], None], ...] = (_add_checkpoint, add_replay, add_diff)
+def _split(given: list[str]) -> tuple[list[str], list[str] | None]:
+    """Split the arguments of `replay` at "--": the rest belongs to the script."""
+    if given[:1] != ["replay"] or "--" not in given:
+        return given, None
+    at = given.index("--")
+    return given[:at], given[at + 1 :]
