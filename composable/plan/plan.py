@@ -357,6 +357,15 @@ class Dispatcher:
         self.requests = Control.NONE
         self.pending = False
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the pending requests."""
+        return {"pending": self.requests.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the pending requests."""
+        self.clear()
+        self.request(Control(state["pending"]))
+
     def pop(self, request: Control) -> bool:
         """Whether something was asked for; it counts as granted from here on."""
         if not self.pending:
