@@ -1,12 +1,12 @@
 """Who acts when: algorithms and callbacks compiled into one table."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 
 from composable.core._notes import add_origin_note
+from composable.core._warnings import warn_user
 from composable.core.algorithm import Algorithm, check_returned, leaves, nested
 from composable.core.callback import Callback, FunctionCallback, callback_id, hooks_of
 from composable.core.control import Control
@@ -102,7 +102,7 @@ class Plan:
             if why := algorithm.idle_reason():
                 _warn_idle(algorithm.name, why)
         for caveat in caveats(chosen):
-            warnings.warn(str(caveat), caveat.kind, stacklevel=2)
+            warn_user(str(caveat), caveat.kind)
         watchers = [as_callback(callback) for callback in as_list(callbacks)]
         places = [as_destination(logger) for logger in as_list(loggers)]
         plan = cls(tuple(chosen), builtin_callbacks=tuple(builtin_callbacks))
@@ -416,9 +416,7 @@ def as_list(given: Any) -> list[Any]:
 
 
 def _warn_idle(name: str, why: str) -> None:
-    warnings.warn(
-        f"{name} can never act: {why}. Drop it, or change that.", IdleAlgorithmWarning, stacklevel=4
-    )
+    warn_user(f"{name} can never act: {why}. Drop it, or change that.", IdleAlgorithmWarning)
 
 
 def _as_data(algorithm: Algorithm) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import warnings
 from typing import Any
 
 import attrs
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composable.core._notes import add_note
+from composable.core._warnings import warn_user
 
 __all__ = [
     "POLICIES",
@@ -118,11 +118,10 @@ class NonFiniteGuard:
                 "gradients, or resume from an earlier checkpoint.",
                 batch,
             )
-        warnings.warn(
+        warn_user(
             f"the loss of batch {batch} was {value}: the batch is skipped "
             f"({self.num_skipped} so far).",
             NonFiniteLossWarning,
-            stacklevel=2,
         )
 
     def record_rollback(self, error: NonFiniteLossError) -> None:

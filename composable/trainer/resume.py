@@ -1,7 +1,6 @@
 """Select the checkpoint to resume from, and read it."""
 
 import secrets
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from composable.checkpoint.errors import (
 from composable.checkpoint.filters import replaced
 from composable.checkpoint.manifest import MANIFEST
 from composable.checkpoint.tree import unpack
+from composable.core._warnings import warn_user
 from composable.trainer.run_state import SCHEMA
 
 __all__ = [
@@ -78,11 +78,10 @@ class ResumePoint:
         changed = [key for key in _COMPARED if before.get(key) != now.get(key)]
         if changed:
             lines = "".join(f"\n  {k}: {before.get(k)} -> {now.get(k)}" for k in changed)
-            warnings.warn(
+            warn_user(
                 f"the run resumed from {self.path} differs from the saved one, so its results may "
                 f"differ from those of an uninterrupted run:{lines}",
                 ChangedRunWarning,
-                stacklevel=4,
             )
 
 
@@ -187,9 +186,7 @@ def latest_weights(load_path: str | Path) -> Path:
 
 
 def _warn_broken(path: Path, error: Exception) -> None:
-    warnings.warn(
-        f"{path} is skipped, because it is damaged: {error}", BrokenCheckpointWarning, stacklevel=6
-    )
+    warn_user(f"{path} is skipped, because it is damaged: {error}", BrokenCheckpointWarning)
 
 
 def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> ResumePoint:

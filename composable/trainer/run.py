@@ -1,12 +1,12 @@
 """A run: its state, its step, and the parts that are saved with it."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import attrs
 from torch import Tensor
 
+from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
@@ -278,8 +278,7 @@ def _progress_marker(run: Run, state: State) -> Any:
 
 
 def _warn_unsupported(request: str, missing: str) -> None:
-    warnings.warn(
+    warn_user(
         f"a callback requested {request}, which this Trainer cannot do; pass {missing}.",
         UnsupportedRequestWarning,
-        stacklevel=4,
     )
