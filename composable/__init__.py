@@ -32,7 +32,7 @@ from composable.plan.effects import EffectError, ObserverError
 from composable.plan.global_callbacks import register_global_callback
 from composable.plan.plan import IdleAlgorithmWarning, Plan
 from composable.replay import replay
-from composable.trainer.loop import UnsupportedRequestWarning
+from composable.trainer.run import UnsupportedRequestWarning
 from composable.trainer.trainer import Trainer
 
 __all__ = [

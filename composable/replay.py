@@ -1,15 +1,17 @@
 """Replays one batch of a recorded run, and tells whether it is the same to the last bit."""
 
+import copy
 import os
 import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
 
+from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint import files
 from composable.checkpoint.compare import differing, how_far
 from composable.checkpoint.errors import CheckpointError
@@ -17,14 +19,16 @@ from composable.checkpoint.tree import pack
 from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
 from composable.plan.declarations import as_list
+from composable.plan.plan import Plan
 from composable.runs import records
 from composable.runs.diff import Difference, changes, first_difference, first_weight
 from composable.runs.environment import hash_file
-from composable.runs.recorder import RunRecorder
+from composable.runs.recorder import RunRecorder, StepObserver
 from composable.runs.records import Steps, shown
-from composable.trainer.loop import Loop
-from composable.trainer.resume import Source, newest_whole
-from composable.utils.replay_mode import current, replaying
+from composable.trainer.arguments import check_seed
+from composable.trainer.options import TrainerOptions, overridden_runs
+from composable.trainer.resume import ResumePoint, latest_valid
+from composable.trainer.run import Run
 
 __all__ = ["Replay", "ReplayError", "Report", "replay", "replay_script"]
 
@@ -117,7 +121,7 @@ def replay(train: Callable[[], Any], run: str | Path, *, batch: int) -> Report:
         True
     """
     attempt = Replay.of(Path(run), batch)
-    with replaying(attempt):
+    with overridden_runs(attempt.override):
         try:
             train()
         except SystemExit as end:
@@ -207,25 +211,99 @@ class _Script:
             os.chdir(before[2])
 
 
-# --- what the Trainer asks ---
+# --- the options of the Trainers that are built meanwhile ---
 
 
-def join(save_folder: str | Path | None) -> "Replay | None":
-    """The replay of the run in this folder, if this code is part of it."""
-    attempt: Replay | None = current()
-    if attempt is None or save_folder is None or not attempt.is_about(Path(save_folder)):
-        return None
-    attempt.joined = True
-    return attempt
+@attrs.frozen(eq=False, kw_only=True)
+class DryRunOptions(TrainerOptions):
+    """The options of a Trainer that writes nothing."""
+
+    dry_run: ClassVar[bool] = True
+    _adopted: dict[int, tuple[Callback, Callback]] = attrs.field(init=False, factory=dict)
+
+    @classmethod
+    def of(cls, options: TrainerOptions, **others: Any) -> "DryRunOptions":
+        """Return the same options, but for `others`."""
+        names = [field.name for field in attrs.fields(TrainerOptions)]
+        return cls(**{**{name: getattr(options, name) for name in names}, **others})
+
+    def plan(self) -> Plan:
+        """Compile the plan, with one silent logger in the place of all."""
+        builtin = self.builtin_callbacks()
+        own = [one for one in builtin if not isinstance(one, LoggerDestination)]
+        callbacks = [
+            self.adopt(one) if isinstance(one, Callback) else one for one in as_list(self.callbacks)
+        ]
+        logs = len(own) < len(builtin) or bool(as_list(self.loggers))
+        return Plan.compile(
+            self.algorithms,
+            callbacks,
+            [LoggerDestination()] if logs else [],
+            builtin_callbacks=map(self.adopt, own),
+        )
+
+    def adopt(self, callback: Callback) -> Callback:
+        """Return a copy of the callback that writes nothing; the callback itself stays as it is."""
+        if id(callback) not in self._adopted:
+            self._adopted[id(callback)] = callback, self._silence(callback)
+        return self._adopted[id(callback)][1]
+
+    def _silence(self, callback: Callback) -> Callback:
+        if isinstance(callback, LoggerDestination):
+            return LoggerDestination()
+        if isinstance(callback, (CheckpointSaver, RunRecorder)):
+            callback = copy.copy(callback)
+        if isinstance(callback, CheckpointSaver):
+            callback.dry_run = self.on_save
+        elif isinstance(callback, RunRecorder):
+            callback.observer = self.observer()
+        return callback
+
+    def on_save(self, name: str, capture: Callable[[], Mapping[str, Any]]) -> None:
+        """Do nothing in the place of writing a checkpoint."""
+
+    def observer(self) -> StepObserver:
+        """Return what receives the records in the place of a file."""
+        return _Ignore()
 
 
-def quiet(core: list[Callback], loggers: Any) -> tuple[list[Callback], Any]:
-    """In a replay, one logger that writes nothing takes the place of all."""
-    if current() is None:
-        return core, loggers
-    others: list[Callback] = [one for one in core if not isinstance(one, LoggerDestination)]
-    some = len(others) < len(core) or bool(as_list(loggers))
-    return others, [LoggerDestination()] if some else []
+class _Ignore:
+    def on_begin(self, description: Mapping[str, Any]) -> None:
+        pass
+
+    def on_step(self, batch: int, values: Mapping[str, Any]) -> None:
+        pass
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class ReplayOptions(DryRunOptions):
+    """The options of the Trainer whose run is replayed."""
+
+    replay: "Replay"
+
+    def resume_point(self) -> ResumePoint | None:
+        """Return the latest checkpoint of the run that is not beyond the batch."""
+        return self.replay.resume_point(self.device) or super().resume_point()
+
+    def run_id(self) -> str:
+        """Return the id of the run."""
+        return self.replay.run
+
+    def skips_fit(self) -> bool:
+        """Whether this call of `fit` had ended when the checkpoint was saved."""
+        return self.replay.skips_fit()
+
+    def attach(self, run: Run) -> None:
+        """Let the replay follow the run."""
+        self.replay.attach(run)
+
+    def on_save(self, name: str, capture: Callable[[], Mapping[str, Any]]) -> None:
+        """Compare the run with a checkpoint."""
+        self.replay.on_save(name, capture)
+
+    def observer(self) -> StepObserver:
+        """Return the replay."""
+        return self.replay
 
 
 @attrs.define(eq=False)
@@ -261,8 +339,16 @@ class Replay:
             raise ReplayError(f"{folder / records.RUN} doesn't say how batch {batch} came about.")
         return cls(folder, batch, begun[-1], steps)
 
-    def is_about(self, save_folder: Path) -> bool:
-        """Whether a Trainer with this folder is that of the run, which may have been moved."""
+    def override(self, options: TrainerOptions) -> TrainerOptions:
+        """Change the options of a Trainer: those of the run resume it, and all write nothing."""
+        if options.save_folder is None or not self._is_about(options.save_folder):
+            return DryRunOptions.of(options)
+        self.joined = True
+        seed = check_seed(options.seed, self.seed)
+        return ReplayOptions.of(options, seed=seed, autoresume=False, replay=self)
+
+    def _is_about(self, save_folder: Path) -> bool:
+        """Whether a folder is that of the run, which may have been moved."""
         folders = {self.folder.resolve(), Path(str(self.record.get("save_folder"))).resolve()}
         return save_folder.resolve() in folders
 
@@ -277,32 +363,30 @@ class Replay:
         seed = self.record.get("seed")
         return seed if type(seed) is int else None
 
-    def source(self, device: torch.device) -> Source | None:
-        """The newest checkpoint of the run that is not beyond the batch."""
-        source = newest_whole(self.folder, device, run=self.run, batch=self.batch)
-        if source is not None:
-            self.start = f"checkpoint {source.path.name}"
-        return source
+    def resume_point(self, device: torch.device) -> ResumePoint | None:
+        """Return the latest checkpoint of the run that is not beyond the batch."""
+        point = latest_valid(self.folder, device, run=self.run, max_batch=self.batch)
+        if point is not None:
+            self.start = f"checkpoint {point.path.name}"
+        return point
 
-    def take_in(self, loop: Loop, recorders: Sequence[RunRecorder]) -> None:
-        """Hear of every step, and avoid the batches that were avoided."""
-        for recorder in recorders:
-            recorder.listener = self.hear
-        lost = (number for number, one in self.steps.trained.items() if one["loss"] is None)
-        loop.watch.avoided.update(lost)
-        goes_on = loop.fitting and not loop.finished(loop.state)
-        self._fits_done = loop.fits - goes_on
+    def attach(self, run: Run) -> None:
+        """Skip the batches that the run skipped, and the calls of `fit` that it had ended."""
+        skipped = (number for number, one in self.steps.trained.items() if one["loss"] is None)
+        run.guard.skipped_batches.update(skipped)
+        unfinished = run.progress.fit_in_progress and not run.finished(run.state)
+        self._fits_done = run.progress.num_fits - unfinished
 
-    def passes_over_fit(self) -> bool:
-        """Whether this call of `fit` was over when the checkpoint was saved."""
+    def skips_fit(self) -> bool:
+        """Whether this call of `fit` had ended when the checkpoint was saved."""
         self._fits_done -= 1
         return self._fits_done >= 0
 
-    def begin(self, description: Mapping[str, Any]) -> None:
-        """Compare what the run is made of."""
+    def on_begin(self, description: Mapping[str, Any]) -> None:
+        """Compare the descriptions of the two runs."""
         self.changes = tuple(changes(self.record, description))
 
-    def hear(self, batch: int, values: Mapping[str, Any]) -> None:
+    def on_step(self, batch: int, values: Mapping[str, Any]) -> None:
         """Compare a line with that of the run, and end after the batch.
 
         Where something differs and no digests say in which tensor, training goes on to the next
@@ -335,7 +419,7 @@ class Replay:
         whole, _ = files.find(self.folder)
         return [one.manifest.batch for one in whole if one.manifest.info.get("run") == self.run]
 
-    def check_saved(self, name: str, take: Callable[[], Mapping[str, Any]]) -> None:
+    def on_save(self, name: str, capture: Callable[[], Mapping[str, Any]]) -> None:
         """Once something differs: name the first tensor that differs from those of a checkpoint."""
         if self.difference is None or self.tensor is not None:
             return
@@ -343,7 +427,7 @@ class Replay:
             saved = files.read(self.folder / name).tensors
         except CheckpointError:
             return  # it was not kept, or is damaged
-        now = {name: one.cpu() for name, one in pack({"state": take()})[0].items()}
+        now = {name: one.cpu() for name, one in pack({"state": capture()})[0].items()}
         first = next((one for one in differing(saved, now) if one in saved), None)
         if first is None:
             self.tensor = f"none: all tensors are those of checkpoint {name}"

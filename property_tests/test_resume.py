@@ -134,7 +134,7 @@ def everything(trainer: Trainer) -> list[Any]:
         [
             state.model.state_dict(),
             [optimizer.state_dict() for optimizer in state.optimizers],
-            [scheduler.state_dict() for scheduler in trainer._loop.rates.steppers],
+            [scheduler.state_dict() for scheduler in trainer._run.rates.steppers],
             state.memory,
             state.metrics,
             state.loss,

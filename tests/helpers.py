@@ -94,7 +94,7 @@ class NoRead(TorchFunctionMode):
 
 def as_on_a_gpu(trainer):
     """Have losses looked at as on a GPU; on the CPU there is nothing to wait for."""
-    trainer._loop.watch.at_once = False
+    trainer._run.guard.immediate = False
     return trainer
 
 

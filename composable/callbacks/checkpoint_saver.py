@@ -21,7 +21,6 @@ from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
 from composable.core.state import State
 from composable.core.time import Timestamp
-from composable.utils.replay_mode import current
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -100,6 +99,8 @@ class CheckpointSaver(Callback):
         self.mode = _check_choice("mode", mode, ("max", "min"))
         self.wanted = False
         """Whether it has asked to save, and was not told to yet."""
+        self.dry_run: Callable[[str, Callable[[], Mapping[str, Any]]], object] | None = None
+        """Called in the place of writing, with the name and a function that captures the run."""
         self._kept: list[str] = []
         self._best: tuple[str, float] | None = None
         self._seen: Timestamp | None = None
@@ -111,7 +112,7 @@ class CheckpointSaver(Callback):
 
     def fit_start(self, state: State, logger: "Logger") -> None:
         """Make the folder: one that vanishes later is not made again, for its disk may be gone."""
-        if current() is None:  # a replay writes nothing
+        if self.dry_run is None:
             self._settle(lambda: folders.make_folder(self.folder))
 
     def batch_start(self, state: State, logger: "Logger") -> None:
@@ -171,8 +172,9 @@ class CheckpointSaver(Callback):
         self._kept = [*(one for one in kept if one != name), name]
         if self._is_better():
             self._best = name, self._measured  # type: ignore[assignment]
-        if current() is not None:
-            return  # a replay writes nothing
+        if self.dry_run is not None:
+            self.dry_run(name, lambda: take(False))
+            return
         tree = without(take(self.weights_only), self.ignore_keys)
         complete = not (self.weights_only or self.ignore_keys)
         saved = Saved.of(state, run, tree, complete=complete)

@@ -125,6 +125,16 @@ class State:
         _set(new, "__dict__", fields)
         return new
 
+    def evolve_unchecked(self, **changes: Any) -> "State":
+        """Do what `evolve` does, for fields that exist and need no conversion.
+
+        The loop uses it at every step. Do not pass `memory`, `metrics`, `gradients` (other than
+        None) or `max_duration`: they would not be made read-only.
+        """
+        new: State = _new(State)
+        _set(new, "__dict__", self.__dict__ | changes)
+        return new
+
     @property
     def inputs(self) -> Any:
         """The input part of the batch."""

@@ -6,7 +6,7 @@ written by hand, with Fabric or Accelerate or without, or a trainer of somebody 
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -25,9 +25,14 @@ from composable.data.order import seeded_batches
 from composable.optim.building import check_optimizers
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
-from composable.trainer import options as check
+from composable.trainer import arguments as check
 from composable.trainer.evaluation import evaluation_mode
-from composable.trainer.parameters import between_batches, freeze, surgery, thaw, write_gradients
+from composable.trainer.parameters import (
+    drop_batch,
+    frozen_parameters,
+    surgery,
+    write_gradients,
+)
 from composable.utils.reproducibility import get_random_seed, seed_step
 
 __all__ = ["LoopAdapter", "UnsupportedRequestError", "adapt_loop"]
@@ -157,8 +162,8 @@ class LoopAdapter:
     """The state at `BATCH_START`: the batch as it was before mixing."""
     _whole: State | None = None
     """The state before `BEFORE_FORWARD`."""
-    _frozen: list[Callable[[], object]] = attrs.field(factory=list)
-    """What thaws the parameters that are frozen in this batch."""
+    _frozen: ExitStack = attrs.field(factory=ExitStack)
+    """Restores the parameters that are frozen in this batch."""
     _started: float = 0.0
     _samples: int = 0
     _lending: bool = False
@@ -209,7 +214,7 @@ class LoopAdapter:
         finally:
             for hook in hooks:
                 hook.remove()
-            thaw(self._frozen)
+            self._frozen.close()
         self.end_epoch()
 
     def loss(self, outputs: Any) -> Tensor:
@@ -296,7 +301,8 @@ class LoopAdapter:
             )
         if state.second_pass is not None:
             _refuse_request("second_pass")
-        self._frozen = freeze(state) if state.frozen else []
+        if state.frozen:
+            self._frozen.enter_context(frozen_parameters(state))
         self._go_on(Event.BEFORE_FORWARD, state)
         seed_step(self.state.key, self.state.timestamp.batch)
         return self.state.batch
@@ -338,10 +344,10 @@ class LoopAdapter:
         seconds = time.perf_counter() - self._started if self._outer is not None else 0.0
         now = state.timestamp.next_batch(self._samples, seconds=seconds)
         state = state.evolve(timestamp=now, previous_timestamp=state.timestamp, frozen=frozenset())
-        thaw(self._frozen)
+        self._frozen.close()
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
         self._outer = self._whole = None
-        state = self._fire(Event.BEFORE_DATALOADER, between_batches(state))
+        state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
         self._go_on(Event.BEFORE_DATALOADER, state)
 
     @contextmanager

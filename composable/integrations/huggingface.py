@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from composable.integrations.external_loop import LoopAdapter
-from composable.trainer.options import length_of
+from composable.trainer.arguments import length_of
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from composable.core.destination import LoggerDestination
-from composable.core.logger import to_numbers
+from composable.core.logger import Logger, to_numbers
+from composable.core.state import State
 from composable.core.time import Timestamp
-from composable.utils.replay_mode import current
 
 __all__ = ["JSONLinesLogger"]
 
@@ -59,24 +59,37 @@ class JSONLinesLogger(LoggerDestination):
     ) -> None:
         if not isinstance(flush_interval, int) or flush_interval < 1:
             raise ValueError(f"flush_interval={flush_interval!r} must be an integer from 1 on.")
-        if current() is not None:  # a replay writes nothing
-            path, overwrite, append = os.devnull, False, True
         self.path = Path(path)
         if overwrite and append:
             raise ValueError("overwrite=True and append=True: give one of them.")
-        if self.path.exists() and not (overwrite or append):
-            raise FileExistsError(
-                f"path={str(self.path)!r} exists: give another file, append=True to go on with it, "
-                "or overwrite=True."
-            )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._overwrite, self._append = overwrite, append
         self._flush_interval = flush_interval
         self._pending: list[tuple[Timestamp, Mapping[str, Any]]] = []
-        if not append:
-            self.path.write_text("", encoding="utf-8")
+        self._begun = False
         self._file: IO[str] | None = None
-        if current() is None:
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Open the file.
+
+        Raises:
+            FileExistsError: It exists, and neither `overwrite` nor `append` is True.
+        """
+        self._open()
+
+    def _open(self) -> IO[str]:
+        if not self._begun:
+            if self.path.exists() and not (self._overwrite or self._append):
+                raise FileExistsError(
+                    f"path={str(self.path)!r} exists; pass another path, append=True to append to "
+                    "it, or overwrite=True."
+                )
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._append:
+                self.path.write_text("", encoding="utf-8")
+            self._begun = True
+        if self._file is None:
             self._file = self.path.open("a", encoding="utf-8")
+        return self._file
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Take in metrics.
@@ -97,20 +110,18 @@ class JSONLinesLogger(LoggerDestination):
         """Write what is held."""
         if not self._pending:
             return
-        if self._file is None:  # closed at the end of an earlier fit
-            self._file = self.path.open("a", encoding="utf-8")
+        file = self._open()
         lines, error = _lines(self._pending)
         self._pending = []  # not before: an interruption up to here loses nothing
-        self._file.writelines(lines)
-        self._file.flush()
+        file.writelines(lines)
+        file.flush()
         if error is not None:
             raise error
 
     def state_dict(self) -> dict[str, Any]:
         """How long the file is, all records so far written."""
         self.flush()
-        if self._file is not None:
-            os.fsync(self._file.fileno())
+        os.fsync(self._open().fileno())
         return {"bytes": self.path.stat().st_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -119,6 +130,7 @@ class JSONLinesLogger(LoggerDestination):
         Raises:
             ValueError: The file is shorter than it was.
         """
+        self._open()
         size, length = self.path.stat().st_size, state["bytes"]
         if size < length:
             raise ValueError(

@@ -1,6 +1,6 @@
 """Sets the learning rates of optimizers, from pure schedules and from torch's schedulers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from composable.optim.schedules import constant, cosine, linear, step
 __all__ = ["LearningRates"]
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class LearningRates:
     """The schedules of a run, told apart by when they step.
 
@@ -33,6 +33,8 @@ class LearningRates:
     every_batch: tuple[LRScheduler, ...] = ()
     every_epoch: tuple[LRScheduler, ...] = ()
     plateaus: tuple[ReduceLROnPlateau, ...] = ()
+    last_lrs: dict[str, Any] = attrs.field(factory=dict)
+    """The learning rates of the last step that was recorded."""
 
     @classmethod
     def build(
@@ -110,9 +112,26 @@ class LearningRates:
         for scheduler in self.plateaus:
             scheduler.step(loss)
 
+    def record(self) -> None:
+        """Record the learning rates of the step, for the loggers."""
+        self.last_lrs = self.read()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the torch schedulers and the recorded rates."""
+        return {
+            "schedulers": [scheduler.state_dict() for scheduler in self.steppers],
+            "last_lrs": self.last_lrs,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for scheduler, values in zip(self.steppers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(values)
+        self.last_lrs = dict(state["last_lrs"])
+
     @contextmanager
-    def replaced(self, by: Callable[[Any], Any]) -> Iterator[None]:
-        """Let every rate be a function of what it is, for a step; then it is what it was."""
+    def override(self, by: Callable[[Any], Any]) -> Iterator[None]:
+        """Apply a function to every learning rate, and restore the rates afterwards."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         own = [_number(group["lr"]) for group in groups]
         try:

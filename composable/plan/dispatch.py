@@ -1,6 +1,6 @@
 """Dispatching of events to the algorithms and callbacks of a plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from composable.core._notes import add_origin_note
@@ -134,3 +134,12 @@ class Dispatcher:
         """Drop all pending requests."""
         self.requests = Control.NONE
         self.pending = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the pending requests."""
+        return {"pending": self.requests.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the pending requests."""
+        self.clear()
+        self.request(Control(state["pending"]))

@@ -1,11 +1,11 @@
 """The plan of a run: which algorithms and callbacks run at which event, and in what order."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
 
+from composable.core._warnings import warn_user
 from composable.core.algorithm import Algorithm, leaves, nested
 from composable.core.callback import Callback, callback_id, hooks_of
 from composable.core.control import Control
@@ -90,7 +90,7 @@ class Plan:
             if reason := algorithm.idle_reason():
                 _warn_idle(algorithm.name, reason)
         for caveat in caveats(ordered):
-            warnings.warn(str(caveat), caveat.kind, stacklevel=2)
+            warn_user(str(caveat), caveat.kind)
         observers = [as_callback(callback) for callback in as_list(callbacks)]
         destinations = [as_destination(logger) for logger in as_list(loggers)]
         plan = cls(tuple(ordered), builtin_callbacks=tuple(builtin_callbacks))
@@ -222,5 +222,4 @@ def _ids(*groups: Iterable[Callback]) -> set[int]:
 
 
 def _warn_idle(name: str, reason: str) -> None:
-    message = f"{name} can never act: {reason}. Drop it, or change that."
-    warnings.warn(message, IdleAlgorithmWarning, stacklevel=4)
+    warn_user(f"{name} can never act: {reason}. Drop it, or change that.", IdleAlgorithmWarning)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from composable.core.state import State
 from composable.optim.learning_rates import LearningRates
 from composable.runs import records
 from composable.runs.environment import describe_script
-from composable.utils.replay_mode import current
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -28,6 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["RunRecorder"]
 
 _INTERVAL = 100
+
+
+class StepObserver(Protocol):
+    """Receives what a run would record."""
+
+    def on_begin(self, description: Mapping[str, Any]) -> None:
+        """Receive the description of the run."""
+
+    def on_step(self, batch: int, values: Mapping[str, Any]) -> None:
+        """Receive the values of a batch, exact."""
 
 
 class RunRecorder(Callback):
@@ -64,8 +73,8 @@ class RunRecorder(Callback):
         self.folder = Path(folder)
         self.weights = weights
         self.on_error = on_error
-        self.listener: Callable[[int, dict[str, Any]], None] | None = None
-        """Who hears each line at once; in a replay, nothing is written."""
+        self.observer: StepObserver | None = None
+        """Receives each record at once; nothing is written then."""
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self._bytes, self._hash = 0, sha256()
         self._digest = self._hash.hexdigest()
@@ -82,7 +91,10 @@ class RunRecorder(Callback):
         Raises:
             UnwritableCheckpointError: The system refuses, and `on_error` is "raise".
         """
-        if self._begun or current() is not None:
+        if self.observer is not None:
+            self.observer.on_begin(description)
+            return
+        if self._begun:
             return
         self._begun = True
         record = {
@@ -137,13 +149,13 @@ class RunRecorder(Callback):
             self._add(now.batch - 1, now.epoch, values)
 
     def _add(self, batch: int, epoch: int, values: dict[str, Any]) -> None:
-        if self.listener is not None:
+        if self.observer is not None:
             (numbers,) = to_numbers([values])
-            self.listener(batch, {n: records.as_exact(v) for n, v in numbers.items()})
-        elif current() is None:
-            self._pending.append((batch, epoch, values))
-            if len(self._pending) >= _INTERVAL:
-                self.flush()
+            self.observer.on_step(batch, {n: records.as_exact(v) for n, v in numbers.items()})
+            return
+        self._pending.append((batch, epoch, values))
+        if len(self._pending) >= _INTERVAL:
+            self.flush()
 
     # --- the file ---
 

@@ -1,4 +1,4 @@
-"""Evaluation and prediction: the loops that don't train."""
+"""Evaluation and prediction."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,27 +11,30 @@ from torch import nn
 from composable.core.batch import count_examples, map_tensors, to_device
 from composable.core.event import Event
 from composable.core.logger import to_numbers
-from composable.core.loss import ModelLoss
 from composable.core.state import State
 from composable.data.order import seeded_batches
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
+from composable.trainer.parameters import bind_loss
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["bind_loss", "evaluate", "evaluation_mode", "predict"]
+__all__ = ["evaluate", "evaluation_mode", "predict"]
 
 
 def evaluate(
-    dispatcher: Dispatcher, state: State, evaluator: Evaluator, weigh: Callable[[Any], Any]
+    dispatcher: Dispatcher, state: State, evaluator: Evaluator, loss_weight: Callable[[Any], Any]
 ) -> State:
-    """Evaluate a model; the state comes back as it was, with results and memory.
+    """Evaluate a model, and return the state with the results.
 
     Args:
-        dispatcher: Runs the plan.
-        state: Where the run stands. What algorithms do to it at `EVAL_START` (other weights, say)
-            holds until `EVAL_END`.
-        evaluator: What to evaluate on.
-        weigh: Counts in a batch what its loss is the mean of.
+        dispatcher: Fires the events.
+        state: The state of the run. Changes that algorithms make to it at `EVAL_START`, such as
+            averaged weights, last until `EVAL_END`; memory and metrics are kept.
+        evaluator: The data and the metrics.
+        loss_weight: Counts what the loss of a batch is the mean of.
+
+    Raises:
+        ValueError: The dataloader is empty.
     """
     fire, outer = dispatcher.fire, state
     state = bind_loss(fire(Event.EVAL_START, state))
@@ -45,12 +48,12 @@ def evaluate(
             state = fire(Event.EVAL_BEFORE_FORWARD, state)
             seed_step(key, step)
             state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=state.forward()))
-            _update(averages, state, weigh)
+            _update(averages, state, loss_weight)
             state = fire(Event.EVAL_BATCH_END, state)
     if step < 0:
         raise ValueError(
-            f"the dataloader of Evaluator {evaluator.label!r} gave no batch: check the dataset and "
-            "that the loader can be gone through more than once."
+            f"the dataloader of Evaluator {evaluator.label!r} returned no batch; check the "
+            "dataset, and that the loader can be iterated more than once."
         )
     (results,) = to_numbers([averages.compute()])
     metrics = MappingProxyType({**state.metrics, evaluator.label: results})
@@ -60,9 +63,9 @@ def evaluate(
     return outer.evolve(memory=state.memory, metrics=state.metrics)
 
 
-def _update(averages: Averages, state: State, weigh: Callable[[Any], Any]) -> None:
+def _update(averages: Averages, state: State, loss_weight: Callable[[Any], Any]) -> None:
     if state.loss_fn is not None:
-        averages.add("loss", state.loss_fn(state.outputs, state.batch), weigh(state.batch))
+        averages.add("loss", state.loss_fn(state.outputs, state.batch), loss_weight(state.batch))
     if averages.names:
         inputs = state.batch_spec.inputs(state.batch)
         averages.update(state.outputs, state.targets, count_examples(inputs))
@@ -71,7 +74,7 @@ def _update(averages: Averages, state: State, weigh: Callable[[Any], Any]) -> No
 def predict(
     dispatcher: Dispatcher, state: State, dataloader: Iterable[Any]
 ) -> tuple[State, list[Any]]:
-    """Call the model on every batch: the state with what was remembered, and the outputs."""
+    """Call the model on every batch, and return the state and the outputs."""
     fire, outer = dispatcher.fire, state
     outputs = []
     state = fire(Event.PREDICT_START, state)
@@ -89,16 +92,9 @@ def predict(
     return outer.evolve(memory=state.memory), outputs
 
 
-def bind_loss(state: State) -> State:
-    """The state with the loss of its own model, where the loss is the model's."""
-    if isinstance(state.loss_fn, ModelLoss) and state.loss_fn.model is not state.model:
-        return state.evolve(loss_fn=ModelLoss(state.model))
-    return state
-
-
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every module then gets back the mode that it had."""
+    """Switch a model to evaluation mode without gradients, and restore each module's mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,341 +1,349 @@
-"""Checks of what a user gives the Trainer: each says the argument, its value and what to do."""
+"""The arguments of the `Trainer`: documented, typed and validated once."""
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+import attrs
 import torch
 from torch import nn
 
+from composable.callbacks.checkpoint_saver import CheckpointSaver, check_patterns
 from composable.core.batch import BatchSpec
 from composable.core.callback import Callback
-from composable.core.event import Event
-from composable.core.intervals import check_interval
+from composable.core.intervals import IntervalLike
 from composable.core.loss import ModelLoss, TargetLoss
-from composable.core.time import Time, TimeUnit, check_time
+from composable.core.state import State
+from composable.core.time import Time, TimeLike
+from composable.loggers.progress_bar import ProgressBarLogger
 from composable.metrics import Evaluator
-from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
-from composable.trainer.guards import POLICIES, NonFiniteGuard
+from composable.runs.recorder import RunRecorder
+from composable.trainer import arguments as check
+from composable.trainer.guards import NonFiniteGuard
+from composable.trainer.resume import (
+    ResumePoint,
+    check_folder_is_ours,
+    find_resume_point,
+    new_run_id,
+)
+from composable.trainer.run import Run
+from composable.trainer.step import Microbatches
+
+__all__ = ["TrainerOptions", "overridden_runs", "run_overrides"]
+
+_NEED_A_FOLDER = (
+    "save_interval",
+    "save_num_checkpoints_to_keep",
+    "save_best",
+    "save_in_background",
+    "save_weights_only",
+)
 
 
-def check_model(model: Any) -> nn.Module:
-    """A module."""
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        raise TypeError(
-            f"model is the class {model.__name__}: give an instance, {model.__name__}()."
-        )
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model={model!r} must be a torch.nn.Module.")
-    return model
+def _valid(check_value: Callable[[str, Any], Any]) -> Any:
+    """Make an attrs validator of a check of a name and a value."""
+    return lambda _, attribute, value: check_value(attribute.name, value)
 
 
-def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> TargetLoss | ModelLoss | None:
-    """`loss_fn(outputs, targets)`, or the model's `loss(outputs, batch)`."""
-    if isinstance(loss_fn, type):
-        raise TypeError(
-            f"loss_fn is the class {loss_fn.__name__}: give an instance, {loss_fn.__name__}()."
-        )
-    if loss_fn is not None and not callable(loss_fn):
-        raise TypeError(f"loss_fn={loss_fn!r} must be a function (outputs, targets) -> loss.")
-    if loss_fn is not None:
-        return TargetLoss(loss_fn, spec)
-    return ModelLoss(model) if callable(getattr(model, "loss", None)) else None
+def _flag(default: bool = False) -> Any:
+    return attrs.field(default=default, validator=_valid(check.check_bool))
 
 
-def check_device(device: Any) -> torch.device:
-    """One of cpu and cuda; by default cuda where it is at hand."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device("cuda" if device == "gpu" else device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device={device!r} is unknown: use 'cpu', 'cuda' or 'cuda:1'.") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={device!r} is not supported: use 'cpu', 'cuda' or 'cuda:1'.")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device={device!r} was asked for, and this PyTorch ({torch.__version__}) finds no "
-            "CUDA device: use 'cpu', or install a CUDA build of PyTorch."
-        )
-    return chosen
+def _duration(given: TimeLike | None) -> Time | None:
+    return None if given is None else check.check_duration(given)
 
 
-def check_function(name: str, function: Any, call: str) -> Any:
-    """A function, or None."""
-    if function is not None and not callable(function):
-        raise TypeError(f"{name}={function!r} must be a function {call}.")
-    return function
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
-def check_duration(max_duration: Any, name: str = "max_duration") -> Time:
-    """A length of training above zero."""
-    length = check_time(name, max_duration)
-    if length.unit is TimeUnit.DURATION:
-        raise ValueError(
-            f"{name}={str(length)!r} is a fraction of itself: give epochs, batches, samples, "
-            "tokens or seconds, such as '10ep'."
-        )
-    if not length.value:
-        raise ValueError(f"{name}={str(length)!r} must be longer than nothing.")
-    return length
+def _load_patterns(given: Sequence[str]) -> Sequence[str]:
+    return check_patterns("load_ignore_keys", given)
 
 
-def check_positive(name: str, value: Any) -> int | None:
-    """An integer from 1 on, or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be an integer from 1 on.")
-    if value < 1:
-        raise ValueError(f"{name}={value!r} must be 1 or more.")
-    return value
+def _loader(name: str, loader: Any) -> None:
+    if loader is not None:
+        check.check_loader(name, loader)
 
 
-def check_watch(policy: Any, device: torch.device, folder: Any) -> NonFiniteGuard:
-    """What is done about losses that are not finite."""
-    if policy not in POLICIES:
-        raise ValueError(
-            f"nonfinite_loss={policy!r} must be one of {', '.join(map(repr, POLICIES))}."
-        )
-    if policy == "rollback" and folder is None:
-        raise ValueError("nonfinite_loss='rollback' needs a save_folder to go back to.")
-    return NonFiniteGuard(policy, at_once=policy != "raise" or device.type == "cpu")
+def _saver(name: str, function: Any) -> None:
+    check.check_callable(name, function, "of the state")
 
 
-def check_split(parts: int | None, size: int | str | None) -> None:
-    """How batches are split is said in one way."""
-    if parts is not None and size is not None:
-        raise ValueError(
-            f"grad_accum={parts} and microbatch_size={size!r} were both given: give the number of "
-            "microbatches or their size."
-        )
+def _policy(_: str, policy: Any) -> None:
+    check.check_policy(policy)
 
 
-def check_loader(name: str, loader: Any) -> Any:
-    """Batches that can be gone through more than once, with at least one where that is known."""
-    if not isinstance(loader, Iterable) or isinstance(loader, (str, bytes, torch.Tensor)):
-        kind = "<a tensor>" if isinstance(loader, torch.Tensor) else repr(loader)
-        raise TypeError(
-            f"{name}={kind} must be an iterable of batches, such as a torch.utils.data.DataLoader."
-        )
-    if iter_is_spent(loader):
-        raise TypeError(
-            f"{name}={loader!r} is an iterator, which is used up after one epoch: give what it was "
-            "made from, such as a list or a DataLoader."
-        )
-    if length_of(loader) == 0:
-        raise ValueError(
-            f"{name} is empty: it has no batch. Check the dataset, and drop_last with a "
-            "batch_size above the number of examples."
-        )
-    return loader
+def _size(name: str, size: Any) -> None:
+    if size != "auto":
+        check.check_positive(name, size)
 
 
-def iter_is_spent(loader: Any) -> bool:
-    """Whether going through it once uses it up."""
-    return hasattr(loader, "__next__")
+@attrs.frozen(eq=False, kw_only=True)
+class TrainerOptions:
+    """The arguments of the `Trainer`.
 
+    Args:
+        model: A module. With `loss_fn`, it is called with the input of each batch; without, it has
+            a method `loss(outputs, batch)` and is called with the whole batch.
+        train_dataloader: An iterable of batches.
+        eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples.
+        optimizers: One or several `torch.optim.Optimizer`, or functions of the parameters that
+            return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery.
+        schedulers: One or several schedules of `composable.optim`, which set the learning rate of
+            every batch, or torch schedulers, which step after every epoch.
+        step_schedulers_every_batch: Step torch schedulers after every batch instead.
+        max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
+        algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.
+        callbacks: Callbacks, or functions `(event, state, logger) -> Control | None`.
+        loggers: Where metrics are logged.
+        metrics: Metrics of evaluations besides the loss, by name: see `composable.metrics`.
+        eval_interval: When to evaluate: "1ep", "100ba", a function `(state, event) -> bool`, or
+            None for never. Training ends with an evaluation, unless it is None.
+        log_interval: How often the loss and the learning rates are logged.
+        progress_bar: Show a progress bar.
+        device: "cpu", "cuda" or "cuda:1"; by default "cuda" if available. The model is moved.
+        seed: The seed of all randomness; drawn by the operating system if None.
+        deterministic_mode: Use deterministic algorithms only: see `configure_deterministic_mode`.
+        grad_accum: The number of microbatches into which each batch is split.
+        microbatch_size: The number of examples in a microbatch; an alternative to `grad_accum`.
+            "auto" starts with whole batches, and halves them when the GPU runs out of memory.
+        loss_mean_over: What the loss is a mean over, so that microbatches add up to the batch:
+            "examples", "tokens" (targets other than -100), or a function of the batch that counts.
+        count_tokens: A function of the batch that counts its tokens for `timestamp.token`.
+        input_key: The input of a batch: an index, a name, a path, a function, or a pair of
+            functions (get, set).
+        target_key: The target of a batch.
+        iteration_length: The number of epochs in an iteration; the whole run if None.
+        saver: A function of the state that saves it when a callback requests `Control.SAVE`; an
+            alternative to `save_folder`.
+        save_folder: The folder of checkpoints; see `composable.callbacks.CheckpointSaver` for the
+            arguments that follow.
+        save_interval: When to save: "1ep", "100ba", a function `(state, event) -> bool`, or None
+            for on request only. The end of training is saved too.
+        save_filename: The name of a checkpoint.
+        save_num_checkpoints_to_keep: The number of the latest checkpoints to keep; all if None.
+        save_overwrite: Replace checkpoints of another run.
+        save_weights_only: Save the model alone.
+        save_ignore_keys: Entries that are not saved, as patterns of paths.
+        save_in_background: Write while training continues.
+        save_error: What to do if a checkpoint cannot be written: "raise", or "warn" and continue.
+        save_best: The evaluation result that determines the best checkpoint: "eval/accuracy".
+        save_best_mode: Whether the "max" or the "min" of it is best.
+        load_path: A checkpoint to resume from, or a folder of several, whose latest is used.
+        load_weights_only: Load the weights alone, and start a new run.
+        load_ignore_keys: Entries that are not loaded, as patterns of paths: "optimizers",
+            "memory/EMA".
+        autoresume: Resume from the latest complete checkpoint in `save_folder`, if there is one.
+        nonfinite_loss: What to do about a loss that is NaN or infinite: "raise"; "skip" the batch;
+            "rollback" to the last checkpoint and then skip the batch; or "ignore".
+        check_effects: For tests: compare everything in the state before and after each algorithm
+            and callback, and raise if one changed it, or wrote a field that it does not declare.
 
-def length_of(loader: Any) -> int | None:
-    """The number of batches, or None where it isn't known."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is out of range, or contradicts another.
+    """
 
+    model: nn.Module = attrs.field(
+        validator=_valid(lambda _, value: check.check_model(value)), kw_only=False
+    )
+    train_dataloader: Iterable[Any] | None = attrs.field(default=None, validator=_valid(_loader))
+    eval_dataloader: Any = None
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None = None
+    optimizers: Any = None
+    schedulers: Any = None
+    step_schedulers_every_batch: bool = _flag()
+    max_duration: Time | None = attrs.field(default=None, converter=_duration)
+    algorithms: Any = ()
+    callbacks: Any = ()
+    loggers: Any = ()
+    metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.check_metrics)
+    eval_interval: Any = "1ep"
+    log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=check.check_log_interval)
+    progress_bar: bool = _flag(default=True)
+    device: torch.device = attrs.field(default=None, converter=check.check_device)
+    seed: int | None = None
+    deterministic_mode: bool = _flag()
+    grad_accum: int | None = attrs.field(default=None, validator=_valid(check.check_positive))
+    microbatch_size: int | str | None = attrs.field(default=None, validator=_valid(_size))
+    loss_mean_over: Any = "examples"
+    count_tokens: Callable[[Any], int] | None = attrs.field(
+        default=None, converter=check.check_token_counter
+    )
+    input_key: Any = 0
+    target_key: Any = 1
+    iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
+    saver: Callable[[State], Any] | None = attrs.field(default=None, validator=_valid(_saver))
+    save_folder: Path | None = attrs.field(default=None, converter=_path)
+    save_interval: IntervalLike = "1ep"
+    save_filename: str = "ep{epoch}-ba{batch}"
+    save_num_checkpoints_to_keep: int | None = None
+    save_overwrite: bool = False
+    save_weights_only: bool = False
+    save_ignore_keys: Sequence[str] = ()
+    save_in_background: bool = False
+    save_error: str = "raise"
+    save_best: str | None = None
+    save_best_mode: str = "max"
+    load_path: Path | None = attrs.field(default=None, converter=_path)
+    load_weights_only: bool = _flag()
+    load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
+    autoresume: bool = _flag()
+    nonfinite_loss: str = attrs.field(default="raise", validator=_valid(_policy))
+    check_effects: bool = _flag()
 
-def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Evaluator, ...]:
-    """Evaluators from a loader, an Evaluator, or several; what one doesn't say is filled in."""
-    check_interval("eval_interval", eval_interval)
-    if given is None:
-        return ()
-    if isinstance(given, Evaluator):
-        given = [given]
-    if isinstance(given, Mapping):
-        given = [Evaluator(label, loader) for label, loader in given.items()]
-    labelled = isinstance(given, Sequence) and any(isinstance(one, Evaluator) for one in given)
-    if not labelled:
-        given = [Evaluator("eval", check_loader("eval_dataloader", given))]
-    complete = []
-    for one in given:
-        if not isinstance(one, Evaluator):
-            raise TypeError(
-                f"eval_dataloader mixes Evaluators with a {type(one).__name__}: give Evaluators "
-                "only, such as Evaluator('test', dataloader)."
-            )
-        check_loader(f"the dataloader of Evaluator {one.label!r}", one.dataloader)
-        interval = eval_interval if one.eval_interval is None else one.eval_interval
-        complete.append(
-            Evaluator(
-                one.label,
-                one.dataloader,
-                metrics=check_metrics(metrics if one.metrics is None else one.metrics),
-                eval_interval=check_interval("eval_interval", interval),
-            )
-        )
-    labels = [one.label for one in complete]
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"eval_dataloader has Evaluators of one label: {labels}. Name them apart.")
-    return tuple(complete)
-
-
-def check_metrics(metrics: Any) -> dict[str, Any]:
-    """Metrics by name."""
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"metrics={metrics!r} must be a mapping of names to metrics, such as "
-            "{'accuracy': composable.metrics.accuracy}."
-        )
-    if "loss" in metrics:
-        raise ValueError(
-            "metrics has 'loss', the name under which an evaluation reports loss_fn: give yours "
-            "another name."
-        )
-    for name, metric in metrics.items():
-        if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "update")):
-            raise TypeError(
-                f"metrics[{name!r}]={metric!r} must be a function (outputs, targets), or an object "
-                "with update, compute and reset."
-            )
-    return dict(metrics)
-
-
-def check_log_interval(interval: Any) -> Time:
-    """A time above zero."""
-    length = check_time("log_interval", interval)
-    if not length.value:
-        raise ValueError(
-            f"log_interval={interval!r} must be longer than nothing: without loggers, nothing is "
-            "logged."
-        )
-    if length.unit is TimeUnit.ITERATION:
-        raise ValueError(
-            f"log_interval={interval!r} counts iterations: give epochs, batches, samples, tokens, "
-            "seconds or a fraction of the run."
-        )
-    return length
-
-
-def check_countable(name: str, time: Any, count_tokens: Any) -> None:
-    """Tokens as a length of training need somebody to count them."""
-    if isinstance(time, Time) and time.unit is TimeUnit.TOKEN and count_tokens is None:
-        raise ValueError(
-            f"{name}={str(time)!r} counts tokens: give the Trainer count_tokens, a function of the "
-            "batch that counts them."
-        )
-
-
-def check_windows(plan: Plan, count_tokens: Any, iteration_length: int | None) -> None:
-    """Windows of algorithms in tokens or iterations need somebody to count them."""
-    for algorithm in plan.algorithms:
-        for occurrence in occurrences(algorithm):
-            for window in (*occurrence.windows(), occurrence.algorithm.window()):
-                for end, time in (("start", window.start), ("end", window.end)):
-                    name = f"the window of {occurrence.algorithm.name}: {end}"
-                    check_countable(name, time, count_tokens)
-                    check_iterations(time, iteration_length, name)
-
-
-def absent_events(evaluators: Sequence[Evaluator], schedulers: Any) -> dict[Event, str]:
-    """The events that don't occur in training without what was not given, and why."""
-    absent = {}
-    for event in Event:
-        if event.name.startswith("EVAL") and not evaluators:
-            absent[event] = "training evaluates nothing without an eval_dataloader"
-        if event.name.endswith("SCHEDULER_STEP") and not as_list(schedulers):
-            absent[event] = "nothing is scheduled without schedulers"
-    return absent
-
-
-def check_token_counter(function: Any) -> "Callable[[Any], int] | None":
-    """A function of the batch that counts its tokens, made to say what is wrong with a count."""
-    if check_function("count_tokens", function, "of the batch") is None:
-        return None
-
-    def count(batch: Any) -> int:
-        given = function(batch)
-        try:
-            tokens = operator.index(given)
-        except (TypeError, RuntimeError):
-            tokens = -1
-        if tokens < 0:
+    def __attrs_post_init__(self) -> None:
+        self.loss()
+        evaluators = self.evaluators()
+        if self.grad_accum is not None and self.microbatch_size is not None:
             raise ValueError(
-                f"count_tokens counted {given!r} in a batch, and must give a whole number."
+                f"grad_accum={self.grad_accum} and microbatch_size={self.microbatch_size!r} "
+                "exclude each other; pass the number of microbatches or their size."
             )
-        return tokens
+        check.check_countable("log_interval", self.log_interval, self.count_tokens)
+        for evaluator in evaluators:
+            check.check_countable("eval_interval", evaluator.eval_interval, self.count_tokens)
+        self._check_saving()
 
-    return count
+    def _check_saving(self) -> None:
+        if self.nonfinite_loss == "rollback" and self.save_folder is None:
+            raise ValueError(
+                "nonfinite_loss='rollback' needs a save_folder with checkpoints to roll back to."
+            )
+        if self.save_folder is None:
+            for field in attrs.fields(type(self)):
+                value = getattr(self, field.name)
+                if field.name in _NEED_A_FOLDER and value != field.default:
+                    raise ValueError(f"{field.name}={value!r} needs a save_folder.")
+        if not self.autoresume:
+            return
+        if self.save_folder is None:
+            raise ValueError("autoresume=True needs a save_folder to look for checkpoints in.")
+        if self.save_weights_only or self.save_ignore_keys:
+            raise ValueError(
+                f"autoresume=True with save_weights_only={self.save_weights_only} and "
+                f"save_ignore_keys={self.save_ignore_keys!r}: only a complete checkpoint can be "
+                "resumed; drop one of them."
+            )
 
+    # --- what the Trainer is built from ---
 
-def check_seed(seed: int | None, saved: int | None) -> int | None:
-    """The seed of a run, which a run that goes on has already."""
-    if seed is not None and saved is not None and seed != saved:
-        raise ValueError(
-            f"seed={seed}, and the run that is to go on has seed {saved}: leave seed out, or begin "
-            "another run with load_weights_only=True."
-        )
-    return saved if seed is None else seed
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """The input and the target of a batch."""
+        return BatchSpec(self.input_key, self.target_key)
 
+    def loss(self) -> TargetLoss | ModelLoss | None:
+        """Return the loss of outputs and a batch."""
+        return check.check_loss_fn(self.loss_fn, self.model, self.batch_spec)
 
-def check_unused(**given: tuple[Any, Any]) -> None:
-    """Arguments of saving say nothing without a folder: (value, default) by name."""
-    for name, (value, default) in given.items():
-        if value != default:
-            raise ValueError(f"{name}={value!r} needs a save_folder, where checkpoints go.")
+    def evaluators(self) -> tuple[Evaluator, ...]:
+        """Return the evaluators, complete with metrics and intervals."""
+        return check.check_evaluators(self.eval_dataloader, self.metrics, self.eval_interval)
 
+    def microbatches(self) -> Microbatches:
+        """Return how batches are split."""
+        if self.microbatch_size == "auto":
+            return Microbatches(auto=True)
+        return Microbatches(self.grad_accum, self.microbatch_size)  # type: ignore[arg-type]
 
-def check_resuming(autoresume: bool, folder: Any, weights_only: bool, ignored: Any) -> None:
-    """A run can go on by itself only from what is saved whole."""
-    if not autoresume:
-        return
-    if folder is None:
-        raise ValueError("autoresume=True needs a save_folder, in which it looks for checkpoints.")
-    if weights_only or ignored:
-        raise ValueError(
-            f"autoresume=True with save_weights_only={weights_only} and save_ignore_keys="
-            f"{ignored!r}: a run can go on only from a whole checkpoint. Drop one of them."
-        )
+    def guard(self) -> NonFiniteGuard:
+        """Return the guard against losses that are not finite."""
+        immediate = self.nonfinite_loss != "raise" or self.device.type == "cpu"
+        return NonFiniteGuard(self.nonfinite_loss, immediate)
 
-
-def check_flag(name: str, value: Any) -> bool:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} must be True or False.")
-    return value
-
-
-def check_iteration_length(length: Any) -> int | None:
-    """Whole epochs, or None."""
-    if length is None:
-        return None
-    time = check_time("iteration_length", length)
-    if time.unit is not TimeUnit.EPOCH or not time.value:
-        raise ValueError(f"iteration_length={length!r} must be epochs, such as '2ep'.")
-    return int(time.value)
-
-
-def check_iterations(
-    time: Time | None, iteration_length: int | None, name: str = "max_duration"
-) -> None:
-    """Iterations as a length of training need to have a length themselves."""
-    counts = time is not None and time.unit is TimeUnit.ITERATION
-    if counts and iteration_length is None:
-        raise ValueError(
-            f"{name}={str(time)!r} counts iterations: give the Trainer an "
-            "iteration_length, such as '2ep'."
+    def plan(self) -> Plan:
+        """Compile the algorithms, callbacks and loggers, and the Trainer's own callbacks."""
+        return Plan.compile(
+            self.algorithms,
+            self.callbacks,
+            self.loggers,
+            builtin_callbacks=self.builtin_callbacks(),
         )
 
+    def builtin_callbacks(self) -> list[Callback]:
+        """Return the Trainer's own callbacks."""
+        bars: list[Callback] = [ProgressBarLogger()] if self.progress_bar else []
+        if self.save_folder is None:
+            return bars
+        saver = CheckpointSaver(
+            self.save_folder,
+            save_interval=self.save_interval,
+            filename=self.save_filename,
+            num_checkpoints_to_keep=self.save_num_checkpoints_to_keep,
+            overwrite=self.save_overwrite,
+            weights_only=self.save_weights_only,
+            ignore_keys=self.save_ignore_keys,
+            background=self.save_in_background,
+            on_error=self.save_error,
+            metric=self.save_best,
+            mode=self.save_best_mode,
+        )
+        if any(isinstance(one, RunRecorder) for one in as_list(self.callbacks)):
+            return [*bars, saver]
+        return [*bars, saver, RunRecorder(self.save_folder, on_error=self.save_error)]
 
-def build_callback(cls: type[Callback]) -> Callback:
-    """An instance of a class of callbacks, made without arguments."""
+    # --- what a replay changes ---
+
+    dry_run: ClassVar[bool] = False
+    """Whether nothing is written."""
+
+    def resume_point(self) -> ResumePoint | None:
+        """Return the checkpoint to resume from.
+
+        Raises:
+            CheckpointError: `load_path` cannot be read, or `save_folder` has checkpoints of
+                another run.
+        """
+        point = find_resume_point(
+            None if self.load_weights_only else self.load_path,
+            folder=self.save_folder if self.autoresume else None,
+            device=self.device,
+            ignored=self.load_ignore_keys,
+        )
+        replaces = self.autoresume or self.save_overwrite or self.dry_run
+        if self.save_folder is not None and not replaces:
+            check_folder_is_ours(self.save_folder, None if point is None else point.run)
+        return point
+
+    def run_id(self) -> str:
+        """Return the id of a new run."""
+        return new_run_id()
+
+    def adopt(self, callback: Callback) -> Callback:
+        """Return the callback to run in the place of a given one."""
+        return callback
+
+    def skips_fit(self) -> bool:
+        """Whether a call of `fit` returns at once."""
+        return False
+
+    def attach(self, run: Run) -> None:
+        """Do nothing; a replay follows the run that was built."""
+
+
+_override: ContextVar[Callable[[TrainerOptions], TrainerOptions] | None] = ContextVar(
+    "composable_run_override", default=None
+)
+
+
+def run_overrides(options: TrainerOptions) -> TrainerOptions:
+    """Return the options as changed by the tool, such as a replay, that runs this code."""
+    override = _override.get()
+    return options if override is None else override(options)
+
+
+@contextmanager
+def overridden_runs(override: Callable[[TrainerOptions], TrainerOptions]) -> Iterator[None]:
+    """Change the options of every `Trainer` that is built in the block."""
+    token = _override.set(override)
     try:
-        return cls()
-    except Exception as error:
-        raise TypeError(
-            f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}. "
-            f"Give an instance, {cls.__name__}(...)."
-        ) from error
+        yield
+    finally:
+        _override.reset(token)

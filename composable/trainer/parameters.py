@@ -1,21 +1,33 @@
-"""What our loop and other people's have in common."""
+"""The model and its parameters around a step: surgery, gradients, temporary changes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from composable.core.event import Event
+from composable.core.loss import ModelLoss
 from composable.core.state import State
 from composable.optim.building import update_param_groups
-from composable.trainer.evaluation import bind_loss
+
+__all__ = [
+    "bind_loss",
+    "drop_batch",
+    "frozen_parameters",
+    "surgery",
+    "temporary_weights",
+    "write_gradients",
+    "zero_grad",
+]
+
+_ZERO_GRAD = Optimizer.zero_grad
 
 
 def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -> State:
-    """Fire an event at which models are replaced; the optimizers and the loss follow."""
+    """Fire an event that may replace the model, and update the optimizers and the loss."""
     before = state.model
     state = fire(event, state)
     if state.model is before:
@@ -24,18 +36,43 @@ def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -
     return bind_loss(state)
 
 
+def bind_loss(state: State) -> State:
+    """Bind a loss that the model computes itself to the model of `state`."""
+    if isinstance(state.loss_fn, ModelLoss) and state.loss_fn.model is not state.model:
+        return state.evolve(loss_fn=ModelLoss(state.model))
+    return state
+
+
+def drop_batch(state: State) -> State:
+    """Clear the batch and the outputs: checkpoints do not store them."""
+    return state if state.batch is None else state.evolve_unchecked(batch=None, outputs=None)
+
+
 def write_gradients(state: State) -> None:
-    """Give the parameters the gradients that an algorithm made of theirs."""
+    """Set `.grad` of the parameters to `state.gradients`."""
     gradients = state.gradients or {}
     for name, parameter in state.model.named_parameters():
         if name in gradients:
             parameter.grad = gradients[name]
 
 
-def freeze(state: State) -> list[Callable[[], object]]:
-    """Let the parameters in `state.frozen` require no gradient, and return what undoes that.
+def zero_grad(state: State) -> None:
+    """Set the gradients to None."""
+    for optimizer in state.optimizers:
+        if getattr(optimizer.zero_grad, "__func__", None) is not _ZERO_GRAD:
+            optimizer.zero_grad()
+            continue
+        # torch's own, without its profiler range: the range costs more than the rest of a step.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
-    Without a gradient an optimizer passes a parameter over: momentum and weight decay included.
+
+@contextmanager
+def frozen_parameters(state: State) -> Iterator[None]:
+    """Set `requires_grad=False` on the parameters in `state.frozen`, and restore it afterwards.
+
+    An optimizer skips a parameter without a gradient, momentum and weight decay included.
 
     Raises:
         ValueError: The model has no parameter of that name.
@@ -43,30 +80,24 @@ def freeze(state: State) -> list[Callable[[], object]]:
     named = dict(state.model.named_parameters())
     if unknown := sorted(state.frozen - named.keys()):
         raise ValueError(
-            f"state.frozen has {unknown[:5]}, and the model has no such parameters: an algorithm "
-            "wrote it, and must use the names of state.model.named_parameters()."
+            f"state.frozen has the names {unknown[:5]}, which are not parameters of the model; use "
+            "names of state.model.named_parameters()."
         )
-    undo: list[Callable[[], object]] = []
-    for parameter in [named[name] for name in state.frozen if named[name].requires_grad]:
-        parameter.requires_grad_(False)
-        parameter.grad = None  # a loop may have left zeros there
-        undo.append(partial(parameter.requires_grad_, True))
-    for module in state.model.modules():
-        if isinstance(module, nn.GroupNorm) and module.affine:
-            undo.append(module.register_forward_pre_hook(_ask_for_a_gradient).remove)
-    return undo
+    with ExitStack() as undo:
+        for parameter in [named[name] for name in state.frozen if named[name].requires_grad]:
+            parameter.requires_grad_(False)
+            parameter.grad = None  # an external loop may have left zeros there
+            undo.callback(parameter.requires_grad_, True)
+        for module in state.model.modules():
+            if isinstance(module, nn.GroupNorm) and module.affine:
+                undo.callback(module.register_forward_pre_hook(_require_input_grad).remove)
+        yield
 
 
-def thaw(undo: list[Callable[[], object]]) -> None:
-    """Undo what `freeze` did, once."""
-    while undo:
-        undo.pop()()
+def _require_input_grad(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Let a channels-last CPU input of a group norm require a gradient.
 
-
-def _ask_for_a_gradient(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Let an input of a group norm require a gradient where it is channels-last and on the CPU.
-
-    Else the backward pass of its weight ends the process, as of torch 2.13.
+    Otherwise the backward pass of the norm's weight aborts the process, as of torch 2.13.
     """
     x = inputs[0] if inputs else None
     if not isinstance(x, Tensor) or x.requires_grad or x.is_contiguous() or not x.is_cpu:
@@ -74,34 +105,29 @@ def _ask_for_a_gradient(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any
     return (x.detach().requires_grad_(torch.is_grad_enabled()), *inputs[1:])
 
 
-def between_batches(state: State) -> State:
-    """The state without the batch: between two of them, a saved run and one that goes on agree."""
-    return state if state.batch is None else state.evolve(batch=None, outputs=None)
-
-
 @contextmanager
-def at_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let parameters of a model have other values for a while; then the same bits come back.
+def temporary_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Set parameters to `weights`, and restore their bits afterwards.
 
     Raises:
-        ValueError: A name is that of no parameter.
+        ValueError: A name is not that of a parameter.
     """
     held = dict(model.named_parameters())
-    if strange := sorted(weights.keys() - held.keys()):
+    if unknown := sorted(weights.keys() - held.keys()):
         raise ValueError(
-            f"state.second_pass gave weights for {strange}, which are no parameters of the model: "
-            "give them by the names of model.named_parameters()."
+            f"state.second_pass returned weights for {unknown}, which are not parameters of the "
+            "model; use names of model.named_parameters()."
         )
     own = [held[name].detach() for name in weights]
-    kept = [parameter.clone() for parameter in own]
+    saved = [parameter.clone() for parameter in own]
     try:
         _copy(weights.values(), own)
         del weights
         yield
     finally:
-        _copy(kept, own)
+        _copy(saved, own)
 
 
 def _copy(values: Iterable[Tensor], parameters: list[Tensor]) -> None:
-    if parameters:  # torch refuses to copy nothing
+    if parameters:  # torch raises on empty lists
         torch._foreach_copy_(parameters, list(values))

@@ -1,12 +1,12 @@
-"""What a run is saved as, and how it is put back.
+"""The state of a run as one mapping: captured for a checkpoint, and restored from it.
 
-A run that goes on is built as it was at first: from the same arguments, with the same surgery.
-Then every value in it is replaced by the saved one. So nothing needs to know what an algorithm
-did to the state before: it is in the state.
+Resuming has two steps. The run is first rebuilt from code: the same arguments, the same surgery.
+Then every value is restored. So nothing needs to know what an algorithm did to the state before.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -15,70 +15,63 @@ from torch.optim import Optimizer
 
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.callback import Callback
-from composable.core.control import Control
+from composable.core.key import Key
 from composable.core.state import State
-from composable.data import get_generator_states, read_loader_state
-from composable.trainer.loop import Loop
+from composable.core.time import Time, Timestamp
+from composable.data import get_generator_states
+from composable.trainer.run import Run
 
-__all__ = ["by_name", "put_back", "take", "take_weights"]
+__all__ = ["SCHEMA", "capture", "capture_weights", "named_callbacks", "restore"]
 
-
-_PARTS = {
-    "model",
-    "optimizers",
-    "schedulers",
-    "loss",
-    "memory",
-    "metrics",
-    "timestamp",
-    "previous_timestamp",
-    "max_duration",
-    "key",
-    "loop",
-    "callbacks",
+SCHEMA: dict[str, type | tuple[type, ...]] = {
+    "model": dict,
+    "timestamp": Timestamp,
+    "key": Key,
+    "optimizers": list,
+    "loss": (Tensor, NoneType),
+    "memory": dict,
+    "metrics": dict,
+    "previous_timestamp": Timestamp,
+    "max_duration": (Time, NoneType),
+    "rates": dict,
+    "data": dict,
+    "evaluation": dict,
+    "guard": dict,
+    "microbatches": dict,
+    "progress": dict,
+    "requests": dict,
+    "callbacks": dict,
 }
+"""What a complete checkpoint has, and of which type: fields of the state, and parts of the run."""
 
 
-def take(loop: Loop, state: State, callbacks: Iterable[Callback]) -> dict[str, Any]:
-    """Everything that a run must have to go on, as plain containers and tensors.
+def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, Any]:
+    """Return everything that resuming needs, as plain containers and tensors.
 
     Args:
-        loop: The loop of the run.
-        state: Where it stands.
-        callbacks: Whose memory to keep.
+        run: The run.
+        state: Its state.
+        callbacks: The callbacks whose state is saved.
     """
     return {
-        **take_weights(state),
+        **capture_weights(state),
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
-        "schedulers": [scheduler.state_dict() for scheduler in loop.rates.steppers],
         "loss": None if state.loss is None else state.loss.detach(),
         "memory": state.memory,
         "metrics": state.metrics,
         "previous_timestamp": state.previous_timestamp,
         "max_duration": state.max_duration,
-        "loop": {
-            "given_duration": loop.given_duration,
-            "epoch_length": state.epoch_length,
-            "fits": loop.fits,
-            "fitting": loop.fitting,
-            "requests": loop.dispatcher.requests.value,
-            "evaluated_at": loop.evaluated_at,
-            "rates_used": loop.rates_used,
-            "watch": loop.watch.state_dict(),
-            "loader": read_loader_state(loop.loader),
-            "generators": loop.generators_of_the_epoch(),
-            "size": loop.size if loop.finds_size else None,
-        },
-        "callbacks": {name: one.state_dict() for name, one in by_name(callbacks).items()},
+        **{name: part.state_dict() for name, part in run.parts.items()},
+        "callbacks": {name: one.state_dict() for name, one in named_callbacks(callbacks).items()},
     }
 
 
-def take_weights(state: State) -> dict[str, Any]:
-    """The model alone, and when it was."""
-    return {"model": _take_model(state.model), "timestamp": state.timestamp, "key": state.key}
+def capture_weights(state: State) -> dict[str, Any]:
+    """Return the model alone, with its timestamp and key."""
+    return {"model": _capture_model(state.model), "timestamp": state.timestamp, "key": state.key}
 
 
-def _take_model(model: nn.Module) -> dict[str, Any]:
+def _capture_model(model: nn.Module) -> dict[str, Any]:
     weights = model.state_dict()
     buffers = {n: b for n, b in model.named_buffers() if n not in weights}  # not persistent
     return {
@@ -89,8 +82,8 @@ def _take_model(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def by_name(callbacks: Iterable[Callback]) -> dict[str, Callback]:
-    """Callbacks by name; the second of a name is `name 2`."""
+def named_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
+    """Return callbacks by name; the second of a name is `name 2`."""
     named: dict[str, Callback] = {}
     count: Counter[str] = Counter()
     for callback in callbacks:
@@ -100,92 +93,78 @@ def by_name(callbacks: Iterable[Callback]) -> dict[str, Callback]:
     return named
 
 
-def put_back(loop: Loop, state: State, saved: Mapping[str, Any], path: str) -> State:
-    """The state with every value replaced by the saved one.
-
-    Everything is checked before anything is changed. The model, the optimizers and the schedulers
-    are changed in place.
+def restore(run: Run, saved: Mapping[str, Any], path: str) -> None:
+    """Restore every value of a run, after everything has been checked.
 
     Args:
-        loop: The loop of a run that was built as the saved one was.
-        state: Its state.
-        saved: What `take` returned.
+        run: A run that was built like the saved one. Its model, optimizers and schedulers are
+            changed in place.
+        saved: What `capture` returned.
         path: Where it was read, for errors.
 
     Raises:
-        MismatchError: The saved model or optimizers are others than these.
+        MismatchError: The saved model or optimizers differ from those of the run.
+        DamagedCheckpointError: A value is not what a run saves.
     """
     try:
-        check(loop, state, saved, path)
-        return _put_back(loop, state, saved)
+        _check(run, saved, path)
+        _restore(run, saved)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise DamagedCheckpointError(
-            f"{path} can't be put back, for its state is not what a run saves: "
-            f"{type(error).__name__}: {error}. What was built may have taken a part of it: build "
-            "it again."
+            f"{path} cannot be restored, because its state is not what a run saves: "
+            f"{type(error).__name__}: {error}. The run may be partly restored: build it again."
         ) from error
 
 
-def check(loop: Loop, state: State, saved: Mapping[str, Any], path: str) -> None:
-    """The saved run is this one, as far as can be told before anything is changed."""
-    if missing := sorted(_PARTS - saved.keys()):
+def _check(run: Run, saved: Mapping[str, Any], path: str) -> None:
+    """Check all that can be checked before anything is changed."""
+    if missing := sorted(SCHEMA.keys() - saved.keys()):
         raise MismatchError(
-            f"{path} has no {', '.join(missing)}: they were left out when it was saved. Name them "
-            "in load_ignore_keys= too, and they stay as they are."
+            f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the same "
+            "names in load_ignore_keys= to leave them unchanged."
         )
-    check_model(state.model, saved["model"], path)
-    check_optimizers(state.optimizers, saved["optimizers"], path)
-    check_count("torch schedulers", loop.rates.steppers, saved["schedulers"], path)
-    own, then = get_generator_states(loop.loader), saved["loop"]["generators"]
-    check_count("generators of the loader", own, then, path)
+    _check_model(run.state.model, saved["model"], path)
+    _check_optimizers(run.state.optimizers, saved["optimizers"], path)
+    _check_count("torch schedulers", run.rates.steppers, saved["rates"]["schedulers"], path)
+    own = get_generator_states(run.data.loader)
+    _check_count("generators of the loader", own, saved["data"]["generators"], path)
 
 
-def _put_back(loop: Loop, state: State, saved: Mapping[str, Any]) -> State:
-    live = _put_back_model(state.model, saved["model"])
+def _restore(run: Run, saved: Mapping[str, Any]) -> None:
+    state = run.state
+    live = _restore_model(state.model, saved["model"])
     for optimizer, values in zip(state.optimizers, saved["optimizers"], strict=True):
-        _put_back_optimizer(optimizer, values)
-    for scheduler, values in zip(loop.rates.steppers, saved["schedulers"], strict=True):
-        scheduler.load_state_dict(values)
-
-    rest = saved["loop"]
-    loop.fits, loop.fitting = rest["fits"], rest["fitting"]
-    loop.evaluated_at = dict(rest["evaluated_at"])
-    loop.rates_used = dict(rest["rates_used"])
-    loop.watch.load_state_dict(rest["watch"])
-    loop.loader_state = rest["loader"]
-    loop.generators = rest["generators"]
-    if loop.finds_size:
-        loop.size = rest["size"]
-    loop.dispatcher.clear()
-    loop.dispatcher.request(Control(rest["requests"]))
-    unchanged = loop.given_duration == rest["given_duration"]
-    loop.state = state.evolve(
+        _restore_optimizer(optimizer, values)
+    for name, part in run.parts.items():
+        part.load_state_dict(saved[name])
+    unchanged = run.progress.requested_duration == saved["progress"]["requested_duration"]
+    run.state = state.evolve(
         timestamp=saved["timestamp"],
         previous_timestamp=saved["previous_timestamp"],
         key=saved["key"],
         max_duration=saved["max_duration"] if unchanged else state.max_duration,
         loss=saved["loss"],
-        memory=_replace(saved["memory"], live),
+        memory=_relink(saved["memory"], live),
         metrics=saved["metrics"],
     )
-    loop.saved_at = loop.done(loop.state)
-    return loop.state
+    run.checkpoints.mark_saved(run, run.state)
 
 
 # --- the model ---
 
 
-def check_model(model: nn.Module, saved: Mapping[str, Any], path: str) -> None:
-    """The names and shapes of the saved model are those of the model."""
+def _check_model(model: nn.Module, saved: Mapping[str, Any], path: str) -> None:
+    """Check that the saved names, shapes and dtypes are those of the model."""
     own = {**model.state_dict(), **dict(model.named_buffers())}
     theirs = {**saved["weights"], **saved["buffers"]}
-    faults = list(_differences(own, theirs))
-    if faults:
-        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if faults[5:] else "")
+    differences = list(_differences(own, theirs))
+    if differences:
+        more = f"; and {len(differences) - 5} more" if differences[5:] else ""
+        shown = "; ".join(differences[:5]) + more
         raise MismatchError(
-            f"{path} is of another model: {shown}. Build the model and its algorithms as in the "
-            "run that was saved; load_ignore_keys= leaves parts out, and load_weights_only=True "
-            "takes no more than the weights."
+            f"{path} was saved from another model: {shown}. Build the model and its algorithms "
+            "as in the saved run; load_ignore_keys= skips entries, and load_weights_only=True "
+            "loads the weights alone."
         )
 
 
@@ -204,8 +183,8 @@ def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[
             yield f"{name} has dtype {saved.dtype} there and {ours.dtype} here"
 
 
-def _put_back_model(model: nn.Module, saved: Mapping[str, Any]) -> dict[int, Tensor]:
-    """Copy the values into the model; its own tensors, by the identity of the saved ones."""
+def _restore_model(model: nn.Module, saved: Mapping[str, Any]) -> dict[int, Tensor]:
+    """Copy the values into the model, and map the ids of saved tensors to the model's own."""
     model.load_state_dict(saved["weights"])
     buffers = dict(model.named_buffers())
     for name, buffer in saved["buffers"].items():
@@ -220,45 +199,45 @@ def _put_back_model(model: nn.Module, saved: Mapping[str, Any]) -> dict[int, Ten
     return {id(theirs[name]): own[name] for name in theirs if isinstance(own[name], Tensor)}
 
 
-def _replace(tree: Any, live: Mapping[int, Tensor]) -> Any:
-    """A tree in which what was the model's is the model's again."""
+def _relink(tree: Any, live: Mapping[int, Tensor]) -> Any:
+    """Replace the saved tensors of the model in a tree by the model's own."""
     if isinstance(tree, Mapping):
-        return {key: _replace(value, live) for key, value in tree.items()}
+        return {key: _relink(value, live) for key, value in tree.items()}
     if type(tree) in (list, tuple):
-        return type(tree)(_replace(value, live) for value in tree)
+        return type(tree)(_relink(value, live) for value in tree)
     return live.get(id(tree), tree) if isinstance(tree, Tensor) else tree
 
 
 # --- optimizers ---
 
 
-def check_optimizers(
+def _check_optimizers(
     optimizers: Sequence[Optimizer], saved: Sequence[Mapping[str, Any]], path: str
 ) -> None:
-    """As many optimizers, groups and parameters as were saved."""
-    check_count("optimizers", optimizers, saved, path)
+    """Check that the optimizers have the saved numbers of groups and parameters."""
+    _check_count("optimizers", optimizers, saved, path)
     for i, (optimizer, values) in enumerate(zip(optimizers, saved, strict=True)):
         ours = [len(group["params"]) for group in optimizer.param_groups]
         theirs = [len(group["params"]) for group in values["param_groups"]]
         if ours != theirs:
             raise MismatchError(
-                f"{path} is of another run: optimizers[{i}] has groups of {theirs} parameters "
-                f"there, and of {ours} here. Make the optimizers as in the run that was saved."
+                f"{path} was saved from another run: optimizers[{i}] has groups of {theirs} "
+                f"parameters there, and of {ours} here. Build the optimizers as in the saved run."
             )
 
 
-def check_count(what: str, own: Sequence[Any], saved: Sequence[Any], path: str) -> None:
-    """As many as were saved."""
+def _check_count(what: str, own: Sequence[Any], saved: Sequence[Any], path: str) -> None:
+    """Check that there are as many as were saved."""
     if len(own) != len(saved):
         raise MismatchError(
-            f"{path} is of another run: it has {len(saved)} {what}, and this run has {len(own)}. "
-            "Give the Trainer what the run that was saved had."
+            f"{path} was saved from another run: it has {len(saved)} {what}, and this run has "
+            f"{len(own)}. Build the Trainer as in the saved run."
         )
 
 
-def _put_back_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+def _restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     optimizer.load_state_dict(dict(saved))
-    # torch casts the state to the dtype of the parameter. It shall be what it was.
+    # torch casts the state to the dtype of the parameter; restore its own dtype.
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = [i for group in saved["param_groups"] for i in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):

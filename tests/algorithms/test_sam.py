@@ -358,7 +358,7 @@ def test_memory_that_runs_out_in_either_pass_has_both_repeated(whole):
     auto.fit()
 
     assert same(weights(auto.state.model), weights(given.fit().model)) is (whole < 2)
-    assert auto._loop.size == (2 if whole < 2 else 8)
+    assert auto._run.microbatches.size == (2 if whole < 2 else 8)
 
 
 def breaks(at):

@@ -278,7 +278,7 @@ def test_a_run_that_was_over_is_over(tmp_path):
 def test_a_longer_run_goes_on(tmp_path):
     make_trainer(save_folder=tmp_path, max_duration="1ep").fit()
 
-    with pytest.warns(ChangedRunWarning, match="given_duration: 1ep -> 2ep"):
+    with pytest.warns(ChangedRunWarning, match="requested_duration: 1ep -> 2ep"):
         trainer = make_trainer(save_folder=tmp_path, max_duration="2ep", autoresume=True)
 
     assert trainer.fit().timestamp.batch == 6

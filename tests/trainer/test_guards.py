@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_are_touched(v
 @pytest.mark.parametrize("batch", [0, 63, 64, 69])
 def test_on_a_gpu_the_loss_is_found_later_and_named_right(batch):
     trainer = make_trainer(train_dataloader=poisoned((batch,), count=70), max_duration="1ep")
-    trainer._loop.watch.at_once = False
+    trainer._run.guard.immediate = False
 
     with pytest.raises(NonFiniteLossError) as caught:
         trainer.fit()
@@ -63,7 +63,7 @@ def test_on_a_gpu_nothing_is_saved_after_a_loss_that_was_not_finite(tmp_path):
         save_folder=tmp_path,
         save_interval="1ba",
     )
-    trainer._loop.watch.at_once = False
+    trainer._run.guard.immediate = False
 
     with pytest.raises(NonFiniteLossError):
         trainer.fit()
@@ -189,8 +189,8 @@ def test_a_run_that_rolled_back_goes_on_avoiding_the_batch(tmp_path):
         make_trainer(callbacks=[Stop()], **options).fit()
     trainer = make_trainer(autoresume=True, **options)
 
-    assert trainer._loop.watch.avoided == {3}
-    assert trainer._loop.watch.rolled_back == 1
+    assert trainer._run.guard.skipped_batches == {3}
+    assert trainer._run.guard.num_rollbacks == 1
 
 
 def test_rolling_back_without_a_checkpoint_says_so(tmp_path):
@@ -255,7 +255,7 @@ def test_memory_that_runs_out_in_the_middle_of_a_run_has_the_batch_repeated():
     auto.fit()
 
     assert seen.values == [1, 2, 3, 4, 5, 6]
-    assert auto._loop.size == 4
+    assert auto._run.microbatches.size == 4
 
 
 def test_one_example_that_is_too_large_ends_the_run():
@@ -276,10 +276,10 @@ def test_a_run_goes_on_with_the_size_that_fitted(tmp_path):
     options = {"train_dataloader": images(), "microbatch_size": "auto", "save_folder": tmp_path}
     make_trainer(Small(conv_net(), 2), max_duration="1ep", **options).fit()
 
-    with pytest.warns(UserWarning, match="given_duration"):
+    with pytest.warns(UserWarning, match="requested_duration"):
         trainer = make_trainer(Small(conv_net(), 2), max_duration="2ep", autoresume=True, **options)
 
-    assert trainer._loop.size == 2
+    assert trainer._run.microbatches.size == 2
 
 
 # --- signals ---

@@ -406,8 +406,8 @@ def test_an_error_in_the_constructor_closes_everything_once(event):
 def test_an_argument_that_is_refused_after_init_closes_everything_too():
     first = Counts()
 
-    with pytest.raises(TypeError, match="saver=3"):
-        make_trainer(callbacks=[first], saver=3)
+    with pytest.raises(TypeError, match="optimizers"):
+        make_trainer(callbacks=[first], optimizers=3)
 
     assert first.closed == 1
 

@@ -1,0 +1,84 @@
+"""Optimizer steps without the range that PyTorch records for its profiler."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as _module
+
+__all__ = ["OptimizerSteps", "fast_step"]
+
+_profiler_enabled: Callable[[], bool] = getattr(
+    torch._C._autograd, "_profiler_enabled", lambda: True
+)
+
+
+class OptimizerSteps:
+    """Step a tuple of optimizers, each by its `fast_step`, which is made once.
+
+    Example:
+        >>> from composable.optim.stepping import OptimizerSteps
+        >>> weight = torch.ones(1, requires_grad=True)
+        >>> weight.grad = torch.ones(1)
+        >>> OptimizerSteps()((torch.optim.SGD([weight], lr=0.5),))
+        >>> weight.item()
+        0.5
+    """
+
+    __slots__ = ("_optimizers", "_steps")
+
+    def __init__(self) -> None:
+        self._optimizers: tuple[Optimizer, ...] = ()
+        self._steps: tuple[Callable[[], Any], ...] = ()
+
+    def __call__(self, optimizers: tuple[Optimizer, ...]) -> None:
+        """Call `step()` of each optimizer."""
+        if optimizers is not self._optimizers:
+            self._optimizers, self._steps = optimizers, tuple(map(fast_step, optimizers))
+        for step in self._steps:
+            step()
+
+
+def fast_step(optimizer: Optimizer) -> Callable[[], Any]:
+    """Return a function that does what `optimizer.step()` does, in less time.
+
+    On the way to the arithmetic, `Optimizer.step` calls hooks and records a range for the profiler,
+    which takes a tenth of a small training step. Without hooks and without a profiler, the range
+    has no effect, and the function calls the arithmetic directly. In every other case (hooks, a
+    profiler, a `step` that was replaced or wrapped) it calls `optimizer.step()`. It decides anew at
+    each call, since hooks may be registered at any time.
+    """
+    kind, own = type(optimizer), vars(optimizer).get("step")
+    whole: Any = kind.step
+    bare = getattr(whole, "__wrapped__", None) if getattr(whole, "hooked", False) else None
+    # A torch scheduler wraps the step, to note that there was one.
+    counted = hasattr(own, "_wrapped_by_lr_sched") and getattr(own, "__wrapped__", None) is whole
+    code = getattr(Optimizer, "_optimizer_step_code", None)
+    plain = code is not None and getattr(kind, "_optimizer_step_code", None) is code
+    global_hooks = [
+        getattr(_module, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post")
+    ]
+    if bare is None or not plain or None in global_hooks or not (own is None or counted):
+        return lambda: optimizer.step()
+    before_any, after_any = global_hooks
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    fields = vars(optimizer)
+
+    def step() -> None:
+        if (
+            before
+            or after
+            or before_any
+            or after_any
+            or _profiler_enabled()
+            or fields.get("step") is not own
+            or kind.step is not whole
+        ):
+            optimizer.step()
+            return
+        if counted:
+            fields["_opt_called"] = True
+        bare(optimizer)
+
+    return step

@@ -1,0 +1,341 @@
+"""Check arguments: an error names the argument, its value, what is allowed, and what to do."""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from composable.core.batch import BatchSpec
+from composable.core.callback import Callback
+from composable.core.event import Event
+from composable.core.intervals import check_interval
+from composable.core.loss import ModelLoss, TargetLoss
+from composable.core.time import Time, TimeUnit, check_time
+from composable.metrics import Evaluator
+from composable.plan.compatibility import occurrences
+from composable.plan.declarations import as_list
+from composable.plan.plan import Plan
+from composable.trainer.guards import POLICIES
+from composable.trainer.run import Run
+
+
+def check_model(model: Any) -> nn.Module:
+    """Check that the model is a module."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise TypeError(
+            f"model is the class {model.__name__}; pass an instance, {model.__name__}()."
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={model!r} must be a torch.nn.Module.")
+    return model
+
+
+def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> TargetLoss | ModelLoss | None:
+    """Return the loss of outputs and a batch: by `loss_fn`, or by `model.loss(outputs, batch)`."""
+    if isinstance(loss_fn, type):
+        raise TypeError(
+            f"loss_fn is the class {loss_fn.__name__}; pass an instance, {loss_fn.__name__}()."
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"loss_fn={loss_fn!r} must be a function (outputs, targets) -> loss.")
+    if loss_fn is not None:
+        return TargetLoss(loss_fn, spec)
+    return ModelLoss(model) if callable(getattr(model, "loss", None)) else None
+
+
+def check_device(device: Any) -> torch.device:
+    """Return the device; by default "cuda" if available."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device("cuda" if device == "gpu" else device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or 'cuda:1'.") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or 'cuda:1'.")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r} is not available: this PyTorch ({torch.__version__}) finds no CUDA "
+            "device; use 'cpu', or install a CUDA build of PyTorch."
+        )
+    return chosen
+
+
+def check_duration(max_duration: Any, name: str = "max_duration") -> Time:
+    """Return a positive length of training."""
+    length = check_time(name, max_duration)
+    if length.unit is TimeUnit.DURATION:
+        raise ValueError(
+            f"{name}={str(length)!r} must not be a fraction of the run; use epochs, batches, "
+            "samples, tokens or seconds, such as '10ep'."
+        )
+    if not length.value:
+        raise ValueError(f"{name}={str(length)!r} must be greater than 0.")
+    return length
+
+
+def check_positive(name: str, value: Any) -> int | None:
+    """Check that a value is a positive integer or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be a positive integer.")
+    if value < 1:
+        raise ValueError(f"{name}={value!r} must be at least 1.")
+    return value
+
+
+def check_loader(name: str, loader: Any) -> Any:
+    """Check that a loader has batches, and can be iterated more than once."""
+    if not isinstance(loader, Iterable) or isinstance(loader, (str, bytes, torch.Tensor)):
+        kind = "<a tensor>" if isinstance(loader, torch.Tensor) else repr(loader)
+        raise TypeError(
+            f"{name}={kind} must be an iterable of batches, such as a torch.utils.data.DataLoader."
+        )
+    if iter_is_spent(loader):
+        raise TypeError(
+            f"{name}={loader!r} is an iterator, which is exhausted after one epoch; pass what it "
+            "iterates over, such as a list or a DataLoader."
+        )
+    if length_of(loader) == 0:
+        raise ValueError(
+            f"{name} is empty; check the dataset, and drop_last with a batch_size above the number "
+            "of examples."
+        )
+    return loader
+
+
+def iter_is_spent(loader: Any) -> bool:
+    """Whether iterating once exhausts a loader."""
+    return hasattr(loader, "__next__")
+
+
+def length_of(loader: Any) -> int | None:
+    """Return the number of batches, or None if unknown."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Evaluator, ...]:
+    """Return evaluators from a loader, an Evaluator, or several, with the defaults filled in."""
+    check_interval("eval_interval", eval_interval)
+    if given is None:
+        return ()
+    if isinstance(given, Evaluator):
+        given = [given]
+    if isinstance(given, Mapping):
+        given = [Evaluator(label, loader) for label, loader in given.items()]
+    labelled = isinstance(given, Sequence) and any(isinstance(one, Evaluator) for one in given)
+    if not labelled:
+        given = [Evaluator("eval", check_loader("eval_dataloader", given))]
+    complete = []
+    for one in given:
+        if not isinstance(one, Evaluator):
+            raise TypeError(
+                f"eval_dataloader mixes Evaluators with a {type(one).__name__}; pass Evaluators "
+                "only, such as Evaluator('test', dataloader)."
+            )
+        check_loader(f"the dataloader of Evaluator {one.label!r}", one.dataloader)
+        interval = eval_interval if one.eval_interval is None else one.eval_interval
+        complete.append(
+            Evaluator(
+                one.label,
+                one.dataloader,
+                metrics=check_metrics(metrics if one.metrics is None else one.metrics),
+                eval_interval=check_interval("eval_interval", interval),
+            )
+        )
+    labels = [one.label for one in complete]
+    if len(set(labels)) < len(labels):
+        raise ValueError(
+            f"eval_dataloader has Evaluators with equal labels: {labels}; make the labels unique."
+        )
+    return tuple(complete)
+
+
+def check_metrics(metrics: Any) -> dict[str, Any]:
+    """Return metrics by name."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics={metrics!r} must be a mapping of names to metrics, such as "
+            "{'accuracy': composable.metrics.accuracy}."
+        )
+    if "loss" in metrics:
+        raise ValueError(
+            "metrics has 'loss', under which an evaluation reports loss_fn; use another name."
+        )
+    for name, metric in metrics.items():
+        if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "update")):
+            raise TypeError(
+                f"metrics[{name!r}]={metric!r} must be a function (outputs, targets), or an object "
+                "with update, compute and reset."
+            )
+    return dict(metrics)
+
+
+def check_log_interval(interval: Any) -> Time:
+    """Return a positive interval for logging."""
+    length = check_time("log_interval", interval)
+    if not length.value:
+        raise ValueError(
+            f"log_interval={interval!r} must be greater than 0; without loggers, nothing is logged."
+        )
+    if length.unit is TimeUnit.ITERATION:
+        raise ValueError(
+            f"log_interval={interval!r} must not be in iterations; use epochs, batches, samples, "
+            "tokens, seconds or a fraction of the run."
+        )
+    return length
+
+
+def check_countable(name: str, time: Any, count_tokens: Any) -> None:
+    """Check that tokens are counted if a length of training is in tokens."""
+    if isinstance(time, Time) and time.unit is TimeUnit.TOKEN and count_tokens is None:
+        raise ValueError(
+            f"{name}={str(time)!r} is in tokens, which needs count_tokens; pass a function of the "
+            "batch that counts them."
+        )
+
+
+def check_windows(plan: Plan, count_tokens: Any, iteration_length: int | None) -> None:
+    """Check that what the windows of algorithms are measured in is counted."""
+    for algorithm in plan.algorithms:
+        for occurrence in occurrences(algorithm):
+            for window in (*occurrence.windows(), occurrence.algorithm.window()):
+                for end, time in (("start", window.start), ("end", window.end)):
+                    name = f"the window of {occurrence.algorithm.name}: {end}"
+                    check_countable(name, time, count_tokens)
+                    check_iterations(time, iteration_length, name)
+
+
+def absent_events(evaluators: Sequence[Evaluator], schedulers: Any) -> dict[Event, str]:
+    """Return the events that do not occur in a run, and why."""
+    absent = {}
+    for event in Event:
+        if event.name.startswith("EVAL") and not evaluators:
+            absent[event] = "there is no eval_dataloader"
+        if event.name.endswith("SCHEDULER_STEP") and not as_list(schedulers):
+            absent[event] = "there are no schedulers"
+    return absent
+
+
+def check_token_counter(function: Any) -> "Callable[[Any], int] | None":
+    """Return a function that counts the tokens of a batch, and checks the count."""
+    if check_callable("count_tokens", function, "of the batch") is None:
+        return None
+
+    def count(batch: Any) -> int:
+        given = function(batch)
+        try:
+            tokens = operator.index(given)
+        except (TypeError, RuntimeError):
+            tokens = -1
+        if tokens < 0:
+            raise ValueError(
+                f"count_tokens returned {given!r} and must return a nonnegative integer."
+            )
+        return tokens
+
+    return count
+
+
+def check_seed(seed: int | None, saved: int | None) -> int | None:
+    """Return the seed of a run; a resumed run has one already."""
+    if seed is not None and saved is not None and seed != saved:
+        raise ValueError(
+            f"seed={seed} differs from the seed {saved} of the run to resume; drop it, or start "
+            "a new run with load_weights_only=True."
+        )
+    return saved if seed is None else seed
+
+
+def check_iteration_length(length: Any) -> int | None:
+    """Return a number of epochs, or None."""
+    if length is None:
+        return None
+    time = check_time("iteration_length", length)
+    if time.unit is not TimeUnit.EPOCH or not time.value:
+        raise ValueError(f"iteration_length={length!r} must be in epochs, such as '2ep'.")
+    return int(time.value)
+
+
+def check_iterations(
+    time: Time | None, iteration_length: int | None, name: str = "max_duration"
+) -> None:
+    """Check that iterations have a length if a length of training is in iterations."""
+    counts = time is not None and time.unit is TimeUnit.ITERATION
+    if counts and iteration_length is None:
+        raise ValueError(
+            f"{name}={str(time)!r} is in iterations, which needs iteration_length, such as '2ep'."
+        )
+
+
+def build_callback(cls: type[Callback]) -> Callback:
+    """Return an instance of a class of callbacks, made without arguments."""
+    try:
+        return cls()
+    except Exception as error:
+        raise TypeError(
+            f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}; pass "
+            f"an instance, {cls.__name__}(...)."
+        ) from error
+
+
+def check_ready(run: Run, duration: Any) -> None:
+    """Check that a run has what training needs.
+
+    Raises:
+        ValueError: An argument is missing.
+    """
+    state = run.state
+    missing = {
+        "train_dataloader": run.data.loader is None,
+        "optimizers": not state.optimizers,
+        "max_duration": state.max_duration is None and duration is None,
+    }
+    for argument, absent in missing.items():
+        if absent:
+            raise ValueError(f"fit needs {argument}; pass it to the Trainer.")
+    if state.loss_fn is None:
+        raise ValueError(
+            f"fit needs a loss; pass loss_fn, or give {type(state.model).__name__} a method "
+            "loss(outputs, batch)."
+        )
+    due = [evaluator.eval_interval is not None for evaluator in run.evaluation.evaluators[:1]]
+    if run.rates.plateaus and not any(due):
+        raise ValueError(
+            "schedulers has a ReduceLROnPlateau, which needs the loss of an evaluation; pass an "
+            "eval_dataloader, and an eval_interval such as '1ep'."
+        )
+
+
+# --- validators of single options ---
+
+
+def check_callable(name: str, function: Any, call: str) -> Any:
+    """Check that a value is a function or None."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{name}={function!r} must be a function {call}.")
+    return function
+
+
+def check_bool(name: str, value: Any) -> bool:
+    """Check that a value is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be True or False.")
+    return value
+
+
+def check_policy(policy: Any) -> str:
+    """Check what to do about losses that are not finite."""
+    if policy not in POLICIES:
+        raise ValueError(
+            f"nonfinite_loss={policy!r} must be one of {', '.join(map(repr, POLICIES))}."
+        )
+    return str(policy)

@@ -1,0 +1,95 @@
+"""Build a run from options: the state, the surgery, the optimizers, the parts."""
+
+import torch
+
+from composable.checkpoint.weights import load_weights
+from composable.core.event import Event
+from composable.core.key import Key
+from composable.core.loss import ModelLoss, weigher
+from composable.core.state import State
+from composable.optim.building import build_optimizers
+from composable.optim.learning_rates import LearningRates
+from composable.plan.declarations import as_list
+from composable.plan.dispatch import Dispatcher
+from composable.plan.plan import Plan
+from composable.trainer import arguments as check
+from composable.trainer.options import TrainerOptions
+from composable.trainer.parameters import surgery
+from composable.trainer.resume import ResumePoint, latest_weights
+from composable.trainer.run import Checkpoints, Evaluation, Progress, Run, TrainingData
+from composable.utils.reproducibility import get_random_seed
+
+__all__ = ["build_run", "build_state"]
+
+
+def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) -> State:
+    """Return the state before `INIT`.
+
+    Args:
+        options: The arguments of the `Trainer`.
+        plan: Its plan, which is checked against the run.
+        point: The checkpoint to resume from, which determines the seed.
+
+    Raises:
+        ValueError: The plan does not fit the run.
+    """
+    seed = check.check_seed(options.seed, None if point is None else point.seed)
+    loss = options.loss()
+    state = State(
+        model=options.model.to(options.device),
+        loss_fn=loss,
+        max_duration=options.max_duration,
+        epoch_length=check.length_of(options.train_dataloader),
+        key=Key(get_random_seed() if seed is None else seed),
+        device=options.device,
+        batch_spec=options.batch_spec,
+        model_takes_batch=isinstance(loss, ModelLoss),
+    )
+    check.check_windows(plan, options.count_tokens, options.iteration_length)
+    if options.train_dataloader is not None:
+        plan.report_idle(state, check.absent_events(options.evaluators(), options.schedulers))
+    return state
+
+
+def build_run(
+    options: TrainerOptions, state: State, dispatcher: Dispatcher, point: ResumePoint | None
+) -> Run:
+    """Fire `INIT`, `BEFORE_LOAD` and `AFTER_LOAD`, and assemble the parts of the run.
+
+    Args:
+        options: The arguments of the `Trainer`.
+        state: What `build_state` returned.
+        dispatcher: Fires the events.
+        point: The checkpoint to resume from; without one, `load_path` gives the weights.
+    """
+    given = as_list(options.optimizers)
+    instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
+    state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
+    state = state.evolve(optimizers=build_optimizers(given, state.model))
+    rates = LearningRates.build(
+        options.schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
+    )
+    state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
+    if point is None and options.load_path is not None:
+        path = latest_weights(options.load_path)
+        load_weights(state.model, path, ignore=options.load_ignore_keys)
+    state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
+    return Run(
+        state=state,
+        dispatcher=dispatcher,
+        data=TrainingData(
+            options.train_dataloader,
+            options.count_tokens,
+            needs_transfer=options.device.type != "cpu",
+        ),
+        rates=rates,
+        evaluation=Evaluation(
+            options.evaluators(), weigher(options.loss_mean_over, options.batch_spec)
+        ),
+        checkpoints=Checkpoints(options.saver),
+        guard=options.guard(),
+        microbatches=options.microbatches(),
+        progress=Progress(options.max_duration),
+        log_interval=options.log_interval,
+        iteration_length=options.iteration_length,
+    )

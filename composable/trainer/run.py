@@ -1,0 +1,284 @@
+"""A run: its state, its step, and the parts that are saved with it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import attrs
+from torch import Tensor
+
+from composable.core._warnings import warn_user
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.state import State
+from composable.core.time import Time, TimeUnit, reached
+from composable.data.order import (
+    get_generator_states,
+    read_loader_state,
+    seeded_batches,
+)
+from composable.metrics import Evaluator
+from composable.optim.learning_rates import LearningRates
+from composable.plan.dispatch import Dispatcher
+from composable.trainer.evaluation import evaluate
+from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
+from composable.trainer.signals import Signals
+from composable.trainer.step import Microbatches, Step, build_step
+
+__all__ = [
+    "Checkpoints",
+    "Evaluation",
+    "Part",
+    "Progress",
+    "Run",
+    "TrainingData",
+    "UnsupportedRequestWarning",
+]
+
+
+class UnsupportedRequestWarning(UserWarning):
+    """A callback requested something that this run cannot do."""
+
+
+class Part(Protocol):
+    """A part of a run that a checkpoint saves, by the protocol of `torch.nn.Module`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the part must remember: plain containers and tensors."""
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Restore what `state_dict` returned."""
+
+
+@attrs.define(eq=False)
+class Run:
+    """What a run consists of. The `Trainer` builds it, and the loop drives it.
+
+    `state` is the state after the last finished batch: an interruption leaves the run there.
+    """
+
+    state: State
+    dispatcher: Dispatcher
+    data: "TrainingData"
+    rates: LearningRates
+    evaluation: "Evaluation"
+    checkpoints: "Checkpoints"
+    guard: NonFiniteGuard
+    microbatches: Microbatches
+    progress: "Progress"
+    log_interval: Time
+    iteration_length: int | None
+    rollback: Callable[[NonFiniteLossError], State] | None = None
+    signals: Signals = attrs.field(factory=Signals)
+    fire: Callable[[Event, State], State] = attrs.field(init=False)
+    step: Step = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.fire = self.dispatcher.fire
+        self.compose()
+
+    def compose(self) -> None:
+        """Compose the step for the plan that the dispatcher has now."""
+        self.step = build_step(
+            self.dispatcher,
+            self.rates,
+            self.evaluation.loss_weight,
+            self.microbatches,
+            self.guard,
+        )
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The parts that a checkpoint saves, by their names in it."""
+        return {
+            "rates": self.rates,
+            "data": self.data,
+            "evaluation": self.evaluation,
+            "guard": self.guard,
+            "microbatches": self.microbatches,
+            "progress": self.progress,
+            "requests": self.dispatcher,
+        }
+
+    def finished(self, state: State) -> bool:
+        """Whether training is over, or a callback requested its end."""
+        if self.dispatcher.pending and Control.STOP in self.dispatcher.requests:
+            return True
+        whole = state.max_duration
+        if whole is None:
+            return False
+        if whole.unit is TimeUnit.EPOCH:  # an epoch ends with the loader, whatever its length
+            return state.timestamp.epoch >= whole.value
+        return reached(state, whole)
+
+    def interrupt(self, state: State) -> None:
+        """End the run after a signal: save a checkpoint first.
+
+        Raises:
+            KeyboardInterrupt: The signal was SIGINT.
+            Preempted: The signal was SIGTERM.
+        """
+        if self.checkpoints.save_function is not None and self.checkpoints.outdated(self, state):
+            self.state = self.checkpoints.save(self, state)
+        raise self.signals.interruption()
+
+
+@attrs.define(eq=False)
+class TrainingData:
+    """The training loader, and the position in it."""
+
+    loader: Iterable[Any] | None
+    count_tokens: Callable[[Any], int] | None = None
+    needs_transfer: bool = False
+    """Whether batches are moved to the device; loaders return them on the CPU."""
+    _loader_state: Any = None
+    _generators: list[Tensor] | None = None
+    """The states of the loader's own generators at the start of the epoch; None between epochs."""
+
+    def batches(self, state: State) -> Iterator[Any]:
+        """Iterate over the batches of the epoch that have not been trained on."""
+        now = state.timestamp
+        loader_state, self._loader_state = self._loader_state, None
+        self._generators = self._epoch_generators()
+        return seeded_batches(
+            self.loader or (),
+            state.key,
+            epoch=now.epoch,
+            first_step=now.batch - now.batch_in_epoch,
+            skip=now.batch_in_epoch,  # an earlier fit may have stopped in this epoch
+            loader_state=loader_state,
+            generators=self._generators,
+        )
+
+    def end_epoch(self) -> None:
+        """Forget the states of the loader's own generators."""
+        self._generators = None
+
+    def _epoch_generators(self) -> list[Tensor]:
+        return get_generator_states(self.loader) if self._generators is None else self._generators
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the loader, and of its generators at the start of the epoch."""
+        return {"loader": read_loader_state(self.loader), "generators": self._epoch_generators()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._loader_state, self._generators = state["loader"], state["generators"]
+
+
+@attrs.define(eq=False)
+class Evaluation:
+    """The evaluators of a run, and the batch after which each was last run."""
+
+    evaluators: tuple[Evaluator, ...]
+    loss_weight: Callable[[Any], Any]
+    last_run: dict[str, int] = attrs.field(factory=dict)
+
+    def run_due(self, run: Run, before: State, state: State, event: Event) -> State:
+        """Run the evaluators that are due, or all of them if a callback requested it."""
+        requested = run.dispatcher.pop(Control.EVALUATE)
+        if requested and not self.evaluators:
+            _warn_unsupported("Control.EVALUATE", "an eval_dataloader")
+        length = run.iteration_length
+        return self._run(
+            run,
+            state,
+            [e for e in self.evaluators if requested or e.is_due(before, state, event, length)],
+        )
+
+    def run_last(self, run: Run, state: State) -> State:
+        """Run the evaluators at the end of training, except those that have just been run."""
+        wanted = [e for e in self.evaluators if e.eval_interval is not None]
+        return self._run(run, state, [e for e in wanted if not self.is_current(e, state)])
+
+    def is_current(self, evaluator: Evaluator, state: State) -> bool:
+        """Whether an evaluator was run after the last batch."""
+        return self.last_run.get(evaluator.label) == state.timestamp.batch
+
+    def _run(self, run: Run, state: State, due: list[Evaluator]) -> State:
+        if not due:
+            return state
+        outer, state = state, run.fire(Event.EVAL_BEFORE_ALL, state)
+        for evaluator in due:
+            state = evaluate(run.dispatcher, state, evaluator, self.loss_weight)
+            self.last_run[evaluator.label] = state.timestamp.batch
+        state = run.fire(Event.EVAL_AFTER_ALL, state)
+        return outer.evolve(memory=state.memory, metrics=state.metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batch after which each evaluator was last run."""
+        return {"last_run": self.last_run}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.last_run = dict(state["last_run"])
+
+
+@attrs.define(eq=False)
+class Checkpoints:
+    """How the run is saved, and whether anything was done since."""
+
+    save_function: Callable[[State], Any] | None = None
+    save_last: bool = False
+    """Whether the end of training is saved."""
+    _saved_at: Any = None
+
+    def save_requested(self, run: Run, state: State, event: Event) -> State:
+        """Fire a checkpoint event, and save if a callback requested it."""
+        state = run.fire(event, state)
+        if not (run.dispatcher.pending and run.dispatcher.pop(Control.SAVE)):
+            return state
+        if self.save_function is None:
+            _warn_unsupported("Control.SAVE", "a save_folder, or saver=, a function of the state")
+            return state
+        return self.save(run, state)
+
+    def save_end(self, run: Run, state: State) -> State:
+        """Save the end of training, unless it has just been saved."""
+        return self.save(run, state) if self.save_last and self.outdated(run, state) else state
+
+    def save(self, run: Run, state: State) -> State:
+        """Save the run."""
+        run.guard.flush()  # every checkpoint is safe to resume from
+        state = run.fire(Event.BEFORE_SAVE, state)
+        self.mark_saved(run, state)
+        self.save_function(state)  # type: ignore[misc]
+        return run.fire(Event.AFTER_SAVE, state)
+
+    def mark_saved(self, run: Run, state: State) -> None:
+        """Record that `state` is saved."""
+        self._saved_at = _progress_marker(run, state)
+
+    def outdated(self, run: Run, state: State) -> bool:
+        """Whether anything was done since the last save."""
+        return bool(self._saved_at != _progress_marker(run, state))
+
+
+@attrs.define(eq=False)
+class Progress:
+    """The calls of `fit`."""
+
+    requested_duration: Time | None = None
+    """The `max_duration` of the user, before any algorithm changed it."""
+    num_fits: int = 0
+    """How often training was started, including the fit in progress."""
+    fit_in_progress: bool = False
+    """Whether a fit was started and has not ended."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything."""
+        return attrs.asdict(self, recurse=False)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the count of fits; a changed `max_duration` of the user stays."""
+        self.num_fits, self.fit_in_progress = state["num_fits"], state["fit_in_progress"]
+
+
+def _progress_marker(run: Run, state: State) -> Any:
+    return [state.timestamp.epoch, state.timestamp.batch, run.evaluation.last_run.copy()]
+
+
+def _warn_unsupported(request: str, missing: str) -> None:
+    warn_user(
+        f"a callback requested {request}, which this Trainer cannot do; pass {missing}.",
+        UnsupportedRequestWarning,
+    )

@@ -1,0 +1,77 @@
+"""Signals that end a run: handled between batches, after a checkpoint is saved."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["Preempted", "Signals"]
+
+log = logging.getLogger("composable")
+
+
+class Preempted(SystemExit):
+    """SIGTERM ended the run, after its last batch was saved. The exit code is 143."""
+
+
+class Signals:
+    """The first SIGINT or SIGTERM that arrives during training.
+
+    It is an attribute, and not a bit of the dispatcher's requests: a handler runs between any two
+    bytecodes, and setting a bit of a value that the loop is just changing could lose one of them.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Record the first signal, and end the process at the second.
+
+        Works in the main thread only, where Python runs signal handlers. Afterwards the handlers
+        are restored. A signal that is ignored stays ignored.
+        """
+        self.received = None
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handle = self._handler(os.getpid())
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        ours = [n for n, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+        try:
+            for number in ours:
+                signal.signal(number, handle)
+            yield
+        finally:
+            for number in ours:
+                signal.signal(number, before[number])
+
+    def _handler(self, owner: int):  # type: ignore[no-untyped-def]
+        def handle(number: int, frame: FrameType | None) -> None:
+            if os.getpid() != owner:  # a DataLoader worker, forked with this handler installed
+                if number == signal.SIGTERM:
+                    os._exit(128 + number)
+                return
+            if self.received is not None:
+                raise interruption(number)
+            log.warning(
+                "%s: finishing this batch and saving a checkpoint; the same signal again aborts",
+                signal.Signals(number).name,
+            )
+            self.received = number
+
+        return handle
+
+    def interruption(self) -> BaseException:
+        """Return the exception that ends the run."""
+        return interruption(self.received or signal.SIGINT)
+
+
+def interruption(number: int) -> BaseException:
+    """Return a KeyboardInterrupt for SIGINT, and otherwise an exit with 128 + the signal."""
+    if number == signal.SIGINT:
+        return KeyboardInterrupt()
+    return Preempted(128 + number)

@@ -1,0 +1,304 @@
+"""One training step, from `BATCH_START` to `AFTER_ZERO_GRAD`, composed of functions of the state.
+
+    step = start(skip(optimizer_step(fit_memory(second_pass(accumulate(forward_backward))))))
+
+What a run does not need is not composed in: without microbatches nothing splits a batch, without
+`microbatch_size="auto"` nothing catches an out-of-memory error, and where no algorithm or callback
+listens between the forward and the backward pass, nothing builds the states that it would see.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.core.batch import count_examples, microbatch_sizes, split_batch
+from composable.core.event import Event
+from composable.core.loss import check_loss
+from composable.core.state import State
+from composable.optim.learning_rates import LearningRates
+from composable.optim.stepping import OptimizerSteps
+from composable.plan.dispatch import Dispatcher
+from composable.trainer.guards import (
+    Buffers,
+    NonFiniteGuard,
+    SkipBatch,
+    halve_microbatch,
+)
+from composable.trainer.parameters import (
+    frozen_parameters,
+    temporary_weights,
+    write_gradients,
+    zero_grad,
+)
+from composable.utils.reproducibility import seed_step
+
+__all__ = ["Microbatches", "Step", "build_step"]
+
+Step: TypeAlias = Callable[[State], State]
+Gradients: TypeAlias = Callable[..., State]
+Fire: TypeAlias = Callable[[Event, State], State]
+
+# Module globals, since on Python 3.11 reading a member of an Enum costs more than firing it.
+BATCH_START = Event.BATCH_START
+BEFORE_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH
+BEFORE_FORWARD = Event.BEFORE_FORWARD
+AFTER_FORWARD = Event.AFTER_FORWARD
+BEFORE_LOSS = Event.BEFORE_LOSS
+AFTER_LOSS = Event.AFTER_LOSS
+BEFORE_BACKWARD = Event.BEFORE_BACKWARD
+AFTER_BACKWARD = Event.AFTER_BACKWARD
+AFTER_TRAIN_BATCH = Event.AFTER_TRAIN_BATCH
+BEFORE_OPTIMIZER_STEP = Event.BEFORE_OPTIMIZER_STEP
+AFTER_OPTIMIZER_STEP = Event.AFTER_OPTIMIZER_STEP
+BEFORE_ZERO_GRAD = Event.BEFORE_ZERO_GRAD
+AFTER_ZERO_GRAD = Event.AFTER_ZERO_GRAD
+
+
+@attrs.define(eq=False)
+class Microbatches:
+    """How a batch is split: into `count` microbatches, or into microbatches of `size` examples."""
+
+    count: int | None = None
+    size: int | None = None
+    auto: bool = False
+    """Whether `size` is halved until a batch fits into memory."""
+
+    def sizes(self, examples: int) -> list[int]:
+        """Return the size of each microbatch of a batch."""
+        return microbatch_sizes(examples, parts=self.count, size=self.size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the size that fits into memory."""
+        return {"size": self.size if self.auto else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the size that fits into memory."""
+        if self.auto:
+            self.size = state["size"]
+
+
+def build_step(
+    dispatcher: Dispatcher,
+    rates: LearningRates,
+    loss_weight: Callable[[Any], Any],
+    microbatches: Microbatches,
+    guard: NonFiniteGuard,
+) -> Step:
+    """Compose the step of a run.
+
+    Args:
+        dispatcher: Fires the events.
+        rates: The learning rates, which an algorithm may override for one step.
+        loss_weight: Counts what the loss of a batch is the mean of: examples or tokens.
+        microbatches: How batches are split.
+        guard: Checks the loss before the optimizers step.
+    """
+    fire = dispatcher.fire
+    gradients: Gradients = forward_backward(fire, computes_loss(dispatcher))
+    if microbatches.count or microbatches.size or microbatches.auto:
+        gradients = accumulate(gradients, microbatches, loss_weight)
+    gradients = second_pass(gradients)
+    if microbatches.auto:
+        gradients = fit_memory(gradients, microbatches)
+    step = optimizer_step(dispatcher, rates, gradients, guard)
+    if guard.policy == "skip":
+        step = skip_nonfinite(step, dispatcher, guard)
+    if guard.policy == "rollback" or guard.skipped_batches:
+        step = skip_listed(step, guard)
+    return lambda state: step(fire(BATCH_START, state))
+
+
+# --- gradients ---
+
+
+def computes_loss(dispatcher: Dispatcher) -> Callable[[State], tuple[State, Any, Tensor]]:
+    """Return the forward pass and the loss, with the events in between if anything listens."""
+    fire = dispatcher.fire
+
+    def observed(state: State) -> tuple[State, Any, Tensor]:
+        state = fire(AFTER_FORWARD, state.evolve_unchecked(outputs=state.forward()))
+        state = fire(BEFORE_LOSS, state)
+        loss = check_loss(state.loss_fn(state.outputs, state.batch))  # type: ignore[misc]
+        state = fire(AFTER_LOSS, state.evolve_unchecked(loss=loss))
+        state = fire(BEFORE_BACKWARD, state)
+        return state, state.outputs, state.loss  # type: ignore[return-value]
+
+    def unobserved(state: State) -> tuple[State, Any, Tensor]:
+        outputs = state.forward()
+        return state, outputs, check_loss(state.loss_fn(outputs, state.batch))  # type: ignore[misc]
+
+    between = (AFTER_FORWARD, BEFORE_LOSS, AFTER_LOSS, BEFORE_BACKWARD)
+    return observed if any(map(dispatcher.listens, between)) else unobserved
+
+
+def forward_backward(
+    fire: Fire, compute_loss: Callable[[State], tuple[State, Any, Tensor]]
+) -> Gradients:
+    """Compute the gradients of one microbatch: `BEFORE_FORWARD` to `AFTER_BACKWARD`."""
+
+    def microbatch(state: State, index: int = 0, share: Any = None) -> State:
+        batch, loss_fn = state.batch, state.loss_fn
+        state = fire(BEFORE_FORWARD, state)
+        seed_step(state.key, state.timestamp.batch, index)
+        state, outputs, loss = compute_loss(state)
+        if share is not None:
+            loss = loss * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        if isinstance(share, Tensor):
+            loss = torch.where(share > 0, loss, 0.0)  # the mean over no tokens is NaN
+        state = state.evolve_unchecked(
+            outputs=outputs, loss=loss.detach(), batch=batch, loss_fn=loss_fn
+        )
+        return fire(AFTER_BACKWARD, state)
+
+    return microbatch
+
+
+def accumulate(
+    gradients: Gradients, microbatches: Microbatches, loss_weight: Callable[[Any], Any]
+) -> Gradients:
+    """Sum the gradients over microbatches, each weighted by its share of the batch's loss."""
+
+    def accumulated(state: State) -> State:
+        whole = state.batch
+        sizes = microbatches.sizes(count_examples(state.batch_spec.inputs(whole)))
+        if len(sizes) == 1:
+            return gradients(state)
+        total = loss_weight(whole)
+        loss: Any = 0.0
+        for i, batch in enumerate(split_batch(whole, sizes)):
+            share = loss_weight(batch) / total
+            state = gradients(state.evolve_unchecked(batch=batch), i, share)
+            loss = loss + state.loss
+        return state.evolve_unchecked(batch=whole, loss=loss)
+
+    return accumulated
+
+
+def second_pass(gradients: Gradients) -> Gradients:
+    """Compute the gradients again at other weights, if an algorithm requests it.
+
+    Everything else is that of the first pass: the loss, the memory, the running statistics.
+    """
+
+    def passes(state: State) -> State:
+        if state.second_pass is None:
+            return gradients(state)
+        model = state.model
+        before = Buffers.of(model)
+        first = gradients(state)
+        after = Buffers.of(model)
+        weights = state.second_pass(first)
+        zero_grad(first)
+        before.restore()  # both passes start alike, for a layer that counts its calls
+        with temporary_weights(model, weights):
+            del weights  # frees one copy of the parameters
+            second = gradients(state)
+        after.restore()
+        # A second loss that is not finite has such gradients, and the guard looks at the loss.
+        finite = second.loss.isfinite()  # type: ignore[union-attr]
+        loss = torch.where(finite, first.loss, second.loss)  # type: ignore[arg-type]
+        return first.evolve(loss=loss, gradients=second.gradients, second_pass=None)
+
+    return passes
+
+
+def fit_memory(gradients: Gradients, microbatches: Microbatches) -> Gradients:
+    """Halve the microbatches until the gradients of a batch fit into memory."""
+
+    def fitting(state: State) -> State:
+        count = count_examples(state.batch_spec.inputs(state.batch))
+        buffers = Buffers.of(state.model)
+        while True:
+            microbatches.size = microbatches.size or count
+            try:
+                return gradients(state)
+            except torch.OutOfMemoryError as error:
+                microbatches.size = halve_microbatch(min(microbatches.size, count), error)
+            zero_grad(state)  # outside of the handler, whose error holds the memory of the pass
+            buffers.restore()
+            torch.cuda.empty_cache()
+
+    return fitting
+
+
+# --- the optimizers ---
+
+
+def optimizer_step(
+    dispatcher: Dispatcher, rates: LearningRates, gradients: Gradients, guard: NonFiniteGuard
+) -> Step:
+    """Compute gradients, check the loss, and step: `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`."""
+    fire, step_optimizers = dispatcher.fire, OptimizerSteps()
+    check = None if guard.policy == "ignore" else guard.check
+
+    def step(state: State) -> State:
+        outer, state = state, fire(BEFORE_TRAIN_BATCH, state)
+        if not state.frozen:
+            return train(outer, state)
+        with frozen_parameters(state):
+            state = train(outer, state)
+        return state.evolve_unchecked(frozen=frozenset())
+
+    def train(outer: State, state: State) -> State:
+        state = fire(AFTER_TRAIN_BATCH, gradients(state))
+        if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
+            state = state.evolve_unchecked(batch=outer.batch, loss_fn=outer.loss_fn)
+        if check is not None:
+            check(state.loss, state.timestamp.batch)  # type: ignore[arg-type]
+        state = fire(BEFORE_OPTIMIZER_STEP, state)
+        if state.gradients is not None:
+            write_gradients(state)
+        if state.lr_override is None:
+            return update(state)
+        with rates.override(state.lr_override):
+            if dispatcher.logger.destinations:
+                rates.record()
+            return update(state.evolve_unchecked(lr_override=None))
+
+    def update(state: State) -> State:
+        step_optimizers(state.optimizers)
+        state = fire(AFTER_OPTIMIZER_STEP, state)
+        state = fire(BEFORE_ZERO_GRAD, state)
+        zero_grad(state)
+        if state.gradients is not None:
+            state = state.evolve_unchecked(gradients=None)
+        return fire(AFTER_ZERO_GRAD, state)
+
+    return step
+
+
+# --- batches that are skipped ---
+
+
+def skip_nonfinite(step: Step, dispatcher: Dispatcher, guard: NonFiniteGuard) -> Step:
+    """Skip a batch whose loss is not finite: restore the state from before it, but for its loss."""
+
+    def guarded(state: State) -> State:
+        buffers = Buffers.of(state.model)
+        try:
+            return step(state)
+        except SkipBatch as skipped:
+            zero_grad(state)
+            buffers.restore()
+            dispatcher.logger.log_metrics({"nonfinite/skipped": guard.num_skipped})
+            return state.evolve_unchecked(loss=skipped.loss, frozen=frozenset())
+
+    return guarded
+
+
+def skip_listed(step: Step, guard: NonFiniteGuard) -> Step:
+    """Skip the batches that were not finite before a rollback."""
+
+    def guarded(state: State) -> State:
+        batch = state.timestamp.batch
+        if batch not in guard.skipped_batches:
+            return step(state)
+        guard.record_skip(math.nan, batch)
+        return state.evolve_unchecked(frozen=frozenset())
+
+    return guarded
