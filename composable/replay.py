@@ -24,7 +24,7 @@ from composable.runs import records
 from composable.runs.diff import Difference, changes, first_difference, first_weight
 from composable.runs.environment import hash_file
 from composable.runs.recorder import RunRecorder, StepObserver
-from composable.runs.records import Steps, shown
+from composable.runs.records import Steps, format_hex
 from composable.trainer.arguments import check_seed
 from composable.trainer.options import TrainerOptions, overridden_runs
 from composable.trainer.resume import ResumePoint, latest_valid
@@ -66,11 +66,13 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.run}, from {self.start}"]
         if self.difference is None:
-            loss = "no loss, it is left out" if self.loss is None else f"loss {shown(self.loss)}"
+            skipped = self.loss is None
+            loss = "no loss, it is left out" if skipped else f"loss {format_hex(self.loss)}"
             lines.append(f"batch {self.batch}: {loss}: the same to the last bit")
         else:
             step = self.difference
-            values = f"{shown(step.first)} was recorded, and it is now {shown(step.second)}"
+            first, second = format_hex(step.first), format_hex(step.second)
+            values = f"{first} was recorded, and it is now {second}"
             lines.append(f"the first difference is at batch {step.batch}: {step.what}: {values}")
             lines.append(f"first tensor known to differ: {self.tensor or 'none'}")
         if self.changes:

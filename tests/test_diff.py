@@ -40,7 +40,7 @@ def test_runs_of_two_seeds_part_at_the_first_batch(tmp_path, capsys):
 
     out = capsys.readouterr().out
     assert "  seed: 17 -> 18\n" in out
-    assert "parted at batch 0: loss: A 0x1." in out
+    assert "first divergence: batch 0: loss: A 0x1." in out
     assert "first tensor known to differ: state/model/weights/0.bias (max abs difference 0." in out
     assert "; at checkpoint ep0-ba4\n" in out
 
@@ -105,9 +105,9 @@ def test_a_shorter_run_parts_where_it_ends(tmp_path, capsys):
     build(tmp_path / "b", schedulers=None, max_duration="9ba").fit()
 
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert "parted at batch 9: B has no such step" in capsys.readouterr().out
+    assert "first divergence: batch 9: B has no such step" in capsys.readouterr().out
     assert main(["diff", str(tmp_path / "b"), str(tmp_path / "a")]) == 1
-    assert "parted at batch 9: A has no such step" in capsys.readouterr().out
+    assert "first divergence: batch 9: A has no such step" in capsys.readouterr().out
 
 
 def test_a_skipped_batch_is_a_difference(tmp_path):
@@ -135,20 +135,20 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path):
 
     found = compare(tmp_path / "a", tmp_path / "b")
 
-    assert [one.split(" ")[0].split("/")[-2] for one in found.passed_over] == [
+    assert [one.split(" ")[0].split("/")[-2] for one in found.skipped] == [
         "ep2-ba12",
         "ep1-ba8",
     ]
     assert found.tensor.endswith("at checkpoint ep3-ba15")
-    assert "passed over: " in str(found)
+    assert "skipped: " in str(found)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda run: (run / "run.json").unlink(), "it is not the save_folder of a recorded run"),
-        (lambda run: (run / "run.json").write_text('{"format": 1}'), "is no record of a run"),
-        (lambda run: (run / "steps.jsonl").write_text("{}\n"), "line 1: it has no number"),
+        (lambda run: (run / "run.json").write_text('{"format": 1}'), "is not the record of a run"),
+        (lambda run: (run / "steps.jsonl").write_text("{}\n"), "line 1: it has no batch number"),
         (lambda run: (run / "steps.jsonl").write_text("{\n"), "line 1 is not the JSON"),
         (lambda run: (run / "steps.jsonl").write_text("[" * 99999 + "\n"), "nested too deeply"),
     ],

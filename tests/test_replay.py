@@ -456,15 +456,15 @@ def test_a_changed_script_is_refused_unless_asked_for(script, tmp_path, capsys):
     [
         (lambda run: (run / "run.json").unlink(), "has no run.json"),
         (lambda run: (run / "run.json").write_text("{"), "run.json is not the JSON"),
-        (lambda run: (run / "run.json").write_text("[]"), "is no record of a run"),
+        (lambda run: (run / "run.json").write_text("[]"), "is not the record of a run"),
         (lambda run: (run / "steps.jsonl").unlink(), "has no steps.jsonl"),
         (lambda run: edit_record(run, script=None), "was not written by a script"),
         (lambda run: edit_record(run, arguments=[1]), "was not written by a script"),
         (lambda run: edit_record(run, script="/nowhere/train.py"), "can't be read"),
         (lambda run: edit_record(run, cwd="/nowhere"), "is no folder"),
-        (lambda run: edit_record(run, batch=-1), "says no batch"),
+        (lambda run: edit_record(run, batch=-1), "has a record without a batch number"),
         (lambda run: edit_record(run, batch=9), "doesn't say how batch 1 came about"),
-        (lambda run: edit_line(run, 2, batch=3), "line 4: it has batch 3 again"),
+        (lambda run: edit_line(run, 2, batch=3), "line 4: batch 3 is a duplicate"),
     ],
 )
 def test_a_damaged_folder_is_said_and_no_script_is_run(script, tmp_path, capsys, damage, message):

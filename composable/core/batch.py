@@ -115,7 +115,7 @@ def _set(batch: Any, key: Any, value: Any, argument: str) -> Any:
     if callable(key):
         raise ValueError(
             f"{argument}={key!r} can only read the batch, and an algorithm has to replace that "
-            "part: pass a pair of functions (get, set), where set(batch, value) returns a new "
+            "part; pass a pair of functions (get, set), where set(batch, value) returns a new "
             "batch."
         )
     if not isinstance(key, (int, str)):
@@ -143,7 +143,7 @@ def _set_item(batch: Any, key: int | str, value: Any, argument: str) -> Any:
         setattr(new, key, value)
         return new
     raise ValueError(
-        f"{argument}={key!r} can't be replaced in {_describe(batch)}: pass a pair of functions "
+        f"{argument}={key!r} can't be replaced in {_describe(batch)}; pass a pair of functions "
         "(get, set), where set(batch, value) returns a new batch."
     )
 

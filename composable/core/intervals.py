@@ -24,7 +24,7 @@ def check_interval(name: str, interval: Any) -> Interval:
         return interval
     length = check_time(name, interval)
     if not length.value:
-        raise ValueError(f"{name}={interval!r} must be longer than nothing; None means never.")
+        raise ValueError(f"{name}={interval!r} must be greater than 0; None means never.")
     return length
 
 

@@ -1,5 +1,6 @@
 """The loss of a batch: its computation, per example, and its weight in an accumulated batch."""
 
+import copy
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -55,8 +56,6 @@ def _unreduced(function: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
     if isinstance(function, nn.Module):
         if not hasattr(function, "reduction"):
             return None
-        import copy
-
         bare = copy.copy(function)
         bare.reduction = "none"  # type: ignore[assignment]
         return bare
@@ -82,7 +81,7 @@ def count_loss_tokens(targets: Any, ignore_index: int = -100) -> Tensor:
     if not isinstance(targets, Tensor):
         raise TypeError(
             "loss_mean_over='tokens' needs targets that are a tensor; got "
-            f"{type(targets).__name__}: pass a function of the batch that counts them instead."
+            f"{type(targets).__name__}; pass a function of the batch that counts them instead."
         )
     return (targets != ignore_index).sum()
 

@@ -346,7 +346,7 @@ def _as_length(value: TimeLike | None) -> Time | None:
     length = None if value is None else check_time("max_duration", value)
     if length is not None and length.unit is TimeUnit.DURATION:
         raise ValueError(
-            f"max_duration={str(length)!r} is a fraction of itself: pass epochs, batches, samples, "
+            f"max_duration={str(length)!r} is a fraction of itself; pass epochs, batches, samples, "
             "tokens or seconds, such as '10ep'."
         )
     return length
@@ -394,7 +394,7 @@ class Clock:
             )
         if unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
             raise ValueError(
-                f"max_duration={max_duration!r} can't be compared with batch={batch}: pass batches "
+                f"max_duration={max_duration!r} can't be compared with batch={batch}; pass batches "
                 "or epochs, or build a Clock from your own Timestamp."
             )
         epoch, within = divmod(batch, epoch_length) if epoch_length else (0, batch)

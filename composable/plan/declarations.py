@@ -41,7 +41,7 @@ def as_algorithm(algorithm: object) -> Algorithm:
     if isinstance(algorithm, Callback):
         argument = "loggers" if isinstance(algorithm, LoggerDestination) else "callbacks"
         raise TypeError(
-            f"algorithms contains {algorithm.name}, which is a callback: pass it in "
+            f"algorithms contains {algorithm.name}, which is a callback; pass it in "
             f"{argument}=[...]."
         )
     if callable(algorithm):
@@ -63,14 +63,14 @@ def as_callback(callback: object, context: str = "callbacks contains") -> Callba
         TypeError: It is neither.
     """
     if isinstance(callback, LoggerDestination):
-        raise TypeError(f"{context} {callback.name}, which is a logger: pass it in loggers=[...].")
+        raise TypeError(f"{context} {callback.name}, which is a logger; pass it in loggers=[...].")
     if isinstance(callback, Callback):
         return callback
     if isinstance(callback, type):
         raise TypeError(_class_message(context, callback))
     if isinstance(callback, Algorithm):
         raise TypeError(
-            f"{context} {callback!r}, which is an algorithm: pass it in algorithms=[...]."
+            f"{context} {callback!r}, which is an algorithm; pass it in algorithms=[...]."
         )
     if callable(callback):
         return FunctionCallback(callback)

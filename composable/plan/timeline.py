@@ -52,7 +52,7 @@ class Timeline:
         whole = check_time("max_duration", max_duration)
         if whole.unit is TimeUnit.DURATION or not whole.value:
             raise ValueError(
-                f"max_duration={str(whole)!r} is not the duration of a run: pass epochs, batches, "
+                f"max_duration={str(whole)!r} is not the duration of a run; pass epochs, batches, "
                 "samples, tokens or seconds, such as '10ep'."
             )
         if epoch_length is not None and (isinstance(epoch_length, bool) or epoch_length < 1):

@@ -1,4 +1,4 @@
-"""Compares two recorded runs, and finds where they part."""
+"""Comparison of two recorded runs: the first step, metric and tensor that differ."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from composable.checkpoint import files
 from composable.checkpoint.compare import differing, how_far
 from composable.checkpoint.errors import CheckpointError
 from composable.runs import records as run_records
-from composable.runs.records import Steps, shown
+from composable.runs.records import Steps, format_hex
 
 __all__ = ["Comparison", "Difference", "changes", "compare", "first_difference", "first_weight"]
 
@@ -19,63 +19,63 @@ _MOST_SHOWN = 5
 
 @attrs.frozen
 class Difference:
-    """A step at which two runs part."""
+    """A step at which two runs differ."""
 
     batch: int
     what: str
-    """`loss`, `lr`, `weights/0.weight`, `eval/accuracy`, or `batch` where one has no such step."""
+    """`loss`, `lr`, `weights/0.weight`, `eval/accuracy`, or `batch` if one run has no such step."""
     first: Any
-    """As it was recorded in the first run: numbers as hexadecimal floats."""
+    """The value recorded in the first run; numbers are hexadecimal floats."""
     second: Any
 
 
 @attrs.frozen
 class Comparison:
-    """Where two runs part."""
+    """The first differences between two runs."""
 
     runs: tuple[Path, Path]
     changes: tuple[str, ...]
-    """What they are made of otherwise; this alone makes no difference."""
+    """The differences in their configuration, which alone don't count as a difference."""
     step: Difference | None
     """The first step that differs."""
     tensor: str | None
-    """What is known of the first tensor that differs."""
-    passed_over: tuple[str, ...]
+    """The first tensor that is known to differ."""
+    skipped: tuple[str, ...]
     """The checkpoints that could not be read."""
 
     @property
     def same(self) -> bool:
-        """Whether every step, every metric and every tensor is the same to the last bit."""
+        """Whether every step, metric and tensor is the same to the last bit."""
         return self.step is None and self.tensor is None
 
     def __str__(self) -> str:
         lines = [f"A: {self.runs[0]}", f"B: {self.runs[1]}"]
         if self.changes:
-            lines += ["made of (A -> B):", *(f"  {change}" for change in self.changes)]
-        lines += [f"passed over: {one}" for one in self.passed_over]
+            lines += ["configuration (A -> B):", *(f"  {change}" for change in self.changes)]
+        lines += [f"skipped: {one}" for one in self.skipped]
         if self.same:
             return "\n".join([*lines, "the same to the last bit"])
         if self.step is None:
             lines.append("no step differs, but the checkpoints do")
         elif self.step.what == "batch":
             ends = "A" if self.step.first is None else "B"
-            lines.append(f"parted at batch {self.step.batch}: {ends} has no such step")
+            lines.append(f"first divergence: batch {self.step.batch}: {ends} has no such step")
         else:
-            values = f"A {shown(self.step.first)}, B {shown(self.step.second)}"
-            lines.append(f"parted at batch {self.step.batch}: {self.step.what}: {values}")
+            values = f"A {format_hex(self.step.first)}, B {format_hex(self.step.second)}"
+            lines.append(f"first divergence: batch {self.step.batch}: {self.step.what}: {values}")
         return "\n".join([*lines, f"first tensor known to differ: {self.tensor or 'none'}"])
 
 
 def compare(first: str | Path, second: str | Path) -> Comparison:
-    """Find the first step, metric and tensor at which two recorded runs part.
+    """Find the first step, metric and tensor that differ between two recorded runs.
 
     Args:
         first: A run folder: the `save_folder` of a Trainer.
-        second: Another.
+        second: Another run folder.
 
     Raises:
-        CheckpointError: A folder is none of a run, or its record can't be read. Checkpoints that
-            can't be read are passed over.
+        CheckpointError: A folder is not a run folder, or its record can't be read. Checkpoints
+            that can't be read are skipped.
 
     Example:
         >>> import tempfile
@@ -104,18 +104,18 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
     records = [run_records.read_records(run)[-1] for run in runs]
     steps = [run_records.read_steps(run) for run in runs]
     step = _first_step(*steps)
-    passed_over: list[str] = []
-    tensor = _first_digest(*steps) or _first_tensor(*runs, passed_over)
-    return Comparison(runs, tuple(changes(*records)), step, tensor, tuple(passed_over))
+    skipped: list[str] = []
+    tensor = _first_digest(*steps) or _first_tensor(*runs, skipped)
+    return Comparison(runs, tuple(changes(*records)), step, tensor, tuple(skipped))
 
 
 # --- steps ---
 
 
 def first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """The first name under which two lines differ.
+    """Find the first name whose values differ between two lines of `steps.jsonl`.
 
-    Digests are compared where both have them.
+    Digests are compared only if both lines have them.
     """
     own = [_weights(line) for line in (first, second)]
     ignored = set() if all(own) else own[0].keys() | own[1].keys()
@@ -124,7 +124,7 @@ def first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str
 
 
 def first_weight(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """The first tensor whose digests differ in two lines."""
+    """Find the first tensor whose digests differ between two lines of `steps.jsonl`."""
     return first_difference(_weights(first), _weights(second))
 
 
@@ -138,7 +138,7 @@ def _first_step(first: Steps, second: Steps) -> Difference | None:
         if ours is None or theirs is None:
             return Difference(batch, "batch", ours and ours["loss"], theirs and theirs["loss"])
         results = first.evaluated.get(batch, {}), second.evaluated.get(batch, {})
-        both = results[0].keys() & results[1].keys()  # when to evaluate makes no difference
+        both = results[0].keys() & results[1].keys()  # how often to evaluate makes no difference
         for a, b in (ours, theirs), ({n: one[n] for n in both} for one in results):
             what = first_difference(a, b)
             if what is not None:
@@ -157,14 +157,14 @@ def _first_digest(first: Steps, second: Steps) -> str | None:
 # --- checkpoints ---
 
 
-def _first_tensor(first: Path, second: Path, passed_over: list[str]) -> str | None:
-    """The tensors that differ in the first checkpoints of one time that do."""
-    ours, theirs = _by_time(first, passed_over), _by_time(second, passed_over)
+def _first_tensor(first: Path, second: Path, skipped: list[str]) -> str | None:
+    """Describe the tensors that differ in the first pair of checkpoints of one time that do."""
+    ours, theirs = _by_time(first, skipped), _by_time(second, skipped)
     for time in sorted(ours.keys() & theirs.keys()):
         try:
             a, b = files.read(ours[time]).tensors, files.read(theirs[time]).tensors
         except CheckpointError as error:
-            passed_over.append(str(error))
+            skipped.append(str(error))
             continue
         names = list(differing(a, b))
         if names:
@@ -174,10 +174,10 @@ def _first_tensor(first: Path, second: Path, passed_over: list[str]) -> str | No
     return None
 
 
-def _by_time(run: Path, passed_over: list[str]) -> dict[tuple[int, int, bool], Path]:
-    """The checkpoints of a run folder by batch, by epoch, and by whether they are complete."""
+def _by_time(run: Path, skipped: list[str]) -> dict[tuple[int, int, bool], Path]:
+    """Find the checkpoints of a run folder, by batch, epoch and whether training is complete."""
     whole, broken = files.find(run)
-    passed_over += [str(one.error) for one in broken]
+    skipped += [str(one.error) for one in broken]
     found = {}
     for one in whole:
         epoch, info = one.manifest.info.get("epoch"), one.manifest.info
@@ -186,19 +186,19 @@ def _by_time(run: Path, passed_over: list[str]) -> dict[tuple[int, int, bool], P
     return found
 
 
-# --- what they are made of ---
+# --- configurations ---
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What two descriptions of runs say otherwise, a line each; of that which both speak of."""
+    """Describe the differences between two configurations, a line each, in what both contain."""
     a, b = _flat(before), _flat(now)
-    for name in [name for name in {**a, **b} if name.split("/")[0] not in _OF_NO_MATTER]:
+    for name in [name for name in {**a, **b} if name.split("/")[0] not in _IGNORED]:
         known = name.split("/")[0] in before and name.split("/")[0] in now
         if known and a.get(name) != b.get(name):
             yield f"{name}: {a.get(name)} -> {b.get(name)}"[:400]
 
 
-_OF_NO_MATTER = {
+_IGNORED = {
     *("id", "time", "batch", "command", "callbacks", "max_duration", "cwd", "save_folder"),
     *("script", "executable"),
 }

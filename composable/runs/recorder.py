@@ -1,4 +1,4 @@
-"""Records a run, so that it can be replayed and compared."""
+"""The recorder of runs, for `composable replay` and `composable diff`."""
 
 import os
 import time
@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -15,14 +15,11 @@ from composable.checkpoint import folders
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
 from composable.core.callback import Callback
-from composable.core.logger import to_numbers
+from composable.core.logger import Logger, to_numbers
 from composable.core.state import State
 from composable.optim.learning_rates import LearningRates
 from composable.runs import records
 from composable.runs.environment import describe_script
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
 
 __all__ = ["RunRecorder"]
 
@@ -40,24 +37,24 @@ class StepObserver(Protocol):
 
 
 class RunRecorder(Callback):
-    """Writes down what is needed to repeat a run, and what it did at every step.
+    """Records the configuration of a run, and the results of every step.
 
-    `run.json` has what the run is made of: algorithms, seed, versions, commit, platform, and the
-    script with its arguments. `steps.jsonl` has, for each batch, the exact loss and learning rates,
-    and the results of each evaluation. `composable replay` and `composable diff` read them.
+    `run.json` holds the configuration: algorithms, seed, versions, commit, platform, and the script
+    with its arguments. `steps.jsonl` holds the exact loss and learning rates of each batch, and the
+    results of each evaluation. `composable replay` and `composable diff` read them.
 
-    The `Trainer` makes one for its `save_folder`, unless `callbacks` has one. Losses are held, and
-    turned into numbers a hundred at a time: no step waits for the device.
+    The `Trainer` creates one for its `save_folder`, unless `callbacks` contains one. Losses are
+    copied to the host in batches of 100, so that no step waits for the device.
 
     Args:
-        folder: The run folder, which has the checkpoints too.
-        weights: Write down a digest of every weight and buffer after each batch. Then the first
-            tensor that differs can be named at once. It reads all of the model at every step, and
-            waits for the device.
-        on_error: What to do where it can't be written: "raise", or "warn" and go on.
+        folder: The run folder, which also contains the checkpoints.
+        weights: Whether to record a digest of every weight and buffer after each batch. `replay`
+            and `diff` can then name the first tensor that differs. It reads the whole model at
+            every step, and waits for the device.
+        on_error: What to do if a record can't be written: "raise" an error, or "warn".
 
     Raises:
-        ValueError: `on_error` is something else.
+        ValueError: `on_error` is neither.
 
     Example:
         >>> from composable.runs import RunRecorder
@@ -78,18 +75,18 @@ class RunRecorder(Callback):
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self._bytes, self._hash = 0, sha256()
         self._digest = self._hash.hexdigest()
-        self._taken_up = self._begun = False
+        self._file_is_ours = self._begun = False
         self._trained = False
         self._rates: dict[str, Any] | None = None
         self._results: Mapping[str, Any] = {}
 
-    # --- how it was begun ---
+    # --- the start ---
 
     def begin(self, description: Mapping[str, Any], state: State) -> None:
-        """Write down what the run is; the `Trainer` calls it when training begins.
+        """Record the configuration of the run; the `Trainer` calls it when training starts.
 
         Raises:
-            UnwritableCheckpointError: The system refuses, and `on_error` is "raise".
+            UnwritableCheckpointError: It can't be written, and `on_error` is "raise".
         """
         if self.observer is not None:
             self.observer.on_begin(description)
@@ -107,27 +104,27 @@ class RunRecorder(Callback):
 
         def write() -> None:
             folders.make_folder(self.folder)
-            self._take_up()
+            self._truncate()
             records.add_record(self.folder, record)
 
         self._try(write)
 
     # --- every step ---
 
-    def batch_start(self, state: State, logger: "Logger") -> None:
-        """Nothing is known of the batch to come."""
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Reset the values of the batch."""
         self._trained, self._rates = False, None
 
-    def after_train_batch(self, state: State, logger: "Logger") -> None:
-        """It has a loss of its own."""
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        """Note that the batch has a loss of its own."""
         self._trained = True
 
-    def after_optimizer_step(self, state: State, logger: "Logger") -> None:
-        """It was not skipped; these are its learning rates."""
+    def after_optimizer_step(self, state: State, logger: Logger) -> None:
+        """Note its learning rates: the step was not skipped."""
         self._rates = LearningRates(state.optimizers).read()
 
-    def batch_end(self, state: State, logger: "Logger") -> None:
-        """Take down the step."""
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Record the step."""
         values: dict[str, Any] = {"loss": state.loss if self._trained else None}
         values.update({"skipped": True} if self._rates is None else self._rates)
         if self.weights:
@@ -136,12 +133,12 @@ class RunRecorder(Callback):
         began = state.previous_timestamp
         self._add(began.batch, began.epoch, values)
 
-    def eval_before_all(self, state: State, logger: "Logger") -> None:
-        """The results that are there are older."""
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        """Note the results of earlier evaluations."""
         self._results = state.metrics
 
-    def eval_after_all(self, state: State, logger: "Logger") -> None:
-        """Take down the results."""
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        """Record the new results."""
         new = {k: v for k, v in state.metrics.items() if v is not self._results.get(k)}
         values = {f"{label}/{n}": v for label, results in new.items() for n, v in results.items()}
         now = state.timestamp
@@ -160,46 +157,46 @@ class RunRecorder(Callback):
     # --- the file ---
 
     def flush(self) -> None:
-        """Write what is held.
+        """Write the pending lines.
 
         Raises:
-            UnwritableCheckpointError: The system refuses, and `on_error` is "raise".
+            UnwritableCheckpointError: It can't be written, and `on_error` is "raise".
         """
         if self._pending:
             self._try(self._write)
 
     def _write(self) -> None:
-        if not self._taken_up:
-            self._take_up()
-        held = to_numbers(values for _, _, values in self._pending)
+        if not self._file_is_ours:
+            self._truncate()
+        numbers = to_numbers(values for _, _, values in self._pending)
         raw = b"".join(
             records.write_line(batch, epoch, values)
-            for (batch, epoch, _), values in zip(self._pending, held, strict=True)
+            for (batch, epoch, _), values in zip(self._pending, numbers, strict=True)
         )
-        self._taken_up = False  # unless all of it is written
+        self._file_is_ours = False  # until all of it is written
         with (self.folder / records.STEPS).open("ab") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        self._taken_up = True
+        self._file_is_ours = True
         self._pending = []
         self._bytes += len(raw)
         self._hash.update(raw)
         self._digest = self._hash.hexdigest()
 
-    def _take_up(self) -> None:
-        """Cut the file to what this run has written up to here, or begin another."""
+    def _truncate(self) -> None:
+        """Truncate the file to the lines that this run has written so far, or start a new file."""
         path = self.folder / records.STEPS
         self._hash = _hash_of(path, self._bytes)
         if self._bytes and self._hash.hexdigest() == self._digest:
             os.truncate(path, self._bytes)
-        else:  # of another run, or of this one in another folder
+        else:  # the file of another run, or of this one in another folder
             if path.exists() and path.stat().st_size:
-                records.put_aside(path)
+                records.rotate(path)
             path.touch()
             self._bytes, self._hash = 0, sha256()
             self._digest = self._hash.hexdigest()
-        self._taken_up = True
+        self._file_is_ours = True
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
@@ -211,25 +208,25 @@ class RunRecorder(Callback):
             warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
 
     def close(self) -> None:
-        """Write what is held."""
+        """Write the pending lines."""
         self.flush()
 
-    # --- what it remembers ---
+    # --- state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """How long the file is, and the hash of that."""
+        """Return the length of the file, and its hash."""
         self.flush()
         return {"bytes": self._bytes, "sha256": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there: what was written after it is taken out when there is more to write."""
+        """Restore the position in the file; the lines after it are removed at the next write."""
         self._pending = []
         self._bytes, self._digest = state["bytes"], state["sha256"]
-        self._taken_up = False
+        self._file_is_ours = False
 
 
 def _hash_of(path: Path, size: int) -> Any:
-    """The hash of the first bytes of a file, or of all where it has fewer."""
+    """Hash the first `size` bytes of a file, or all of them if it has fewer."""
     total = sha256()
     if path.exists():
         with path.open("rb") as file:

@@ -187,7 +187,7 @@ def test_a_missing_part_is_told_with_what_the_batch_is(batch, spec, message):
 
 
 def test_what_can_not_be_replaced_asks_for_functions():
-    with pytest.raises(ValueError, match=r"input_key=0 can't be replaced in a int: .*\(get, set"):
+    with pytest.raises(ValueError, match=r"input_key=0 can't be replaced in a int; .*\(get, set"):
         BatchSpec().replace(7, inputs=1)
 
 

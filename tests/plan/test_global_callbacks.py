@@ -158,7 +158,7 @@ def test_a_logger_can_be_global():
     ("given", "message"),
     [
         (One, r"register_global_callback got the class One; pass an instance, One\(\)"),
-        (MixUp(), r"register_global_callback got MixUp.*algorithm: pass it in algorithms=\[...\]"),
+        (MixUp(), r"register_global_callback got MixUp.*algorithm; pass it in algorithms=\[...\]"),
         (3, "register_global_callback got 3; pass a Callback, or a function"),
     ],
 )

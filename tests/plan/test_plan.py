@@ -307,12 +307,12 @@ def test_algorithms_of_different_events_do_not_conflict():
         (
             {"algorithms": [Callback()]},
             TypeError,
-            r"is a callback: pass it in callbacks=\[...\]",
+            r"is a callback; pass it in callbacks=\[...\]",
         ),
         (
             {"algorithms": InMemoryLogger()},
             TypeError,
-            r"a callback: pass it in loggers=\[...\]",
+            r"a callback; pass it in loggers=\[...\]",
         ),
         (
             {"algorithms": ["MixUp"]},
@@ -329,8 +329,8 @@ def test_algorithms_of_different_events_do_not_conflict():
             TypeError,
             r"callbacks contains the class Callback; pass an instance, Callback\(\)",
         ),
-        ({"callbacks": [MixUp()]}, TypeError, r"an algorithm: pass it in algorithms=\[...\]"),
-        ({"callbacks": InMemoryLogger()}, TypeError, r"a logger: pass it in loggers=\[...\]"),
+        ({"callbacks": [MixUp()]}, TypeError, r"an algorithm; pass it in algorithms=\[...\]"),
+        ({"callbacks": InMemoryLogger()}, TypeError, r"a logger; pass it in loggers=\[...\]"),
         (
             {"callbacks": [3]},
             TypeError,

@@ -608,7 +608,7 @@ def test_a_checkpoint_says_what_the_run_was(tmp_path):
 # --- arguments ---
 
 BAD = [
-    ({"save_interval": "0ba"}, ValueError, "save_interval='0ba' must be longer than nothing"),
+    ({"save_interval": "0ba"}, ValueError, "save_interval='0ba' must be greater than 0"),
     ({"save_filename": "last"}, ValueError, "would give every checkpoint one name"),
     ({"save_filename": "{run}-{batch}"}, ValueError, "may have {epoch}, {batch}"),
     ({"save_filename": "a/{batch}"}, ValueError, "must be a name, not a path"),

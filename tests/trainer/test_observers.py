@@ -296,7 +296,7 @@ class HasNoDisk(Callback):
         (NeedsMore, r"the class NeedsMore, and NeedsMore\(\) failed: .*'threshold'. Give an inst"),
         (HasNoDisk, r"the class HasNoDisk, and HasNoDisk\(\) failed: no disk. Give an instance"),
         (MixUp, r"add_callback got the class MixUp"),
-        (MixUp(), r"add_callback got MixUp.*an algorithm: pass it in algorithms=\[...\]"),
+        (MixUp(), r"add_callback got MixUp.*an algorithm; pass it in algorithms=\[...\]"),
         (3, "add_callback got 3; pass a Callback, or a function"),
     ],
 )
