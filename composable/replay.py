@@ -13,7 +13,7 @@ import torch
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint import files
-from composable.checkpoint.compare import differing, how_far
+from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.tree import pack
 from composable.core.callback import Callback
@@ -23,7 +23,7 @@ from composable.runs import records
 from composable.runs.diff import Difference, changes, first_difference, first_weight
 from composable.runs.environment import hash_file
 from composable.runs.recorder import RunRecorder, StepObserver
-from composable.runs.records import Steps, shown
+from composable.runs.records import Steps, format_hex
 from composable.trainer.arguments import check_seed
 from composable.trainer.options import TrainerOptions, overridden_runs
 from composable.trainer.resume import ResumePoint, latest_valid
@@ -65,11 +65,15 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.run}, from {self.start}"]
         if self.difference is None:
-            loss = "no loss, it is left out" if self.loss is None else f"loss {shown(self.loss)}"
+            loss = (
+                "no loss, it is left out" if self.loss is None else f"loss {format_hex(self.loss)}"
+            )
             lines.append(f"batch {self.batch}: {loss}: the same to the last bit")
         else:
             step = self.difference
-            values = f"{shown(step.first)} was recorded, and it is now {shown(step.second)}"
+            values = (
+                f"{format_hex(step.first)} was recorded, and it is now {format_hex(step.second)}"
+            )
             lines.append(f"the first difference is at batch {step.batch}: {step.what}: {values}")
             lines.append(f"first tensor known to differ: {self.tensor or 'none'}")
         if self.changes:
@@ -427,11 +431,11 @@ class Replay:
         except CheckpointError:
             return  # it was not kept, or is damaged
         now = {name: one.cpu() for name, one in pack({"state": capture()})[0].items()}
-        first = next((one for one in differing(saved, now) if one in saved), None)
+        first = next((one for one in mismatched(saved, now) if one in saved), None)
         if first is None:
             self.tensor = f"none: all tensors are those of checkpoint {name}"
         else:
-            gap = how_far(saved[first], now.get(first))
+            gap = describe_difference(saved[first], now.get(first))
             self.tensor = f"{first} at checkpoint {name} ({gap})"
         raise ReplayOver(1)
 

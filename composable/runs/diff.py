@@ -7,10 +7,10 @@ from typing import Any
 import attrs
 
 from composable.checkpoint import files
-from composable.checkpoint.compare import differing, how_far
+from composable.checkpoint.compare import mismatched, describe_difference
 from composable.checkpoint.errors import CheckpointError
 from composable.runs import records as run_records
-from composable.runs.records import Steps, shown
+from composable.runs.records import Steps, format_hex
 
 __all__ = ["Comparison", "Difference", "changes", "compare", "first_difference", "first_weight"]
 
@@ -61,7 +61,7 @@ class Comparison:
             ends = "A" if self.step.first is None else "B"
             lines.append(f"parted at batch {self.step.batch}: {ends} has no such step")
         else:
-            values = f"A {shown(self.step.first)}, B {shown(self.step.second)}"
+            values = f"A {format_hex(self.step.first)}, B {format_hex(self.step.second)}"
             lines.append(f"parted at batch {self.step.batch}: {self.step.what}: {values}")
         return "\n".join([*lines, f"first tensor known to differ: {self.tensor or 'none'}"])
 
@@ -166,9 +166,9 @@ def _first_tensor(first: Path, second: Path, passed_over: list[str]) -> str | No
         except CheckpointError as error:
             passed_over.append(str(error))
             continue
-        names = list(differing(a, b))
+        names = list(mismatched(a, b))
         if names:
-            gaps = [f"{name} ({how_far(a.get(name), b.get(name))})" for name in names]
+            gaps = [f"{name} ({describe_difference(a.get(name), b.get(name))})" for name in names]
             more = f"; and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
             return f"{'; '.join(gaps[:_MOST_SHOWN])}{more}; at checkpoint {ours[time].name}"
     return None

@@ -1,4 +1,4 @@
-"""Records a run, so that it can be replayed and compared."""
+"""Record a run for replay and comparison."""
 
 import os
 import time
@@ -40,24 +40,24 @@ class StepObserver(Protocol):
 
 
 class RunRecorder(Callback):
-    """Writes down what is needed to repeat a run, and what it did at every step.
+    """Records the configuration of a run, and the results of every step.
 
-    `run.json` has what the run is made of: algorithms, seed, versions, commit, platform, and the
-    script with its arguments. `steps.jsonl` has, for each batch, the exact loss and learning rates,
-    and the results of each evaluation. `composable replay` and `composable diff` read them.
+    `run.json` holds the configuration: algorithms, seed, versions, commit, platform, and the script
+    with its arguments. `steps.jsonl` holds the exact loss and learning rates of each batch, and the
+    results of each evaluation. `composable replay` and `composable diff` read both files.
 
-    The `Trainer` makes one for its `save_folder`, unless `callbacks` has one. Losses are held, and
-    turned into numbers a hundred at a time: no step waits for the device.
+    The `Trainer` adds one for its `save_folder`, unless `callbacks` contains one. Losses are copied
+    to the host in batches of 100, so no step synchronizes with the device.
 
     Args:
-        folder: The run folder, which has the checkpoints too.
-        weights: Write down a digest of every weight and buffer after each batch. Then the first
-            tensor that differs can be named at once. It reads all of the model at every step, and
-            waits for the device.
-        on_error: What to do where it can't be written: "raise", or "warn" and go on.
+        folder: The run folder, which also holds the checkpoints.
+        weights: Record a digest of every weight and buffer after each batch, so that a comparison
+            can name the first tensor that differs. This reads the whole model and synchronizes with
+            the device at every step.
+        on_error: "raise" to raise if a file cannot be written, "warn" to warn and continue.
 
     Raises:
-        ValueError: `on_error` is something else.
+        ValueError: `on_error` is neither "raise" nor "warn".
 
     Example:
         >>> from composable.runs import RunRecorder
@@ -78,18 +78,18 @@ class RunRecorder(Callback):
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self._bytes, self._hash = 0, sha256()
         self._digest = self._hash.hexdigest()
-        self._taken_up = self._begun = False
+        self._opened = self._begun = False
         self._trained = False
         self._rates: dict[str, Any] | None = None
         self._results: Mapping[str, Any] = {}
 
-    # --- how it was begun ---
+    # --- the configuration ---
 
     def begin(self, description: Mapping[str, Any], state: State) -> None:
-        """Write down what the run is; the `Trainer` calls it when training begins.
+        """Record the configuration; the `Trainer` calls this at the start of training.
 
         Raises:
-            UnwritableCheckpointError: The system refuses, and `on_error` is "raise".
+            UnwritableCheckpointError: The file cannot be written, and `on_error` is "raise".
         """
         if self.observer is not None:
             self.observer.on_begin(description)
@@ -107,7 +107,7 @@ class RunRecorder(Callback):
 
         def write() -> None:
             folders.make_folder(self.folder)
-            self._take_up()
+            self._open_steps()
             records.add_record(self.folder, record)
 
         self._try(write)
@@ -115,19 +115,19 @@ class RunRecorder(Callback):
     # --- every step ---
 
     def batch_start(self, state: State, logger: "Logger") -> None:
-        """Nothing is known of the batch to come."""
+        """Discard the values of the previous batch."""
         self._trained, self._rates = False, None
 
     def after_train_batch(self, state: State, logger: "Logger") -> None:
-        """It has a loss of its own."""
+        """Note that the batch has a loss."""
         self._trained = True
 
     def after_optimizer_step(self, state: State, logger: "Logger") -> None:
-        """It was not skipped; these are its learning rates."""
+        """Note the learning rates of the step."""
         self._rates = LearningRates(state.optimizers).read()
 
     def batch_end(self, state: State, logger: "Logger") -> None:
-        """Take down the step."""
+        """Record the step."""
         values: dict[str, Any] = {"loss": state.loss if self._trained else None}
         values.update({"skipped": True} if self._rates is None else self._rates)
         if self.weights:
@@ -137,11 +137,11 @@ class RunRecorder(Callback):
         self._add(began.batch, began.epoch, values)
 
     def eval_before_all(self, state: State, logger: "Logger") -> None:
-        """The results that are there are older."""
+        """Note the results of earlier evaluations."""
         self._results = state.metrics
 
     def eval_after_all(self, state: State, logger: "Logger") -> None:
-        """Take down the results."""
+        """Record the new results."""
         new = {k: v for k, v in state.metrics.items() if v is not self._results.get(k)}
         values = {f"{label}/{n}": v for label, results in new.items() for n, v in results.items()}
         now = state.timestamp
@@ -160,76 +160,76 @@ class RunRecorder(Callback):
     # --- the file ---
 
     def flush(self) -> None:
-        """Write what is held.
+        """Write the pending lines.
 
         Raises:
-            UnwritableCheckpointError: The system refuses, and `on_error` is "raise".
+            UnwritableCheckpointError: The file cannot be written, and `on_error` is "raise".
         """
         if self._pending:
             self._try(self._write)
 
     def _write(self) -> None:
-        if not self._taken_up:
-            self._take_up()
-        held = to_numbers(values for _, _, values in self._pending)
+        if not self._opened:
+            self._open_steps()
+        numbers = to_numbers(values for _, _, values in self._pending)
         raw = b"".join(
             records.write_line(batch, epoch, values)
-            for (batch, epoch, _), values in zip(self._pending, held, strict=True)
+            for (batch, epoch, _), values in zip(self._pending, numbers, strict=True)
         )
-        self._taken_up = False  # unless all of it is written
+        self._opened = False  # until all lines are written
         with (self.folder / records.STEPS).open("ab") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        self._taken_up = True
+        self._opened = True
         self._pending = []
         self._bytes += len(raw)
         self._hash.update(raw)
         self._digest = self._hash.hexdigest()
 
-    def _take_up(self) -> None:
-        """Cut the file to what this run has written up to here, or begin another."""
+    def _open_steps(self) -> None:
+        """Truncate the file to the lines that this run has written, or start a new file."""
         path = self.folder / records.STEPS
         self._hash = _hash_of(path, self._bytes)
         if self._bytes and self._hash.hexdigest() == self._digest:
             os.truncate(path, self._bytes)
-        else:  # of another run, or of this one in another folder
+        else:  # the file of another run, or a new folder
             if path.exists() and path.stat().st_size:
-                records.put_aside(path)
+                records.rotate(path)
             path.touch()
             self._bytes, self._hash = 0, sha256()
             self._digest = self._hash.hexdigest()
-        self._taken_up = True
+        self._opened = True
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
             write()
         except (OSError, UnwritableCheckpointError) as error:
-            message = f"{self.folder}: the record of the run can't be written: {error}."
+            message = f"{self.folder}: the run record cannot be written: {error}."
             if self.on_error == "raise":
                 raise UnwritableCheckpointError(message) from error
             warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
 
     def close(self) -> None:
-        """Write what is held."""
+        """Write the pending lines."""
         self.flush()
 
-    # --- what it remembers ---
+    # --- its own state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """How long the file is, and the hash of that."""
+        """Return the length of the file and its hash."""
         self.flush()
         return {"bytes": self._bytes, "sha256": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there: what was written after it is taken out when there is more to write."""
+        """Restore the length and the hash: later lines are truncated before the next write."""
         self._pending = []
         self._bytes, self._digest = state["bytes"], state["sha256"]
-        self._taken_up = False
+        self._opened = False
 
 
 def _hash_of(path: Path, size: int) -> Any:
-    """The hash of the first bytes of a file, or of all where it has fewer."""
+    """Hash the first `size` bytes of a file, or all if there are fewer."""
     total = sha256()
     if path.exists():
         with path.open("rb") as file:

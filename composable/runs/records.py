@@ -1,7 +1,7 @@
-"""What a run folder says of a run besides its checkpoints: how it was begun, and every step.
+"""The record of a run next to its checkpoints: its configuration, and every step.
 
-`run.json` has a record for each time that the run was begun or went on. `steps.jsonl` has a line
-for each batch, and one for each evaluation. Numbers are written as hexadecimal floats, exactly.
+`run.json` has a record for each start and each resume of the run. `steps.jsonl` has a line for each
+batch and each evaluation. Numbers are written as hexadecimal floats, which are exact.
 """
 
 import math
@@ -28,10 +28,10 @@ __all__ = [
     "Steps",
     "add_record",
     "as_exact",
-    "put_aside",
+    "format_hex",
     "read_records",
     "read_steps",
-    "shown",
+    "rotate",
     "write_line",
 ]
 
@@ -42,16 +42,16 @@ _MAX_LINE = 1 << 24
 _MAX_BATCH = 2**53
 
 
-# --- how it was begun ---
+# --- the configuration ---
 
 
 def add_record(folder: Path, record: Mapping[str, JSON]) -> None:
-    """Add a record to `run.json`, which is at every moment there whole, as it was or as it will be.
+    """Add a record to `run.json`, atomically.
 
-    What is there and can't be read is kept under another name.
+    A file that cannot be parsed is kept under another name.
 
     Raises:
-        OSError: The system refuses.
+        OSError: The file cannot be written.
     """
     target = folder / RUN
     try:
@@ -59,7 +59,7 @@ def add_record(folder: Path, record: Mapping[str, JSON]) -> None:
     except MissingCheckpointError:
         earlier = []
     except DamagedCheckpointError:
-        put_aside(target)
+        rotate(target)
         earlier = []
     raw = _json.dump({"format": _FORMAT, "records": [*earlier, dict(record)]}, indent=1)
     partial = folder / f".{RUN}.{secrets.token_hex(8)}.partial"
@@ -74,30 +74,30 @@ def add_record(folder: Path, record: Mapping[str, JSON]) -> None:
 
 
 def read_records(folder: Path) -> list[dict[str, JSON]]:
-    """The records of a run folder, the oldest first.
+    """Read the records of a run folder, the oldest first.
 
     Raises:
-        MissingCheckpointError: There is no such file.
-        DamagedCheckpointError: It is not what was written.
-        UnreadableCheckpointError: The system refuses.
+        MissingCheckpointError: The file does not exist.
+        DamagedCheckpointError: The file is not a valid record of a run.
+        UnreadableCheckpointError: The file cannot be read.
     """
     path = folder / RUN
     with _reading(path) as file:
         raw = file.read(_MAX_RUN + 1)
     if len(raw) > _MAX_RUN:
-        raise DamagedCheckpointError(f"{path} has more than {_MAX_RUN} bytes.")
+        raise DamagedCheckpointError(f"{path} has more than the maximum of {_MAX_RUN} bytes.")
     body = _json.load(raw, str(path))
     records = body.get("records") if isinstance(body, dict) else None
     if not isinstance(records, list) or not records or body.get("format") != _FORMAT:
-        raise DamagedCheckpointError(f"{path} is no record of a run.")
+        raise DamagedCheckpointError(f"{path} is not the record of a run.")
     for record in records:
         if not isinstance(record, dict) or not _is_batch(record.get("batch")):
-            raise DamagedCheckpointError(f"{path} has a record that says no batch.")
+            raise DamagedCheckpointError(f"{path} has a record without a batch number.")
     return records
 
 
-def put_aside(path: Path) -> None:
-    """Give a file another name, one that is free: steps.jsonl becomes steps.1.jsonl."""
+def rotate(path: Path) -> None:
+    """Rename a file to the next free numbered name: steps.jsonl becomes steps.1.jsonl."""
     number = 1
     while os.path.lexists(aside := path.with_name(f"{path.stem}.{number}{path.suffix}")):
         number += 1
@@ -109,23 +109,23 @@ def put_aside(path: Path) -> None:
 
 @attrs.frozen
 class Steps:
-    """What `steps.jsonl` says."""
+    """The contents of `steps.jsonl`."""
 
     trained: dict[int, dict[str, Any]]
-    """By number of the batch, from 0: `loss`, learning rates and digests, and what was skipped."""
+    """By batch, from 0: `loss`, learning rates and digests, and whether it was skipped."""
     evaluated: dict[int, dict[str, Any]]
-    """By number of the batch after which it was: the results."""
+    """The evaluation results, by the last batch before the evaluation."""
 
 
 def as_exact(value: Any) -> Any:
-    """A number as a hexadecimal float; anything else as it is."""
+    """Convert a number to a hexadecimal float; return None, booleans and strings unchanged."""
     if value is None or isinstance(value, (bool, str)):
         return value
     return float(value).hex()
 
 
-def shown(value: Any) -> str:
-    """A recorded value for people: `0x1.8p-1 (0.75)`."""
+def format_hex(value: Any) -> str:
+    """Format a recorded value with its decimal: `0x1.8p-1 (0.75)`."""
     try:
         number = float.fromhex(value)
     except (TypeError, ValueError, OverflowError):
@@ -134,20 +134,20 @@ def shown(value: Any) -> str:
 
 
 def write_line(batch: int, epoch: int, values: Mapping[str, Any]) -> bytes:
-    """A line of `steps.jsonl`."""
+    """Encode a line of `steps.jsonl`."""
     exact = {name: as_exact(value) for name, value in values.items()}
     return _json.dump({"batch": batch, "epoch": epoch, **exact}) + b"\n"
 
 
 def read_steps(folder: Path) -> Steps:
-    """All lines of a run folder.
+    """Read `steps.jsonl`.
 
-    The last line may be cut off, where the run was; it is passed over.
+    An incomplete last line, as an interrupted run may leave it, is ignored.
 
     Raises:
-        MissingCheckpointError: There is no such file.
-        DamagedCheckpointError: A line is not what was written. The error names it.
-        UnreadableCheckpointError: The system refuses.
+        MissingCheckpointError: The file does not exist.
+        DamagedCheckpointError: A line is invalid. The error names it.
+        UnreadableCheckpointError: The file cannot be read.
     """
     path = folder / STEPS
     steps = Steps({}, {})
@@ -156,22 +156,22 @@ def read_steps(folder: Path) -> Steps:
         while raw := file.readline(_MAX_LINE + 1):
             number += 1
             if len(raw) > _MAX_LINE:
-                raise DamagedCheckpointError(f"{path}, line {number}: it is too long.")
+                raise DamagedCheckpointError(f"{path}, line {number}: the line is too long.")
             if raw.endswith(b"\n"):
-                _take_in(steps, raw, f"{path}, line {number}")
+                _add_line(steps, raw, f"{path}, line {number}")
     return steps
 
 
-def _take_in(steps: Steps, raw: bytes, where: str) -> None:
+def _add_line(steps: Steps, raw: bytes, where: str) -> None:
     line = _json.load(raw, where)
     if not isinstance(line, dict) or not _is_batch(line.get("batch")):
-        raise DamagedCheckpointError(f"{where}: it has no number of a batch.")
+        raise DamagedCheckpointError(f"{where}: the batch number is missing.")
     batch = line.pop("batch")
     line.pop("epoch", None)
     if "loss" not in line:
         steps.evaluated.setdefault(batch, {}).update(line)
     elif batch in steps.trained:
-        raise DamagedCheckpointError(f"{where}: it has batch {batch} again.")
+        raise DamagedCheckpointError(f"{where}: batch {batch} is recorded twice.")
     else:
         steps.trained[batch] = line
 
@@ -184,14 +184,14 @@ def _is_batch(value: Any) -> bool:
 def _reading(path: Path) -> Iterator[Any]:
     try:
         if not path.parent.is_dir():
-            raise MissingCheckpointError(f"there is no folder {path.parent}.")
+            raise MissingCheckpointError(f"no directory {path.parent}.")
         with path.open("rb") as file:
             yield file
     except MissingCheckpointError:
         raise
     except FileNotFoundError:
         raise MissingCheckpointError(
-            f"{path.parent} has no {path.name}: it is not the save_folder of a recorded run."
+            f"{path.parent} contains no {path.name}: it is not the save_folder of a recorded run."
         ) from None
     except OSError as error:
-        raise UnreadableCheckpointError(f"{path} can't be read: {error.strerror}.") from error
+        raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error
