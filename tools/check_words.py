@@ -27,7 +27,8 @@ PHRASES = ROOT / "tools/banned_phrases.txt"
 TODO = ROOT / "tools/words_todo.txt"
 
 _NOT_PROSE = "\0"  # never matches: no phrase extends across code
-_INLINE_CODE = re.compile(r"`[^`\n]+`|\{[^{}\n]*\}")
+_INLINE_CODE = re.compile(r"`[^`\n]+`")
+_REPLACEMENT_FIELD = re.compile(r"\{[^{}\n]*\}")
 _DELIMITERS = re.compile(r"""^#+|^[a-zA-Z]{0,2}["']+|["']+$""")
 
 
@@ -68,12 +69,13 @@ def python_prose(source: str) -> str:
         starts.append(starts[-1] + len(line))
     prose = list(re.sub(r"\S", _NOT_PROSE, source))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        kind = tokenize.tok_name[token.type]  # f-strings have tokens of their own since 3.12
+        kind = tokenize.tok_name[token.type]  # STRING, FSTRING_START, FSTRING_MIDDLE, ...
         if kind == "COMMENT" or "STRING" in kind:
             begin = starts[token.start[0] - 1] + token.start[1]
             end = starts[token.end[0] - 1] + token.end[1]
             prose[begin:end] = _DELIMITERS.sub(_blank, source[begin:end])
-    return "".join(prose)
+    # Of f-strings: before Python 3.12 they are single tokens.
+    return _REPLACEMENT_FIELD.sub(lambda code: _NOT_PROSE * len(code[0]), "".join(prose))
 
 
 def find_hits(path: Path, text: str, phrases: Sequence[Phrase]) -> Iterator[Hit]:

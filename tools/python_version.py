@@ -3,7 +3,6 @@
 Runs before the environment exists, possibly with an old Python: standard library only.
 """
 
-import importlib.util
 import platform
 import sys
 
@@ -13,7 +12,9 @@ if sys.version_info < (3, 10):  # noqa: UP036
         "composable requires Python 3.10 or newer; this is Python " + version + ". "
         "Select another one: make test PYTHON=python3.12"
     )
-if importlib.util.find_spec("ensurepip") is None:
+try:
+    import ensurepip  # noqa: F401
+except ImportError:
     sys.exit(
         "This Python cannot create virtual environments: the module ensurepip is missing. Install "
         "the venv package of your system (Debian and Ubuntu: apt install python3-venv), or select "
