@@ -94,7 +94,7 @@ def find_hits(path: Path, text: str, phrases: Sequence[Phrase]) -> Iterator[Hit]
 def tracked_files() -> list[str]:
     """List the Python and Markdown files that git tracks, and the new ones it doesn't ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.md"]
-    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     return sorted({name for name in output.splitlines() if (ROOT / name).exists()})
 
 
