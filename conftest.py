@@ -20,8 +20,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Results on one thread and on two differ in the last bits.
 torch.set_num_threads(1)
 
-# Files that pytest would import in search of examples, but that are not modules of ours.
-collect_ignore = ["docs/conf.py", "run.py"]
+# Sphinx runs this file; pytest would import it in search of examples.
+collect_ignore = ["docs/conf.py"]
 
 # The adapters and their tests need the library that they adapt to. Where an extra is not
 # installed they are left out, and the report begins with its name.

@@ -1,9 +1,8 @@
-"""What is measured in evaluation.
+"""Evaluators and metrics.
 
-A metric is a function `(outputs, targets)` that returns one value for each example, or their
-mean as a single value; it is averaged over the examples, so that a short last batch counts
-for what it has. An object with `update`, `compute` and `reset`, as torchmetrics has them, is
-used as it is.
+A metric is a function `(outputs, targets)` that returns one value per example, or their mean as a
+single value. It is averaged over the examples, so an incomplete last batch has a smaller weight.
+Objects with `update`, `compute` and `reset`, such as those of torchmetrics, are supported too.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +23,7 @@ __all__ = ["Evaluator", "accuracy"]
 def accuracy(
     outputs: Float[Tensor, " batch classes *rest"], targets: Int[Tensor, " batch *rest"]
 ) -> Float[Tensor, " batch"]:
-    """The share of right predictions, for each example.
+    """Compute the fraction of correct predictions for each example.
 
     Args:
         outputs: Logits or probabilities.
@@ -41,13 +40,13 @@ def accuracy(
 
 @attrs.frozen(eq=False)
 class Evaluator:
-    """A loader to evaluate on, with a name.
+    """A dataloader for evaluation, with a label.
 
     Args:
-        label: Names its results: `metrics/<label>/<metric>`.
+        label: The prefix of its results: `metrics/<label>/<metric>`.
         dataloader: The batches.
-        metrics: By name; those of the Trainer where None.
-        eval_interval: When it is due; the Trainer's where None.
+        metrics: The metrics by name. Default: those of the Trainer.
+        eval_interval: When to evaluate. Default: the Trainer's interval.
 
     Example:
         >>> from composable import Evaluator
@@ -63,24 +62,26 @@ class Evaluator:
     @label.validator
     def _check_label(self, _: object, label: object) -> None:
         if not isinstance(label, str) or not label:
-            raise TypeError(f"label={label!r} must be a name: Evaluator('test', dataloader).")
+            raise TypeError(
+                f"label={label!r} must be a non-empty str, as in Evaluator('test', dataloader)."
+            )
 
     def is_due(
         self, before: State, state: State, event: Event, iteration_length: int | None
     ) -> bool:
-        """Whether `eval_interval` has passed between two states.
+        """Return whether `eval_interval` has passed between two states.
 
         Args:
-            before: The state before the batch (or the end of the epoch).
+            before: The state before the batch or the end of the epoch.
             state: The state after it.
             event: `BATCH_END` or `EPOCH_END`.
-            iteration_length: Epochs in an iteration.
+            iteration_length: Number of epochs in an iteration.
         """
         return is_due(self.eval_interval, before, state, event, iteration_length)
 
 
 class Averages:
-    """Means over the examples of an evaluation, kept on the device until they are read."""
+    """Means over the examples of an evaluation, kept on the device."""
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._functions: dict[str, Callable[[Any, Any], Tensor]] = {}
@@ -96,20 +97,20 @@ class Averages:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The metrics that need targets."""
+        """The names of the metrics, which need targets."""
         return (*self._functions, *self._objects)
 
     def update(self, outputs: Any, targets: Any, count: int) -> None:
-        """Take in the outputs for a batch of `count` examples."""
+        """Add the outputs of a batch of `count` examples."""
         for metric in self._objects.values():
             metric.update(outputs, targets)
         for name, function in self._functions.items():
             self.add(name, function(outputs, targets), count)
 
     def add(self, name: str, value: Tensor | float, weight: Tensor | float) -> None:
-        """Take in one value for each example, or a mean with its weight."""
+        """Add one value for each example, or a mean with its weight."""
         value = torch.as_tensor(value).detach().double()
-        if isinstance(weight, Tensor):  # a mean over nothing is NaN, and has no weight
+        if isinstance(weight, Tensor):  # the mean of no examples is NaN with weight 0
             value = torch.where(weight > 0, value, 0.0)
         total: Any = value.sum() if value.ndim else value * weight
         seen: Any = float(value.numel()) if value.ndim else weight
@@ -117,7 +118,7 @@ class Averages:
         self._counts[name] = self._counts.get(name, 0.0) + seen
 
     def compute(self) -> dict[str, Any]:
-        """The means, still on the device."""
+        """Return the means, on the device."""
         means: dict[str, Any] = {
             name: total / self._counts[name] for name, total in self._sums.items()
         }

@@ -13,7 +13,7 @@ import torch
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint import files
-from composable.checkpoint.compare import differing, how_far
+from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.tree import pack
 from composable.core.callback import Callback
@@ -66,13 +66,15 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.run}, from {self.start}"]
         if self.difference is None:
-            skipped = self.loss is None
-            loss = "no loss, it is left out" if skipped else f"loss {format_hex(self.loss)}"
+            loss = (
+                "no loss, it is left out" if self.loss is None else f"loss {format_hex(self.loss)}"
+            )
             lines.append(f"batch {self.batch}: {loss}: the same to the last bit")
         else:
             step = self.difference
-            first, second = format_hex(step.first), format_hex(step.second)
-            values = f"{first} was recorded, and it is now {second}"
+            values = (
+                f"{format_hex(step.first)} was recorded, and it is now {format_hex(step.second)}"
+            )
             lines.append(f"the first difference is at batch {step.batch}: {step.what}: {values}")
             lines.append(f"first tensor known to differ: {self.tensor or 'none'}")
         if self.changes:
@@ -430,11 +432,11 @@ class Replay:
         except CheckpointError:
             return  # it was not kept, or is damaged
         now = {name: one.cpu() for name, one in pack({"state": capture()})[0].items()}
-        first = next((one for one in differing(saved, now) if one in saved), None)
+        first = next((one for one in mismatched(saved, now) if one in saved), None)
         if first is None:
             self.tensor = f"none: all tensors are those of checkpoint {name}"
         else:
-            gap = how_far(saved[first], now.get(first))
+            gap = describe_difference(saved[first], now.get(first))
             self.tensor = f"{first} at checkpoint {name} ({gap})"
         raise ReplayOver(1)
 

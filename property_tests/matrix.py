@@ -41,7 +41,7 @@ Answers = Mapping[str, tuple[str, ...]]
 
 def answers(report: FunctionReport) -> tuple[str, ...]:
     """What a run says, as it is shown."""
-    return tuple(SHOWN[report.answers[asked].says] for asked in PROPERTIES)
+    return tuple(SHOWN[report.answers[asked].verdict] for asked in PROPERTIES)
 
 
 def recorded() -> Answers:
@@ -53,12 +53,16 @@ def recorded() -> Answers:
 def page(said: Answers) -> str:
     """The page of the matrix."""
     subjects = all_subjects()
-    reasons = list(dict.fromkeys(reason for one in subjects for reason in one.noes.values()))
+    reasons = list(
+        dict.fromkeys(reason for one in subjects for reason in one.expected_failures.values())
+    )
     lines = [_head("function")]
     for one in subjects:
         name = f"[{one.name}]({one.card}.md)" if one.card else one.name
         cells = [
-            f"no ({reasons.index(one.noes[asked]) + 1})" if asked in one.noes else cell
+            f"no ({reasons.index(one.expected_failures[asked]) + 1})"
+            if asked in one.expected_failures
+            else cell
             for asked, cell in zip(PROPERTIES, said[one.name], strict=True)
         ]
         lines.append(_row(name, cells))
@@ -79,16 +83,16 @@ def cards() -> dict[Path, list[Subject]]:
 def card(path: Path, subjects: Iterable[Subject], said: Answers) -> str:
     """A card with the rows of its functions."""
     rows = [_row(one.name, said[one.name]) for one in subjects]
-    noes: dict[tuple[str, str], list[str]] = {}
+    expected_failures: dict[tuple[str, str], list[str]] = {}
     for one in subjects:
-        for reason in dict.fromkeys(one.noes.values()):
+        for reason in dict.fromkeys(one.expected_failures.values()):
             lacked = " and ".join(
-                COLUMNS[asked] for asked, why in one.noes.items() if why == reason
+                COLUMNS[asked] for asked, why in one.expected_failures.items() if why == reason
             )
-            noes.setdefault((lacked, reason), []).append(one.name)
+            expected_failures.setdefault((lacked, reason), []).append(one.name)
     why = [
         f"- No {lacked}: {', '.join(names)}. {_sentence(reason)}"
-        for (lacked, reason), names in noes.items()
+        for (lacked, reason), names in expected_failures.items()
     ]
     return _with(path.read_text(), [_head(""), *rows, "", *why, *[""] * bool(why), MEANING])
 
@@ -127,7 +131,10 @@ def _with(text: str, lines: Iterable[str]) -> str:
 
 def main() -> None:
     """Ask every question, and write the pages."""
-    said = {one.name: answers(one.report().require(except_=one.noes)) for one in all_subjects()}
+    said = {
+        one.name: answers(one.report().require(except_=one.expected_failures))
+        for one in all_subjects()
+    }
     PAGE.write_text(page(said))
     for path, subjects in cards().items():
         path.write_text(card(path, subjects, said))

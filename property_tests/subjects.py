@@ -45,7 +45,8 @@ class Subject:
             where there is no batch. By default they follow from the names of the parameters.
         inputs: What a module that it returns is called on, by the size of the batch; by default
             images `[size, 3, 8, 8]`.
-        noes: The properties that it lacks, each with the reason why that is right, in plain words.
+        expected_failures: The properties that it lacks, each with the reason why that is right, in
+            plain words.
         card: The page in docs/methods that has the row, too; by default that of the module in
             which the function is. Single operations on images are in the matrix only.
     """
@@ -56,7 +57,7 @@ class Subject:
     needs: Mapping[str, Any] = attrs.field(factory=dict)
     arguments: Any = None
     inputs: Callable[[int], Any] | None = None
-    noes: Mapping[str, str] = attrs.field(factory=dict)
+    expected_failures: Mapping[str, str] = attrs.field(factory=dict)
     card: str = attrs.field()
 
     @card.default
@@ -246,24 +247,26 @@ SUBJECTS = [
     ),
     Subject(F.scaled_size, arguments={"size": (8, 8), "scale_factor": 0.5}),
     Subject(F.progressive_scale, arguments=(0.5,)),
-    Subject(F.randaugment, arguments=of_images, noes={"compile": GROUPS, "vmap": GROUPS}),
+    Subject(
+        F.randaugment, arguments=of_images, expected_failures={"compile": GROUPS, "vmap": GROUPS}
+    ),
     Subject(F.draw_randaugment, arguments=a_batch),
     Subject(
         F.apply_randaugment,
         arguments=lambda n: (images(n), F.draw_randaugment(n, generator=seeded())),
-        noes={"compile": GROUPS, "vmap": GROUPS},
+        expected_failures={"compile": GROUPS, "vmap": GROUPS},
     ),
-    Subject(F.augmix, arguments=of_images, noes={"compile": GROUPS, "vmap": GROUPS}),
+    Subject(F.augmix, arguments=of_images, expected_failures={"compile": GROUPS, "vmap": GROUPS}),
     Subject(F.draw_augmix, arguments=a_batch),
     Subject(
         F.apply_augmix,
         arguments=lambda n: (images(n), F.draw_augmix(n, generator=seeded())),
-        noes={"compile": GROUPS, "vmap": GROUPS},
+        expected_failures={"compile": GROUPS, "vmap": GROUPS},
     ),
     Subject(
         F.jensen_shannon_loss,
         arguments=lambda n: tuple(torch.randn(3, n, CLASSES)),
-        noes={"empty_batch": MEAN_OF_NONE},
+        expected_failures={"empty_batch": MEAN_OF_NONE},
         card="augmix",
     ),
     Subject(F.select_using_loss),
@@ -292,7 +295,7 @@ SUBJECTS = [
         F.ghost_batchnorm,
         needs={"ghost_batch_size": 2},
         arguments=model_of(partial(nn.Conv2d, 3, 4, 1), partial(nn.BatchNorm2d, 4)),
-        noes={"vmap": STATISTICS},
+        expected_failures={"vmap": STATISTICS},
     ),
     Subject(
         F.ghost_batchnorm,
@@ -308,7 +311,7 @@ SUBJECTS = [
             {"method": method},
             needs={"target": Block},
             arguments=model_of(Block, Block),
-            noes={"global_generators": LIKE_DROPOUT},
+            expected_failures={"global_generators": LIKE_DROPOUT},
         )
         for method in ("block", "sample")
     ),
@@ -316,7 +319,7 @@ SUBJECTS = [
         F.scale_drop_rates,
         needs={"scale": 0.5},
         arguments=lambda n: (F.stochastic_depth(nn.Sequential(Block()), target=Block),),
-        noes={"global_generators": LIKE_DROPOUT},
+        expected_failures={"global_generators": LIKE_DROPOUT},
     ),
     Subject(
         F.gyro_dropout,
@@ -357,29 +360,38 @@ SUBJECTS = [
         {"method": "adaptive"},
         needs={"threshold": 0.1},
         arguments=dict(zip(["grads", "params"], named(0, 1), strict=True)),
-        noes={"gradients": CONSTANT},
+        expected_failures={"gradients": CONSTANT},
     ),
     Subject(
         F.frozen_layers,
         needs={"elapsed": 0.75},
-        noes={"compile": NAMES},
+        expected_failures={"compile": NAMES},
     ),
-    Subject(F.sam_perturbation, arguments=named(0, 1), noes={"gradients": CONSTANT_STEP}),
-    Subject(F.swa, needs={"count": 2}, arguments=named(0, 1), noes={"gradients": DETACHED}),
+    Subject(
+        F.sam_perturbation, arguments=named(0, 1), expected_failures={"gradients": CONSTANT_STEP}
+    ),
+    Subject(
+        F.swa, needs={"count": 2}, arguments=named(0, 1), expected_failures={"gradients": DETACHED}
+    ),
     Subject(F.batch_norm_statistics, arguments=model_of(partial(nn.BatchNorm2d, 3)), card="swa"),
     Subject(
         F.reset_batch_norm_statistics,
         card="swa",
         arguments=model_of(partial(nn.BatchNorm2d, 3)),
-        noes={"vmap": STATISTICS},
+        expected_failures={"vmap": STATISTICS},
     ),
     Subject(
         F.recompute_batch_norm_statistics,
         card="swa",
         arguments=lambda n: (nn.Sequential(nn.BatchNorm2d(3)), [images(n), images(n)]),
-        noes={"vmap": STATISTICS},
+        expected_failures={"vmap": STATISTICS},
     ),
-    Subject(F.ema, needs={"smoothing": 0.9}, arguments=named(0, 1), noes={"gradients": DETACHED}),
+    Subject(
+        F.ema,
+        needs={"smoothing": 0.9},
+        arguments=named(0, 1),
+        expected_failures={"gradients": DETACHED},
+    ),
     Subject(F.ema_smoothing, arguments=(100.0,)),
     # Single operations on images
     *(
@@ -397,8 +409,10 @@ SUBJECTS = [
             (F.images.translate_y, -2.5, 3.5),
         ]
     ),
-    Subject(F.images.posterize, arguments=with_strengths(2, 6), noes={"gradients": STEPS}),
-    Subject(F.images.equalize, arguments=of_images, noes={"gradients": STEPS}),
+    Subject(
+        F.images.posterize, arguments=with_strengths(2, 6), expected_failures={"gradients": STEPS}
+    ),
+    Subject(F.images.equalize, arguments=of_images, expected_failures={"gradients": STEPS}),
     Subject(F.images.autocontrast, arguments=of_images),
 ]
 

@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 import composable.functional as F
-from composable.testing import PropertyBroken
+from composable.testing import PropertyViolation
 from composable.testing.properties import PROPERTIES
 from property_tests.matrix import COLUMNS, PAGE, answers, card, cards, page, recorded
 from property_tests.subjects import (
@@ -27,7 +27,7 @@ AGAIN = "write the pages anew: python -m property_tests.matrix"
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap maps some by a loop
 @pytest.mark.parametrize("subject", all_subjects(), ids=repr)
 def test_the_matrix_says_of_a_function_what_a_run_says(subject):
-    report = subject.report().require(except_=subject.noes)
+    report = subject.report().require(except_=subject.expected_failures)
 
     assert recorded().get(subject.name) == answers(report), AGAIN
 
@@ -73,10 +73,10 @@ def test_the_matrix_has_a_column_for_every_property():
     assert list(COLUMNS) == list(PROPERTIES)
 
 
-@pytest.mark.parametrize("subject", [s for s in SUBJECTS if s.noes], ids=repr)
+@pytest.mark.parametrize("subject", [s for s in SUBJECTS if s.expected_failures], ids=repr)
 def test_a_no_has_a_reason_in_words(subject):
-    assert subject.noes.keys() <= PROPERTIES.keys()
-    assert all(len(reason.split()) > 3 for reason in subject.noes.values())
+    assert subject.expected_failures.keys() <= PROPERTIES.keys()
+    assert all(len(reason.split()) > 3 for reason in subject.expected_failures.values())
 
 
 # A function that has just been written
@@ -118,7 +118,7 @@ def test_a_new_function_that_lacks_a_property_is_refused_until_it_says_why():
     def total(images):
         return images.sum().item()
 
-    with pytest.raises(PropertyBroken, match="no_sync: no: item would make the host wait"):
+    with pytest.raises(PropertyViolation, match="no_sync: no: item would make the host wait"):
         Subject(total).report().require()
 
 
@@ -140,10 +140,12 @@ def test_a_surgery_that_finds_nothing_to_replace_is_asked_for_a_model():
 
 @pytest.mark.compile
 def test_a_reason_for_a_yes_is_refused():
-    claimed = Subject(F.images.autocontrast, arguments=of_images, noes={"pure": "it must not be"})
+    claimed = Subject(
+        F.images.autocontrast, arguments=of_images, expected_failures={"pure": "it must not be"}
+    )
 
-    with pytest.raises(PropertyBroken, match="drop it from except_"):
-        claimed.report().require(except_=claimed.noes)
+    with pytest.raises(PropertyViolation, match="remove it from except_"):
+        claimed.report().require(except_=claimed.expected_failures)
 
 
 # A card of before

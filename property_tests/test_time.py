@@ -157,10 +157,11 @@ def test_equal_times_have_equal_hashes_and_a_time_equals_what_its_text_says(of_o
 
 
 @given(times(), times())
-def test_times_of_two_units_can_be_neither_compared_nor_added(a, b):
+def test_times_of_two_units_are_unequal_and_can_be_neither_ordered_nor_added(a, b):
     assume(a.unit is not b.unit)
-    operations = "eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "truediv"
+    operations = "lt", "le", "gt", "ge", "add", "sub", "truediv"
 
+    assert a != b
     for name in operations:
         with pytest.raises(TypeError, match="different units"):
             getattr(operator, name)(a, b)

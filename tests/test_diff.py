@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from composable.checkpoint import DamagedCheckpointError, files
-from composable.checkpoint.compare import differing, digest, how_far, same_bits
+from composable.checkpoint.compare import describe_difference, digest, mismatched, same_bits
 from composable.cli import main
 from composable.runs import RunRecorder, records
 from composable.runs.diff import compare
@@ -148,8 +148,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path):
     [
         (lambda run: (run / "run.json").unlink(), "it is not the save_folder of a recorded run"),
         (lambda run: (run / "run.json").write_text('{"format": 1}'), "is not the record of a run"),
-        (lambda run: (run / "steps.jsonl").write_text("{}\n"), "line 1: it has no batch number"),
-        (lambda run: (run / "steps.jsonl").write_text("{\n"), "line 1 is not the JSON"),
+        (
+            lambda run: (run / "steps.jsonl").write_text("{}\n"),
+            "line 1: the batch number is missing",
+        ),
+        (lambda run: (run / "steps.jsonl").write_text("{\n"), "line 1 is damaged, invalid JSON"),
         (lambda run: (run / "steps.jsonl").write_text("[" * 99999 + "\n"), "nested too deeply"),
     ],
 )
@@ -164,7 +167,7 @@ def test_a_damaged_folder_is_said_in_one_line(tmp_path, capsys, damage, message)
 
 def test_a_folder_that_is_not_there_is_said(tmp_path, capsys):
     assert main(["diff", str(tmp_path / "no"), str(tmp_path)]) == 2
-    assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
+    assert f"no directory {tmp_path / 'no'}" in capsys.readouterr().err
 
 
 def test_a_last_line_that_was_cut_off_is_passed_over(tmp_path):
@@ -179,10 +182,10 @@ def test_a_last_line_that_was_cut_off_is_passed_over(tmp_path):
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
     build(tmp_path, max_duration="1ba").fit()
     monkeypatch.setattr(records, "_MAX_LINE", 20)
-    with pytest.raises(DamagedCheckpointError, match="line 1: it is too long"):
+    with pytest.raises(DamagedCheckpointError, match="line 1: the line is too long"):
         records.read_steps(tmp_path)
     monkeypatch.setattr(records, "_MAX_RUN", 20)
-    with pytest.raises(DamagedCheckpointError, match="more than 20 bytes"):
+    with pytest.raises(DamagedCheckpointError, match="more than the maximum of 20 bytes"):
         records.read_records(tmp_path)
 
 
@@ -201,11 +204,14 @@ def test_bits_tell_apart_what_numbers_do_not():
 
 def test_a_difference_is_said_in_words():
     a, b = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])
-    assert how_far(a, b) == "max abs difference 0.5"
-    assert how_far(a, None) == "only the first has it"
-    assert how_far(None, a) == "only the second has it"
-    assert how_far(a, b.double()) == "torch.float32 of shape [2] and torch.float64 of shape [2]"
-    assert list(differing({"memory/x": a, "state/model/y": a, "z": a}, {"z": a.clone()})) == [
+    assert describe_difference(a, b) == "max abs difference 0.5"
+    assert describe_difference(a, None) == "only the first has it"
+    assert describe_difference(None, a) == "only the second has it"
+    assert (
+        describe_difference(a, b.double())
+        == "torch.float32 of shape [2] and torch.float64 of shape [2]"
+    )
+    assert list(mismatched({"memory/x": a, "state/model/y": a, "z": a}, {"z": a.clone()})) == [
         "state/model/y",
         "memory/x",
     ]

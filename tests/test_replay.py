@@ -356,9 +356,9 @@ def test_a_run_that_goes_on_in_another_folder_begins_a_record_there(tmp_path):
 
 def test_a_record_that_cannot_be_written_ends_the_run_or_warns(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match=r"can't be (made|written)"):
+    with pytest.raises(Exception, match=r"cannot be (created|written)"):
         build(tmp_path / "file" / "run").fit()
-    with pytest.warns(UnsavedCheckpointWarning, match="record of the run can't be written"):
+    with pytest.warns(UnsavedCheckpointWarning, match="run record cannot be written"):
         Trainer(
             mlp(),
             train_dataloader=batches(),
@@ -454,17 +454,17 @@ def test_a_changed_script_is_refused_unless_asked_for(script, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda run: (run / "run.json").unlink(), "has no run.json"),
-        (lambda run: (run / "run.json").write_text("{"), "run.json is not the JSON"),
+        (lambda run: (run / "run.json").unlink(), "contains no run.json"),
+        (lambda run: (run / "run.json").write_text("{"), "run.json is damaged, invalid JSON"),
         (lambda run: (run / "run.json").write_text("[]"), "is not the record of a run"),
-        (lambda run: (run / "steps.jsonl").unlink(), "has no steps.jsonl"),
+        (lambda run: (run / "steps.jsonl").unlink(), "contains no steps.jsonl"),
         (lambda run: edit_record(run, script=None), "was not written by a script"),
         (lambda run: edit_record(run, arguments=[1]), "was not written by a script"),
         (lambda run: edit_record(run, script="/nowhere/train.py"), "can't be read"),
         (lambda run: edit_record(run, cwd="/nowhere"), "is no folder"),
-        (lambda run: edit_record(run, batch=-1), "has a record without a batch number"),
+        (lambda run: edit_record(run, batch=-1), "without a batch number"),
         (lambda run: edit_record(run, batch=9), "doesn't say how batch 1 came about"),
-        (lambda run: edit_line(run, 2, batch=3), "line 4: batch 3 is a duplicate"),
+        (lambda run: edit_line(run, 2, batch=3), "line 4: batch 3 is recorded twice"),
     ],
 )
 def test_a_damaged_folder_is_said_and_no_script_is_run(script, tmp_path, capsys, damage, message):

@@ -93,7 +93,7 @@ def test_reading_a_state_moves_nothing():
 
 @pytest.mark.parametrize("state", [None, {}, {"python": 1}, 17])
 def test_what_is_no_state_is_refused(state):
-    with pytest.raises(ValueError, match=r"state=.* is not a value of get_rng_state\(\)"):
+    with pytest.raises(ValueError, match=r"state=.* must be a value of get_rng_state\(\)"):
         load_rng_state(state)
 
 

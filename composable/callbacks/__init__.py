@@ -1,4 +1,4 @@
-"""Observers, one a file. What they must remember is saved with the run."""
+"""Callbacks, one per file. Their state is saved in checkpoints."""
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver, UnsavedCheckpointWarning
 from composable.callbacks.early_stopper import EarlyStopper

@@ -31,38 +31,39 @@ _FIELDS = ("epoch", "batch", "sample", "token", "iteration")
 
 
 class UnsavedCheckpointWarning(UserWarning):
-    """A checkpoint could not be written, and the run goes on without it."""
+    """A checkpoint could not be written, and training continues without it."""
 
 
 class CheckpointSaver(Callback):
-    """Saves the run: when, where, under which names, and how many checkpoints are kept.
+    """Saves checkpoints of a run.
 
-    The `Trainer` makes one of its `save_*` arguments. Give it several to keep, say, the last two
-    of every hundred batches in one folder and every tenth epoch in another.
+    The `Trainer` builds one from its `save_*` arguments. Pass several to save to several folders:
+    for example, every hundred batches with the last two kept, and every tenth epoch.
 
-    A checkpoint is a folder, and it is there whole or not at all. Nothing is deleted before what
-    replaces it is on the disk. The best checkpoint is kept beside the newest.
+    A checkpoint is a folder that is written atomically. An old checkpoint is deleted only after its
+    replacement is on disk. The best checkpoint is kept in addition to the most recent ones.
 
     Args:
-        folder: Where the checkpoints go; it is made.
+        folder: The folder of the checkpoints; it is created.
         save_interval: When to save: "1ep", "100ba", a function `(state, event) -> bool`, or None
-            for whenever a callback asks with `Control.SAVE`. The end of training is saved too,
-            unless it is None.
-        filename: The name of a checkpoint, made of the time: {epoch}, {batch}, {sample}, {token}
-            and {iteration}.
-        num_checkpoints_to_keep: How many of this run's newest are kept; all where None.
+            to save only when a callback requests it with `Control.SAVE`. Unless it is None, the
+            end of training is saved too.
+        filename: The name of a checkpoint, a format string with the fields {epoch}, {batch},
+            {sample}, {token} and {iteration}.
+        num_checkpoints_to_keep: Number of most recent checkpoints of this run to keep, or None to
+            keep all.
         overwrite: Replace checkpoints of another run that have the same name.
-        weights_only: Save the model alone. A run can't go on from such a checkpoint.
-        ignore_keys: What to leave out, as patterns of paths: "memory/EMA", "optimizers".
-        background: Copy what is saved, and write it while training goes on.
-        on_error: What to do where it can't be written: "raise", or "warn" and go on.
-        metric: The result of evaluation that tells the best checkpoint: "eval/accuracy". A better
+        weights_only: Save only the model. Training cannot resume from such a checkpoint.
+        ignore_keys: Patterns of paths to exclude: "memory/EMA", "optimizers".
+        background: Copy the state, and write it in a background thread.
+        on_error: "raise" to raise if a checkpoint cannot be written, "warn" to warn and continue.
+        metric: The evaluation result that selects the best checkpoint: "eval/accuracy". A better
             one is saved after its evaluation, whatever the interval.
-        mode: Whether the "max" or the "min" of the metric is best.
+        mode: Whether a higher ("max") or a lower ("min") metric is better.
 
     Raises:
-        ValueError: An argument is out of its range.
-        TypeError: An argument is of another kind.
+        ValueError: An argument has an invalid value.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> from composable.callbacks import CheckpointSaver
@@ -98,7 +99,7 @@ class CheckpointSaver(Callback):
         self.metric = _check_metric(metric)
         self.mode = _check_choice("mode", mode, ("max", "min"))
         self.wanted = False
-        """Whether it has asked to save, and was not told to yet."""
+        """Whether a save is requested and not yet done."""
         self.dry_run: Callable[[str, Callable[[], Mapping[str, Any]]], object] | None = None
         """Called in the place of writing, with the name and a function that captures the run."""
         self._kept: list[str] = []
@@ -111,28 +112,28 @@ class CheckpointSaver(Callback):
     # --- when ---
 
     def fit_start(self, state: State, logger: "Logger") -> None:
-        """Make the folder: one that vanishes later is not made again, for its disk may be gone."""
+        """Create the folder, once: if it vanishes later, its disk may have been unmounted."""
         if self.dry_run is None:
             self._settle(lambda: folders.make_folder(self.folder))
 
     def batch_start(self, state: State, logger: "Logger") -> None:
-        """What was measured before is not of the weights to come."""
+        """Discard the metric of earlier weights."""
         self._measured = None
 
     def eval_end(self, state: State, logger: "Logger") -> None:
-        """Take down the metric."""
+        """Record the metric."""
         label, _, name = (self.metric or "").rpartition("/")
         self._measured = state.metrics.get(label, {}).get(name, self._measured)
 
     def batch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
-        """Ask to save where it is due."""
-        return self._ask(state.previous_timestamp, state, Event.BATCH_END)
+        """Request a save if one is due."""
+        return self._request(state.previous_timestamp, state, Event.BATCH_END)
 
     def epoch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
-        """Ask to save where it is due."""
-        return self._ask(self._seen or state.previous_timestamp, state, Event.EPOCH_END)
+        """Request a save if one is due."""
+        return self._request(self._seen or state.previous_timestamp, state, Event.EPOCH_END)
 
-    def _ask(self, before: Timestamp, state: State, event: Event) -> Control | None:
+    def _request(self, before: Timestamp, state: State, event: Event) -> Control | None:
         self._seen = state.timestamp
         due = is_due(self.save_interval, state.evolve(timestamp=before), state, event)
         self.wanted = self.wanted or due or self._is_better()
@@ -146,28 +147,29 @@ class CheckpointSaver(Callback):
         sign = 1 if self.mode == "max" else -1
         return sign * self._measured > sign * self._best[1]
 
-    # --- what, and where ---
+    # --- saving ---
 
     def name_of(self, state: State) -> str:
-        """The name of a checkpoint of this state."""
+        """Return the name of the checkpoint of a state."""
         now = state.timestamp
         return self.filename.format(**{field: getattr(now, field) for field in _FIELDS})
 
     def save(
         self, state: State, run: Mapping[str, Any], take: Callable[[bool], Mapping[str, Any]]
     ) -> None:
-        """Write a checkpoint, and delete those that are too many.
+        """Save a checkpoint, and delete old ones beyond the number to keep.
 
         Args:
-            state: Where the run stands.
-            run: What the run is; `id` tells it apart from others.
-            take: Gives what is saved; the weights alone where it is called with True.
+            state: The current state of the run.
+            run: The description of the run; its `id` is unique.
+            take: A function that returns the tree to save, or only the weights if called with
+                True.
 
         Raises:
-            CheckpointError: It could not be written, and `on_error` is "raise".
+            CheckpointError: The checkpoint could not be written, and `on_error` is "raise".
         """
         self.wanted = False
-        self.finish()  # one at a time, in their order
+        self.finish()  # one at a time, in order
         name, kept, best = self.name_of(state), self._kept, self._best
         self._kept = [*(one for one in kept if one != name), name]
         if self._is_better():
@@ -200,7 +202,7 @@ class CheckpointSaver(Callback):
         return files.write(target, saved.tensors, saved.data, overwrite=own, info=saved.info)
 
     def _drop_old(self) -> None:
-        """Delete this run's checkpoints beyond the number to keep; the newer ones are durable."""
+        """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
         if self.num_checkpoints_to_keep is None:
             return
         best = self._best[0] if self._best else None
@@ -212,7 +214,7 @@ class CheckpointSaver(Callback):
     # --- in the background ---
 
     def finish(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the checkpoint that is being written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             self._settle(writing.result)
@@ -223,11 +225,11 @@ class CheckpointSaver(Callback):
         except CheckpointError as error:
             if self.on_error == "raise":
                 raise
-            message = f"a checkpoint was not saved, and the run goes on: {error}"
+            message = f"a checkpoint could not be saved, training continues: {error}"
             warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the checkpoint that is being written, and stop the thread."""
         try:
             self.finish()
         finally:
@@ -235,10 +237,10 @@ class CheckpointSaver(Callback):
                 self._thread.shutdown()
                 self._thread = None
 
-    # --- what it remembers ---
+    # --- its own state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Which checkpoints it keeps, and which is the best."""
+        """Return the names of the kept checkpoints and the best one."""
         return {
             "kept": list(self._kept),
             "best": self._best,
@@ -247,14 +249,14 @@ class CheckpointSaver(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep these checkpoints."""
+        """Restore the names of the kept checkpoints and the best one."""
         self._kept, self._best = list(state["kept"]), state["best"]
         self._seen, self._measured = state["seen"], state["measured"]
 
 
 @attrs.frozen(eq=False)
 class Saved:
-    """What goes into a checkpoint."""
+    """The contents of a checkpoint."""
 
     tensors: Mapping[str, Tensor]
     data: Any
@@ -264,7 +266,7 @@ class Saved:
     def of(
         cls, state: State, run: Mapping[str, Any], tree: Mapping[str, Any], *, complete: bool
     ) -> "Saved":
-        """The tree of a run that stands at `state`; `complete` if the run can go on from it."""
+        """Pack the tree of a run at `state`; `complete` if training can resume from it."""
         now = state.timestamp
         tensors, data = pack({"run": run, "timestamp": now, "state": tree})
         data["on_device"] = sorted(n for n, one in tensors.items() if one.device.type != "cpu")
@@ -280,13 +282,13 @@ class Saved:
         )
 
     def copied(self) -> "Saved":
-        """The same with copies of the tensors, which training doesn't change."""
+        """Return the same contents with copies of the tensors, which training does not change."""
         copies = {name: one.to("cpu", copy=True) for name, one in self.tensors.items()}
         return attrs.evolve(self, tensors=copies)
 
 
 def _run_of(checkpoint: Path) -> Any:
-    """The number of the run that wrote a checkpoint; None where there is none."""
+    """Return the id of the run that wrote a checkpoint, or None if there is no valid one."""
     try:
         return files.verify(checkpoint).info.get("run")
     except CheckpointError:
@@ -297,18 +299,18 @@ def _run_of(checkpoint: Path) -> Any:
 
 
 def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
-    """Patterns of paths."""
+    """Return patterns of paths as a tuple."""
     if isinstance(patterns, str):
         return (patterns,)
     if not isinstance(patterns, Sequence) or not all(isinstance(one, str) for one in patterns):
-        raise TypeError(f"{name}={patterns!r} must be patterns of paths, such as ['optimizers'].")
+        raise TypeError(f"{name}={patterns!r} must be a list of patterns, such as ['optimizers'].")
     return tuple(patterns)
 
 
 def _check_filename(filename: Any) -> str:
     if not isinstance(filename, str):
-        raise TypeError(f"filename={filename!r} must be a string such as 'ep{{epoch}}-ba{{batch}}'")
-    ways = ", ".join(f"{{{field}}}" for field in _FIELDS)
+        raise TypeError(f"filename={filename!r} must be a str, such as 'ep{{epoch}}-ba{{batch}}'.")
+    allowed = ", ".join(f"{{{field}}}" for field in _FIELDS)
     try:
         fields = {
             field for _, field, _, _ in string.Formatter().parse(filename) if field is not None
@@ -317,14 +319,14 @@ def _check_filename(filename: Any) -> str:
     except (ValueError, KeyError, IndexError, AttributeError):
         fields, example = {"?"}, ""
     if not fields <= set(_FIELDS):
-        raise ValueError(f"filename={filename!r} may have {ways}, and nothing else in braces.")
+        raise ValueError(f"filename={filename!r} must have no fields other than {allowed}.")
     if not fields & {"batch", "sample", "epoch", "token"}:
         raise ValueError(
-            f"filename={filename!r} would give every checkpoint one name: put {{batch}} in it."
+            f"filename={filename!r} must be unique for each checkpoint: include {{batch}}."
         )
     if "/" in example or "\\" in example or example.startswith("."):
         raise ValueError(
-            f"filename={filename!r} must be a name, not a path: give the folder apart."
+            f"filename={filename!r} must be a name, not a path: set the folder with folder=."
         )
     return filename
 
@@ -335,7 +337,7 @@ def _check_keep(count: Any) -> int | None:
     if count == -1:
         return None
     raise ValueError(
-        f"num_checkpoints_to_keep={count!r} must be an integer from 1 on, or None for all."
+        f"num_checkpoints_to_keep={count!r} must be a positive integer, or None to keep all."
     )
 
 
@@ -354,6 +356,6 @@ def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 def _check_metric(metric: Any) -> str | None:
     if metric is not None and not (isinstance(metric, str) and "/" in metric.strip("/")):
         raise ValueError(
-            f"metric={metric!r} must be an evaluator's label and a metric, such as 'eval/accuracy'."
+            f"metric={metric!r} must be '<evaluator label>/<metric>', such as 'eval/accuracy'."
         )
     return metric

@@ -1,4 +1,4 @@
-"""Ends training when a result gets no better."""
+"""Stop training when a metric has stopped improving."""
 
 import warnings
 from collections.abc import Mapping
@@ -16,22 +16,23 @@ __all__ = ["EarlyStopper"]
 
 
 class EarlyStopper(Callback):
-    """Asks to stop when a result of evaluation has not become better for longer than `patience`.
+    """Stops training when an evaluation result has not improved for longer than `patience`.
 
-    It looks after every evaluation in training. A result is better when it beats the best one by
-    more than `min_delta`; a NaN never is. With an evaluation each epoch and the default patience
-    of one epoch, the second epoch in a row that brings nothing better is the last.
+    The result is checked after every evaluation during training. It improves if it is better than
+    the best one by more than `min_delta`; NaN never does. With one evaluation per epoch and the
+    default patience of one epoch, training stops after the second epoch in a row without
+    improvement.
 
     Args:
-        monitor: The name of the result: "loss", or that of a metric.
-        dataloader_label: The label of the evaluator whose result it is.
-        mode: "min" where less is better, "max" where more is. By default "min" for a name with
-            "loss", "error" or "perplexity" in it, and "max" for any other.
-        min_delta: By how much a result must beat the best one, at least 0.
-        patience: How long it may take until a result is better: "3ep", "500ba", "0.1dur".
+        monitor: The name of the result: "loss", or the name of a metric.
+        dataloader_label: The label of the evaluator.
+        mode: "min" if lower is better, "max" if higher is better. Default: "min" if `monitor`
+            contains "loss", "error" or "perplexity", otherwise "max".
+        min_delta: The minimum improvement, at least 0.
+        patience: The maximum time without improvement: "3ep", "500ba", "0.1dur".
 
     Raises:
-        ValueError: An argument is out of range, or the evaluator has no result of that name.
+        ValueError: An argument has an invalid value, or the evaluator has no result of that name.
 
     Example:
         >>> from composable.callbacks import EarlyStopper
@@ -52,7 +53,7 @@ class EarlyStopper(Callback):
         if mode not in (None, "min", "max"):
             raise ValueError(f"mode={mode!r} must be 'min', 'max' or None.")
         if not min_delta >= 0:
-            raise ValueError(f"min_delta={min_delta!r} must be at least 0.")
+            raise ValueError(f"min_delta={min_delta!r} must be non-negative.")
         self.monitor = monitor
         self.dataloader_label = dataloader_label
         self.mode = mode or _guess_mode(monitor)
@@ -64,23 +65,23 @@ class EarlyStopper(Callback):
         self._results: Any = None
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
-        """Forget an earlier run."""
+        """Discard the results of an earlier run."""
         if state.timestamp.batch == 0:
             self.best = self._since = None
 
     def eval_before_all(self, state: "State", logger: "Logger") -> None:
-        """Note the results that are old."""
+        """Note the results of earlier evaluations."""
         self._results = state.metrics.get(self.dataloader_label)
 
     def eval_after_all(self, state: "State", logger: "Logger") -> Control | None:
-        """Look at the result, if it is a new one."""
+        """Check the result, and request a stop if the patience is exhausted."""
         results = state.metrics.get(self.dataloader_label)
         if results is None or results is self._results:
-            return None  # others were evaluated
+            return None  # another evaluator ran
         if self.monitor not in results:
             raise ValueError(
-                f"monitor={self.monitor!r} is no result of the evaluator "
-                f"{self.dataloader_label!r}: it has {sorted(results)}."
+                f"monitor={self.monitor!r} must be a result of the evaluator "
+                f"{self.dataloader_label!r}: one of {sorted(results)}."
             )
         now, patience = progress(state, self.patience)
         if self._since is None or self._is_better(results[self.monitor]):
@@ -90,11 +91,11 @@ class EarlyStopper(Callback):
         return Control.STOP if now - self._since > patience else None
 
     def fit_end(self, state: "State", logger: "Logger") -> None:
-        """Say so where there was nothing to look at."""
+        """Warn if the evaluator never ran."""
         if self._since is None:
             warnings.warn(
-                f"EarlyStopper saw no evaluation of {self.dataloader_label!r}: there are results "
-                f"of {sorted(state.metrics)}. Give the label of an evaluator that is run.",
+                f"dataloader_label={self.dataloader_label!r} of EarlyStopper matches no evaluator "
+                f"that ran: use one of {sorted(state.metrics)}.",
                 stacklevel=2,
             )
 
@@ -105,11 +106,11 @@ class EarlyStopper(Callback):
         return gain > self.min_delta
 
     def state_dict(self) -> dict[str, Any]:
-        """The best result, and how far the run was when it came."""
+        """Return the best result, and the time at which it was reached."""
         return {"best": self.best, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the best result of a run."""
+        """Restore the best result and its time."""
         check_keys(self, state)
         self.best, self._since = state["best"], state["since"]
 

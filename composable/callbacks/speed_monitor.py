@@ -1,4 +1,4 @@
-"""Logs how fast training is."""
+"""Log the throughput of training."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ __all__ = ["SpeedMonitor"]
 
 
 class SpeedMonitor(Callback):
-    """Logs the speed of training, as a mean over the last `window_size` batches.
+    """Logs the throughput of training, averaged over the last `window_size` batches.
 
-    After every batch, once there are as many: `throughput/batches_per_sec`,
-    `throughput/samples_per_sec` and, where tokens are counted, `throughput/tokens_per_sec`. The
-    time is that of training, evaluation left out. The device is never waited for: what is still
-    queued on it counts in a later batch.
+    It logs `throughput/batches_per_sec`, `throughput/samples_per_sec` and, if tokens are counted,
+    `throughput/tokens_per_sec` after every batch, as soon as the window is full. Evaluation time is
+    excluded. The monitor never synchronizes with the device: work that is still queued counts
+    towards a later batch.
 
     Args:
-        window_size: In batches, at least 1.
+        window_size: The number of batches to average over, at least 1.
 
     Raises:
         ValueError: `window_size` is below 1.
@@ -49,20 +49,20 @@ class SpeedMonitor(Callback):
 
     def __init__(self, window_size: int = 100) -> None:
         if isinstance(window_size, bool) or not isinstance(window_size, int) or window_size < 1:
-            raise ValueError(f"window_size={window_size!r} must be an integer from 1 on.")
+            raise ValueError(f"window_size={window_size!r} must be a positive integer.")
         self.window_size = window_size
-        # What was done, and in what time, at the ends of the batches in the window.
+        # Batches, samples, tokens and seconds of training at the end of each batch.
         self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
-        """Begin a window, unless there is one that ends here."""
+        """Start a window, unless the current one ends at this batch."""
         now = _done(state)
         if not self._window or self._window[-1] != now:
             self._window.clear()
             self._window.append(now)
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
-        """Log the speed over the window."""
+        """Log the throughput over the window."""
         self._window.append(_done(state))
         if len(self._window) <= self.window_size:
             return
@@ -78,11 +78,11 @@ class SpeedMonitor(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The window."""
+        """Return the window."""
         return {"window": [list(done) for done in self._window]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the window of a run."""
+        """Restore the window."""
         check_keys(self, state)
         self._window.clear()
         self._window.extend(tuple(done) for done in state["window"])

@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved, how, and how it is read back. Nothing in a file is ever executed."""
+"""Write, read and verify checkpoints, without pickle: loading one never executes code."""
 
 from composable.checkpoint.errors import (
     CheckpointError,

@@ -1,8 +1,8 @@
-"""How a folder is written: beside its place, to the disk, and then there as a whole.
+"""Write a folder atomically: write a temporary folder, sync it to disk, then rename it.
 
-Every call of the system is in this file, in the order in which it is made. After any of them the
-machine may stop: what a reader then finds in the place of the checkpoint, or put aside beside it,
-is a whole checkpoint.
+All system calls are in this file, in the order in which they are made. If the machine stops after
+any of them, a reader finds a complete checkpoint, either at the target or under the temporary name
+of the replaced one.
 """
 
 import errno
@@ -29,18 +29,18 @@ __all__ = [
     "advice",
     "check_place",
     "clean",
+    "commit",
+    "find_replaced",
     "is_still",
-    "put_aside",
-    "put_in_place",
     "restore",
-    "staged",
+    "staging_folder",
     "sync_folder",
     "write_file",
 ]
 
 
 class _Output:
-    """A file that is hashed as it is written."""
+    """A file that is hashed while it is written."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.size, self.hash = descriptor, 0, sha256()
@@ -67,8 +67,8 @@ def write_file(path: Path, content: Callable[[Write], object]) -> FileRecord:
 
 
 @contextmanager
-def staged(target: Path) -> Iterator[Path]:
-    """A folder beside the target, locked for as long as its writer lives."""
+def staging_folder(target: Path) -> Iterator[Path]:
+    """Create a temporary folder next to the target, locked while its writer is alive."""
     lock = None
     try:
         while True:
@@ -77,7 +77,7 @@ def staged(target: Path) -> Iterator[Path]:
             lock = _lock(partial)
             if lock is None or is_still(partial, lock):
                 break
-            os.close(lock)  # somebody who cleans was faster than the lock
+            os.close(lock)  # another process deleted the folder before it was locked
             lock = None
         yield partial
     except BaseException:
@@ -88,7 +88,7 @@ def staged(target: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def put_in_place(partial: Path, target: Path) -> None:
+def commit(partial: Path, target: Path) -> None:
     aside = _beside(target, "replaced")
     try:
         if os.path.lexists(target):
@@ -103,7 +103,7 @@ def put_in_place(partial: Path, target: Path) -> None:
 
 
 def restore(target: Path) -> None:
-    """Bring back what an interrupted overwriting has put aside."""
+    """Rename a replaced checkpoint back after an interrupted overwrite."""
     if not os.path.lexists(target):
         for aside in _leftovers(target, "replaced"):
             os.rename(aside, target)
@@ -111,7 +111,7 @@ def restore(target: Path) -> None:
 
 
 def clean(target: Path) -> None:
-    """Delete what earlier writers of the target have left, unless they are still at work."""
+    """Delete temporary folders of earlier writers of the target, unless they are still running."""
     with suppress(OSError):
         for aside in _leftovers(target, "replaced"):
             _remove(aside)
@@ -126,18 +126,20 @@ def check_place(target: Path, overwrite: bool) -> None:
     if not os.path.lexists(target):
         return
     if not overwrite:
-        raise CheckpointExistsError(f"{target} exists: give another folder, or overwrite=True.")
+        raise CheckpointExistsError(f"{target} exists: use another folder, or overwrite=True.")
     if target.is_symlink() or not target.is_dir():
-        raise CheckpointExistsError(f"{target} is no folder, and is not overwritten: move it.")
+        raise CheckpointExistsError(
+            f"{target} is not a directory and will not be overwritten: move it."
+        )
     if others := sorted(set(os.listdir(target)).difference(FILES)):
         raise CheckpointExistsError(
-            f"{target} holds {others[0]!r}, which is not of a checkpoint, and is not overwritten: "
-            "move it, or give another folder."
+            f"{target} contains {others[0]!r}, which is not part of a checkpoint, and will not be "
+            "overwritten: move it, or use another folder."
         )
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder of ours, as far as the system lets us; nothing else that may be in it."""
+    """Delete the files of a checkpoint, and their folder if it is then empty, ignoring errors."""
     for name in FILES:
         with suppress(OSError):
             os.unlink(folder / name)
@@ -146,7 +148,7 @@ def _remove(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder if nobody has; None where somebody has or where locks are not to be had."""
+    """Lock a folder; return None if it is locked already or locks are not supported."""
     if fcntl is None:
         return None
     descriptor = None
@@ -168,7 +170,7 @@ def is_still(folder: Path, descriptor: int) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # it has no such thing
+    if os.name == "nt":  # folders cannot be synced
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -181,8 +183,8 @@ def _beside(target: Path, kind: str) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}.{kind}")
 
 
-def put_aside(target: Path) -> list[Path]:
-    """What an interrupted writer may have put aside: whole checkpoints that were at the target."""
+def find_replaced(target: Path) -> list[Path]:
+    """List complete checkpoints that an interrupted overwrite of the target renamed."""
     try:
         return _leftovers(target, "replaced")
     except (FileNotFoundError, NotADirectoryError):
@@ -196,9 +198,9 @@ def _leftovers(target: Path, kind: str) -> list[Path]:
 
 def advice(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ". Free some space, or keep fewer checkpoints."
+        return ". Free some disk space, or keep fewer checkpoints."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return ". Give a folder that you may write to."
+        return ". Use a writable folder."
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return ". The folder above it must be there while it is written."
+        return ". The parent folder must exist."
     return "."

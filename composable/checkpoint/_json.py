@@ -1,4 +1,4 @@
-"""JSON, strictly: what is not plain JSON of a modest size is refused and never guessed at."""
+"""Strict JSON: duplicate keys, NaN and oversized numbers are errors."""
 
 import json
 import math
@@ -12,13 +12,13 @@ JSON: TypeAlias = Any
 """None, bool, int, float, str, and lists and dictionaries of these."""
 
 MAX_INTEGER = 2**64
-"""Integers beyond it are not written as JSON numbers: few readers would keep them."""
+"""Larger integers are not written as JSON numbers, because few readers keep their value."""
 
 _MAX_DIGITS = len(str(MAX_INTEGER)) + 1
 
 
 def dump(value: JSON, indent: int | None = None) -> bytes:
-    """The one way in which a value is written: the order of keys is kept."""
+    """Encode a value as UTF-8; the order of the keys is kept."""
     separators = (",", ":") if indent is None else None
     text = json.dumps(
         value, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators
@@ -27,15 +27,15 @@ def dump(value: JSON, indent: int | None = None) -> bytes:
 
 
 def load(raw: bytes | bytearray, where: str) -> JSON:
-    """Read JSON.
+    """Decode JSON.
 
     Args:
-        raw: UTF-8.
-        where: The file, for messages.
+        raw: The UTF-8 text.
+        where: The file name for error messages.
 
     Raises:
-        DamagedCheckpointError: It isn't JSON, has a key twice, NaN or infinity, a number of too
-            many digits, or is nested too deeply.
+        DamagedCheckpointError: The text is not JSON, has a duplicate key, NaN or infinity, a number
+            with too many digits, or is nested too deeply.
     """
     try:
         return json.loads(
@@ -46,17 +46,13 @@ def load(raw: bytes | bytearray, where: str) -> JSON:
             parse_constant=_refuse_constant,
         )
     except RecursionError:
-        raise DamagedCheckpointError(
-            f"{where} is nested too deeply to be a checkpoint's."
-        ) from None
-    except ValueError as error:  # also of UTF-8 and of JSON itself
-        raise DamagedCheckpointError(
-            f"{where} is not the JSON that was written: {error}."
-        ) from None
+        raise DamagedCheckpointError(f"{where} is nested too deeply for a checkpoint.") from None
+    except ValueError as error:  # raised for invalid UTF-8 and invalid JSON too
+        raise DamagedCheckpointError(f"{where} is damaged, invalid JSON: {error}.") from None
 
 
 def is_text(string: str) -> bool:
-    """Whether a string can be written: half of a surrogate pair can't."""
+    """Return whether a string can be encoded as UTF-8: a lone surrogate cannot."""
     try:
         string.encode()
     except UnicodeEncodeError:
@@ -69,22 +65,22 @@ def _as_dict(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"it has the key {twice[:80]!r} twice")
+        raise ValueError(f"duplicate key {twice[:80]!r}")
     return found
 
 
 def _as_int(digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
-        raise ValueError(f"it has an integer of {len(digits)} digits")
+        raise ValueError(f"an integer has {len(digits)} digits")
     return int(digits)
 
 
 def _as_float(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"it has the number {digits[:40]}, which is out of range")
+        raise ValueError(f"the number {digits[:40]} is out of range")
     return value
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"it has {name}, which is no JSON")
+    raise ValueError(f"{name} is not JSON")

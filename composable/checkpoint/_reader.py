@@ -1,4 +1,4 @@
-"""How the files of a checkpoint are opened and read: all of the same one, and each byte once."""
+"""Open and read the files of a checkpoint: all from the same version, each byte once."""
 
 import errno
 import os
@@ -14,9 +14,9 @@ import attrs
 from torch import Tensor
 
 from composable.checkpoint import _json
-from composable.checkpoint._atomic import is_still, put_aside
+from composable.checkpoint._atomic import find_replaced, is_still
 from composable.checkpoint._json import JSON
-from composable.checkpoint._safetensors import read_header, read_tensors, skip_tensors
+from composable.checkpoint._safetensors import fill, read_header, read_tensors, skip_tensors
 from composable.checkpoint.errors import (
     CheckpointError,
     DamagedCheckpointError,
@@ -37,12 +37,12 @@ from composable.checkpoint.manifest import (
 __all__ = ["MAX_STATE", "Inputs", "candidates", "check_all", "check_sizes", "reading"]
 
 MAX_STATE = 1 << 28
-_ATTEMPTS = 20  # of a reader; each but the first needs a writer that was faster
+_ATTEMPTS = 20  # retried only if a writer replaced the checkpoint in the meantime
 
 
 @attrs.define
 class _Input:
-    """A file that is hashed as it is read."""
+    """A file that is hashed while it is read."""
 
     where: str
     descriptor: int
@@ -55,26 +55,21 @@ class _Input:
         return count
 
     def all(self, limit: int) -> bytearray:
-        """The whole file."""
+        """Read the whole file."""
         if self.size > limit:
             raise DamagedCheckpointError(
-                f"{self.where} has {self.size} bytes, and {limit} is the most."
+                f"{self.where} has {self.size} bytes, more than the maximum of {limit}."
             )
         raw = bytearray(self.size)
-        view, filled = memoryview(raw), 0
-        while filled < self.size:
-            count = self(view[filled:])
-            if not count:
-                raise DamagedCheckpointError(f"{self.where} ends too early: it is truncated.")
-            filled += count
+        fill(self, memoryview(raw), self.where)
         return raw
 
     def check(self, record: FileRecord) -> None:
-        """Compare what was read with what the manifest says."""
+        """Compare the hash of the bytes read with the manifest."""
         if self.hash.hexdigest() != record.sha256:
             raise DamagedCheckpointError(
-                f"{self.where} is damaged: its bytes are not those that were written (sha256 "
-                f"{self.hash.hexdigest()[:16]}..., and {MANIFEST} says {record.sha256[:16]}...)."
+                f"{self.where} is damaged: its sha256 is {self.hash.hexdigest()[:16]}..., but "
+                f"{MANIFEST} records {record.sha256[:16]}..."
             )
 
 
@@ -94,8 +89,8 @@ def check_sizes(files: Inputs) -> Manifest:
     for name, record in manifest.files.items():
         if files[name].size != record.size:
             raise DamagedCheckpointError(
-                f"{files[name].where} has {files[name].size} bytes, and {MANIFEST} says "
-                f"{record.size}: it is truncated or of another checkpoint."
+                f"{files[name].where} has {files[name].size} bytes, but {MANIFEST} records "
+                f"{record.size}: it is truncated, or belongs to another checkpoint."
             )
     return manifest
 
@@ -123,7 +118,7 @@ class _Moved(Exception):
 
 @contextmanager
 def reading(path: Path) -> Iterator[Inputs]:
-    """The files of a checkpoint, all of the same one."""
+    """Open the files of a checkpoint, all from the same version of it."""
     files: Inputs = {}
     try:
         files = _open(path)
@@ -132,7 +127,7 @@ def reading(path: Path) -> Iterator[Inputs]:
         if isinstance(error, CheckpointError):
             raise
         raise UnreadableCheckpointError(
-            f"{error.filename or path} can't be read: {error.strerror or error}."
+            f"{error.filename or path} cannot be read: {error.strerror or error}."
         ) from error
     finally:
         for file in files.values():
@@ -141,15 +136,15 @@ def reading(path: Path) -> Iterator[Inputs]:
 
 def _open(path: Path) -> Inputs:
     for _ in range(_ATTEMPTS):
-        # Between two renames of a writer, the checkpoint is the one that it has put aside.
-        for place in [path] if os.path.lexists(path) else put_aside(path):
+        # Between the two renames of a writer, the checkpoint is the replaced one.
+        for place in [path] if os.path.lexists(path) else find_replaced(path):
             with suppress(_Moved):
                 return _open_files(place)
-    raise MissingCheckpointError(f"there is no checkpoint at {path}.")
+    raise MissingCheckpointError(f"no checkpoint at {path}.")
 
 
 def _open_files(place: Path) -> Inputs:
-    """Open all files before any is read: a folder that is then replaced is still read whole."""
+    """Open all files before reading any: a folder that is replaced later is still read whole."""
     files: Inputs = {}
     folder = _open_folder(place)
     try:
@@ -162,7 +157,7 @@ def _open_files(place: Path) -> Inputs:
             raise
         if folder is not None and not is_still(place, folder):
             raise _Moved from None
-        raise DamagedCheckpointError(f"{place / name} is missing: no whole checkpoint.") from None
+        raise DamagedCheckpointError(f"{place / name} is missing: incomplete checkpoint.") from None
     finally:
         if folder is not None:
             os.close(folder)
@@ -170,14 +165,14 @@ def _open_files(place: Path) -> Inputs:
 
 
 def _open_folder(place: Path) -> int | None:
-    """The folder itself, whatever its next name; None where the system has no such thing."""
+    """Open the folder itself, which survives a rename; None if the system does not support it."""
     try:
         if os.open in os.supports_dir_fd:
             return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise _Moved from None
     except NotADirectoryError:
-        raise DamagedCheckpointError(f"{place} is no folder, so no checkpoint.") from None
+        raise DamagedCheckpointError(f"{place} is not a directory, so not a checkpoint.") from None
     return None
 
 
@@ -189,18 +184,18 @@ def _open_file(place: Path, folder: int | None, name: str) -> _Input:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):
             raise DamagedCheckpointError(
-                f"{path} is a symbolic link, and a checkpoint has its files in it."
+                f"{path} is a symbolic link; the files of a checkpoint must not be links."
             ) from None
         error.filename = str(path)
         raise
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise DamagedCheckpointError(f"{path} is no regular file.")
+        raise DamagedCheckpointError(f"{path} is not a regular file.")
     return _Input(str(path), descriptor, status.st_size)
 
 
-# A link is not followed, and a pipe does not make us wait.
+# Do not follow links, and do not block on pipes.
 _READ = (
     os.O_RDONLY
     | getattr(os, "O_BINARY", 0)
@@ -211,24 +206,24 @@ _READ = (
 
 
 def candidates(root: Path) -> list[Path]:
-    """The folders in a folder that are checkpoints, or should be."""
+    """List the subfolders that are checkpoints, valid or broken."""
     try:
         names = sorted(os.listdir(root))
     except (FileNotFoundError, NotADirectoryError):
-        raise MissingCheckpointError(f"there is no folder {root}.") from None
+        raise MissingCheckpointError(f"no directory {root}.") from None
     except OSError as error:
-        raise UnreadableCheckpointError(f"{root} can't be read: {error.strerror}.") from error
+        raise UnreadableCheckpointError(f"{root} cannot be read: {error.strerror}.") from error
     candidates: dict[Path, None] = {}
     for name in names:
         path = root / name
-        if match := _PUT_ASIDE.fullmatch(name):  # stands for its target, while that is missing
+        if match := _REPLACED.fullmatch(name):  # stands for its target while that is missing
             candidates.setdefault(root / match[1], None)
         elif not name.startswith(".") and _looks_like_one(path):
             candidates[path] = None
     return list(candidates)
 
 
-_PUT_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.replaced")
+_REPLACED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.replaced")
 
 
 def _looks_like_one(path: Path) -> bool:

@@ -1,9 +1,9 @@
-"""Tensors in a file, in the safetensors format, read and written once from end to end.
+"""Read and write tensors in the safetensors format, in one sequential pass.
 
-The format is a header of JSON, its length before it, and the bytes of the tensors after it. It is
-read and written here, and not by its own library, so that each byte is hashed as it passes, that
-what is hashed is what is loaded, and that no second copy is made. Each tensor gets a storage of its
-own, so that one can be kept without the others.
+The format is the length of a JSON header, the header, and the bytes of the tensors. It is
+implemented here, instead of using the `safetensors` library, so that each byte is hashed while it
+is read or written, the bytes that are hashed are the bytes that are loaded, and no second copy is
+made. Each tensor has its own storage, so it can be kept without the others.
 
 https://github.com/huggingface/safetensors#format
 """
@@ -25,6 +25,7 @@ __all__ = [
     "DTYPES",
     "Entry",
     "Write",
+    "fill",
     "read_header",
     "read_tensors",
     "skip_tensors",
@@ -53,42 +54,42 @@ _NAMES = {
     "BOOL": "bool",
 }
 DTYPES = {key: getattr(torch, name) for key, name in _NAMES.items() if hasattr(torch, name)}
-"""The dtypes that the format has, as far as this torch has them."""
+"""The dtypes of the format that this version of PyTorch supports."""
 
 _KEYS = {dtype: key for key, dtype in DTYPES.items()}
 _METADATA = "__metadata__"
-_MAX_HEADER = 100_000_000  # that of the library of the format
+_MAX_HEADER = 100_000_000  # the limit of the safetensors library
 _MAX_DIMENSIONS = 64
 _CHUNK = 1 << 22
 
 Write = Callable[[bytes | memoryview], object]
-"""Writes all that it gets."""
+"""A function that writes all of a buffer."""
 ReadInto = Callable[[memoryview], int]
-"""Fills what it gets from its start, and says how far; 0 at the end of the file."""
+"""A function that reads into a buffer and returns the number of bytes; 0 at the end of the file."""
 
 
 @attrs.frozen
 class Entry:
-    """Where a tensor is in the file."""
+    """The header entry of a tensor."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     size: int
-    """In bytes."""
+    """The size in bytes."""
 
 
 def write_tensors(write: Write, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors of any device and layout, one after the other.
+    """Write tensors on any device and with any strides, one after the other.
 
     Args:
-        write: Appends to the file.
-        tensors: Of dtypes in `DTYPES`.
+        write: A function that appends to the file.
+        tensors: The tensors, with dtypes in `DTYPES`.
     """
     if sys.byteorder != "little":
-        raise NotImplementedError("the format is little-endian, and this machine is not.")
-    # By size of the elements, then by name: all are aligned, and the same tensors give the same
-    # bytes. It is the order of the format's own library.
+        raise NotImplementedError("safetensors files are not supported on big-endian machines.")
+    # Sorted by element size, then by name, like the safetensors library: all tensors are aligned,
+    # and the same tensors give the same bytes.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {}
     end = 0
@@ -104,102 +105,104 @@ def write_tensors(write: Write, tensors: Mapping[str, Tensor]) -> None:
     raw += b" " * (-len(raw) % 8)
     write(len(raw).to_bytes(8, "little") + raw)
     for name in names:
-        # One at a time: what a copy needs is free again before the next.
+        # One at a time: the memory of a copy is freed before the next.
         tensor = tensors[name].detach().resolve_conj().resolve_neg().cpu().contiguous()
         for chunk in _chunks(tensor):
             write(chunk)
 
 
 def read_header(read_into: ReadInto, size: int, where: str) -> list[Entry]:
-    """Read and check the header; the entries come in the order of their bytes.
+    """Read and check the header; return the entries in the order of their bytes.
 
     Args:
         read_into: Reads the file, from its start.
-        size: Of the whole file, in bytes. Nothing larger is ever allocated.
-        where: The file, for messages.
+        size: The size of the whole file in bytes. No larger buffer is allocated.
+        where: The file name for error messages.
 
     Raises:
-        DamagedCheckpointError: The header is none, or does not describe a file of this size.
+        DamagedCheckpointError: The header is invalid, or does not describe a file of this size.
     """
     start = bytearray(8)
-    _fill(read_into, memoryview(start), where)
+    fill(read_into, memoryview(start), where)
     length = int.from_bytes(start, "little")
     if length > min(size - 8, _MAX_HEADER):
         raise DamagedCheckpointError(
-            f"{where} says that its header has {length} bytes: the file has {size}, and a header "
-            f"at most {_MAX_HEADER}. It is truncated, damaged, or no safetensors file."
+            f"{where} declares a header of {length} bytes, but the file has {size}, and a header "
+            f"at most {_MAX_HEADER}: it is truncated, damaged, or not a safetensors file."
         )
     raw = bytearray(length)
-    _fill(read_into, memoryview(raw), where)
+    fill(read_into, memoryview(raw), where)
     header = _json.load(raw, f"the header of {where}")
     if not isinstance(header, dict):
-        raise DamagedCheckpointError(f"the header of {where} is no mapping.")
+        raise DamagedCheckpointError(f"the header of {where} is not a mapping.")
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise DamagedCheckpointError(f"the metadata of {where} is no mapping of strings.")
+        raise DamagedCheckpointError(f"the metadata of {where} is not a mapping of strings.")
     spans = [_entry(name, spec, where) for name, spec in header.items()]
     spans.sort(key=lambda span: span[0])
     position = 0
     for (begin, end), entry in spans:
         if begin != position:
-            fault = "overlaps what is before it" if begin < position else "comes after a gap"
+            fault = "overlaps the previous tensor" if begin < position else "follows a gap"
             raise DamagedCheckpointError(f"{where}: tensor {entry.name!r} {fault}.")
         position = end
     if position != size - 8 - length:
         raise DamagedCheckpointError(
-            f"{where} has {size - 8 - length} bytes of tensors, and its header speaks of "
+            f"{where} has {size - 8 - length} bytes of tensors, but its header declares "
             f"{position}: it is truncated or damaged."
         )
     return [entry for _, entry in spans]
 
 
 def read_tensors(read_into: ReadInto, entries: list[Entry], where: str) -> dict[str, Tensor]:
-    """Read the tensors that a header speaks of, each into a storage of its own."""
+    """Read the tensors of a header, each into its own storage."""
     tensors = {}
     for entry in entries:
         try:
             tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        except (RuntimeError, MemoryError) as error:  # sizes beyond 2**63 beside a 0, too
+        except (RuntimeError, MemoryError) as error:  # also for a shape such as (0, 2**62, 4)
             raise UnreadableCheckpointError(
-                f"{where}: tensor {entry.name!r} of shape {list(entry.shape)} can't be allocated."
+                f"{where}: tensor {entry.name!r} of shape {list(entry.shape)} cannot be allocated."
             ) from error
         for chunk in _chunks(tensor):
-            _fill(read_into, chunk, where)
+            fill(read_into, chunk, where)
         tensors[entry.name] = tensor
     return tensors
 
 
 def skip_tensors(read_into: ReadInto, entries: list[Entry], where: str) -> None:
-    """Read the bytes of the tensors and keep none."""
+    """Read the bytes of the tensors and discard them."""
     buffer = memoryview(bytearray(_CHUNK))
     left = sum(entry.size for entry in entries)
     while left:
         chunk = buffer[: min(left, _CHUNK)]
-        _fill(read_into, chunk, where)
+        fill(read_into, chunk, where)
         left -= len(chunk)
 
 
 def _entry(name: str, spec: Any, where: str) -> tuple[tuple[int, int], Entry]:
     about = f"{where}: tensor {name[:200]!r}"
     if not _json.is_text(name):
-        raise DamagedCheckpointError(f"{about} has a name that is no text.")
+        raise DamagedCheckpointError(f"{about}: the name is invalid Unicode.")
     if not isinstance(spec, dict) or spec.keys() != {"dtype", "shape", "data_offsets"}:
-        raise DamagedCheckpointError(f"{about} has no dtype, shape and data_offsets, or has more.")
+        raise DamagedCheckpointError(
+            f"{about} must have exactly the keys dtype, shape and data_offsets."
+        )
     dtype = DTYPES.get(spec["dtype"]) if isinstance(spec["dtype"], str) else None
     if dtype is None:
         raise DamagedCheckpointError(
-            f"{about} has dtype {str(spec['dtype'])[:40]!r}: this version reads {list(DTYPES)}."
+            f"{about} has dtype {str(spec['dtype'])[:40]!r}, which is not one of {list(DTYPES)}."
         )
     shape, offsets = spec["shape"], spec["data_offsets"]
     if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise DamagedCheckpointError(f"{about} has shape {str(shape)[:80]}, which is none.")
+        raise DamagedCheckpointError(f"{about} has invalid shape {str(shape)[:80]}.")
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise DamagedCheckpointError(f"{about} has data_offsets {str(offsets)[:80]}, not two.")
+        raise DamagedCheckpointError(f"{about} has invalid data_offsets {str(offsets)[:80]}.")
     begin, end = offsets
     needed = math.prod(shape) * dtype.itemsize
     if end - begin != needed:
         raise DamagedCheckpointError(
-            f"{about} has {end - begin} bytes, and its shape {shape} of {spec['dtype']} needs "
+            f"{about} has {end - begin} bytes, but shape {shape} and dtype {spec['dtype']} require "
             f"{needed}."
         )
     return (begin, end), Entry(name, dtype, tuple(shape), needed)
@@ -210,7 +213,7 @@ def _are_counts(values: Any) -> bool:
 
 
 def _chunks(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a contiguous tensor of the CPU, in place; without NumPy, so by their address."""
+    """Yield the bytes of a contiguous CPU tensor without copying; by address, to avoid NumPy."""
     size = tensor.numel() * tensor.element_size()
     if not size:
         return
@@ -219,10 +222,11 @@ def _chunks(tensor: Tensor) -> Iterator[memoryview]:
         yield view[start : start + _CHUNK]
 
 
-def _fill(read_into: ReadInto, buffer: memoryview, where: str) -> None:
+def fill(read_into: ReadInto, buffer: memoryview, where: str) -> None:
+    """Read until a buffer is full."""
     filled = 0
     while filled < len(buffer):
         count = read_into(buffer[filled:])
         if not count:
-            raise DamagedCheckpointError(f"{where} ends too early: it is truncated.")
+            raise DamagedCheckpointError(f"{where} is truncated.")
         filled += count

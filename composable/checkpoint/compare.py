@@ -1,4 +1,4 @@
-"""Tensors compared to the last bit."""
+"""Bitwise comparison of tensors."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,13 @@ from torch import Tensor
 
 from composable.checkpoint._safetensors import _chunks
 
-__all__ = ["differing", "digest", "how_far", "same_bits"]
+__all__ = ["describe_difference", "digest", "mismatched", "same_bits"]
 
 
 def digest(tensor: Tensor) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of a tensor's bytes. It waits for the device.
+    """Return the first 16 hexadecimal digits of the SHA-256 of a tensor's bytes.
+
+    This synchronizes with the device.
 
     Example:
         >>> import torch
@@ -22,37 +24,37 @@ def digest(tensor: Tensor) -> str:
         False
     """
     total = sha256()
-    tensor = _plain(tensor)  # held: the chunks are its memory
+    tensor = _plain(tensor)  # kept alive: the chunks are views of its memory
     for chunk in _chunks(tensor):
         total.update(chunk)
     return total.hexdigest()[:16]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have one dtype, one shape and the same bits: NaN is NaN, -0 is not 0."""
+    """Return whether two tensors have the same dtype, shape and bits: NaN is NaN, -0 is not 0."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     a, b = _plain(a), _plain(b)
     return all(x == y for x, y in zip(_chunks(a), _chunks(b), strict=True))
 
 
-def differing(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[str]:
-    """The names under which two sets of tensors differ, those of the model first."""
+def mismatched(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the names whose tensors differ or are missing in one mapping, the model's first."""
     for name in sorted({**a, **b}, key=_place):
         if name not in a or name not in b or not same_bits(a[name], b[name]):
             yield name
 
 
 def _place(name: str) -> Any:
-    """The model first, and layer 2 before layer 10."""
+    """Sort the model first, and layer 2 before layer 10."""
     parts = re.split(r"(\d+)", name[:1000])
     return not name.startswith("state/model/"), [
         (len(p), p) if p.isdigit() else (0, p) for p in parts
     ]
 
 
-def how_far(a: Tensor | None, b: Tensor | None) -> str:
-    """How two tensors differ, in words."""
+def describe_difference(a: Tensor | None, b: Tensor | None) -> str:
+    """Describe the difference between two tensors, in words."""
     if a is None or b is None:
         return f"only the {'second' if a is None else 'first'} has it"
     if a.dtype != b.dtype or a.shape != b.shape:

@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint. Each message names the file or the path, and the fault."""
+"""Errors of checkpoints. Each message names the file or the path in the tree, and the fault."""
 
 __all__ = [
     "CheckpointError",
@@ -14,19 +14,19 @@ __all__ = [
 
 
 class CheckpointError(Exception):
-    """Something is wrong with a checkpoint; every error of this package is one of these."""
+    """The base class of all errors of this package."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """The files are not what was written, or were never a checkpoint."""
+    """The files differ from those that were written, or were never a checkpoint."""
 
 
 class VersionError(CheckpointError):
-    """The checkpoint has a layout that this version of the library can't read."""
+    """The checkpoint has a schema that this version of the library cannot read."""
 
 
 class MismatchError(CheckpointError):
-    """The checkpoint is whole, and does not fit what it is loaded into."""
+    """The checkpoint is valid, but does not match the objects that it is loaded into."""
 
 
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
@@ -34,16 +34,16 @@ class MissingCheckpointError(CheckpointError, FileNotFoundError):
 
 
 class UnreadableCheckpointError(CheckpointError):
-    """The system refuses to read a file. The `OSError` is its cause."""
+    """A file cannot be read. The `OSError` is the cause."""
 
 
 class UnwritableCheckpointError(CheckpointError):
-    """The system refuses to write: disk full, read-only, vanished. The `OSError` is its cause."""
+    """A file cannot be written: disk full, read-only or removed. The `OSError` is the cause."""
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
-    """Something is in the place of the checkpoint that would be written."""
+    """The path of the checkpoint to write exists already."""
 
 
 class UnsavableError(CheckpointError, TypeError):
-    """A value in the tree can't be saved without pickle."""
+    """A value in the tree cannot be saved without pickle."""

@@ -1,8 +1,8 @@
-"""A checkpoint as a folder of three files, which is there whole or not at all.
+"""Checkpoints as folders of three files, written atomically.
 
-The files are written into a folder beside the target, brought to the disk, and then renamed as one.
-The manifest has the size and the hash of each, and of itself, so nothing that was changed, cut off
-or exchanged is taken for what was written.
+The files are written to a temporary folder next to the target, synced to disk, and the folder is
+renamed in one operation. The manifest holds the size and the hash of each file, and its own hash,
+so files that were changed, truncated or exchanged are detected.
 """
 
 import os
@@ -18,9 +18,9 @@ from composable.checkpoint._atomic import (
     advice,
     check_place,
     clean,
-    put_in_place,
+    commit,
     restore,
-    staged,
+    staging_folder,
     sync_folder,
     write_file,
 )
@@ -47,7 +47,7 @@ __all__ = ["Broken", "Contents", "Found", "find", "read", "verify", "write"]
 
 @attrs.frozen(eq=False)
 class Contents:
-    """All of a checkpoint, read and checked."""
+    """The contents of a checkpoint, read and verified."""
 
     tensors: dict[str, Tensor]
     data: JSON
@@ -57,7 +57,7 @@ class Contents:
 
 @attrs.frozen
 class Found:
-    """A whole checkpoint in a folder."""
+    """A valid checkpoint in a folder."""
 
     path: Path
     manifest: Manifest
@@ -65,7 +65,7 @@ class Found:
 
 @attrs.frozen
 class Broken:
-    """A folder that should be a checkpoint and isn't one."""
+    """A broken checkpoint in a folder, and the reason."""
 
     path: Path
     error: CheckpointError
@@ -79,33 +79,36 @@ def write(
     overwrite: bool = False,
     info: Mapping[str, JSON] | None = None,
 ) -> Path:
-    """Write a checkpoint: at every moment, a reader finds all of it or none.
+    """Write a checkpoint atomically: a reader sees either all of it or none.
 
     Args:
-        folder: The checkpoint. The folder above it must be there.
-        tensors: By name.
-        data: What JSON can say: see `pack`.
-        overwrite: Replace a checkpoint that is there. It stays until the new one is on the disk.
-        info: What the manifest shall say of it, as JSON. `batch` is what `find` orders by.
+        folder: The checkpoint to write. Its parent folder must exist.
+        tensors: The tensors by name.
+        data: The rest of the state, as JSON: see `pack`.
+        overwrite: Replace an existing checkpoint. It is deleted once the new one is on disk.
+        info: Entries for the manifest, as JSON. `find` sorts by `batch`.
 
     Returns:
-        The folder.
+        The absolute path of the folder.
 
     Raises:
-        CheckpointExistsError: Something is there, and it is no checkpoint or `overwrite` is False.
-        UnsavableError: `data` or `info` is not JSON, or a dtype is not of the format.
-        UnwritableCheckpointError: The system refuses. What was there still is.
+        CheckpointExistsError: `folder` exists, and is not a checkpoint or `overwrite` is False.
+        UnsavableError: `data` or `info` is not JSON, or the format does not support a dtype.
+        UnwritableCheckpointError: The files cannot be written. An existing checkpoint is kept.
     """
     target = _as_path(folder)
     state = _dump_state(data)
     entries = check_info({} if info is None else dict(info))
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES.values():
-            raise UnsavableError(f"tensor {name!r} has dtype {tensor.dtype}: see pack().")
+            raise UnsavableError(
+                f"tensor {name!r} has dtype {tensor.dtype}, which the format does not support: use "
+                "pack()."
+            )
     try:
         restore(target)
         check_place(target, overwrite)
-        with staged(target) as partial:
+        with staging_folder(target) as partial:
             records = {
                 TENSORS: write_file(partial / TENSORS, lambda out: write_tensors(out, tensors)),
                 STATE: write_file(partial / STATE, lambda out: out(state)),
@@ -113,30 +116,30 @@ def write(
             manifest = dump_manifest(records, entries)
             write_file(partial / MANIFEST, lambda out: out(manifest))
             sync_folder(partial)
-            put_in_place(partial, target)
+            commit(partial, target)
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
         raise UnwritableCheckpointError(
-            f"{target} can't be written: {error.strerror or error}{advice(error)} What was there "
-            "before is as it was."
+            f"{target} cannot be written: {error.strerror or error}{advice(error)} An earlier "
+            "checkpoint at this path is unchanged."
         ) from error
     clean(target)
     return target
 
 
 def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Contents:
-    """Read a checkpoint: all of it is checked before any of it is handed back.
+    """Read a checkpoint; all of it is verified before anything is returned.
 
     Args:
-        folder: The checkpoint.
-        device: Where the tensors shall be.
+        folder: The checkpoint to read.
+        device: The device of the tensors.
 
     Raises:
-        MissingCheckpointError: There is none.
-        DamagedCheckpointError: A file is missing, or isn't what was written.
-        VersionError: It has a layout that this version can't read.
-        UnreadableCheckpointError: The system refuses.
+        MissingCheckpointError: There is no checkpoint at this path.
+        DamagedCheckpointError: A file is missing, or differs from the one that was written.
+        VersionError: The checkpoint has a schema that this version cannot read.
+        UnreadableCheckpointError: A file cannot be read.
     """
     device = torch.device(device)
     path = _as_path(folder)
@@ -148,10 +151,10 @@ def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") 
 
 
 def verify(folder: str | os.PathLike[str]) -> Manifest:
-    """Read and check all of a checkpoint, and keep only its manifest.
+    """Read and verify all of a checkpoint, and return only its manifest.
 
     Raises:
-        CheckpointError: As `read` does.
+        CheckpointError: See `read`.
     """
     with reading(_as_path(folder)) as files:
         return check_all(files, keep=False)[0]
@@ -160,21 +163,22 @@ def verify(folder: str | os.PathLike[str]) -> Manifest:
 def find(
     folder: str | os.PathLike[str], *, thorough: bool = False
 ) -> tuple[list[Found], list[Broken]]:
-    """Find the checkpoints in a folder, the newest first.
+    """Find the checkpoints in a folder, the most recent first.
 
-    The order is that of the batches that they say were done, then that of their writing. The name
-    of a checkpoint and the times of its files say nothing. Links are not followed.
+    They are sorted by the number of batches in their manifest, then by the time of writing. The
+    names of the checkpoints and the modification times of their files are not used. Links are not
+    followed.
 
     Args:
-        folder: Where to look; not in the folders below its checkpoints.
-        thorough: Check every byte, as `verify` does. Otherwise the manifest and the sizes.
+        folder: The folder to list, not recursively.
+        thorough: Verify every byte, like `verify`. Otherwise only the manifest and the sizes.
 
     Returns:
-        The whole ones, and the broken ones with what is wrong.
+        The valid checkpoints, and the broken ones with the reason.
 
     Raises:
-        MissingCheckpointError: There is no such folder.
-        UnreadableCheckpointError: The system refuses to list it.
+        MissingCheckpointError: The folder does not exist.
+        UnreadableCheckpointError: The folder cannot be listed.
     """
     root = Path(folder).absolute()
     whole: list[Found] = []
@@ -185,7 +189,7 @@ def find(
                 manifest = check_all(files, keep=False)[0] if thorough else check_sizes(files)
             whole.append(Found(path, manifest))
         except MissingCheckpointError:
-            continue  # deleted since it was listed
+            continue  # deleted after it was listed
         except CheckpointError as error:
             broken.append(Broken(path, error))
     whole.sort(key=lambda found: (found.manifest.batch, found.manifest.created), reverse=True)
@@ -206,7 +210,7 @@ def _dump_state(data: JSON) -> bytes:
         raise UnsavableError(f"data is not JSON: {error}. Use pack().") from None
     if len(raw) > MAX_STATE:
         raise UnsavableError(
-            f"the state has {len(raw)} bytes beside its tensors, and {MAX_STATE} is the most: "
-            "keep long lists of numbers as tensors."
+            f"the state has {len(raw)} bytes besides its tensors, more than the maximum of "
+            f"{MAX_STATE}: store long lists of numbers as tensors."
         )
     return raw

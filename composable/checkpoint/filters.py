@@ -1,4 +1,4 @@
-"""Parts of a tree, chosen by patterns of their paths."""
+"""Filter trees by patterns of paths."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -8,13 +8,13 @@ __all__ = ["matches", "replaced", "without"]
 
 
 def matches(path: tuple[Any, ...], patterns: Iterable[str]) -> bool:
-    """Whether a path, its parts divided by "/", has one of the patterns."""
+    """Return whether a path, its parts joined by "/", matches one of the patterns."""
     text = "/".join(map(str, path))
     return any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
 def without(tree: Any, patterns: Iterable[str], path: tuple[Any, ...] = ()) -> Any:
-    """A tree without the entries of its mappings whose paths have one of the patterns.
+    """Copy a tree without the entries whose path matches a pattern.
 
     Example:
         >>> from composable.checkpoint.filters import without
@@ -32,7 +32,7 @@ def without(tree: Any, patterns: Iterable[str], path: tuple[Any, ...] = ()) -> A
 
 
 def replaced(tree: Any, other: Any, patterns: Iterable[str], path: tuple[Any, ...] = ()) -> Any:
-    """A tree in which what has one of the patterns is as in another tree, or isn't there.
+    """Copy a tree; entries whose path matches a pattern come from `other`, or are dropped.
 
     Example:
         >>> from composable.checkpoint.filters import replaced

@@ -1,4 +1,4 @@
-"""The folder in which checkpoints lie."""
+"""Create the folder of checkpoints, and delete checkpoints."""
 
 import os
 import secrets
@@ -11,27 +11,26 @@ __all__ = ["delete", "make_folder"]
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for checkpoints, and those above it.
+    """Create a folder for checkpoints, and its parents.
 
     Raises:
-        UnwritableCheckpointError: The system refuses.
+        UnwritableCheckpointError: The folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnwritableCheckpointError(
-            f"{folder} can't be made: {error.strerror or error}. Give a folder that you may write "
-            "to."
+            f"{folder} cannot be created: {error.strerror or error}. Use a writable folder."
         ) from error
 
 
 def delete(checkpoint: Path) -> None:
-    """Delete a checkpoint: it is gone at once, and never there in part.
+    """Delete a checkpoint atomically: a reader never finds part of it.
 
     Raises:
-        UnwritableCheckpointError: The system refuses.
+        UnwritableCheckpointError: The checkpoint cannot be deleted.
     """
-    # Under such a name it is what a writer left unfinished, which readers pass over.
+    # Readers ignore this name: it marks the folder of an unfinished writer.
     aside = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(8)}.partial")
     try:
         os.rename(checkpoint, aside)
@@ -40,5 +39,5 @@ def delete(checkpoint: Path) -> None:
         return
     except OSError as error:
         raise UnwritableCheckpointError(
-            f"{checkpoint} can't be deleted: {error.strerror or error}."
+            f"{checkpoint} cannot be deleted: {error.strerror or error}."
         ) from error

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, for people and for programs."""
+"""Describe checkpoints, as text and as JSON."""
 
 import math
 import os
@@ -15,6 +15,7 @@ from composable.checkpoint._json import JSON
 from composable.checkpoint.files import find, read
 from composable.checkpoint.manifest import FILES, Manifest
 from composable.checkpoint.tree import unpack
+from composable.core._table import format_table
 
 __all__ = ["describe", "describe_all", "is_checkpoint", "render", "render_all"]
 
@@ -22,7 +23,7 @@ _CHUNK = 1 << 22
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a checkpoint, whole or broken, and not a folder of several."""
+    """Return whether a path is a checkpoint, valid or broken, rather than a folder of several."""
     return any(os.path.lexists(Path(path) / name) for name in FILES) or not Path(path).is_dir()
 
 
@@ -30,15 +31,16 @@ def describe(path: str | os.PathLike[str]) -> dict[str, JSON]:
     """Describe a checkpoint, as JSON.
 
     Args:
-        path: The checkpoint; it is read and checked as a whole.
+        path: The checkpoint; all of it is read and verified.
 
     Returns:
-        `path`, `manifest`, `timestamp` and `run` as far as the state has them, `state` (the names
-        of what else there is), and `tensors`: name, dtype, shape and norm of each. The norm is the
-        root of the sum of squares, and a string where it is not finite.
+        A dictionary with the keys `path`, `manifest`, `timestamp` and `run` (None if the state has
+        none), `state` (the names of the top-level entries), and `tensors`: the name, dtype, shape
+        and norm of each. The norm is the root of the sum of squares; it is a string if it is not
+        finite.
 
     Raises:
-        CheckpointError: It can't be read.
+        CheckpointError: The checkpoint cannot be read.
     """
     contents = read(path)
     tree = unpack(contents.tensors, contents.data)
@@ -62,10 +64,10 @@ def describe(path: str | os.PathLike[str]) -> dict[str, JSON]:
 
 
 def describe_all(folder: str | os.PathLike[str]) -> dict[str, JSON]:
-    """Describe the checkpoints in a folder, the newest first, and the broken ones.
+    """Describe the checkpoints in a folder, the most recent first, and the broken ones.
 
     Raises:
-        CheckpointError: There is no such folder, or it can't be read.
+        CheckpointError: The folder does not exist or cannot be read.
     """
     whole, broken = find(folder)
     return {
@@ -79,7 +81,7 @@ def describe_all(folder: str | os.PathLike[str]) -> dict[str, JSON]:
 
 
 def render(description: Mapping[str, Any]) -> str:
-    """What `describe` returns, as text."""
+    """Format the result of `describe` as text."""
     manifest = description["manifest"]
     lines = [
         f"checkpoint  {description['path']}",
@@ -91,20 +93,22 @@ def render(description: Mapping[str, Any]) -> str:
         f"state       {', '.join(description['state'])}",
         f"tensors     {len(description['tensors'])}, {manifest['bytes']} bytes",
     ]
-    width = max([len(tensor["name"]) for tensor in description["tensors"]], default=0)
-    for tensor in description["tensors"]:
-        norm = tensor["norm"]
-        number = norm if isinstance(norm, str) else f"{norm:.6g}"
-        lines.append(
-            f"  {tensor['name']:{min(width, 60)}}  {tensor['dtype']:9} {tensor['shape']}  "
-            f"norm {number}"
-        )
-    return "\n".join(map(_printable, lines))
+    rows = [
+        (_printable(tensor["name"]), tensor["dtype"], str(tensor["shape"]), _norm_text(tensor))
+        for tensor in description["tensors"]
+    ]
+    table = format_table(rows, indent="  ", max_width=60)
+    return "\n".join([*map(_printable, lines), *table.splitlines()])
+
+
+def _norm_text(tensor: Mapping[str, Any]) -> str:
+    norm = tensor["norm"]
+    return f"norm {norm if isinstance(norm, str) else format(norm, '.6g')}"
 
 
 def render_all(description: Mapping[str, Any]) -> str:
-    """What `describe_all` returns, as text."""
-    lines = [f"checkpoints in {description['path']}, the newest first"]
+    """Format the result of `describe_all` as text."""
+    lines = [f"checkpoints in {description['path']}, most recent first"]
     for found in description["checkpoints"]:
         manifest = found["manifest"]
         lines.append(
@@ -130,14 +134,14 @@ def _describe_manifest(manifest: Manifest) -> dict[str, JSON]:
 
 
 def _norm(tensor: Tensor) -> float:
-    """The root of the sum of squares, in double precision, without a copy of the whole."""
+    """Compute the Euclidean norm in double precision, without a copy of the whole tensor."""
     numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     chunks = torch.split(numbers.reshape(-1), _CHUNK)
     return math.sqrt(sum(float(chunk.double().square().sum()) for chunk in chunks))
 
 
 def _plain(value: Any) -> JSON:
-    """Any tree, as JSON to look at: what JSON has no word for becomes text."""
+    """Convert a tree to JSON for display: values that are not JSON become strings."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -154,14 +158,14 @@ def _plain(value: Any) -> JSON:
 
 
 def _short(timestamp: JSON) -> JSON:
-    """A timestamp as one line, without its zeros."""
+    """Format a timestamp as one line, without its zeros."""
     if not isinstance(timestamp, dict):
         return timestamp
     return ", ".join(f"{name} {count}" for name, count in timestamp.items() if count) or "the start"
 
 
 def _lines(title: str, value: JSON) -> Iterator[str]:
-    """A tree as indented lines."""
+    """Format a tree as indented lines."""
     if value in (None, {}, []):
         return
     if not isinstance(value, (dict, list)):
@@ -182,5 +186,5 @@ def _indented(value: Any, indent: str) -> Iterator[str]:
 
 
 def _printable(text: str) -> str:
-    """Without what would steer a terminal: the names are from a file."""
+    """Escape control characters, because the names come from a file."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

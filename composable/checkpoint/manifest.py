@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: versions, and the size and hash of each of its files."""
+"""The manifest of a checkpoint: versions, and the size and hash of each file."""
 
 import re
 import sys
@@ -38,16 +38,16 @@ MAX_MANIFEST = 1 << 20
 
 @attrs.frozen
 class FileRecord:
-    """What the manifest says of a file."""
+    """The size and hash of a file."""
 
     size: int
-    """In bytes."""
+    """The size in bytes."""
     sha256: str
 
 
 @attrs.frozen
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The manifest of a checkpoint."""
 
     schema: int
     """The version of the layout."""
@@ -55,21 +55,21 @@ class Manifest:
     """The version of this library that wrote it."""
     torch: str
     created: float
-    """When it was written, in seconds since 1970."""
+    """The time of writing, in seconds since 1970."""
     files: Mapping[str, FileRecord]
     info: Mapping[str, JSON]
-    """What the writer said of it. `batch` is what checkpoints are ordered by."""
+    """The entries given by the writer. Checkpoints are sorted by `batch`."""
 
     @property
     def batch(self) -> int:
-        """The number of batches that were done; 0 where the writer didn't say."""
+        """The number of batches trained on; 0 if the writer did not give it."""
         return self.info.get("batch", 0)  # type: ignore[no-any-return]
 
 
 def check_info(info: dict[str, JSON]) -> dict[str, JSON]:
     batch = info.get("batch", 0)
     if type(batch) is not int or batch < 0:
-        raise UnsavableError(f"batch={batch!r} in info must be an integer from 0 on.")
+        raise UnsavableError(f"info['batch']={batch!r} must be a non-negative integer.")
     return info
 
 
@@ -94,46 +94,46 @@ def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> byte
 
 
 def _seal(body: dict[str, JSON]) -> bytes:
-    """The manifest as a file: the body and its hash."""
+    """Encode the manifest: the body and its hash."""
     return _json.dump({**body, "sha256": sha256(_json.dump(body)).hexdigest()}, indent=1)
 
 
 def parse_manifest(raw: bytearray, where: str) -> Manifest:
     body = _json.load(raw, where)
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
-        raise DamagedCheckpointError(f"{where} is no manifest of a checkpoint.")
+        raise DamagedCheckpointError(f"{where} is not the manifest of a checkpoint.")
     schema = body.get("schema")
     if type(schema) is not int or schema != SCHEMA:
         raise VersionError(
-            f"{where} has schema {str(schema)[:40]}, and this version reads {SCHEMA}: "
+            f"{where} has schema {str(schema)[:40]}, but this version reads schema {SCHEMA}: "
             "use the version that wrote it, or a newer one."
         )
     body.pop("sha256", None)
     try:
-        # Compared as bytes: not even a space may differ from what was written.
+        # Compared as bytes, to detect changes of whitespace too.
         if _seal(body) != raw:
-            raise DamagedCheckpointError(f"{where} is damaged: its hash is another.")
+            raise DamagedCheckpointError(f"{where} is damaged: its hash does not match.")
         return _as_manifest(body)
     except (TypeError, ValueError, AttributeError) as error:
-        raise DamagedCheckpointError(f"{where} is not what this library writes: {error}.") from None
+        raise DamagedCheckpointError(f"{where} is not a valid manifest: {error}.") from None
 
 
 def _as_manifest(body: dict[str, JSON]) -> Manifest:
-    """A manifest, if each field is what it should be."""
+    """Check every field, and build the manifest."""
     keys = {"format", "schema", "library", "torch", "created", "info", "files"}
     if body.keys() != keys:
-        raise ValueError(f"it has the keys {sorted(body)}, not {sorted(keys)}"[:200])
+        raise ValueError(f"its keys are {sorted(body)}, not {sorted(keys)}"[:200])
     for name, kind in (("library", str), ("torch", str), ("created", float), ("info", dict)):
         if type(body[name]) is not kind:
             raise ValueError(f"{name} is a {type(body[name]).__name__}, not a {kind.__name__}")
     if not 0 <= body["created"] < 2**40:
-        raise ValueError(f"created is {body['created']}, which is no time")
+        raise ValueError(f"created is {body['created']}, not a time")
     files = body["files"]
     if not isinstance(files, dict) or files.keys() != {TENSORS, STATE}:
         raise ValueError(f"its files are {str(list(files))[:120]}, not {TENSORS} and {STATE}")
     batch = body["info"].get("batch", 0)
     if type(batch) is not int or batch < 0:
-        raise ValueError(f"batch is {str(batch)[:40]}, not an integer from 0 on")
+        raise ValueError(f"batch is {str(batch)[:40]}, not a non-negative integer")
     return Manifest(
         schema=body["schema"],
         library=body["library"],
@@ -146,10 +146,10 @@ def _as_manifest(body: dict[str, JSON]) -> Manifest:
 
 def _record(name: str, record: JSON) -> FileRecord:
     if not isinstance(record, dict) or record.keys() != {"size", "sha256"}:
-        raise ValueError(f"{name} has no size and sha256")
+        raise ValueError(f"{name} must have exactly the keys size and sha256")
     size, digest = record["size"], record["sha256"]
     if type(size) is not int or size < 0:
-        raise ValueError(f"{name} has size {str(size)[:40]}")
+        raise ValueError(f"{name} has invalid size {str(size)[:40]}")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-        raise ValueError(f"{name} has sha256 {str(digest)[:80]}")
+        raise ValueError(f"{name} has invalid sha256 {str(digest)[:80]}")
     return FileRecord(size, digest)

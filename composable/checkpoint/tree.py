@@ -1,9 +1,9 @@
-"""A tree of plain containers and tensors, as named tensors and JSON, and back.
+"""Convert trees of plain containers and tensors to named tensors and JSON, and back.
 
-What JSON has (None, booleans, integers, finite floats, strings, lists, and dictionaries whose keys
-are strings) is written as itself. Everything else is a mapping with one key that begins with `$`
-and says what it is: `{"$tuple": [1, 2]}`, `{"$tensor": "model/0.weight"}`. The list of these is
-closed. Nothing is ever looked up by a name from the file, so nothing in a file can be run.
+JSON values (None, booleans, integers, finite floats, strings, lists, and dictionaries with string
+keys) are written as they are. Any other value is a mapping with one key that begins with `$` and
+names its type: `{"$tuple": [1, 2]}`, `{"$tensor": "model/0.weight"}`. The set of types is fixed.
+No attribute or import is looked up by a name from the file, so loading never executes code.
 """
 
 import base64
@@ -27,7 +27,7 @@ from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from composable.core.key import Key
 from composable.core.time import Time, Timestamp
 
-__all__ = ["identity_of", "listed", "pack", "printed", "unpack"]
+__all__ = ["format_path", "identity_of", "listed", "pack", "unpack"]
 
 _MAX_DEPTH = 64
 _STORABLE = frozenset(DTYPES.values())
@@ -42,27 +42,27 @@ _Path = tuple[Any, ...]
 
 
 def pack(tree: Any) -> tuple[dict[str, Tensor], JSON]:
-    """Part a tree into its tensors, by name, and JSON for the rest.
+    """Split a tree into its tensors, by name, and JSON for the rest.
 
-    A tree is made of dictionaries, lists, tuples, sets, frozensets and deques; of None, booleans,
-    numbers, strings, bytes and fractions; of tensors, `torch.Size`, dtypes and devices; and of
-    `Time`, `Timestamp` and `Key`. What comes back from `unpack` is equal to it, bit for bit,
-    but for this: every mapping (an `OrderedDict`, a `Counter`, a read-only view) comes back as a
-    dictionary, and a parameter as a tensor that needs no gradient.
+    A tree may contain dictionaries, lists, tuples, sets, frozensets and deques; None, booleans,
+    numbers, strings, bytes and fractions; tensors, `torch.Size`, dtypes and devices; and `Time`,
+    `Timestamp` and `Key`. `unpack` returns a bit-identical tree, with two exceptions: every mapping
+    (an `OrderedDict`, a `Counter`, a read-only view) becomes a dictionary, and a parameter becomes
+    a tensor that requires no gradient.
 
-    A tensor that is met twice (the same elements of the same storage) is named once, and comes
-    back as one. Nothing is copied: the tensors are those of the tree, detached.
+    A tensor that occurs twice (the same elements of the same storage) is saved once, and is shared
+    again after loading. Nothing is copied: the tensors are those of the tree, detached.
 
     Args:
-        tree: What to part. Dictionaries may have any keys that are plain values.
+        tree: The tree to split. The keys of dictionaries may be any plain values.
 
     Returns:
         The tensors by name (their path in the tree, such as "optimizers/0/state/3/exp_avg"), and
-        what `json.dumps` takes.
+        the rest in a form that `json.dumps` accepts.
 
     Raises:
-        UnsavableError: Something in the tree is none of these, or the tree holds itself. The
-            message has its path.
+        UnsavableError: A value has another type, or a container contains itself. The message names
+            its path.
 
     Example:
         >>> from composable.checkpoint import pack, unpack
@@ -78,24 +78,24 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], JSON]:
 
 
 def unpack(tensors: Mapping[str, Tensor], data: JSON) -> Any:
-    """Put together what `pack` parted.
+    """Rebuild a tree from the results of `pack`.
 
     Args:
-        tensors: By name. Each must be spoken of in `data`.
-        data: What `pack` made, or what was read from a file.
+        tensors: The tensors by name. Each must be referenced in `data`.
+        data: The JSON from `pack` or from a file.
 
     Returns:
-        A tree of new containers that holds the given tensors.
+        A tree of new containers with the given tensors.
 
     Raises:
-        DamagedCheckpointError: `data` is not what `pack` makes, or a tensor is missing or
-            unexpected. The message has the path.
+        DamagedCheckpointError: `data` is not a result of `pack`, or a tensor is missing or
+            unexpected. The message names the path.
     """
     unpacker = _Unpacker(tensors)
     tree = unpacker.unpack(data, ())
     if unexpected := sorted(tensors.keys() - unpacker.used):
         raise DamagedCheckpointError(
-            f"there are tensors that the state does not speak of: {listed(unexpected)}."
+            f"the state does not reference the tensors {listed(unexpected)}."
         )
     return tree
 
@@ -108,9 +108,9 @@ def unpack(tensors: Mapping[str, Tensor], data: JSON) -> Any:
 class _Packer:
     tensors: dict[str, Tensor] = attrs.field(factory=dict)
     _names: dict[Any, str] = attrs.field(factory=dict)
-    """The names of the tensors met so far, by what they are made of."""
+    """The names of the tensors packed so far, by identity."""
     _open: set[int] = attrs.field(factory=set)
-    """The containers that hold what is being packed."""
+    """The ids of the containers around the value that is being packed."""
 
     def pack(self, value: Any, path: _Path) -> JSON:
         kind = type(value)
@@ -129,7 +129,7 @@ class _Packer:
         if isinstance(value, (dict, MappingProxyType)) or kind in _CONTAINERS:
             return self._container(value, path)
         raise UnsavableError(
-            f"{printed(path)} holds a {_type_name(value)}, which can't be saved: keep plain "
+            f"{format_path(path)} has type {_type_name(value)}, which cannot be saved: use plain "
             "containers, numbers, strings and tensors."
         )
 
@@ -138,15 +138,15 @@ class _Packer:
         try:
             return {tag: self.pack(disassemble(value), path)}
         except (ValueError, AttributeError) as error:
-            raise UnsavableError(f"{printed(path)} can't be saved: {error}") from None
+            raise UnsavableError(f"{format_path(path)} cannot be saved: {error}") from None
 
     def _container(self, value: Any, path: _Path) -> JSON:
         if id(value) in self._open:
-            raise UnsavableError(f"{printed(path)} holds itself: a tree can't.")
+            raise UnsavableError(f"{format_path(path)} contains itself, which is not supported.")
         if len(path) >= _MAX_DEPTH:
             raise UnsavableError(
-                f"{printed(path[:4])}/... is nested more than {_MAX_DEPTH} levels deep: keep it "
-                "flatter."
+                f"{format_path(path[:4])}/... is nested more than {_MAX_DEPTH} levels deep: "
+                "flatten it."
             )
         self._open.add(id(value))
         try:
@@ -154,7 +154,7 @@ class _Packer:
                 return self._mapping(value, path)
             if type(value) in (set, frozenset):
                 members = [self._hashable(member, path) for member in value]
-                # Sets of strings have another order in every process.
+                # The order of a set of strings differs between processes.
                 return {_CONTAINERS[type(value)]: sorted(members, key=_json.dump)}
             items = [self.pack(item, (*path, index)) for index, item in enumerate(value)]
         finally:
@@ -180,15 +180,15 @@ class _Packer:
         packed = self.pack(value, (*path, "a key or member"))
         if isinstance(value, Tensor) or len(self._names) != before:
             raise UnsavableError(
-                f"{printed(path)} has a tensor as a key or member, which nothing could look up: "
-                "use a name or a number."
+                f"{format_path(path)} contains a tensor as a key or set member, which cannot be "
+                "looked up after loading: use a string or a number."
             )
         return packed
 
     def _tensor(self, tensor: Tensor, path: _Path) -> JSON:
         if fault := _fault(tensor):
-            raise UnsavableError(f"{printed(path)} holds a tensor that {fault}.")
-        identity: Any = id(tensor)  # empty ones share the address of nothing
+            raise UnsavableError(f"{format_path(path)} is a tensor that {fault}.")
+        identity: Any = id(tensor)  # empty tensors may share one null address
         tensor = tensor.detach()
         node: dict[str, JSON] = {}
         if tensor.is_complex() and tensor.dtype not in _STORABLE:
@@ -204,20 +204,20 @@ class _Packer:
 
 
 def _fault(tensor: Tensor) -> str | None:
-    """Why a tensor can't be saved."""
+    """Return why a tensor cannot be saved, or None."""
     if type(tensor) not in (Tensor, nn.Parameter):
-        return f"is a {_type_name(tensor)}: turn it into a plain tensor"
+        return f"has type {_type_name(tensor)}: convert it to a plain tensor"
     if tensor.layout is not torch.strided:
         return f"has layout {tensor.layout}: use to_dense()"
     if tensor.is_meta:
         return "is on the meta device and has no elements to save"
     if tensor.dtype not in _STORABLE and not tensor.is_complex():
-        return f"has dtype {tensor.dtype}, which the file can't hold: convert it"
+        return f"has dtype {tensor.dtype}, which the format does not support: convert it"
     return None
 
 
 def identity_of(tensor: Tensor) -> Any:
-    """The same for two tensors that are the same elements of the same storage."""
+    """Return a key that is equal for tensors with the same elements of the same storage."""
     return (
         tensor.untyped_storage().data_ptr(),
         tensor.storage_offset(),
@@ -231,10 +231,10 @@ def identity_of(tensor: Tensor) -> Any:
 
 
 def _order(tensor: Tensor) -> list[int] | None:
-    """The order of the dimensions in memory, where it isn't theirs (as in channels_last).
+    """Return the order of the dimensions in memory if it is another (as in channels_last).
 
-    The file has the elements in the order of the dimensions. The order in memory is kept beside
-    them, for the same numbers in another order can give other last bits.
+    The file stores the elements in the order of the dimensions. The order in memory is saved too,
+    because a computation on another memory layout can differ in the last bits.
     """
     if tensor.is_contiguous():
         return None
@@ -244,9 +244,9 @@ def _order(tensor: Tensor) -> list[int] | None:
 
 
 def _tensor_name(path: _Path, taken: Mapping[str, Tensor]) -> str:
-    """The path as a name: readable, and no other tensor's."""
+    """Turn a path into a readable, unique name."""
     name = "/".join(map(_escaped, path)) or "tensor"
-    if name.startswith("__"):  # the format keeps a name of this kind to itself
+    if name.startswith("__"):  # reserved by the format
         name = f"%5F{name[1:]}"
     unique, count = name, 1
     while unique in taken:  # the keys 3 and "3", say
@@ -260,8 +260,8 @@ def _escaped(part: Any) -> str:
     return text or "%"
 
 
-def printed(path: _Path) -> str:
-    """A path in a tree, fit to print."""
+def format_path(path: _Path) -> str:
+    """Format a path in a tree for printing."""
     return "/".join(map(_escaped, path)) or "the tree"
 
 
@@ -287,7 +287,7 @@ def _text(raw: bytes) -> str:
 
 
 class _Fault(Exception):
-    """What is wrong with a node; who knows its path says where."""
+    """A fault of a node; `unpack` adds the path."""
 
 
 @attrs.define
@@ -295,58 +295,57 @@ class _Unpacker:
     tensors: Mapping[str, Tensor]
     used: set[str] = attrs.field(factory=set)
     _made: dict[str, tuple[JSON, Tensor]] = attrs.field(factory=dict)
-    """The tensors that came back so far, and the nodes that they came from."""
+    """The tensors rebuilt so far, and their nodes."""
 
     def unpack(self, node: JSON, path: _Path) -> Any:
         if len(path) > _MAX_DEPTH + 1:
             raise DamagedCheckpointError("the state is nested too deeply.")
-        if isinstance(node, list):
-            return self._items(node, path)
-        if isinstance(node, str) and not _json.is_text(node):
-            raise DamagedCheckpointError(f"the state is damaged at {printed(path)}: no text.")
-        if not isinstance(node, dict):
-            return node
-        if not all(map(_json.is_text, node)):
-            raise DamagedCheckpointError(
-                f"the state is damaged at {printed(path)}: a key is no text."
-            )
-        tag = next((key for key in node if key.startswith("$")), None)
-        if tag is None:
-            return {key: self.unpack(value, (*path, key)) for key, value in node.items()}
         try:
-            if tag == "$tensor":
-                return self._tensor(node)
-            if len(node) != 1:
-                raise _Fault(f"a {tag} has other keys")
-            if tag == "$dict":
-                return self._mapping(node[tag], path)
-            if tag == "$deque":
-                return self._deque(node[tag], path)
-            if tag in _CONTAINER_OF:
-                return self._collection(_CONTAINER_OF[tag], node[tag], path)
-            if tag in _ATOM_OF:
-                return _ATOM_OF[tag](self.unpack(node[tag], (*path, tag)))
+            if isinstance(node, list):
+                return self._items(node, path)
+            if isinstance(node, dict):
+                return self._dict(node, path)
+            if isinstance(node, str) and not _json.is_text(node):
+                raise _Fault("invalid Unicode")
+            return node
         except CheckpointError:
             raise
         except (_Fault, ValueError, TypeError, OverflowError, ArithmeticError) as error:
             raise DamagedCheckpointError(
-                f"the state is damaged at {printed(path)}: {str(error)[:200]}."
+                f"the state is damaged at {format_path(path)}: {str(error)[:200]}."
             ) from None
-        raise DamagedCheckpointError(
-            f"the state is damaged at {printed(path)}, or of a newer version: it has a "
-            f"{tag[:40]!r}, which this version doesn't know."
-        )
+
+    def _dict(self, node: dict[str, JSON], path: _Path) -> Any:
+        """Rebuild a dictionary with plain keys, or the object that a tag names."""
+        if not all(map(_json.is_text, node)):
+            raise _Fault("a key is invalid Unicode")
+        tag = next((key for key in node if key.startswith("$")), None)
+        if tag is None:
+            return {key: self.unpack(value, (*path, key)) for key, value in node.items()}
+        if tag == "$tensor":
+            return self._tensor(node)
+        if len(node) != 1:
+            raise _Fault(f"a {tag} has other keys")
+        if tag == "$dict":
+            return self._mapping(node[tag], path)
+        if tag == "$deque":
+            return self._deque(node[tag], path)
+        if tag in _CONTAINER_OF:
+            return self._collection(_CONTAINER_OF[tag], node[tag], path)
+        if tag in _ATOM_OF:
+            return _ATOM_OF[tag](self.unpack(node[tag], (*path, tag)))
+        raise _Fault(f"{tag[:40]!r} is unknown; a newer version may have written it")
 
     def _items(self, items: JSON, path: _Path) -> list[Any]:
         if not isinstance(items, list):
-            raise _Fault(f"there is {str(items)[:40]!r} where a list should be")
+            raise _Fault(f"{str(items)[:40]!r} is not a list")
         return [self.unpack(item, (*path, index)) for index, item in enumerate(items)]
 
     def _mapping(self, pairs: JSON, path: _Path) -> dict[Any, Any]:
         if not isinstance(pairs, list) or not all(
             isinstance(pair, list) and len(pair) == 2 for pair in pairs
         ):
-            raise _Fault("a $dict is no list of pairs")
+            raise _Fault("a $dict is not a list of pairs")
         mapping = {}
         for packed, value in pairs:
             key = self.unpack(packed, (*path, "a key"))
@@ -354,18 +353,18 @@ class _Unpacker:
                 raise _Fault("a tensor is a key")
             mapping[key] = self.unpack(value, (*path, key))
         if len(mapping) != len(pairs):
-            raise _Fault("a key is there twice")
+            raise _Fault("a key occurs twice")
         return mapping
 
     def _collection(self, kind: type, items: JSON, path: _Path) -> Any:
         collection = kind(self._items(items, path))
         if len(collection) != len(items):
-            raise _Fault("a set has a member twice")
+            raise _Fault("a set member occurs twice")
         return collection
 
     def _deque(self, content: JSON, path: _Path) -> deque[Any]:
         if not isinstance(content, list) or len(content) != 2:
-            raise _Fault("a $deque is no length with items")
+            raise _Fault("a $deque is not a pair of a length and items")
         length, items = content
         if length is not None and not _is_count(length):
             raise _Fault(f"a deque has length {str(length)[:40]!r}")
@@ -377,7 +376,7 @@ class _Unpacker:
     def _tensor(self, node: dict[str, JSON]) -> Tensor:
         name = node["$tensor"]
         if not isinstance(name, str) or not node.keys() <= {"$tensor", "order", "complex"}:
-            raise _Fault("a $tensor is no name")
+            raise _Fault("a $tensor is not a name")
         if name not in self.tensors:
             raise _Fault(f"tensor {name[:200]!r} is missing")
         if name not in self._made:
@@ -385,7 +384,7 @@ class _Unpacker:
             self.used.add(name)
         first, tensor = self._made[name]
         if first != node:
-            raise _Fault(f"tensor {name[:200]!r} is said to be two different things")
+            raise _Fault(f"tensor {name[:200]!r} is described in two different ways")
         return tensor
 
 
@@ -393,14 +392,14 @@ def _rebuilt(tensor: Tensor, node: dict[str, JSON]) -> Tensor:
     if "order" in node:
         order = node["order"]
         if not isinstance(order, list) or not all(map(_is_count, order)):
-            raise _Fault("the order of the dimensions is no list of integers")
+            raise _Fault("the order of the dimensions is not a list of integers")
         if sorted(order) != list(range(tensor.ndim)):
-            raise _Fault(f"a tensor of {tensor.ndim} dimensions has them in order {order[:64]}")
+            raise _Fault(f"order {order[:64]} is invalid for a tensor of {tensor.ndim} dimensions")
         back = sorted(range(tensor.ndim), key=order.__getitem__)
         tensor = tensor.permute(order).contiguous().permute(back)
     if "complex" in node:
         if node["complex"] is not True or tensor.shape[-1:] != (2,):
-            raise _Fault("a complex tensor has no pairs of numbers")
+            raise _Fault("a complex tensor is not stored as pairs of numbers")
         if tensor.dtype not in (torch.float64, torch.float16):
             raise _Fault(f"a complex tensor has dtype {tensor.dtype}")
         tensor = torch.view_as_complex(tensor)
@@ -412,19 +411,19 @@ def _is_count(value: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# What else there is: how each kind is taken apart, and how it is checked and put together. What
-# takes apart may raise ValueError or AttributeError, what puts together any error of a bad value.
+# All other types: how each is disassembled, and how it is checked and reassembled. Disassembling
+# may raise ValueError or AttributeError, reassembling any error of a bad value.
 
 
 def _as(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise _Fault(f"there is a {type(value).__name__} where a {kind.__name__} should be")
+        raise _Fault(f"expected {kind.__name__}, got {type(value).__name__}")
     return value
 
 
 def _big_int(text: Any) -> int:
     if not re.fullmatch("-?0x[0-9a-f]+", _as(str, text)):
-        raise _Fault("an integer has other digits")
+        raise _Fault("an integer has invalid digits")
     return int(text, 16)
 
 
@@ -435,7 +434,7 @@ def _special_float(text: Any) -> float:
 
 def _sized(raw: bytes, size: int) -> bytes:
     if len(raw) != size:
-        raise _Fault(f"there are {len(raw)} bytes where {size} should be")
+        raise _Fault(f"expected {size} bytes, got {len(raw)}")
     return raw
 
 
@@ -445,7 +444,7 @@ def _bytes(text: Any) -> bytes:
 
 def _pair(parts: Any, *kinds: type) -> Iterable[Any]:
     if len(_as(list, parts)) != 2 or not all(type(part) in kinds for part in parts):
-        raise _Fault("there are not two numbers")
+        raise _Fault("expected two numbers")
     return tuple(parts)
 
 
@@ -455,22 +454,22 @@ def _fraction(parts: Any) -> Fraction:
 
 def _dtype(name: Any) -> torch.dtype:
     if name not in _TORCH_DTYPES:
-        raise _Fault(f"there is no dtype {str(name)[:40]!r}")
+        raise _Fault(f"unknown dtype {str(name)[:40]!r}")
     return _TORCH_DTYPES[name]
 
 
 def _device(name: Any) -> torch.device:
     if not _DEVICE.fullmatch(_as(str, name)):
-        raise _Fault(f"there is no device {name[:40]!r}")
+        raise _Fault(f"unknown device {name[:40]!r}")
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise _Fault(f"there is no device {name[:40]!r}") from error
+        raise _Fault(f"unknown device {name[:40]!r}") from error
 
 
 def _torch_size(sizes: Any) -> torch.Size:
     if not all(map(_is_count, _as(list, sizes))):
-        raise _Fault("a shape has something else than sizes")
+        raise _Fault("a shape contains an invalid size")
     return torch.Size(sizes)
 
 
@@ -483,12 +482,12 @@ def _timestamp(fields: Any) -> Timestamp:
 
 
 def _moment(name: str, value: Any) -> Any:
-    """A field of a timestamp: a count, or seconds."""
+    """Check a field of a timestamp: a count, or seconds."""
     counted = not str(name).endswith("_wct")
     number = type(value) is int or (not counted and type(value) is float)
     if not number or not 0 <= value < math.inf:
-        kind = "an integer" if counted else "seconds"
-        raise ValueError(f"{name} of a timestamp is {str(value)[:40]}, not {kind} from 0 on")
+        kind = "integer" if counted else "number of seconds"
+        raise ValueError(f"{name} of a timestamp is {str(value)[:40]}, not a non-negative {kind}")
     return value
 
 
@@ -520,6 +519,6 @@ _CONTAINER_OF = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
 def listed(names: list[str], most: int = 5) -> str:
-    """The first of some names, fit for a message."""
+    """Join the first names for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name[:200]) for name in names[:most]) + more

@@ -1,4 +1,4 @@
-"""The weights of a model from a file: ours, or a foreign one."""
+"""Load the weights of a model from a checkpoint, a safetensors file or a `torch.save` file."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -28,13 +28,13 @@ _OURS = "state/model/weights"
 
 @attrs.frozen
 class LoadedWeights:
-    """What `load_weights` did, by names."""
+    """The names of the weights that `load_weights` loaded, and of those that differ."""
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
-    """In the model and not in the file, and not ignored."""
+    """Names in the model that are not in the file, without ignored ones."""
     unexpected: tuple[str, ...]
-    """In the file and not in the model, and not ignored."""
+    """Names in the file that are not in the model, without ignored ones."""
 
 
 def load_weights(
@@ -47,27 +47,26 @@ def load_weights(
 ) -> LoadedWeights:
     """Load the parameters and buffers of a model: all of them, or none after an error.
 
-    Names, shapes and dtypes are compared before the first number is copied. Floating-point numbers
-    are converted to the model's dtype; nothing else is. Where two names are one tensor in the
-    model, either will do.
+    Names, shapes and dtypes are compared before any value is copied. Only floating-point values are
+    converted to the model's dtype. If two names refer to the same tensor of the model (tied
+    weights), the file may contain either.
 
     Args:
-        model: What to load into, in place.
-        path: A checkpoint of ours (a folder), a `.safetensors` file, or a file that
-            `torch.load(weights_only=True)` reads. Nothing in it is executed.
-        strict: Refuse missing and unexpected names. A name in both with another shape is refused
-            in any case.
-        ignore: Patterns of names that are left as they are in the model, such as "head.*".
-        key: Where in the file the weights are: "state_dict", or "state/model" with a slash for
-            each level. By default the whole of a foreign file, and the model of a checkpoint.
+        model: The model, modified in place.
+        path: A checkpoint of this library (a folder), a `.safetensors` file, or a file that
+            `torch.load(weights_only=True)` reads. Loading it never executes code.
+        strict: Raise if names are missing or unexpected. A wrong shape always raises.
+        ignore: Patterns of names to leave unchanged in the model, such as "head.*".
+        key: The path of the weights in the file: "state_dict", or "state/model" with a slash for
+            each level. Default: the model of a checkpoint, or the whole of any other file.
 
     Returns:
         The names that were loaded, missing and unexpected.
 
     Raises:
-        MismatchError: The weights do not fit the model; the message lists what doesn't.
-        DamagedCheckpointError: The file is damaged, or holds more than tensors and containers.
-        MissingCheckpointError: There is no such file.
+        MismatchError: The weights do not match the model; the message lists the differences.
+        DamagedCheckpointError: The file is damaged, or contains more than tensors and containers.
+        MissingCheckpointError: The file does not exist.
 
     Example:
         >>> import pathlib, tempfile
@@ -97,9 +96,9 @@ def load_weights(
         faults.append(f"not in the model: {listed(unexpected)}")
     if faults:
         raise MismatchError(
-            f"{path} does not fit the model, which is as it was:\n  "
+            f"{path} does not match the model, which is unchanged:\n  "
             + "\n  ".join(faults[:20])
-            + "\nTo leave some as they are, name them in ignore=, such as ignore=['head.*']."
+            + "\nTo leave weights unchanged, list them in ignore=, such as ignore=['head.*']."
         )
     model.load_state_dict(found, strict=False)
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
@@ -110,7 +109,7 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 
 def _tied(own: Mapping[str, Any]) -> dict[str, list[str]]:
-    """For each name, all names of the same tensor."""
+    """Map each name to all names of the same tensor."""
     groups: dict[Any, list[str]] = {}
     of: dict[str, list[str]] = {}
     for name, value in own.items():
@@ -121,38 +120,38 @@ def _tied(own: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _contradictions(found: Mapping[str, Any], tied: Mapping[str, list[str]]) -> list[str]:
-    """Names of one tensor of the model for which the file has different numbers."""
+    """List the tied weights of the model whose values differ in the file."""
     faults = []
     for name in found:
         first = next(other for other in tied[name] if other in found)
         one, two = found[first], found[name]
         if isinstance(one, Tensor) and isinstance(two, Tensor) and not _same(one, two):
-            faults.append(f"{name}: it is one tensor with {first}, and the file has two")
+            faults.append(f"{name}: tied to {first} in the model, but different in the file")
     return faults
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
     if one is two or one.shape != two.shape:
-        return True  # another shape is reported by itself
+        return True  # a wrong shape is reported separately
     return bool(((one == two) | ((one != one) & (two != two))).all())
 
 
 def _fault(own: Any, value: Any) -> str | None:
-    """Why a value can't take the place of the model's own."""
+    """Return why a value cannot replace the model's own, or None."""
     if not isinstance(own, Tensor):
-        return None  # what a module makes of its extra state is its own affair
+        return None  # a module checks its own extra state
     if not isinstance(value, Tensor):
-        return f"it is a {type(value).__name__}, not a tensor"
+        return f"expected a tensor, got {type(value).__name__}"
     if not nn.parameter.is_lazy(own) and own.shape != value.shape:
-        return f"its shape is {list(value.shape)}, and {list(own.shape)} in the model"
+        return f"shape {list(value.shape)} in the file, {list(own.shape)} in the model"
     converts = own.is_floating_point() and value.is_floating_point()
     if own.dtype != value.dtype and not converts:
-        return f"its dtype is {value.dtype}, and {own.dtype} in the model"
+        return f"dtype {value.dtype} in the file, {own.dtype} in the model"
     return None
 
 
 # ---------------------------------------------------------------------------------------------
-# What is in the file
+# The contents of the file
 
 
 def _read_weights(path: Path, key: str | None) -> dict[str, Any]:
@@ -163,21 +162,21 @@ def _read_weights(path: Path, key: str | None) -> dict[str, Any]:
         tree = _read_file(path)
     for part in (key or "").split("/") if key else []:
         if not isinstance(tree, Mapping) or part not in tree:
-            raise MismatchError(f"{path} has no {key!r}: {_holds(tree)}.")
+            raise MismatchError(f"{path} has no entry {key!r}: {_contents(tree)}.")
         tree = tree[part]
     if not isinstance(tree, Mapping) or not all(isinstance(name, str) for name in tree):
-        raise MismatchError(f"{path} holds no weights by name: {_holds(tree)}.")
+        raise MismatchError(f"{path} contains no mapping of weights: {_contents(tree)}.")
     if tree and not any(isinstance(value, Tensor) for value in tree.values()):
         raise MismatchError(
-            f"{path} holds no tensors by name: {_holds(tree)}. Say where they are with key=."
+            f"{path} contains no mapping of tensors: {_contents(tree)}. Set their path with key=."
         )
     return dict(tree)
 
 
-def _holds(tree: Any) -> str:
+def _contents(tree: Any) -> str:
     if isinstance(tree, Mapping):
-        return f"there is {listed(list(map(str, tree)))}"
-    return f"there is a {type(tree).__name__}"
+        return f"it contains {listed(list(map(str, tree)))}"
+    return f"it contains an object of type {type(tree).__name__}"
 
 
 def _read_file(path: Path) -> Any:
@@ -187,15 +186,15 @@ def _read_file(path: Path) -> Any:
         with path.open("rb") as file:
             return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise MissingCheckpointError(f"there is no file {path}.") from None
+        raise MissingCheckpointError(f"no file {path}.") from None
     except CheckpointError:
         raise
     except OSError as error:
-        raise UnreadableCheckpointError(f"{path} can't be read: {error.strerror}.") from error
-    except Exception as error:  # torch.load raises all kinds
+        raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except Exception as error:  # torch.load raises many types
         raise DamagedCheckpointError(
-            f"{path} can't be loaded: it is damaged, or holds more than tensors and plain "
-            "containers, which is refused because loading it could run code."
+            f"{path} cannot be loaded: it is damaged, or contains objects other than tensors and "
+            "plain containers, which are rejected because loading them could execute code."
         ) from error
 
 

@@ -68,8 +68,9 @@ class Time:
         unit: A `TimeUnit`, or its short name.
 
     Raises:
-        ValueError: `value` is negative or infinite, or a fraction in a unit that has none.
-        TypeError: `value` is not a number, or units are mixed.
+        ValueError: `value` is negative, infinite or has a fraction that its unit can't have.
+        TypeError: `value` is not a number, or two units are mixed in arithmetic or in a comparison
+            such as `<`. Times of different units are unequal.
 
     Example:
         >>> from composable import Time
@@ -146,8 +147,7 @@ class Time:
             raise TypeError(f"{self!r} can't be compared with a string: use Time({other!r}).")
         if not isinstance(other, Time):
             return NotImplemented
-        self._same_unit(other, "compared with")
-        return self.value == other.value
+        return self.unit is other.unit and self.value == other.value
 
     def __lt__(self, other: "Time") -> bool:
         if not isinstance(other, Time):

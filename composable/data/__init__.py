@@ -1,4 +1,4 @@
-"""Deterministic order, batches and random numbers of data."""
+"""Deterministic data order, batches and augmentation noise."""
 
 from composable.data.order import (
     MovedGeneratorWarning,

@@ -1,4 +1,4 @@
-"""Batches in an order that depends on the seed and the epoch alone."""
+"""Iterate over batches in an order that depends only on the seed and the epoch."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composable.core.key import Key
-from composable.data.fetching import Ticket, is_indexed, ticketed
+from composable.data.fetching import SeededIndex, is_map_style, with_seeded_fetch
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
 __all__ = [
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class ReplayedBatchesWarning(UserWarning):
-    """Batches are fetched to be thrown away, since the loader can't begin in mid-epoch."""
+    """Batches are fetched and discarded, because the loader cannot start in mid-epoch."""
 
 
 class MovedGeneratorWarning(UserWarning):
-    """A loader goes on in mid-epoch, and its order is that of a generator that has moved on."""
+    """An epoch is resumed with a loader whose own generator may have advanced since it began."""
 
 
 def seeded_batches(
@@ -42,39 +42,40 @@ def seeded_batches(
     loader_state: Mapping[str, Any] | None = None,
     generators: Sequence[Tensor] | None = None,
 ) -> Iterator[T]:
-    """Go through an epoch of a loader, from any batch on, with the global generators seeded.
+    """Iterate over an epoch of a loader, from any batch on, with seeded global generators.
 
-    The order depends on `(seed, epoch)`, and what is drawn for a batch on `(seed, step)`: on
-    nothing that was drawn before, and for a `DataLoader` of a map-style data set not on the number
-    of its workers. A data set, a sampler or a batch sampler that has `set_epoch` is told the
-    epoch. A loader that was given a generator of its own keeps using it. The loader is not
-    changed.
+    The order depends only on `(seed, epoch)`, and the random numbers of a batch only on
+    `(seed, step)`: not on earlier draws and, for a `DataLoader` of a map-style dataset, not on the
+    number of workers. A dataset, sampler or batch sampler with a `set_epoch` method receives the
+    epoch. A loader with its own generator keeps using it. The loader is not changed.
 
-    With `skip`, the epoch goes on at that batch. A list and a `DataLoader` of a map-style data set
-    begin there: nothing is loaded to be thrown away. A loader with a `state_dict` (torchdata's
-    `StatefulDataLoader`) goes on from `loader_state`. Any other fetches what it skips, and warns.
+    With `skip`, iteration starts at that batch. A list and a `DataLoader` of a map-style dataset
+    start there directly, without loading the skipped batches. A loader with a `state_dict`
+    (torchdata's `StatefulDataLoader`) starts from `loader_state`. Any other loader fetches and
+    discards the skipped batches, with a warning.
 
-    This is how the `Trainer` reads its loader; use it to get the same batches in your own loop.
+    The `Trainer` iterates over its loader with this function; use it to get the same batches in
+    your own loop.
 
     Args:
         dataloader: Any iterable of batches.
         seed: The seed of the run, or its `Key`.
         epoch: The epoch, from 0.
-        first_step: The number of batches that the run has trained on before this epoch.
-        skip: How many batches of this epoch to leave out, from 0.
-        loader_state: What `read_loader_state(dataloader)` was after `skip` batches, where that is
-            known. Where `skip` is 0 it is not used: it would be a state of the epoch before.
-        generators: What `get_generator_states(dataloader)` was when this epoch began, for a loader that
-            was given a generator of its own; that is set to it.
+        first_step: Number of batches that the run trained on before this epoch.
+        skip: Number of batches of this epoch to skip, at least 0.
+        loader_state: The value of `read_loader_state(dataloader)` after `skip` batches, if known.
+            It is ignored if `skip` is 0, because it would belong to the previous epoch.
+        generators: The value of `get_generator_states(dataloader)` at the start of this epoch, for
+            a loader with its own generator. The generator is set to it.
 
     Raises:
-        ValueError: `skip` is negative, `loader_state` is given for a loader that takes none, or
-            `generators` is of another loader.
+        ValueError: `skip` is negative, `loader_state` is given for a loader without
+            `load_state_dict`, or `generators` does not match the loader.
 
     Warns:
-        ReplayedBatchesWarning: Batches are fetched to be thrown away.
-        MovedGeneratorWarning: The loader has a generator of its own, `skip` is not 0, and
-            `generators` is not given.
+        ReplayedBatchesWarning: Skipped batches are fetched and discarded.
+        MovedGeneratorWarning: The loader has its own generator, `skip` is not 0, and `generators`
+            is not given.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -95,13 +96,12 @@ def seeded_batches(
 
 
 def read_loader_state(dataloader: object) -> Mapping[str, Any] | None:
-    """What a loader needs to go on from here, where it can tell: for a checkpoint in mid-epoch.
+    """Return the `state_dict` of a loader, or None if it has none: for a checkpoint in mid-epoch.
 
     Example:
         >>> from composable.data.order import read_loader_state
-        >>> print(
-        ...     read_loader_state(torch.utils.data.DataLoader(range(4)))
-        ... )  # which goes on by index
+        >>> loader = torch.utils.data.DataLoader(range(4))  # resumes by index
+        >>> print(read_loader_state(loader))
         None
     """
     state: Mapping[str, Any] | None
@@ -110,7 +110,7 @@ def read_loader_state(dataloader: object) -> Mapping[str, Any] | None:
 
 
 def get_generator_states(dataloader: object) -> list[Tensor]:
-    """The states of the generators that a loader was given: for a checkpoint.
+    """Return the states of the loader's own generators: for a checkpoint.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -127,16 +127,16 @@ def get_generator_states(dataloader: object) -> list[Tensor]:
 
 
 def set_generator_states(dataloader: object, states: Sequence[Tensor]) -> None:
-    """Set the generators that a loader was given to what `get_generator_states` returned.
+    """Set the loader's own generators to the states that `get_generator_states` returned.
 
     Raises:
-        ValueError: The loader has more of them, or fewer.
+        ValueError: The number of states is not the number of generators.
     """
     own = _generators(dataloader)
     if len(own) != len(states):
         raise ValueError(
-            f"the loader has {len(own)} generators of its own, but generators has {len(states)} "
-            "states: give the loader what it had when they were read."
+            f"generators has {len(states)} states, but the loader has {len(own)} generators of its "
+            "own: build the loader with the generators it had when the states were read."
         )
     for generator, state in zip(own, states, strict=True):
         generator.set_state(state)
@@ -147,7 +147,7 @@ def _batches(
 ) -> Iterator[Any]:
     _tell_epoch(dataloader, epoch)
     _seed_torchdata(dataloader, seed, epoch)
-    if isinstance(dataloader, (list, tuple)):  # whose batches are there: nothing is drawn
+    if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
         seed_epoch(seed, epoch)
         yield from islice(dataloader, skip, None)
     elif skip and state is not None:
@@ -156,9 +156,9 @@ def _batches(
         batches = iter(dataloader)
         seed_fetch(seed, first_step + skip)
         yield from _seeded(batches, seed, first_step + skip)
-    elif is_indexed(dataloader):
+    elif is_map_style(dataloader):
         number = seed.seed if isinstance(seed, Key) else seed
-        yield from ticketed(dataloader, Ticket(number, epoch, first_step), skip)
+        yield from with_seeded_fetch(dataloader, SeededIndex(number, epoch, first_step), skip)
     else:
         if skip:
             _report_replay(dataloader, skip)
@@ -167,7 +167,7 @@ def _batches(
 
 
 def _seeded(batches: Iterator[T], seed: int | Key, step: int) -> Iterator[T]:
-    """Batches with the global generators seeded between two of them."""
+    """Yield batches, and seed the global generators before each further one is fetched."""
     for following, batch in enumerate(batches, step + 1):
         yield batch
         seed_fetch(seed, following)
@@ -175,11 +175,13 @@ def _seeded(batches: Iterator[T], seed: int | Key, step: int) -> Iterator[T]:
 
 def _check(dataloader: object, skip: int, state: Mapping[str, Any] | None) -> None:
     if isinstance(skip, bool) or not isinstance(skip, int) or skip < 0:
-        raise ValueError(f"skip={skip!r} must be a number of batches: an integer from 0 on.")
+        raise ValueError(
+            f"skip={skip!r} must be a non-negative integer: the number of batches to skip."
+        )
     if state is not None and not _is_stateful(dataloader):
         raise ValueError(
-            f"loader_state was given for a {type(dataloader).__name__}, which has no "
-            "load_state_dict: leave it out, or give the loader from which it came."
+            f"loader_state requires a loader with load_state_dict, and {type(dataloader).__name__} "
+            "has none: omit loader_state, or pass the loader that it was read from."
         )
 
 
@@ -188,7 +190,7 @@ def _is_stateful(dataloader: object) -> bool:
 
 
 def _samplers(dataloader: object) -> list[Any]:
-    """What chooses the indices, the loader itself included."""
+    """List the objects that may choose the indices, including the loader itself."""
     batch_sampler = getattr(dataloader, "batch_sampler", None)
     inner = [getattr(one, "sampler", None) for one in (dataloader, batch_sampler)]
     return [dataloader, batch_sampler, *inner]
@@ -203,7 +205,7 @@ def _tell_epoch(dataloader: object, epoch: int) -> None:
 
 
 def _seed_torchdata(dataloader: object, seed: int | Key, epoch: int) -> None:
-    """Seed the generator that torchdata's sampler makes itself, where it was given none."""
+    """Seed the generator that torchdata's sampler creates if it is given none."""
     if _makes_its_generator(dataloader):
         key = seed if isinstance(seed, Key) else Key(seed)
         sampler: Any = dataloader.sampler  # type: ignore[attr-defined]
@@ -220,7 +222,7 @@ def _makes_its_generator(dataloader: object) -> bool:
 
 
 def _generators(dataloader: object) -> list[torch.Generator]:
-    """Those that a loader was given, and that nobody seeds."""
+    """List the generators that the user passed to the loader; they are not seeded."""
     if _makes_its_generator(dataloader):
         return []
     own = [getattr(one, "generator", None) for one in _samplers(dataloader)]
@@ -230,24 +232,25 @@ def _generators(dataloader: object) -> list[torch.Generator]:
 def _report_generator(dataloader: object, skip: int) -> None:
     if _generators(dataloader):
         warnings.warn(
-            f"the loader goes on at batch {skip} of an epoch, and its order is that of a "
-            "generator of its own, which moves on from run to run: examples may be missed or "
-            "repeated. Give the loader no generator=, and the order is that of the seed; or give "
-            "generators= what get_generator_states(it) was when the epoch began.",
+            f"the epoch resumes at batch {skip}, but the loader shuffles with its own generator, "
+            "whose state may have changed since the epoch began: examples may be skipped or "
+            "repeated. Build the loader without generator= to shuffle by the seed, or pass "
+            "generators=, the value of get_generator_states(loader) at the start of the epoch.",
             MovedGeneratorWarning,
             stacklevel=3,
         )
 
 
 def _report_replay(dataloader: object, skip: int) -> None:
-    way = (
-        "save what read_loader_state(it) returns, and give that as loader_state"
+    remedy = (
+        "save the value of read_loader_state(loader), and pass it as loader_state"
         if _is_stateful(dataloader)
-        else "use a DataLoader of a map-style data set, a list, or a loader with a state_dict"
+        else "use a DataLoader of a map-style dataset, a list, or a loader with a state_dict"
     )
     warnings.warn(
-        f"the first {skip} of the epoch's batches are fetched to be thrown away, since a "
-        f"{type(dataloader).__name__} can't begin in mid-epoch. To go on without: {way}.",
+        f"the first {skip} batches of the epoch are fetched and discarded, because a "
+        f"{type(dataloader).__name__} cannot start in the middle of an epoch. To avoid this, "
+        f"{remedy}.",
         ReplayedBatchesWarning,
         stacklevel=4,
     )

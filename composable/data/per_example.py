@@ -1,4 +1,4 @@
-"""Random numbers that belong to an example."""
+"""A dataset with reproducible random numbers for each example."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,27 +7,27 @@ import torch
 from torch.utils.data import Dataset
 
 from composable.core.key import Key
-from composable.data.fetching import epoch_at_work
+from composable.data.fetching import current_fetch_epoch
 from composable.utils.reproducibility import seed_example
 
 __all__ = ["PerExample"]
 
 
 class PerExample(Dataset[Any]):
-    """A map-style data set whose random numbers depend on the seed, the epoch and the index alone.
+    """A map-style dataset whose random numbers depend only on the seed, the epoch and the index.
 
-    Before each example the global generators of Python, NumPy (where it is loaded) and PyTorch's
-    CPU are seeded. So the noise of an example is the same in any process, for any number of
-    workers, batch size and number of processes, and after a resume. Seeding takes some tens of
-    microseconds an example. The generators stay where the example leaves them.
+    The global generators of Python, NumPy (if it is loaded) and PyTorch's CPU are seeded before
+    each example. The noise of an example is therefore the same in any process, for any number of
+    workers, batch size and number of processes, and after resuming. Seeding takes some tens of
+    microseconds per example. The state of the generators is not restored afterwards.
 
-    The epoch comes from `seeded_batches`, and so from the `Trainer`. In a loop without it call
-    `set_epoch`, which reaches workers that persist too.
+    `seeded_batches`, and so the `Trainer`, sets the epoch. In other loops call `set_epoch`, which
+    reaches persistent workers too.
 
     Args:
-        dataset: What has the examples, by index.
-        seed: What the random numbers are derived from, or its `Key`.
-        transform: A function of the example; by default the example is given as it is.
+        dataset: A map-style dataset: an object with `__getitem__` and `__len__`.
+        seed: The seed of the random numbers, or its `Key`.
+        transform: A function that is applied to each example. Default: none.
 
     Example:
         >>> from composable.data import PerExample
@@ -45,7 +45,7 @@ class PerExample(Dataset[Any]):
     ) -> None:
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise TypeError(
-                f"dataset={dataset!r} has no examples by index: give one with __getitem__ and "
+                f"dataset={dataset!r} must be a map-style dataset: an object with __getitem__ and "
                 "__len__."
             )
         if transform is not None and not callable(transform):
@@ -54,18 +54,18 @@ class PerExample(Dataset[Any]):
         self.transform = transform
         self._key = (seed if isinstance(seed, Key) else Key(seed)).fold("example")
         self._epoch = torch.zeros((), dtype=torch.int64)
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # so that workers see it change
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers must see changes
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch it is, where nobody else does."""
+        """Set the epoch, in a loop that does not use `seeded_batches`."""
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        index = range(len(self))[index]  # -1 is the last one, and has its numbers
-        epoch = epoch_at_work()
+        index = range(len(self))[index]  # -1 is the last example, with the same random numbers
+        epoch = current_fetch_epoch()
         seed_example(self._key.fold(int(self._epoch) if epoch is None else epoch, index))
         example = self.dataset[index]
         return example if self.transform is None else self.transform(example)

@@ -1,4 +1,4 @@
-"""Global batches, the same for any number of processes."""
+"""Global batches that do not depend on the number of processes."""
 
 from collections.abc import Iterator, Sequence, Sized
 
@@ -11,21 +11,21 @@ __all__ = ["GlobalBatchSampler"]
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """A batch sampler whose global batches depend on the seed and the epoch alone.
+    """A batch sampler whose global batches depend only on the seed and the epoch.
 
-    Process `rank` of `world_size` gets its part of every global batch: the parts of all of them,
-    one after the other, are the global batch. It can begin at any batch.
+    Process `rank` of `world_size` gets its part of every global batch: the concatenation of the
+    parts, in the order of the ranks, is the global batch. Iteration can start at any batch.
 
     Args:
-        dataset: What is indexed, or its length.
-        batch_size: Examples in a global batch: a multiple of `world_size`.
-        seed: What the order is derived from, or its `Key`.
-        shuffle: Draw an order for each epoch, and not go through the data set from 0 on.
-        last_batch: What becomes of a last batch that is too short: "keep" gives it as it is, with
-            parts that differ by at most one example; "drop" leaves it out; "pad" fills it up
-            with the first examples of the epoch.
-        rank: Which process this is, from 0.
-        world_size: How many there are.
+        dataset: The dataset to sample from, or its length.
+        batch_size: Number of examples in a global batch: a multiple of `world_size`.
+        seed: The seed of the order, or its `Key`.
+        shuffle: Draw a new order for each epoch; otherwise use the order of the dataset.
+        last_batch: How to handle an incomplete last batch: "keep" yields it, in parts whose sizes
+            differ by at most one example; "drop" drops it; "pad" fills it with the first examples
+            of the epoch.
+        rank: The rank of this process, from 0.
+        world_size: Number of processes.
 
     Raises:
         ValueError: An argument is out of range, or a process would get no example of the last
@@ -65,7 +65,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self._check()
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is next; `seeded_batches` and the Trainer do."""
+        """Set the epoch; `seeded_batches` and the `Trainer` call this."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -76,19 +76,19 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return self.batches_from(0)
 
     def batches_from(self, start: int) -> Iterator[list[int]]:
-        """This process's part of every batch of the epoch from `start` on."""
+        """Yield this process's part of every batch of the epoch, starting at batch `start`."""
         order = self.order()
         for batch in range(start, len(self)):
             chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             if len(chosen) < self.batch_size and self.last_batch == "pad":
-                # More than once around, where the data set is smaller than what is missing.
+                # Repeat the epoch if the dataset is smaller than the padding.
                 around = torch.arange(self.batch_size - len(chosen)) % self.length
                 chosen = torch.cat([chosen, order[around]])
             first, end = (len(chosen) * i // self.world_size for i in (self.rank, self.rank + 1))
             yield chosen[first:end].tolist()
 
     def order(self) -> torch.Tensor:
-        """The indices of the epoch, in order."""
+        """Return the indices of the epoch, in order."""
         if not self.shuffle:
             return torch.arange(self.length)
         generator = self.key.fold("order", self.epoch).generator()
@@ -98,26 +98,26 @@ class GlobalBatchSampler(Sampler[list[int]]):
         counts = {"batch_size": self.batch_size, "world_size": self.world_size}
         for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be an integer from 1 on.")
+                raise ValueError(f"{name}={value!r} must be a positive integer.")
         if self.length < 1:
-            raise ValueError(f"dataset has {self.length} examples: give one that has some.")
+            raise ValueError(f"dataset has {self.length} examples: pass a non-empty dataset.")
         if self.last_batch not in _LAST:
             raise ValueError(f"last_batch={self.last_batch!r} must be one of {_LAST}.")
         if self.rank not in range(self.world_size):
             raise ValueError(
-                f"rank={self.rank!r} must be from 0 to {self.world_size - 1}, since world_size is "
-                f"{self.world_size}."
+                f"rank={self.rank!r} must be between 0 and {self.world_size - 1}, because "
+                f"world_size={self.world_size}."
             )
         if self.batch_size % self.world_size:
             raise ValueError(
-                f"batch_size={self.batch_size} is the size of a global batch, and can't be divided "
-                f"by world_size={self.world_size}: give a multiple of it."
+                f"batch_size={self.batch_size} must be a multiple of world_size={self.world_size}: "
+                "it is the size of a global batch."
             )
         rest = self.length % self.batch_size
         if self.last_batch == "keep" and 0 < rest < self.world_size:
             raise ValueError(
-                f"last_batch='keep' leaves a last batch of {rest} examples for "
-                f"{self.world_size} processes: use 'drop' or 'pad'."
+                f"last_batch='keep' requires at least one example per process, but the last batch "
+                f"has {rest} examples for {self.world_size} processes: use 'drop' or 'pad'."
             )
 
 

@@ -1,7 +1,7 @@
-"""The algorithms in `transformers.Trainer`.
+"""Use algorithms in `transformers.Trainer`.
 
-`LoopAdapterCallback` runs what happens around steps and epochs. A callback of this Trainer's can
-neither replace a batch or its loss nor act before an evaluation: `LoopAdapterMixin` does.
+`LoopAdapterCallback` runs the events around steps and epochs. A callback of `transformers.Trainer`
+can neither replace a batch or its loss nor act before an evaluation; `LoopAdapterMixin` can.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "composable.integrations.huggingface needs the package transformers, which is not "
+        "composable.integrations.huggingface requires the package transformers, which is not "
         'installed: pip install "composable[huggingface]".'
     ) from error
 
@@ -25,13 +25,14 @@ __all__ = ["LogitsModel", "LoopAdapterCallback", "LoopAdapterMixin"]
 
 
 class LogitsModel(nn.Module):
-    """A Hugging Face model as this library calls one: a batch in, logits out, and a loss.
+    """A Hugging Face model with the interface of this library: it maps a batch to logits.
 
-    Our `Trainer` takes it as it is. A Trainer of Hugging Face's wants the `model` inside.
+    Pass it to the `Trainer` of this library, and its attribute `model` to `transformers.Trainer`.
 
     Args:
-        model: Called with the batch as keywords, the labels left out; its output has `logits`.
-        loss_fn: `loss_fn(logits, labels)`, a mean over the examples.
+        model: A model that is called with the batch as keyword arguments, without the labels, and
+            whose output has `logits`.
+        loss_fn: A function `loss_fn(logits, labels)`, with a mean over the examples.
         labels: The key of the labels in a batch.
 
     Example:
@@ -57,11 +58,11 @@ class LogitsModel(nn.Module):
         self.model, self.loss_fn, self.labels = model, loss_fn, labels
 
     def forward(self, batch: Any) -> Any:
-        """The logits of a batch."""
+        """Compute the logits of a batch."""
         return self.model(**_without(batch, self.labels)).logits
 
     def loss(self, outputs: Any, batch: Any) -> Tensor:
-        """The loss of logits."""
+        """Compute the loss of the logits."""
         return self.loss_fn(outputs, batch[self.labels])
 
 
@@ -69,7 +70,8 @@ class LoopAdapterCallback(TrainerCallback):
     """Runs transforms in a Hugging Face Trainer, which trains `adapter.model.model`.
 
     Args:
-        adapter: What `composable.integrations.adapt_loop` made of a `LogitsModel`, without an optimizer.
+        adapter: The result of `composable.integrations.adapt_loop` for a `LogitsModel`, without an
+            optimizer.
     """
 
     def __init__(self, adapter: LoopAdapter) -> None:
@@ -85,11 +87,11 @@ class LoopAdapterCallback(TrainerCallback):
         train_dataloader: Any,
         **_: Any,
     ) -> None:
-        """Take the optimizer, and refuse a loop in which a batch is no step."""
+        """Attach to the optimizer, and reject gradient accumulation."""
         if args.gradient_accumulation_steps != 1:
             raise ValueError(
-                f"gradient_accumulation_steps={args.gradient_accumulation_steps} must be 1, for a "
-                "batch of the loader is a step here: use larger batches."
+                f"gradient_accumulation_steps={args.gradient_accumulation_steps} must be 1, "
+                "because each batch of the loader must be one step: use larger batches."
             )
         raw = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
         self.adapter.follow(raw, epoch_length=length_of(train_dataloader))
@@ -99,19 +101,19 @@ class LoopAdapterCallback(TrainerCallback):
         self.adapter.start_epoch()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Let algorithms change the gradients."""
+        """Run the algorithms that change gradients."""
         self.adapter.before_step()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """The optimizer has stepped."""
+        """Run the algorithms after the optimizer step."""
         self.adapter.after_step()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Count the batch."""
+        """End the batch."""
         self.adapter.end_batch()
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
-        """Count the epoch."""
+        """End the epoch."""
         self.adapter.end_epoch()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -119,19 +121,19 @@ class LoopAdapterCallback(TrainerCallback):
         self.adapter.finish()
 
     def on_prediction_step(self, *_: Any, **__: Any) -> None:
-        """Refuse to evaluate with weights that an algorithm would have replaced."""
+        """Raise if an algorithm would have replaced the weights for this evaluation."""
         self.adapter.check_evaluating()
 
 
 class LoopAdapterMixin:
     """A `transformers.Trainer` that trains and evaluates with transforms.
 
-    The callback comes along; don't add another.
+    It adds a `LoopAdapterCallback`; do not add another.
 
     Args:
-        args: Those of `transformers.Trainer`.
-        adapter: What `composable.integrations.adapt_loop` made of a `LogitsModel`.
-        kwargs: Those of `transformers.Trainer`.
+        args: Positional arguments of `transformers.Trainer`.
+        adapter: The result of `composable.integrations.adapt_loop` for a `LogitsModel`.
+        kwargs: Keyword arguments of `transformers.Trainer`.
 
     Example:
         >>> import transformers
@@ -153,7 +155,7 @@ class LoopAdapterMixin:
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """In training, the loss of the batch as the algorithms make it."""
+        """Compute the loss; in training, of the batch that the algorithms return."""
         if not model.training:
             return super().compute_loss(  # type: ignore[misc]
                 model, inputs, return_outputs, num_items_in_batch

@@ -1,7 +1,7 @@
-"""The algorithms in `lightning.pytorch.Trainer`, with automatic optimization.
+"""Use algorithms in `lightning.pytorch.Trainer`, with automatic optimization.
 
-`LoopAdapterCallback` runs what happens around steps, epochs and evaluations. A callback of
-Lightning's can't replace a batch or its loss: `LoopAdapterMixin` does that in `training_step`.
+`LoopAdapterCallback` runs the events around steps, epochs and evaluations. A Lightning callback
+cannot replace a batch or its loss; `LoopAdapterMixin` does that in `training_step`.
 """
 
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "composable.integrations.lightning needs the package lightning, which is not installed: "
+        "composable.integrations.lightning requires the package lightning, which is not installed: "
         'pip install "composable[lightning]".'
     ) from error
 
@@ -26,11 +26,11 @@ __all__ = ["LoopAdapterCallback", "LoopAdapterMixin"]
 class LoopAdapterCallback(Callback):
     """Runs transforms in a Lightning Trainer; the module trains `adapter.model`.
 
-    Algorithms that change the batch or its loss need two calls in `training_step` besides:
-    `adapter.start_batch(batch)` and `adapter.loss(outputs)`, which `LoopAdapterMixin` makes.
+    Algorithms that change the batch or its loss also require two calls in `training_step`:
+    `adapter.start_batch(batch)` and `adapter.loss(outputs)`. `LoopAdapterMixin` makes them.
 
     Args:
-        adapter: What `composable.integrations.adapt_loop` made, without an optimizer.
+        adapter: The result of `composable.integrations.adapt_loop`, without an optimizer.
 
     Example:
         >>> import lightning.pytorch as L
@@ -46,16 +46,16 @@ class LoopAdapterCallback(Callback):
         self._evaluation = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the optimizer, and refuse a loop in which a batch is no step."""
+        """Attach to the optimizer, and reject manual optimization and gradient accumulation."""
         if not pl_module.automatic_optimization:
             raise ValueError(
-                "automatic_optimization=False: call the transforms in your training_step instead, "
-                "as in a loop of your own, and leave the callback out."
+                "automatic_optimization=False is not supported: remove the callback, and call the "
+                "transforms in training_step, as in a custom loop."
             )
         if trainer.accumulate_grad_batches != 1:
             raise ValueError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} must be 1, for a batch "
-                "of the loader is a step here: use larger batches."
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} must be 1, because "
+                "each batch of the loader must be one step: use larger batches."
             )
         length = trainer.num_training_batches
         known = length if isinstance(length, int) else None
@@ -68,16 +68,16 @@ class LoopAdapterCallback(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Let algorithms change the gradients."""
+        """Run the algorithms that change gradients."""
         self.adapter.before_step()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Count the batch."""
+        """Run the algorithms after the optimizer step, and end the batch."""
         self.adapter.after_step()
         self.adapter.end_batch()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the epoch."""
+        """End the epoch."""
         self.adapter.end_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -85,8 +85,8 @@ class LoopAdapterCallback(Callback):
         self.adapter.finish()
 
     def _start(self, *_: Any) -> None:
-        # Not evaluating(): after an exception it would end later than Lightning's own inference
-        # mode, which began before it, and leave gradients switched off.
+        # Not evaluating(): after an exception it would exit after Lightning's own inference mode,
+        # which it was nested in, and leave gradients disabled.
         self._evaluation.enter_context(self.adapter.evaluation_weights())
 
     def _end(self, *_: Any) -> None:
@@ -97,9 +97,9 @@ class LoopAdapterCallback(Callback):
 
 
 class LoopAdapterMixin:
-    """A `LightningModule` whose `training_step` is that of its `adapt_loop`.
+    """A `LightningModule` whose `training_step` runs its `adapt_loop`.
 
-    Set `self.adapter` in `__init__`. The callback comes along; don't add another.
+    Set `self.adapter` in `__init__`. It adds a `LoopAdapterCallback`; do not add another.
 
     Example:
         >>> import lightning.pytorch as L
@@ -126,11 +126,11 @@ class LoopAdapterMixin:
     adapter: LoopAdapter
 
     def configure_callbacks(self) -> list[Callback]:
-        """The callbacks of the module, and that of the transforms."""
+        """Return the callbacks of the module, and that of the transforms."""
         others = super().configure_callbacks()  # type: ignore[misc]
         return [*others, LoopAdapterCallback(self.adapter)]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of the batch as the algorithms make it."""
+        """Compute the loss of the batch that the algorithms return."""
         self.adapter.start_batch(batch)
         return self.adapter.loss(self.adapter.state.forward())

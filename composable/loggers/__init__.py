@@ -1,4 +1,4 @@
-"""Where metrics go, one destination a file."""
+"""Logger destinations, one per file."""
 
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Logger

@@ -1,4 +1,4 @@
-"""Metrics as lines on the screen."""
+"""Print metrics to the console."""
 
 import sys
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ __all__ = ["ConsoleLogger"]
 
 
 class ConsoleLogger(LoggerDestination):
-    """Prints the latest metrics each `log_interval`, and every evaluation.
+    """Prints the latest metrics every `log_interval`, and after every evaluation.
 
     Args:
-        log_interval: Such as "10ba" or "1ep".
-        stream: Where to print; standard error by default.
+        log_interval: When to print: "10ba", "1ep" or "0.1dur".
+        stream: The stream to print to. Default: standard error.
 
     Example:
         >>> import sys
@@ -40,33 +40,33 @@ class ConsoleLogger(LoggerDestination):
         self._before: State | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
-        """Take in metrics."""
+        """Keep the latest value of each metric."""
         self._latest.update(metrics)
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
-        """Start counting."""
+        """Start the first interval."""
         self._before = state
 
     def log(self, state: "State", logger: "Logger") -> None:
-        """Print where the interval has passed."""
+        """Print if the interval has passed."""
         before, self._before = self._before, state
         if before is not None and crossed(before, state, self._interval):
             self._print(state)
 
     def epoch_end(self, state: "State", logger: "Logger") -> None:
-        """Print where the interval has passed: an epoch of unknown length is over only now."""
+        """Print if the interval has passed: the end of an epoch of unknown length is known now."""
         self.log(state, logger)
 
     def eval_after_all(self, state: "State", logger: "Logger") -> None:
-        """Print the evaluation."""
+        """Print the results of the evaluation."""
         self._print(state)
 
     def eval_standalone_end(self, state: "State", logger: "Logger") -> None:
-        """Print the evaluation."""
+        """Print the results of the evaluation."""
         self._print(state)
 
     def close(self) -> None:
-        """Forget the state of the run."""
+        """Release the state of the run."""
         self._before = None
 
     def _print(self, state: "State") -> None:
@@ -74,8 +74,8 @@ class ConsoleLogger(LoggerDestination):
         self._latest = {}
         if numbers:
             now = state.timestamp
-            shown = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items())
-            print(f"[epoch {now.epoch}, batch {now.batch}]  {shown}", file=self._out)
+            text = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+            print(f"[epoch {now.epoch}, batch {now.batch}]  {text}", file=self._out)
 
     @property
     def _out(self) -> IO[str]:

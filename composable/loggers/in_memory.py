@@ -1,4 +1,4 @@
-"""Metrics kept in memory."""
+"""Keep metrics in memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from composable.core.time import Timestamp
 
 __all__ = ["InMemoryLogger"]
 
-_COMPACT_AT = 1000  # tensors held before they become numbers
+_COMPACT_AT = 1000  # pending records before their tensors are converted to numbers
 
 
 class InMemoryLogger(LoggerDestination):
-    """Keeps every metric, to be read after (or during) training.
+    """Keeps every metric, for use during or after training.
 
     Example:
         >>> from composable import Timestamp
@@ -31,7 +31,7 @@ class InMemoryLogger(LoggerDestination):
         self._pending: list[tuple[Timestamp, Mapping[str, Any]]] = []
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Keep what the run was started with."""
+        """Keep the hyperparameters of the run."""
         self.hyperparameters.update(hyperparameters)
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
@@ -48,12 +48,12 @@ class InMemoryLogger(LoggerDestination):
 
     @property
     def records(self) -> list[tuple[Timestamp, dict[str, Any]]]:
-        """Every record: its timestamp and its metrics as numbers."""
+        """All records: the timestamp of each, and its metrics as numbers."""
         self._compact()
         return list(self._numbers)
 
     def series(self, name: str) -> list[Any]:
-        """The values of one metric, oldest first."""
+        """Return the values of one metric, oldest first."""
         return [metrics[name] for _, metrics in self.records if name in metrics]
 
     @property

@@ -1,4 +1,4 @@
-"""Metrics in a file, one JSON object a line."""
+"""Write metrics to a JSON Lines file."""
 
 import json
 import math
@@ -17,21 +17,22 @@ __all__ = ["JSONLinesLogger"]
 
 
 class JSONLinesLogger(LoggerDestination):
-    """Appends metrics to a file, one JSON object a line.
+    """Appends metrics to a file, one JSON object per line.
 
-    Every line has `epoch`, `batch`, `sample` and `seconds` (of training), and the metrics.
-    Lines are written whole, `flush_interval` records at a time and at the end of `fit`, however
-    it ends. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and
-    "-Infinity". A record that can't be written raises its error once the others are written.
+    Every line has the fields `epoch`, `batch`, `sample` and `seconds` (of training), and the
+    metrics. Lines are written every `flush_interval` records and at the end of `fit`, even after an
+    error. NaN and infinity, which JSON does not support, are written as the strings "NaN",
+    "Infinity" and "-Infinity". If a record cannot be encoded, the error is raised after the other
+    records are written.
 
-    A run that goes on from a checkpoint goes on with the file as it was then: what was logged after
-    that checkpoint is taken out, and will be logged again.
+    A run that resumes from a checkpoint truncates the file to its length at the time of the
+    checkpoint; later lines are logged again.
 
     Args:
-        path: The file; its folder is made. An existing file is an error.
-        flush_interval: Records held before they are written, at least 1.
+        path: The file; its folder is created. An existing file is an error by default.
+        flush_interval: Number of records to buffer, at least 1.
         overwrite: Replace an existing file.
-        append: Go on with an existing file.
+        append: Append to an existing file.
 
     Raises:
         FileExistsError: The file exists, and `overwrite` and `append` are False.
@@ -58,10 +59,10 @@ class JSONLinesLogger(LoggerDestination):
         append: bool = False,
     ) -> None:
         if not isinstance(flush_interval, int) or flush_interval < 1:
-            raise ValueError(f"flush_interval={flush_interval!r} must be an integer from 1 on.")
+            raise ValueError(f"flush_interval={flush_interval!r} must be a positive integer.")
         self.path = Path(path)
         if overwrite and append:
-            raise ValueError("overwrite=True and append=True: give one of them.")
+            raise ValueError("overwrite=True and append=True are mutually exclusive; set only one.")
         self._overwrite, self._append = overwrite, append
         self._flush_interval = flush_interval
         self._pending: list[tuple[Timestamp, Mapping[str, Any]]] = []
@@ -92,56 +93,56 @@ class JSONLinesLogger(LoggerDestination):
         return self._file
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
-        """Take in metrics.
+        """Buffer metrics, and write them if the buffer is full.
 
         Raises:
-            ValueError: A metric has the name of a field that every line has.
+            ValueError: A metric has the name of a reserved field.
         """
-        if hidden := sorted(_FIELDS & metrics.keys()):
+        if reserved := sorted(_FIELDS & metrics.keys()):
             raise ValueError(
-                f"metric {hidden[0]!r} would hide what every line of JSONLinesLogger has by that "
-                f"name: log it under another one, such as 'metrics/{hidden[0]}'."
+                f"metric name {reserved[0]!r} is reserved for a field of JSONLinesLogger: use "
+                f"another name, such as 'metrics/{reserved[0]}'."
             )
         self._pending.append((timestamp, metrics))
         if len(self._pending) >= self._flush_interval:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the buffered records."""
         if not self._pending:
             return
         file = self._open()
         lines, error = _lines(self._pending)
-        self._pending = []  # not before: an interruption up to here loses nothing
+        self._pending = []  # cleared late, so that an interruption above loses no record
         file.writelines(lines)
         file.flush()
         if error is not None:
             raise error
 
     def state_dict(self) -> dict[str, Any]:
-        """How long the file is, all records so far written."""
+        """Write the buffered records, and return the length of the file."""
         self.flush()
         os.fsync(self._open().fileno())
         return {"bytes": self.path.stat().st_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take out what was written after that.
+        """Truncate the file to its length at the time of the checkpoint.
 
         Raises:
-            ValueError: The file is shorter than it was.
+            ValueError: The file is shorter.
         """
         self._open()
         size, length = self.path.stat().st_size, state["bytes"]
         if size < length:
             raise ValueError(
-                f"{self.path} has {size} bytes, and had {length} when the run was saved: it is "
-                "another file, or was cut off. Give the file of that run and append=True."
+                f"{self.path} has {size} bytes, but had {length} when the checkpoint was saved: it "
+                "is another file, or was truncated. Use the file of that run with append=True."
             )
         self.flush()
         os.truncate(self.path, length)
 
     def close(self) -> None:
-        """Write what is held and close the file; it opens again when there is more."""
+        """Write the buffered records and close the file; the next write opens it again."""
         try:
             self.flush()
         finally:
@@ -154,7 +155,7 @@ _Records = Sequence[tuple[Timestamp, Mapping[str, Any]]]
 
 
 def _lines(records: _Records) -> tuple[list[str], Exception | None]:
-    """The lines of all records that can be written, and the first error of the others."""
+    """Encode the records that can be encoded; return the first error of the others too."""
     try:
         numbers = to_numbers(metrics for _, metrics in records)
         return [
@@ -188,7 +189,7 @@ def _printable(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _as_json(value: Any) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, Integral):  # also one of NumPy, which json doesn't know
+    if isinstance(value, Integral):  # NumPy integers too, which json does not support
         return int(value)
     number = float(value) if isinstance(value, Real) else value
     if isinstance(number, float) and not math.isfinite(number):

@@ -1,4 +1,4 @@
-"""A bar that shows how far training is."""
+"""Show the progress of training as a bar."""
 
 import sys
 import time
@@ -17,15 +17,15 @@ __all__ = ["ProgressBarLogger"]
 
 
 class ProgressBarLogger(LoggerDestination):
-    """Shows what is done, the time left, the loss and the last evaluation.
+    """Shows the progress, the remaining time, the loss and the last evaluation results.
 
-    The numbers are read from the device when the bar is drawn, `refresh_seconds` apart, and not
-    at every step.
+    The values are copied from the device when the bar is drawn, every `refresh_seconds`, and not at
+    every step.
 
     Args:
-        stream: Where to draw; standard error by default.
-        refresh_seconds: The time between two drawings; by default 0.1 on a terminal and 10
-            elsewhere, where every drawing is a line of a log.
+        stream: The stream to draw on. Default: standard error.
+        refresh_seconds: The minimum time between two updates of the bar. Default: 0.1 on a
+            terminal, and 10 elsewhere, because each update is then a line of a log.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class ProgressBarLogger(LoggerDestination):
         self._next_drawing = 0.0
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
-        """Take in the loss and the results of evaluation."""
+        """Keep the latest loss and evaluation results."""
         for name, value in metrics.items():
             if name == "loss/train" or name.startswith("metrics/"):
                 self._latest[name.removeprefix("metrics/")] = value
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Draw the bar."""
-        from tqdm.auto import tqdm  # here, since most of its cost is the look for a notebook
+        from tqdm.auto import tqdm  # imported here: it is slow, because it searches for notebooks
 
         stream = self._stream or sys.stderr
         seconds = self._refresh_seconds
@@ -61,38 +61,38 @@ class ProgressBarLogger(LoggerDestination):
             unit=unit,
             file=stream,
             dynamic_ncols=True,
-            mininterval=0,  # when to draw is decided here, before anything is read
+            mininterval=0,  # this class decides when to draw, before it reads any value
             bar_format="{l_bar}{bar}| {n:.0f}/{total:.0f} {unit} [{elapsed}<{remaining}{postfix}]",
         )
         self._next_drawing = time.monotonic() + seconds
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
-        """Draw the bar again if it is time."""
+        """Update the bar if it is due."""
         if time.monotonic() >= self._next_drawing:
             self._draw(state)
 
     def eval_after_all(self, state: "State", logger: "Logger") -> None:
-        """Show the results at the next drawing."""
+        """Make the next update due, to show the results."""
         self._next_drawing = 0.0
 
     def fit_end(self, state: "State", logger: "Logger") -> None:
-        """Draw the bar for the last time."""
+        """Update the bar for the last time."""
         self._draw(state)
 
     def _draw(self, state: "State") -> None:
         if self._bar is None:
             return
         (numbers,) = to_numbers([self._latest])
-        shown = {
+        postfix = {
             name: f"{value:.4g}" for name, value in numbers.items() if isinstance(value, float)
         }
         self._bar.n = min(float(_done(state)), float(self._total))
-        self._bar.set_postfix(shown, refresh=False)
+        self._bar.set_postfix(postfix, refresh=False)
         self._bar.refresh()
         self._next_drawing = time.monotonic() + self._pause
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar and leave it on the screen."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

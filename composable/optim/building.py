@@ -1,4 +1,4 @@
-"""Optimizers from what a user gives, and optimizers that follow a model's surgery."""
+"""Build optimizers, and update their parameter groups after model surgery."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -11,15 +11,16 @@ __all__ = ["build_optimizers", "update_param_groups"]
 
 
 def build_optimizers(given: Any, model: nn.Module) -> tuple[Optimizer, ...]:
-    """Optimizers from instances and factories.
+    """Build optimizers from instances and factories.
 
     Args:
-        given: An optimizer, a function of the model's parameters that returns one, or several.
+        given: An optimizer, a function that takes the model's parameters and returns one, or
+            several of these.
         model: The model after surgery.
 
     Raises:
-        TypeError: Something is neither.
-        ValueError: Two optimizers have one parameter, or one has none of the model's.
+        TypeError: An item is neither.
+        ValueError: Two optimizers share a parameter, or one has no parameter of the model.
 
     Example:
         >>> from functools import partial
@@ -37,7 +38,7 @@ def build_optimizers(given: Any, model: nn.Module) -> tuple[Optimizer, ...]:
 def _build(given: Any, model: nn.Module) -> Optimizer:
     if isinstance(given, type) and issubclass(given, Optimizer):
         raise TypeError(
-            f"optimizers has the class {given.__name__}: give an instance, "
+            f"optimizers contains the class {given.__name__}: pass an instance, "
             f"{given.__name__}(model.parameters(), lr=...), or a function of the parameters, "
             f"functools.partial({given.__name__}, lr=...)."
         )
@@ -46,19 +47,19 @@ def _build(given: Any, model: nn.Module) -> Optimizer:
         optimizer = given(model.parameters())
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"optimizers has {given!r}: each must be a torch.optim.Optimizer, or a function that "
-            "takes the model's parameters and returns one."
+            f"optimizers contains {given!r}: each must be a torch.optim.Optimizer, or a function "
+            "that takes the model's parameters and returns one."
         )
     if isinstance(optimizer, LBFGS):
         raise TypeError(
-            "optimizers has an LBFGS, which calls the model several times in a step: the Trainer "
-            "supports optimizers whose step() needs no closure."
+            "optimizers contains an LBFGS, whose step() requires a closure, which the Trainer does "
+            "not support: use another optimizer."
         )
     return optimizer
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
-    """Every parameter in one optimizer at most, and every optimizer about this model."""
+    """Check that no two optimizers share a parameter, and that each has one of the model's."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     owner: dict[int, int] = {}
     for i, optimizer in enumerate(optimizers):
@@ -66,14 +67,15 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
         if not found & names.keys():
             raise ValueError(
                 f"optimizers[{i}], {type(optimizer).__name__}, has none of the model's parameters: "
-                "make it from the parameters of the model that you give the Trainer, or give a "
-                "function of the parameters instead."
+                "build it from the parameters of the Trainer's model, or pass a function of the "
+                "parameters instead."
             )
         for parameter in found:
             if parameter in owner:
                 raise ValueError(
                     f"optimizers[{owner[parameter]}] and optimizers[{i}] both have the parameter "
-                    f"{names.get(parameter, 'of another model')!r}: give each parameter to one."
+                    f"{names.get(parameter, 'of another model')!r}: pass each parameter to only "
+                    "one."
                 )
             owner[parameter] = i
 
@@ -81,10 +83,10 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
 def update_param_groups(
     optimizers: Sequence[Optimizer], before: nn.Module, after: nn.Module
 ) -> None:
-    """Make optimizers follow a surgery: the parameters that left go, the new ones come in.
+    """Update the parameter groups after surgery: remove old parameters, and add new ones.
 
-    A new parameter takes the place of the one that had its name, or else joins the group (and
-    so gets the options) of the parameters nearest to it in the model.
+    A new parameter replaces the one of the same name. Otherwise it joins the parameter group (and
+    so gets the options) of the nearest parameter in the model.
     """
     old = dict(before.named_parameters())
     new = dict(after.named_parameters())
@@ -99,8 +101,8 @@ def update_param_groups(
         place = _nearest(name, old, optimizers)
         if place is None:
             warnings.warn(
-                f"no optimizer trains the new parameter {name!r}: its neighbours are in none. "
-                "Give optimizers as a function of the parameters to choose.",
+                f"the new parameter {name!r} is not trained, because no optimizer has another "
+                "parameter of the model. Pass optimizers as a function of the parameters.",
                 stacklevel=2,
             )
             continue
@@ -119,7 +121,7 @@ def update_param_groups(
 def _nearest(
     name: str, old: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> dict[str, Any] | None:
-    """The group of the old parameter whose name shares most with `name`."""
+    """Find the group of the old parameter whose name shares the longest prefix with `name`."""
     groups = {id(p): group for o in optimizers for group in o.param_groups for p in group["params"]}
     candidates = [(_shared(name, other), other) for other, p in old.items() if id(p) in groups]
     if not candidates:

@@ -1,4 +1,4 @@
-"""Sets the learning rates of optimizers, from pure schedules and from torch's schedulers."""
+"""Set the learning rates of optimizers, by schedules or by PyTorch's schedulers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +18,14 @@ __all__ = ["LearningRates"]
 
 @attrs.define(eq=False)
 class LearningRates:
-    """The schedules of a run, told apart by when they step.
+    """The schedules and schedulers of a run, grouped by when they step.
 
     Args:
-        optimizers: Whose learning rates are set.
-        schedules: Functions of time, multiplied; they set the rate of every batch.
-        every_batch: torch schedulers that step after each batch.
-        every_epoch: torch schedulers that step after each epoch.
-        plateaus: torch's `ReduceLROnPlateau`, which step after the evaluation of an epoch.
+        optimizers: The optimizers whose learning rates are set.
+        schedules: Functions of time whose product scales the learning rate of every batch.
+        every_batch: PyTorch schedulers that step after each batch.
+        every_epoch: PyTorch schedulers that step after each epoch.
+        plateaus: `ReduceLROnPlateau` schedulers, which step after the evaluation of an epoch.
     """
 
     optimizers: tuple[Optimizer, ...]
@@ -40,11 +40,11 @@ class LearningRates:
     def build(
         cls, given: Any, optimizers: Sequence[Optimizer], *, every_batch: bool
     ) -> "LearningRates":
-        """Sort what a user gave: schedules, torch schedulers, and classes or partials of them.
+        """Build from schedules, PyTorch schedulers, and classes or partials of schedulers.
 
         Raises:
-            TypeError: Something is none of these.
-            ValueError: A torch scheduler is about another optimizer.
+            TypeError: An item is none of these.
+            ValueError: A PyTorch scheduler has another optimizer.
         """
         if given is None:
             given = []
@@ -56,9 +56,8 @@ class LearningRates:
         schedules = tuple(s for s in built if not isinstance(s, LRScheduler))
         if schedules and stepped:
             raise ValueError(
-                f"schedulers has {schedules[0]!r}, which sets the learning rate of every batch, "
-                f"and a {type(stepped[0]).__name__}, which sets it too: give schedules or torch "
-                "schedulers, not both."
+                f"schedulers contains {schedules[0]!r} and a {type(stepped[0]).__name__}, which "
+                "both set the learning rate: pass schedules or PyTorch schedulers, not both."
             )
         return cls(
             tuple(optimizers),
@@ -75,11 +74,11 @@ class LearningRates:
 
     @property
     def steppers(self) -> tuple[Any, ...]:
-        """The torch schedulers, which remember where they are; schedules are functions of time."""
+        """The PyTorch schedulers, which are stateful; schedules are functions of time."""
         return (*self.every_batch, *self.every_epoch, *self.plateaus)
 
     def set(self, clock: HasTime) -> None:
-        """Set the learning rates that the schedules give for the time of `clock`."""
+        """Set the learning rates of the schedules at the time of `clock`."""
         if not self.schedules:
             return
         factor = 1.0
@@ -87,28 +86,28 @@ class LearningRates:
             factor *= _check_factor(schedule, schedule(clock))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                # torch's own name for it: it is saved and loaded with the optimizer.
+                # The key that PyTorch uses too: it is saved and loaded with the optimizer.
                 initial = group.setdefault("initial_lr", _number(group["lr"]))
                 _write(group, initial * factor)
 
     @property
     def steps_each_batch(self) -> bool:
-        """Whether anything changes after each batch."""
+        """Whether learning rates may change after each batch."""
         return bool(self.schedules or self.every_batch)
 
     def step_batch(self, clock: HasTime) -> None:
-        """Set the learning rates of the batch to come."""
+        """Set the learning rates of the next batch."""
         for scheduler in self.every_batch:
             scheduler.step()
         self.set(clock)
 
     def step_epoch(self) -> None:
-        """Set the learning rates of the epoch to come."""
+        """Set the learning rates of the next epoch."""
         for scheduler in self.every_epoch:
             scheduler.step()
 
     def step_plateaus(self, loss: float) -> None:
-        """Tell the plateau schedulers the loss of an evaluation."""
+        """Step the plateau schedulers with the loss of an evaluation."""
         for scheduler in self.plateaus:
             scheduler.step(loss)
 
@@ -143,7 +142,7 @@ class LearningRates:
                 _write(group, rate)
 
     def read(self) -> dict[str, Any]:
-        """The learning rates at hand, by name."""
+        """Return the current learning rates by name."""
         rates = {}
         for i, optimizer in enumerate(self.optimizers):
             for j, group in enumerate(optimizer.param_groups):
@@ -156,8 +155,8 @@ def _check_factor(schedule: Any, value: Any) -> float:
     if isinstance(value, (int, float)):
         return value
     raise TypeError(
-        f"schedulers has {schedule!r}, which gave {value!r} for the state of the run and must give "
-        "a number. Give a torch scheduler as an instance, or as functools.partial of its class."
+        f"schedulers contains {schedule!r}, which returned {value!r} instead of a number. Pass "
+        "a PyTorch scheduler as an instance, or as functools.partial of its class."
     )
 
 
@@ -177,25 +176,25 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
     if isinstance(made_of, type) and issubclass(made_of, LRScheduler):
         if len(optimizers) != 1:
             raise ValueError(
-                f"schedulers has {given!r} to be made for {len(optimizers)} optimizers: give "
-                "optimizers and schedulers as instances, a scheduler for each optimizer."
+                f"schedulers contains {given!r}, which requires exactly one optimizer, got "
+                f"{len(optimizers)}: pass instances, one scheduler for each optimizer."
             )
         return given(optimizers[0])
     if isinstance(given, LRScheduler):
         if not any(given.optimizer is optimizer for optimizer in optimizers):
             raise ValueError(
-                f"schedulers has a {type(given).__name__} of an optimizer that the Trainer was not "
-                "given: pass that optimizer in optimizers=."
+                f"schedulers contains a {type(given).__name__} whose optimizer is not one of the "
+                "Trainer's: pass that optimizer in optimizers=."
             )
         return given
     if given in (constant, cosine, linear, step):
         raise TypeError(
-            f"schedulers has the function {given.__name__}, which makes a schedule: call it, "
-            f"{given.__name__}()."
+            f"schedulers contains the function {given.__name__}: pass the schedule that it "
+            f"returns, {given.__name__}()."
         )
     if callable(given):
         return given
     raise TypeError(
-        f"schedulers has {given!r}: each must be a schedule, such as composable.optim.cosine(), a "
-        "torch scheduler, or functools.partial of a torch scheduler's class."
+        f"schedulers contains {given!r}: each must be a schedule such as composable.optim.cosine(),"
+        " a PyTorch scheduler, or functools.partial of a PyTorch scheduler's class."
     )

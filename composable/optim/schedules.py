@@ -1,8 +1,8 @@
-"""Schedules: what a learning rate is multiplied by, as a function of time.
+"""Learning rate schedules: multipliers of the learning rate, as pure functions of time.
 
-A schedule is a value that is called with anything that has the time: the state of a run, or a
-`Clock` in your own loop. The learning rate of batch k is the initial one times the schedule at
-k; nothing is remembered between the calls.
+Call a schedule with anything that has the time: the state of a run, or a `Clock` in your own loop.
+The learning rate of batch k is the initial one times the value of the schedule at k. Schedules are
+stateless.
 
 Example:
     >>> from composable import Clock
@@ -52,7 +52,7 @@ def _step_size(value: TimeLike) -> Time:
 def _finite(_: object, attribute: "attrs.Attribute[float]", value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(
-            f"{attribute.name}={value!r} must be a number. Lengths are given by name, such as "
+            f"{attribute.name}={value!r} must be a number. Pass durations by keyword, such as "
             "warmup='1ep'."
         )
     if not math.isfinite(value):
@@ -63,17 +63,17 @@ def _finite(_: object, attribute: "attrs.Attribute[float]", value: Any) -> None:
 class Schedule:
     """A multiplier of the learning rate as a function of time.
 
-    During the warm-up it rises linearly from 0 to the value at which the schedule itself
-    starts; a subclass says in `after_warmup` what comes then.
+    During the warm-up it rises linearly from 0 to `start`. Subclasses define the values after the
+    warm-up in `after_warmup`.
     """
 
     warmup: Time = attrs.field(default=_NO_WARMUP, converter=_warmup, kw_only=True)
 
     def __call__(self, clock: HasTime) -> float:
-        """The multiplier at the time of `clock`.
+        """Return the multiplier at the time of `clock`.
 
         Raises:
-            ValueError: The warm-up is in epochs, and how long an epoch is isn't known.
+            ValueError: The warm-up is in epochs, and the length of an epoch is unknown.
         """
         done, ramp = progress(clock, self.warmup)
         if ramp:
@@ -84,15 +84,15 @@ class Schedule:
 
     @property
     def start(self) -> float:
-        """The value to which the warm-up rises."""
+        """The multiplier at the end of the warm-up."""
         return 1.0
 
     def after_warmup(self, clock: HasTime) -> float:
-        """The multiplier once the warm-up is over."""
+        """Return the multiplier after the warm-up."""
         raise NotImplementedError(f"{type(self).__name__} must implement after_warmup(clock).")
 
     def fraction(self, clock: HasTime, duration: Time) -> float:
-        """How far it is from the end of the warm-up to `duration`, from 0.0 to 1.0."""
+        """Return the elapsed fraction of the time between the warm-up and `duration`, in [0, 1]."""
         done, total = progress(clock, duration)
         ramp = _in_unit_of(clock, self.warmup, duration)
         if total <= ramp:
@@ -101,7 +101,7 @@ class Schedule:
 
 
 def _in_unit_of(clock: HasTime, warmup: Time, duration: Time) -> int | Fraction:
-    """The warm-up in the unit in which `progress` measures `duration`."""
+    """Return the warm-up in the unit in which `progress` measures `duration`."""
     if not warmup.value:
         return 0
     unit, ours = _unit_of(clock, duration), _unit_of(clock, warmup)
@@ -109,23 +109,23 @@ def _in_unit_of(clock: HasTime, warmup: Time, duration: Time) -> int | Fraction:
     if ours is unit or {ours, unit} <= counted:
         return progress(clock, warmup)[1]
     raise ValueError(
-        f"warmup={str(warmup)!r} and duration={str(duration)!r} of this run can't be related: "
-        "give both in one unit, or epochs and batches with a loader that has a length."
+        f"warmup={str(warmup)!r} and duration={str(duration)!r} cannot be related in this run: "
+        "use the same unit, or epochs and batches with a loader that has a length."
     )
 
 
 def _unit_of(clock: HasTime, time: Time) -> TimeUnit:
-    """The unit in which a time counts: for a fraction of the run, that of the run."""
+    """Return the unit of a time; the unit of a fraction of the run is that of the run."""
     whole = clock.max_duration
     return whole.unit if time.unit is TimeUnit.DURATION and whole else time.unit
 
 
 def _check_rises(clock: HasTime, warmup: Time) -> None:
-    """Refuse a warm-up in what is only counted whole: it would be 0 up to the end of the first."""
+    """Reject a warm-up in a unit without fractions: it would stay 0 until the end of the first."""
     unit = _unit_of(clock, warmup)
     if unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not clock.epoch_length):
         raise ValueError(
-            f"warmup={str(warmup)!r} can't rise within {unit.plural} of unknown length: give it in "
+            f"warmup={str(warmup)!r} cannot be measured in {unit.plural} of unknown length: use "
             "batches, such as '100ba', or epochs with a loader that has a length."
         )
 
@@ -142,7 +142,7 @@ class Constant(Schedule):
         return self.alpha
 
     def after_warmup(self, clock: HasTime) -> float:
-        """The constant."""
+        """Return the constant."""
         return self.alpha
 
 
@@ -160,7 +160,7 @@ class Linear(Schedule):
         return self.alpha_i
 
     def after_warmup(self, clock: HasTime) -> float:
-        """From `alpha_i` to `alpha_f` on a line."""
+        """Interpolate linearly from `alpha_i` to `alpha_f`."""
         done = self.fraction(clock, self.duration)
         return self.alpha_i + done * (self.alpha_f - self.alpha_i)
 
@@ -173,14 +173,14 @@ class Cosine(Schedule):
     duration: Time = attrs.field(default=_WHOLE_RUN, converter=_duration)
 
     def after_warmup(self, clock: HasTime) -> float:
-        """From 1 to `alpha_f` on half a cosine."""
+        """Decay from 1 to `alpha_f` along half a cosine."""
         done = self.fraction(clock, self.duration)
         return self.alpha_f + (1 - self.alpha_f) * (1 + math.cos(math.pi * done)) / 2
 
 
 def _positive(_: object, attribute: "attrs.Attribute[Time]", value: Time) -> None:
     if not value.value:
-        raise ValueError(f"{attribute.name}={str(value)!r} must be longer than nothing.")
+        raise ValueError(f"{attribute.name}={str(value)!r} must be positive.")
 
 
 @attrs.frozen
@@ -191,17 +191,17 @@ class Step(Schedule):
     gamma: float = attrs.field(default=0.1, validator=_finite)
 
     def after_warmup(self, clock: HasTime) -> float:
-        """`gamma` to the power of the steps taken."""
+        """Return `gamma` to the power of the number of completed steps."""
         done, size = progress(clock, self.step_size)
         return float(self.gamma ** int(done // size))
 
 
 def constant(alpha: float = 1.0, *, warmup: TimeLike = "0ba") -> Schedule:
-    r"""A constant multiplier: $\alpha$.
+    r"""Keep a constant multiplier: $\alpha$.
 
     Args:
         alpha: The multiplier.
-        warmup: How long it rises to `alpha` from 0 first.
+        warmup: The duration of the linear warm-up from 0 to `alpha`.
 
     Example:
         >>> from composable import Clock
@@ -218,13 +218,13 @@ def linear(
     duration: TimeLike = "1dur",
     warmup: TimeLike = "0ba",
 ) -> Schedule:
-    r"""A line: $\alpha_i + \tau (\alpha_f - \alpha_i)$, $\tau$ from 0 to 1.
+    r"""Change linearly: $\alpha_i + \tau (\alpha_f - \alpha_i)$, with $\tau$ from 0 to 1.
 
     Args:
-        alpha_i: The first value.
-        alpha_f: The last value, kept from `duration` on.
-        duration: When the last value is reached, counted from the start of the run.
-        warmup: How long it rises to `alpha_i` from 0 first; the line begins then.
+        alpha_i: The initial value.
+        alpha_f: The final value, kept after `duration`.
+        duration: The time from the start of the run until the final value is reached.
+        warmup: The duration of the linear warm-up from 0 to `alpha_i`; $\tau$ is 0 at its end.
 
     Example:
         >>> from composable import Clock
@@ -237,12 +237,12 @@ def linear(
 def cosine(
     alpha_f: float = 0.0, *, duration: TimeLike = "1dur", warmup: TimeLike = "0ba"
 ) -> Schedule:
-    r"""Half a cosine: $\alpha_f + (1 - \alpha_f)(1 + \cos \pi\tau) / 2$, $\tau$ from 0 to 1.
+    r"""Decay along a cosine: $\alpha_f + (1 - \alpha_f)(1 + \cos \pi\tau) / 2$, $\tau$ in [0, 1].
 
     Args:
-        alpha_f: The last value, kept from `duration` on; the first is 1.
-        duration: When the last value is reached, counted from the start of the run.
-        warmup: How long it rises to 1 from 0 first; the cosine begins then.
+        alpha_f: The final value, kept after `duration`; the initial value is 1.
+        duration: The time from the start of the run until the final value is reached.
+        warmup: The duration of the linear warm-up from 0 to 1; $\tau$ is 0 at its end.
 
     Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts",
     ICLR 2017, https://arxiv.org/abs/1608.03983 (one cycle, without restarts).
@@ -256,12 +256,12 @@ def cosine(
 
 
 def step(step_size: TimeLike, gamma: float = 0.1, *, warmup: TimeLike = "0ba") -> Schedule:
-    r"""Stairs: $\gamma^{\lfloor t / \text{step\_size} \rfloor}$.
+    r"""Decay in steps: $\gamma^{\lfloor t / \text{step\_size} \rfloor}$.
 
     Args:
-        step_size: How long each step lasts, counted from the start of the run; above 0.
-        gamma: What each step multiplies by.
-        warmup: How long it rises to 1 from 0 first.
+        step_size: The duration of each step, positive.
+        gamma: The factor of each step.
+        warmup: The duration of the linear warm-up from 0 to 1.
 
     Example:
         >>> from composable import Clock

@@ -5,6 +5,7 @@ from typing import Any
 
 import attrs
 
+from composable.core._table import format_table
 from composable.core.algorithm import Algorithm, nested
 from composable.core.callback import Callback
 from composable.core.event import Event
@@ -67,15 +68,8 @@ def format_plan(steps: Sequence[Step], caveats: Iterable[Caveat]) -> str:
         )
         for step in steps
     ]
-    table = _format_table(("event", "who", "stage", "reads", "writes", "why here"), rows)
+    table = format_table(rows, ("event", "who", "stage", "reads", "writes", "why here"))
     return "\n".join([table, *(f"\nCaveat: {caveat}" for caveat in caveats)])
-
-
-def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    ruler = ["-" * width for width in widths]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, ruler, *rows)]
-    return "\n".join(lines)
 
 
 def as_data(

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from composable.core._table import format_table
 from composable.core.algorithm import Algorithm
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
 from composable.plan.plotting import draw, new_axes, new_figure, save_figure
@@ -64,9 +65,9 @@ class Timeline:
     def __str__(self) -> str:
         if not self.rows:
             return "No algorithms: the loop trains alone."
-        table = [(row.name, row.stage.name.lower(), self.describe(*row.spans)) for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+        return format_table(
+            [(row.name, row.stage.name.lower(), self.describe(*row.spans)) for row in self.rows]
+        )
 
     def describe(self, *spans: Span) -> str:
         """Describe spans in words."""

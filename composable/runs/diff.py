@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from composable.checkpoint import files
-from composable.checkpoint.compare import differing, how_far
+from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
 from composable.runs import records as run_records
 from composable.runs.records import Steps, format_hex
@@ -166,9 +166,9 @@ def _first_tensor(first: Path, second: Path, skipped: list[str]) -> str | None:
         except CheckpointError as error:
             skipped.append(str(error))
             continue
-        names = list(differing(a, b))
+        names = list(mismatched(a, b))
         if names:
-            gaps = [f"{name} ({how_far(a.get(name), b.get(name))})" for name in names]
+            gaps = [f"{name} ({describe_difference(a.get(name), b.get(name))})" for name in names]
             more = f"; and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
             return f"{'; '.join(gaps[:_MOST_SHOWN])}{more}; at checkpoint {ours[time].name}"
     return None

@@ -1,4 +1,4 @@
-"""The environment of a run: versions, platform, script, and the commit of the code."""
+"""Describe the environment of a run: versions, platform, and the commit of the code."""
 
 import platform
 import subprocess
@@ -16,10 +16,10 @@ __all__ = ["describe_environment", "describe_script", "hash_file"]
 
 
 def describe_environment() -> dict[str, Any]:
-    """Describe versions, platform, threads, the command and the commit, as plain values.
+    """Describe versions, platform, threads, command and commit, as plain values.
 
-    They include what makes results differ between machines: the version of PyTorch, the number of
-    threads, the processor and the GPU.
+    The result includes the causes of bitwise differences between machines: the version of PyTorch,
+    the number of threads, the processor and the GPU.
 
     Example:
         >>> from composable.runs.environment import describe_environment
@@ -45,10 +45,10 @@ def describe_environment() -> dict[str, Any]:
 
 
 def describe_script() -> dict[str, Any]:
-    """Describe the running script, as plain values from which it can be started again.
+    """Describe the running script, as plain values, so that it can be started again.
 
-    `script` is None if there is none, as in a notebook. `module` is the argument of `python -m`,
-    or None.
+    `script` is None if there is none, as in a notebook. `module` is the argument of `python -m`, or
+    None.
 
     Example:
         >>> from composable.runs.environment import describe_script
@@ -69,7 +69,7 @@ def describe_script() -> dict[str, Any]:
 
 
 def hash_file(path: Path) -> str | None:
-    """Return the SHA-256 of a file, or None if it can't be read."""
+    """Return the SHA-256 of a file, or None if it cannot be read."""
     try:
         return sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -78,9 +78,9 @@ def hash_file(path: Path) -> str | None:
 
 @lru_cache(maxsize=8)
 def _commit(folder: Path) -> str | None:
-    """Return the commit of a folder, or None without a repository or without git."""
+    """Return the current commit, or None if there is none or git is not installed."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
             cwd=folder,
             capture_output=True,
@@ -90,4 +90,4 @@ def _commit(folder: Path) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return result.stdout.strip() or None

@@ -1,4 +1,4 @@
-"""The recorder of runs, for `composable replay` and `composable diff`."""
+"""Record a run for replay and comparison."""
 
 import os
 import time
@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -15,11 +15,14 @@ from composable.checkpoint import folders
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
 from composable.core.callback import Callback
-from composable.core.logger import Logger, to_numbers
+from composable.core.logger import to_numbers
 from composable.core.state import State
 from composable.optim.learning_rates import LearningRates
 from composable.runs import records
 from composable.runs.environment import describe_script
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
 
 __all__ = ["RunRecorder"]
 
@@ -41,20 +44,20 @@ class RunRecorder(Callback):
 
     `run.json` holds the configuration: algorithms, seed, versions, commit, platform, and the script
     with its arguments. `steps.jsonl` holds the exact loss and learning rates of each batch, and the
-    results of each evaluation. `composable replay` and `composable diff` read them.
+    results of each evaluation. `composable replay` and `composable diff` read both files.
 
-    The `Trainer` creates one for its `save_folder`, unless `callbacks` contains one. Losses are
-    copied to the host in batches of 100, so that no step waits for the device.
+    The `Trainer` adds one for its `save_folder`, unless `callbacks` contains one. Losses are copied
+    to the host in batches of 100, so no step synchronizes with the device.
 
     Args:
-        folder: The run folder, which also contains the checkpoints.
-        weights: Whether to record a digest of every weight and buffer after each batch. `replay`
-            and `diff` can then name the first tensor that differs. It reads the whole model at
-            every step, and waits for the device.
-        on_error: What to do if a record can't be written: "raise" an error, or "warn".
+        folder: The run folder, which also holds the checkpoints.
+        weights: Record a digest of every weight and buffer after each batch, so that a comparison
+            can name the first tensor that differs. This reads the whole model and synchronizes with
+            the device at every step.
+        on_error: "raise" to raise if a file cannot be written, "warn" to warn and continue.
 
     Raises:
-        ValueError: `on_error` is neither.
+        ValueError: `on_error` is neither "raise" nor "warn".
 
     Example:
         >>> from composable.runs import RunRecorder
@@ -75,18 +78,18 @@ class RunRecorder(Callback):
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self._bytes, self._hash = 0, sha256()
         self._digest = self._hash.hexdigest()
-        self._file_is_ours = self._begun = False
+        self._opened = self._begun = False
         self._trained = False
         self._rates: dict[str, Any] | None = None
         self._results: Mapping[str, Any] = {}
 
-    # --- the start ---
+    # --- the configuration ---
 
     def begin(self, description: Mapping[str, Any], state: State) -> None:
-        """Record the configuration of the run; the `Trainer` calls it when training starts.
+        """Record the configuration; the `Trainer` calls this at the start of training.
 
         Raises:
-            UnwritableCheckpointError: It can't be written, and `on_error` is "raise".
+            UnwritableCheckpointError: The file cannot be written, and `on_error` is "raise".
         """
         if self.observer is not None:
             self.observer.on_begin(description)
@@ -104,26 +107,26 @@ class RunRecorder(Callback):
 
         def write() -> None:
             folders.make_folder(self.folder)
-            self._truncate()
+            self._open_steps()
             records.add_record(self.folder, record)
 
         self._try(write)
 
     # --- every step ---
 
-    def batch_start(self, state: State, logger: Logger) -> None:
-        """Reset the values of the batch."""
+    def batch_start(self, state: State, logger: "Logger") -> None:
+        """Discard the values of the previous batch."""
         self._trained, self._rates = False, None
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        """Note that the batch has a loss of its own."""
+    def after_train_batch(self, state: State, logger: "Logger") -> None:
+        """Note that the batch has a loss."""
         self._trained = True
 
-    def after_optimizer_step(self, state: State, logger: Logger) -> None:
-        """Note its learning rates: the step was not skipped."""
+    def after_optimizer_step(self, state: State, logger: "Logger") -> None:
+        """Note the learning rates of the step."""
         self._rates = LearningRates(state.optimizers).read()
 
-    def batch_end(self, state: State, logger: Logger) -> None:
+    def batch_end(self, state: State, logger: "Logger") -> None:
         """Record the step."""
         values: dict[str, Any] = {"loss": state.loss if self._trained else None}
         values.update({"skipped": True} if self._rates is None else self._rates)
@@ -133,11 +136,11 @@ class RunRecorder(Callback):
         began = state.previous_timestamp
         self._add(began.batch, began.epoch, values)
 
-    def eval_before_all(self, state: State, logger: Logger) -> None:
+    def eval_before_all(self, state: State, logger: "Logger") -> None:
         """Note the results of earlier evaluations."""
         self._results = state.metrics
 
-    def eval_after_all(self, state: State, logger: Logger) -> None:
+    def eval_after_all(self, state: State, logger: "Logger") -> None:
         """Record the new results."""
         new = {k: v for k, v in state.metrics.items() if v is not self._results.get(k)}
         values = {f"{label}/{n}": v for label, results in new.items() for n, v in results.items()}
@@ -160,49 +163,49 @@ class RunRecorder(Callback):
         """Write the pending lines.
 
         Raises:
-            UnwritableCheckpointError: It can't be written, and `on_error` is "raise".
+            UnwritableCheckpointError: The file cannot be written, and `on_error` is "raise".
         """
         if self._pending:
             self._try(self._write)
 
     def _write(self) -> None:
-        if not self._file_is_ours:
-            self._truncate()
+        if not self._opened:
+            self._open_steps()
         numbers = to_numbers(values for _, _, values in self._pending)
         raw = b"".join(
             records.write_line(batch, epoch, values)
             for (batch, epoch, _), values in zip(self._pending, numbers, strict=True)
         )
-        self._file_is_ours = False  # until all of it is written
+        self._opened = False  # until all lines are written
         with (self.folder / records.STEPS).open("ab") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        self._file_is_ours = True
+        self._opened = True
         self._pending = []
         self._bytes += len(raw)
         self._hash.update(raw)
         self._digest = self._hash.hexdigest()
 
-    def _truncate(self) -> None:
-        """Truncate the file to the lines that this run has written so far, or start a new file."""
+    def _open_steps(self) -> None:
+        """Truncate the file to the lines that this run has written, or start a new file."""
         path = self.folder / records.STEPS
         self._hash = _hash_of(path, self._bytes)
         if self._bytes and self._hash.hexdigest() == self._digest:
             os.truncate(path, self._bytes)
-        else:  # the file of another run, or of this one in another folder
+        else:  # the file of another run, or a new folder
             if path.exists() and path.stat().st_size:
                 records.rotate(path)
             path.touch()
             self._bytes, self._hash = 0, sha256()
             self._digest = self._hash.hexdigest()
-        self._file_is_ours = True
+        self._opened = True
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
             write()
         except (OSError, UnwritableCheckpointError) as error:
-            message = f"{self.folder}: the record of the run can't be written: {error}."
+            message = f"{self.folder}: the run record cannot be written: {error}."
             if self.on_error == "raise":
                 raise UnwritableCheckpointError(message) from error
             warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
@@ -211,22 +214,22 @@ class RunRecorder(Callback):
         """Write the pending lines."""
         self.flush()
 
-    # --- state ---
+    # --- its own state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the length of the file, and its hash."""
+        """Return the length of the file and its hash."""
         self.flush()
         return {"bytes": self._bytes, "sha256": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the position in the file; the lines after it are removed at the next write."""
+        """Restore the length and the hash: later lines are truncated before the next write."""
         self._pending = []
         self._bytes, self._digest = state["bytes"], state["sha256"]
-        self._file_is_ours = False
+        self._opened = False
 
 
 def _hash_of(path: Path, size: int) -> Any:
-    """Hash the first `size` bytes of a file, or all of them if it has fewer."""
+    """Hash the first `size` bytes of a file, or all if there are fewer."""
     total = sha256()
     if path.exists():
         with path.open("rb") as file:

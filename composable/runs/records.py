@@ -1,7 +1,7 @@
-"""The records in a run folder: how the run was started, and every step.
+"""The record of a run next to its checkpoints: its configuration, and every step.
 
-`run.json` has a record for each time that the run was started or resumed. `steps.jsonl` has a line
-for each batch, and one for each evaluation. Numbers are exact: they are hexadecimal floats.
+`run.json` has a record for each start and each resume of the run. `steps.jsonl` has a line for each
+batch and each evaluation. Numbers are written as hexadecimal floats, which are exact.
 """
 
 import math
@@ -42,16 +42,16 @@ _MAX_LINE = 1 << 24
 _MAX_BATCH = 2**53
 
 
-# --- run.json ---
+# --- the configuration ---
 
 
 def add_record(folder: Path, record: Mapping[str, JSON]) -> None:
-    """Add a record to `run.json`, atomically: the file is always complete.
+    """Add a record to `run.json`, atomically.
 
-    A file that can't be read is kept under another name.
+    A file that cannot be parsed is kept under another name.
 
     Raises:
-        OSError: The file can't be written.
+        OSError: The file cannot be written.
     """
     target = folder / RUN
     try:
@@ -77,15 +77,15 @@ def read_records(folder: Path) -> list[dict[str, JSON]]:
     """Read the records of a run folder, the oldest first.
 
     Raises:
-        MissingCheckpointError: There is no such file.
-        DamagedCheckpointError: The file is damaged.
-        UnreadableCheckpointError: The file can't be read.
+        MissingCheckpointError: The file does not exist.
+        DamagedCheckpointError: The file is not a valid record of a run.
+        UnreadableCheckpointError: The file cannot be read.
     """
     path = folder / RUN
     with _reading(path) as file:
         raw = file.read(_MAX_RUN + 1)
     if len(raw) > _MAX_RUN:
-        raise DamagedCheckpointError(f"{path} has more than {_MAX_RUN} bytes.")
+        raise DamagedCheckpointError(f"{path} has more than the maximum of {_MAX_RUN} bytes.")
     body = _json.load(raw, str(path))
     records = body.get("records") if isinstance(body, dict) else None
     if not isinstance(records, list) or not records or body.get("format") != _FORMAT:
@@ -97,14 +97,14 @@ def read_records(folder: Path) -> list[dict[str, JSON]]:
 
 
 def rotate(path: Path) -> None:
-    """Rename a file to a free name: steps.jsonl becomes steps.1.jsonl."""
+    """Rename a file to the next free numbered name: steps.jsonl becomes steps.1.jsonl."""
     number = 1
-    while os.path.lexists(free := path.with_name(f"{path.stem}.{number}{path.suffix}")):
+    while os.path.lexists(aside := path.with_name(f"{path.stem}.{number}{path.suffix}")):
         number += 1
-    os.rename(path, free)
+    os.rename(path, aside)
 
 
-# --- steps.jsonl ---
+# --- every step ---
 
 
 @attrs.frozen
@@ -112,20 +112,20 @@ class Steps:
     """The contents of `steps.jsonl`."""
 
     trained: dict[int, dict[str, Any]]
-    """By batch number, from 0: `loss`, learning rates, digests, and `skipped`."""
+    """By batch, from 0: `loss`, learning rates and digests, and whether it was skipped."""
     evaluated: dict[int, dict[str, Any]]
-    """By the number of the batch before the evaluation: its results."""
+    """The evaluation results, by the last batch before the evaluation."""
 
 
 def as_exact(value: Any) -> Any:
-    """Convert a number to a hexadecimal float; None, booleans and strings are kept."""
+    """Convert a number to a hexadecimal float; return None, booleans and strings unchanged."""
     if value is None or isinstance(value, (bool, str)):
         return value
     return float(value).hex()
 
 
 def format_hex(value: Any) -> str:
-    """Format a recorded value: `0x1.8p-1 (0.75)`."""
+    """Format a recorded value with its decimal: `0x1.8p-1 (0.75)`."""
     try:
         number = float.fromhex(value)
     except (TypeError, ValueError, OverflowError):
@@ -140,14 +140,14 @@ def write_line(batch: int, epoch: int, values: Mapping[str, Any]) -> bytes:
 
 
 def read_steps(folder: Path) -> Steps:
-    """Read the steps of a run folder.
+    """Read `steps.jsonl`.
 
-    An incomplete last line, of a run that was killed, is skipped.
+    An incomplete last line, as an interrupted run may leave it, is ignored.
 
     Raises:
-        MissingCheckpointError: There is no such file.
-        DamagedCheckpointError: A line is damaged; the message has its number.
-        UnreadableCheckpointError: The file can't be read.
+        MissingCheckpointError: The file does not exist.
+        DamagedCheckpointError: A line is invalid. The error names it.
+        UnreadableCheckpointError: The file cannot be read.
     """
     path = folder / STEPS
     steps = Steps({}, {})
@@ -156,7 +156,7 @@ def read_steps(folder: Path) -> Steps:
         while raw := file.readline(_MAX_LINE + 1):
             number += 1
             if len(raw) > _MAX_LINE:
-                raise DamagedCheckpointError(f"{path}, line {number}: it is too long.")
+                raise DamagedCheckpointError(f"{path}, line {number}: the line is too long.")
             if raw.endswith(b"\n"):
                 _add_line(steps, raw, f"{path}, line {number}")
     return steps
@@ -165,13 +165,13 @@ def read_steps(folder: Path) -> Steps:
 def _add_line(steps: Steps, raw: bytes, where: str) -> None:
     line = _json.load(raw, where)
     if not isinstance(line, dict) or not _is_batch(line.get("batch")):
-        raise DamagedCheckpointError(f"{where}: it has no batch number.")
+        raise DamagedCheckpointError(f"{where}: the batch number is missing.")
     batch = line.pop("batch")
     line.pop("epoch", None)
     if "loss" not in line:
         steps.evaluated.setdefault(batch, {}).update(line)
     elif batch in steps.trained:
-        raise DamagedCheckpointError(f"{where}: batch {batch} is a duplicate.")
+        raise DamagedCheckpointError(f"{where}: batch {batch} is recorded twice.")
     else:
         steps.trained[batch] = line
 
@@ -184,14 +184,14 @@ def _is_batch(value: Any) -> bool:
 def _reading(path: Path) -> Iterator[Any]:
     try:
         if not path.parent.is_dir():
-            raise MissingCheckpointError(f"there is no folder {path.parent}.")
+            raise MissingCheckpointError(f"no directory {path.parent}.")
         with path.open("rb") as file:
             yield file
     except MissingCheckpointError:
         raise
     except FileNotFoundError:
         raise MissingCheckpointError(
-            f"{path.parent} has no {path.name}: it is not the save_folder of a recorded run."
+            f"{path.parent} contains no {path.name}: it is not the save_folder of a recorded run."
         ) from None
     except OSError as error:
-        raise UnreadableCheckpointError(f"{path} can't be read: {error.strerror}.") from error
+        raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error

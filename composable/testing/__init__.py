@@ -1,13 +1,13 @@
-"""The laws and the matrix of properties, for anyone's algorithm and anyone's function.
+"""Test your own algorithms and functions: laws, properties and Hypothesis strategies.
 
-`check_algorithm` and `check_function` need nothing but PyTorch. The strategies (`batches`,
-`models`, `states`, ...) are for Hypothesis, which the extra `testing` installs.
+`check_algorithm` and `check_function` require only PyTorch. The strategies (`batches`, `models`,
+`states`, ...) require Hypothesis, which the extra `testing` installs.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from composable.testing.algorithms import AlgorithmReport, LawBroken, check_algorithm
-from composable.testing.functions import Answer, FunctionReport, PropertyBroken, check_function
+from composable.testing.algorithms import AlgorithmReport, LawViolation, check_algorithm
+from composable.testing.functions import Answer, FunctionReport, PropertyViolation, check_function
 from composable.testing.no_sync import HostSyncError, NoSync
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ __all__ = [
     "Answer",
     "FunctionReport",
     "HostSyncError",
-    "LawBroken",
+    "LawViolation",
     "NoSync",
-    "PropertyBroken",
+    "PropertyViolation",
     "algorithm_sets",
     "batches",
     "check_algorithm",
@@ -55,7 +55,7 @@ _STRATEGIES = (
 
 
 def __getattr__(name: str) -> Any:
-    """A strategy, imported when it is asked for: whoever only checks needs no Hypothesis."""
+    """Import a strategy at its first use, so that the checks do not require Hypothesis."""
     if name not in _STRATEGIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from composable.testing import strategies

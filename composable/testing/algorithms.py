@@ -1,4 +1,4 @@
-"""The laws, checked for anyone's algorithm."""
+"""Check that an algorithm obeys the laws."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
@@ -15,42 +15,44 @@ from composable.core.state import State
 from composable.plan.declarations import as_algorithm
 from composable.testing.laws import LAWS, Law, NotApplicable
 from composable.testing.problems import classifier, image_batch, smooth_classifier
-from composable.testing.runs import Breach, Case
+from composable.testing.runs import Case, Violation
 
-__all__ = ["AlgorithmReport", "LawBroken", "check_algorithm"]
+__all__ = ["AlgorithmReport", "LawViolation", "check_algorithm"]
 
 
-class LawBroken(AssertionError):
-    """An algorithm breaks a law.
+class LawViolation(AssertionError):
+    """An algorithm violates a law.
 
     Attributes:
-        law: The law's name.
+        law: The name of the law.
         algorithm: The algorithm.
-        event: The event at which it was seen, or None.
-        where: The field or tensor in which it was seen, or None.
+        event: The event of the violation, or None.
+        where: The field or tensor of the violation, or None.
     """
 
-    def __init__(self, law: Law, algorithm: Algorithm, breach: Breach) -> None:
+    def __init__(self, law: Law, algorithm: Algorithm, violation: Violation) -> None:
         self.law, self.algorithm = law.name, algorithm
-        self.event, self.where = breach.event, breach.where
+        self.event, self.where = violation.event, violation.where
         super().__init__(
-            f"{algorithm!r} breaks the law {law.name!r}: {law.says}.\n"
-            f"Seen: {breach.what.rstrip('.')}.\n"
-            f"To mend it: {law.mend}"
+            f"{algorithm!r} violates the law {law.name!r}: {law.statement}.\n"
+            f"Observed: {violation.what.rstrip('.')}.\n"
+            f"Hint: {law.hint}"
         )
 
 
 @attrs.frozen
 class AlgorithmReport:
-    """Which laws were checked for an algorithm, and which were not, and why."""
+    """The laws that were checked for an algorithm, and the others with the reason."""
 
     algorithm: str
     checked: tuple[str, ...]
     not_checked: Mapping[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{self.algorithm} keeps {len(self.checked)} laws: {', '.join(self.checked)}"]
-        lines += [f"not checked: {law}, because {why}" for law, why in self.not_checked.items()]
+        lines = [f"{self.algorithm} obeys {len(self.checked)} laws: {', '.join(self.checked)}"]
+        lines += [
+            f"not checked: {law}, because {reason}" for law, reason in self.not_checked.items()
+        ]
         return "\n".join(lines)
 
 
@@ -65,27 +67,27 @@ def check_algorithm(
 ) -> AlgorithmReport:
     """Check every law that holds for all algorithms, on a tiny problem.
 
-    By default that is a classifier with convolutions, a batch norm and dropout, on two batches of
-    images, for four epochs with an evaluation after each: about twenty runs, in seconds. Global
-    generators are left as they were.
+    The default problem is a convolutional classifier with batch norm and dropout, trained on two
+    batches of images for four epochs, with an evaluation after each. The check takes about twenty
+    runs, a few seconds. The global generators are restored.
 
     Args:
         algorithm: The algorithm, or a function `(event, state) -> state`. Choose hyperparameters
             with which it acts within eight batches.
-        model: The model that it is tried on, or a function that makes it. It is left as it is.
-        dataloader: Batches for training and evaluation, the same each time it is gone through.
-        loss_fn: `loss_fn(outputs, targets)`; with a model of your own and without a loss, the
-            model's `loss(outputs, batch)` is used. By default cross entropy.
-        microbatches: Whether to check that microbatches make no difference: where neither the
-            algorithm nor the model looks at a batch as a whole.
-        options: Anything else that the `Trainer` takes: `input_key`, `optimizers`, `seed`, ...
+        model: The model to train, or a function that builds it. It is not modified.
+        dataloader: Batches for training and evaluation, the same in every iteration.
+        loss_fn: A function `loss_fn(outputs, targets)`. Default: cross entropy, or the model's
+            `loss(outputs, batch)` if `model` is given.
+        microbatches: Check that splitting batches into microbatches does not change the gradients.
+            This requires that neither the algorithm nor the model depends on a batch as a whole.
+        options: Other arguments of the `Trainer`: `input_key`, `optimizers`, `seed`, ...
 
     Returns:
-        Which laws were checked, and which were not, and why.
+        The laws that were checked, and the others with the reason.
 
     Raises:
-        LawBroken: The algorithm breaks a law. The message names the law, what was seen, at which
-            event and in which field or tensor, and how to mend it.
+        LawViolation: The algorithm violates a law. The message names the law, the observation, the
+            event, the field or tensor, and a hint for fixing it.
         TypeError: `algorithm` is neither an algorithm nor a function.
 
     Example:
@@ -95,7 +97,7 @@ def check_algorithm(
         >>> "order" in report.checked
         True
         >>> report.not_checked["memory"]
-        'it remembers nothing'
+        'it stores nothing in state.memory'
     """
     given = as_algorithm(algorithm)
     case = Case(
@@ -112,10 +114,10 @@ def check_algorithm(
     checked, not_checked = [], {}
     for law in LAWS.values():
         verdict = law.check(case)
-        if isinstance(verdict, Breach):
-            raise LawBroken(law, given, verdict)
+        if isinstance(verdict, Violation):
+            raise LawViolation(law, given, verdict)
         if isinstance(verdict, NotApplicable):
-            not_checked[law.name] = verdict.why
+            not_checked[law.name] = verdict.reason
         else:
             checked.append(law.name)
     return AlgorithmReport(repr(given), tuple(checked), MappingProxyType(not_checked))
@@ -124,7 +126,7 @@ def check_algorithm(
 def _maker(
     model: nn.Module | Callable[[], nn.Module] | None, default: Callable[[], nn.Module]
 ) -> Callable[[], nn.Module]:
-    """A function that makes the same model each time."""
+    """Return a function that builds the same model each time."""
     if isinstance(model, nn.Module):
         kept = copy.deepcopy(model)
         return lambda: copy.deepcopy(kept)

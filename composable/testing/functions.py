@@ -1,4 +1,4 @@
-"""The matrix of properties, for anyone's function."""
+"""Check which properties a function has."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,68 +9,78 @@ from typing import Any
 import attrs
 import torch
 
+from composable.core._table import format_table
 from composable.testing.no_sync import HostSyncError
 from composable.testing.problems import CLASSES, feature_maps, image_batch
-from composable.testing.properties import PROPERTIES, Arguments, Inapplicable, Refuted, Subject
+from composable.testing.properties import (
+    PROPERTIES,
+    Arguments,
+    NotApplicable,
+    PropertyFailed,
+    Subject,
+)
 from composable.utils.reproducibility import preserve_rng
 
-__all__ = ["Answer", "FunctionReport", "PropertyBroken", "check_function"]
+__all__ = ["Answer", "FunctionReport", "PropertyViolation", "check_function"]
 
 
-class PropertyBroken(AssertionError):
-    """A function lacks a property without an explanation, or has one that is explained away."""
+class PropertyViolation(AssertionError):
+    """A function lacks a property that is not in `except_`, or has one that is."""
 
 
 @attrs.frozen
 class Answer:
-    """Whether a function has a property: "yes", "no" or "not applicable", and why."""
+    """The result of a check: "yes", "no" or "not applicable", and the reason."""
 
-    says: str
-    why: str = ""
+    verdict: str
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.says}: {self.why}" if self.why else self.says
+        return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
 
 
 @attrs.frozen
 class FunctionReport:
-    """The row of a function in the matrix of properties."""
+    """The properties of a function."""
 
     function: str
     answers: Mapping[str, Answer]
 
     def require(self, *, except_: Mapping[str, str] | None = None) -> "FunctionReport":
-        """This row, if every property holds or can't be asked about.
+        """Return this report if every property holds, is not applicable, or is in `except_`.
 
         Args:
-            except_: For a property that doesn't hold, the reason why that is right.
+            except_: The properties that are expected to fail, with the reason.
 
         Raises:
-            PropertyBroken: A property doesn't hold and isn't in `except_`, or is in it and holds
-                (or can't be asked about), so that the reason is out of date.
-            ValueError: `except_` has a name that is no property.
+            PropertyViolation: A property fails and is not in `except_`, or is in `except_` and does
+                not fail, so the reason is outdated.
+            ValueError: A name in `except_` is not a property.
         """
         explained = dict(except_ or {})
         if unknown := sorted(explained.keys() - self.answers.keys()):
-            raise ValueError(f"except_ has {unknown}, and the properties are {list(self.answers)}.")
+            raise ValueError(
+                f"except_ contains {unknown}: each name must be one of {list(self.answers)}."
+            )
         wrong = [
             f"{name}: {answer}"
             for name, answer in self.answers.items()
-            if answer.says == "no" and name not in explained
+            if answer.verdict == "no" and name not in explained
         ]
         wrong += [
-            f"{name}: {self.answers[name]}, so drop it from except_, where it says {reason!r}"
+            f"{name}: {self.answers[name]}; remove it from except_, where its reason is {reason!r}"
             for name, reason in explained.items()
-            if self.answers[name].says != "no"
+            if self.answers[name].verdict != "no"
         ]
         if wrong:
-            raise PropertyBroken("\n  ".join([f"{self.function} is not as required:", *wrong]))
+            raise PropertyViolation(
+                "\n  ".join([f"{self.function} has unexpected properties:", *wrong])
+            )
         return self
 
     def __str__(self) -> str:
-        width = max(map(len, self.answers))
-        rows = [f"  {name:<{width}}  {answer}" for name, answer in self.answers.items()]
-        return "\n".join([self.function, *rows])
+        rows = [(name, str(answer)) for name, answer in self.answers.items()]
+        return f"{self.function}\n{format_table(rows, indent='  ')}"
 
 
 def check_function(
@@ -80,49 +90,48 @@ def check_function(
     inputs: Callable[[int], Any] | None = None,
     name: str | None = None,
 ) -> FunctionReport:
-    """Ask of a function whether it is pure, keeps types, compiles, maps, differentiates, ...
+    """Check whether a function is pure, preserves dtypes, compiles, maps, differentiates, ...
 
-    Nothing is raised where the answer is no: see `FunctionReport.require`. Hyperparameters are
-    given by `functools.partial`. A function that takes `generator` is given one; to compile and
-    to map it is called without, since neither takes a generator in. Of a function that returns a
-    module the questions about a step are asked of that module. It takes seconds, most of them in
-    `torch.compile`.
+    A failed property does not raise: see `FunctionReport.require`. Bind hyperparameters with
+    `functools.partial`. A parameter `generator` receives a generator, except for `compile` and
+    `vmap`, which do not support generators. If the function returns a module, the properties of a
+    step are checked on that module. The check takes seconds, most of them in `torch.compile`.
 
-    - `pure`: no argument is changed: no tensor, container or module.
-    - `generator`: with one generator, the result is a function of the arguments.
-    - `global_generators`: those of PyTorch, Python and NumPy don't move, nor when a module that it
-      returns is called.
-    - `float16`, `bfloat16`, `float64`: results that have the shape of a float argument are of its
-      type; where none has, all floats are.
-    - `channels_last`: images that lie in memory with the channels last come back so.
-    - `compile`: `torch.compile(fullgraph=True)` gives the same.
-    - `vmap`: `torch.func.vmap` gives what a loop does; of draws, the shapes.
-    - `gradients`: they flow, and are those of finite differences.
-    - `no_sync`: the host never waits for the device: see `NoSync`. Where there is CUDA, it is
-      called there, too, under `torch.cuda.set_sync_debug_mode("error")`.
-    - `batch_of_one`, `empty_batch`: are taken, and give finite numbers.
+    - `pure`: no argument is modified: no tensor, container or module.
+    - `generator`: with the same generator, the result depends only on the arguments.
+    - `global_generators`: the generators of PyTorch, Python and NumPy are not used, not even when a
+      returned module is called.
+    - `float16`, `bfloat16`, `float64`: results with the shape of a floating-point argument have its
+      dtype; if there are none, all floating-point results do.
+    - `channels_last`: images in channels-last memory format keep this format.
+    - `compile`: `torch.compile(fullgraph=True)` gives the same result.
+    - `vmap`: `torch.func.vmap` gives the result of a loop; for random results, the same shapes.
+    - `gradients`: gradients exist, and match finite differences.
+    - `no_sync`: the host never synchronizes with the device: see `NoSync`. If CUDA is available,
+      the function is also called there with `torch.cuda.set_sync_debug_mode("error")`.
+    - `batch_of_one`, `empty_batch`: such batches are accepted, and give finite results.
 
-    A parameter called `draw` or `offset` is a draw: a constant that keeps its type, has no gradient
-    and stays on the CPU.
+    A parameter called `draw` or `offset` is a random draw: a constant that keeps its dtype, has no
+    gradient and stays on the CPU.
 
     Args:
         function: Any function of tensors or modules.
-        arguments: A function of the size of the batch that makes them: a tuple, or a dictionary
-            of arguments by name. A tuple or dictionary itself where there is no batch. By default
-            they follow from the names of the parameters: `model`, `inputs`, `images`, `targets`,
-            `labels`, `losses`, `outputs`.
-        inputs: What a module that it takes or returns is called on, by the size of the batch; by
-            default images `[size, 3, 8, 8]`.
-        name: What the row is called; by default what the function is.
+        arguments: A function of the batch size that returns a tuple of arguments or a dictionary of
+            arguments by name, or such a tuple or dictionary if there is no batch. Default: derived
+            from the names of the parameters: `model`, `inputs`, `images`, `targets`, `labels`,
+            `losses`, `outputs`.
+        inputs: A function of the batch size that returns the inputs for a module that the function
+            takes or returns. Default: images `[size, 3, 8, 8]`.
+        name: The name in the report. Default: the name of the function.
 
     Raises:
-        ValueError: There is a parameter for which nothing is given, and nothing is known.
+        ValueError: There is no argument and no default for a parameter.
 
     Example:
         >>> from composable.testing import check_function
         >>> report = check_function(F.select_using_loss).require()
         >>> print(report.answers["gradients"])
-        not applicable: no result is a float
+        not applicable: no result is a floating-point tensor
     """
     make = _default(function) if arguments is None else arguments
     subject = Subject(
@@ -132,25 +141,25 @@ def check_function(
         sized=callable(make),
     )
     with preserve_rng():
-        subject.call(subject.arguments())  # what can't be called at all has no properties
-        answers = {asked: _answer(question, subject) for asked, question in PROPERTIES.items()}
+        subject.call(subject.arguments())  # raise if it cannot be called at all
+        answers = {asked: _answer(check, subject) for asked, check in PROPERTIES.items()}
     return FunctionReport(name or _name(function), MappingProxyType(answers))
 
 
-def _answer(question: Callable[[Subject], None], subject: Subject) -> Answer:
+def _answer(check: Callable[[Subject], None], subject: Subject) -> Answer:
     try:
-        question(subject)
-    except Inapplicable as error:
+        check(subject)
+    except NotApplicable as error:
         return Answer("not applicable", str(error))
     except Exception as error:
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        ours = isinstance(error, (Refuted, HostSyncError))
-        return Answer("no", said if ours else f"{type(error).__name__}: {said}")
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        ours = isinstance(error, (PropertyFailed, HostSyncError))
+        return Answer("no", line if ours else f"{type(error).__name__}: {line}")
     return Answer("yes")
 
 
 def _of_size(size: int) -> dict[str, Callable[[], Any]]:
-    """What a parameter of a name is given by default."""
+    """Return the default arguments by the name of the parameter."""
     images, labels = image_batch(size)
     return {
         "model": feature_maps,
@@ -175,9 +184,9 @@ def _default(function: Callable[..., Any]) -> Callable[[int], Arguments]:
     known = _of_size(1)
     if unknown := [name for name in needed if name not in known]:
         raise ValueError(
-            f"{_name(function)} needs {unknown}, for which there is no default: give arguments=, a "
-            "function of the batch size that makes a dictionary of all its arguments, or bind "
-            "them with functools.partial."
+            f"{_name(function)} requires {unknown}, which have no default: pass arguments=, a "
+            "function of the batch size that returns a dictionary of all arguments, or bind them "
+            "with functools.partial."
         )
     return lambda size: {name: _of_size(size)[name]() for name in needed}
 

@@ -1,4 +1,4 @@
-"""What must hold for every algorithm, a function each, and the table of them all."""
+"""The laws that hold for every algorithm: one check per law, and a table of all laws."""
 
 import copy
 import io
@@ -29,12 +29,12 @@ from composable.testing.modules import description
 from composable.testing.properties import same_state
 from composable.testing.runs import (
     STEP,
-    Breach,
     Case,
     Draws,
     Jitter,
     Noise,
     StopAfter,
+    Violation,
     copied,
     difference,
 )
@@ -46,28 +46,28 @@ __all__ = ["LAWS", "Law", "NotApplicable"]
 
 @attrs.frozen
 class NotApplicable:
-    """Why a law says nothing about an algorithm."""
+    """The reason why a law does not apply to an algorithm."""
 
-    why: str
+    reason: str
 
 
-Verdict = Breach | NotApplicable | None
+Verdict = Violation | NotApplicable | None
 
 
 @attrs.frozen
 class Law:
-    """A law: its name, what it says, how an algorithm that breaks it is mended, and its test.
+    """A law: its name, its statement, a hint for fixing a violation, and its check.
 
-    `check` gives None where the law holds.
+    `check` returns None if the law holds.
     """
 
     name: str
-    says: str
-    mend: str
+    statement: str
+    hint: str
     check: Callable[[Case], Verdict]
 
 
-# --- what it is ---
+# --- the algorithm as a value ---
 
 
 def _frozen(case: Case) -> Verdict:
@@ -77,7 +77,7 @@ def _frozen(case: Case) -> Verdict:
             setattr(algorithm, name, getattr(algorithm, name))
         except AttributeError:
             continue
-        return Breach(f"its field {name} can be assigned", where=name)
+        return Violation(f"its field {name} can be assigned", where=name)
     return None
 
 
@@ -96,20 +96,20 @@ _CHANGING = (
 def _hyperparameters(case: Case) -> Verdict:
     for name, value in _fields(case.algorithm).items():
         if isinstance(value, _CHANGING):
-            return Breach(f"its field {name} holds a {type(value).__name__}", where=name)
+            return Violation(f"its field {name} holds a {type(value).__name__}", where=name)
     return None
 
 
 def _value(case: Case) -> Verdict:
     algorithm, again = case.fresh(), attrs.evolve(case.pristine)
     if algorithm != again:
-        return Breach(f"two with the same fields are not equal: {algorithm!r} and {again!r}")
+        return Violation(f"instances with equal fields differ: {algorithm!r} and {again!r}")
     if hash(algorithm) != hash(again):
-        return Breach("two that are equal have different hashes")
+        return Violation("equal instances have different hashes")
     if repr(algorithm) != repr(again):
-        return Breach(f"two that are equal are printed as {algorithm!r} and as {again!r}")
+        return Violation(f"equal instances have different reprs: {algorithm!r} and {again!r}")
     if address := re.search(r"\bat 0x[0-9a-f]+", repr(algorithm)):
-        return Breach(f"it is printed with an address, which no other run will have: {address[0]}")
+        return Violation(f"its repr contains a memory address, {address[0]}")
     return None
 
 
@@ -118,15 +118,15 @@ def _plan(case: Case) -> Verdict:
         plan = Plan.compile([case.algorithm])
         explained, listed = plan.explain(), {step.event for step in plan.steps()}
     except Exception as error:
-        return Breach(f"Plan.explain() raised {error!r}")
+        return Violation(f"Plan.explain() raised {error!r}")
     if case.algorithm.name not in explained or listed != set(case.algorithm.events):
-        return Breach(f"its lines in Plan.explain() are those of {_names(listed)}")
+        return Violation(f"Plan.explain() lists it at {_names(listed)} instead of its events")
     if Plan.compile([case.fresh()]).explain() != explained:
-        return Breach("a copy of it has another plan")
+        return Violation("a copy of it has another plan")
     return None
 
 
-# --- what it does ---
+# --- its effects ---
 
 
 def _acts(case: Case) -> Verdict:
@@ -139,7 +139,7 @@ def _acts(case: Case) -> Verdict:
         return new
 
     case.run(case.around(watch))
-    return None if acted else Breach("it returned the state that it was given, at every event")
+    return None if acted else Violation("it returned its input state at every event")
 
 
 def _effects(case: Case) -> Verdict:
@@ -148,11 +148,10 @@ def _effects(case: Case) -> Verdict:
     except EffectError as error:
         where = re.search(r"state[^\s,:]+", str(error))
         event = re.search(rf"\bat ({'|'.join(Event.__members__)})\b", str(error))
-        return Breach(str(error), event and Event[event[1]], where and where[0])
+        return Violation(str(error), event and Event[event[1]], where and where[0])
     if not all(part.declares for part in leaves(case.algorithm)):
         return NotApplicable(
-            "a plain function doesn't declare what it writes; that it writes nothing in place "
-            "was checked"
+            "a plain function does not declare what it writes; only in-place writes were checked"
         )
     return None
 
@@ -160,18 +159,18 @@ def _effects(case: Case) -> Verdict:
 def _surgery(case: Case) -> Verdict:
     early = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD}
     if not early & set(case.algorithm.events):
-        return NotApplicable(f"it doesn't act at {_names(early)}")
+        return NotApplicable(f"it does not act at {_names(early)}")
     model = case.model()
     before, looks = State(model), description(model)
     seen, computed = fingerprint(before), _outputs(case, model)
     case.trainer(case.algorithm, model=model)
     for change in changes(seen, fingerprint(before)):
-        return Breach(f"it changed {change.replace('state.model', 'the model')}", Event.INIT)
+        return Violation(f"it changed {change.replace('state.model', 'the model')}", Event.INIT)
     if (now := description(model)) != looks:
         changed = next(name for name in {**looks, **now} if looks.get(name) != now.get(name))
-        return Breach(f"it changed {changed} of the model", Event.INIT, changed)
+        return Violation(f"it changed {changed} of the model", Event.INIT, changed)
     if not all(map(torch.equal, computed, _outputs(case, model))):
-        return Breach("the model that was given computes something else than before", Event.INIT)
+        return Violation("the outputs of the user's model changed", Event.INIT)
     return None
 
 
@@ -181,7 +180,7 @@ def _outputs(case: Case, model: nn.Module) -> list[Tensor]:
         return [copied(out) for out in trainer.predict(case.dataloader) if isinstance(out, Tensor)]
 
 
-# --- what it remembers ---
+# --- its memory ---
 
 
 def _stateless(case: Case) -> Verdict:
@@ -194,12 +193,12 @@ def _stateless(case: Case) -> Verdict:
     now = _snapshot(case.algorithm)
     for path in {**held, **now}:
         if path not in held or path not in now or not _same(held[path], now[path]):
-            return Breach(f"its {path} is another one after a run", where=path)
+            return Violation(f"its attribute {path} changed during a run", where=path)
     return None
 
 
 def _snapshot(algorithm: Algorithm) -> dict[str, Any]:
-    """Its fields and attributes, copied."""
+    """Copy the fields and attributes of an algorithm."""
     own = {**_fields(algorithm), **getattr(algorithm, "__dict__", {})}
     return {name: copy.deepcopy(value) for name, value in own.items()}
 
@@ -216,71 +215,69 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Memory(Callback):
-    """Looks over what is remembered, at every event of a step."""
+    """Checks the memory of algorithms, at every event of a step."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
-        self.remembers = False
-        self.breach: Breach | None = None
+        self.found = False
+        self.violation: Violation | None = None
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Look."""
-        if event not in STEP or self.breach:
+        """Check the memory."""
+        if event not in STEP or self.violation:
             return
         weights = {t.untyped_storage().data_ptr() for t in state.model.state_dict().values()}
         for name in self.names & state.memory.keys():
-            self.remembers = True
+            self.found = True
             for path, what in _improper(f"state.memory[{name!r}]", state.memory[name], weights):
-                self.breach = Breach(f"{path} {what} at {event.name}", event, path)
+                self.violation = Violation(f"{path} {what} at {event.name}", event, path)
 
 
 def _improper(path: str, value: Any, weights: set[int]) -> Iterator[tuple[str, str]]:
     if isinstance(value, Tensor):
         if value.requires_grad:
-            yield path, "requires a gradient, and keeps the graph of its step alive"
+            yield path, "requires a gradient, which keeps the autograd graph of its step alive"
         elif value.numel() and value.untyped_storage().data_ptr() in weights:
-            yield path, "is a view of the weights, and changes when the optimizer steps"
+            yield path, "is a view of the weights, so it changes at an optimizer step"
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
-                yield path, f"has the key {key!r}, which is no string"
+                yield path, f"has the key {key!r}, which is not a str"
             yield from _improper(f"{path}[{key!r}]", item, weights)
     elif type(value) in (list, tuple):
         for i, item in enumerate(value):
             yield from _improper(f"{path}[{i}]", item, weights)
     elif type(value) not in (type(None), bool, int, float, str):
-        yield path, f"is a {type(value).__name__}"
+        yield path, f"has type {type(value).__name__}"
 
 
 def _memory(case: Case) -> Verdict:
-    look = _Memory({part.name for part in leaves(case.algorithm)})
-    case.trainer(case.algorithm, callbacks=look).fit()
-    if look.breach is None and not look.remembers:
-        return NotApplicable("it remembers nothing")
-    return look.breach
+    memory = _Memory({part.name for part in leaves(case.algorithm)})
+    case.trainer(case.algorithm, callbacks=memory).fit()
+    if memory.violation is None and not memory.found:
+        return NotApplicable("it stores nothing in state.memory")
+    return memory.violation
 
 
 def _parts(case: Case) -> Verdict:
     if case.batches < 2:
-        return NotApplicable("its run has one batch, so that there are no two parts")
+        return NotApplicable("its run has one batch, which cannot be split into two parts")
     stop = max(1, (case.batches - 1) // 2)
     run = partial(case.run, case.algorithm, stop=stop)
-    return _going_on(case, run, f"was stopped after batch {stop}")
+    return _continued(case, run, f"stopped after batch {stop}")
 
 
-def _going_on(case: Case, run: Callable[[], Any], what: str) -> Verdict:
+def _continued(case: Case, run: Callable[[], Any], what: str) -> Verdict:
     try:
         found = difference(run(), case.base)
     except Exception as error:
-        return Breach(f"a run that {what} could not go on: {error!r}")
-    return found and attrs.evolve(
-        found, what=f"a run that {what} went on differently: {found.what}"
-    )
+        return Violation(f"a run {what} could not continue: {error!r}")
+    return found and attrs.evolve(found, what=f"a run {what} continued differently: {found.what}")
 
 
 @attrs.frozen(repr=False, eq=False)
 class _Load(Algorithm):
-    """Puts a saved run in the place of the one that begins."""
+    """Replaces the initial state by that of a saved run."""
 
     name: str = attrs.field(default="~load", kw_only=True)  # the last of its stage
     saved: Any = None
@@ -289,7 +286,7 @@ class _Load(Algorithm):
     events = frozenset({Event.BEFORE_LOAD})
 
     def apply(self, event: Event, state: State) -> State:
-        """Load."""
+        """Load the saved run."""
         state.model.load_state_dict(self.saved["model"])
         for optimizer, values in zip(state.optimizers, self.saved["optimizers"], strict=True):
             optimizer.load_state_dict(values)
@@ -300,7 +297,7 @@ class _Load(Algorithm):
 
 def _resumes(case: Case) -> Verdict:
     if case.batches < 2:
-        return NotApplicable("its run has one batch, so that there is nothing to resume")
+        return NotApplicable("its run has one batch, so nothing is left to resume")
     stop, recorder = min(case.batches // 2 + 1, case.batches - 1), case.recorder()
     first = case.trainer(case.fresh(), callbacks=[recorder, StopAfter(stop)])
     state = first.fit()
@@ -317,11 +314,11 @@ def _resumes(case: Case) -> Verdict:
         file.seek(0)
         saved = torch.load(file, weights_only=True)
     except Exception as error:
-        return Breach(f"what there was after batch {stop} could not be saved: {error!r}")
+        return Violation(f"the state after batch {stop} could not be saved: {error!r}")
     if _shapes(case.trainer(case.fresh()).state.model) != _shapes(state.model):
         return NotApplicable(
-            "it changed the layers of the model during the run, and a new Trainer has those of "
-            "the beginning"
+            "it changed the layers of the model during the run, and a new Trainer has the initial "
+            "layers"
         )
 
     def resumed() -> Any:
@@ -332,7 +329,7 @@ def _resumes(case: Case) -> Verdict:
         second.fit()
         return case.ended(second, recorder.trace)
 
-    return _going_on(case, resumed, f"was saved after batch {stop} and loaded into a new Trainer")
+    return _continued(case, resumed, f"saved after batch {stop} and loaded into a new Trainer")
 
 
 def _plain(value: Any) -> Any:
@@ -354,14 +351,16 @@ def _repeats(case: Case) -> Verdict:
 
 
 def _leaves_generators(case: Case) -> Verdict:
-    moved: list[Breach] = []
+    moved: list[Violation] = []
 
     def watch(algorithm: Algorithm, event: Event, state: State) -> State:
         before = get_rng_state()
         new = algorithm(event, state)
         for whose, one in get_rng_state().items():
             if not same_state(one, before.get(whose, one)):
-                moved.append(Breach(f"it moved {whose}'s global generator at {event.name}", event))
+                moved.append(
+                    Violation(f"it used {whose}'s global generator at {event.name}", event)
+                )
         return new
 
     case.run(case.around(watch))
@@ -376,22 +375,26 @@ def _own_draws(case: Case) -> Verdict:
 
     found = difference(case.run(case.around(disturbed)), case.base)
     return found and attrs.evolve(
-        found, what=f"with the global generators seeded differently before it acts, {found.what}"
+        found, what=f"with another seed of the global generators before it acts, {found.what}"
     )
 
 
-def _disturbs_nobody(case: Case) -> Verdict:
+def _isolated(case: Case) -> Verdict:
     other = Draws()
     alone, together = case.run(other), case.run(other, case.algorithm)
     drawn = {path: n for path, n in alone[-1].held.items() if other.name in path}
     for path, number in together[-1].held.items():
         if other.name in path and drawn.get(path, number) != number:
-            return Breach(f"with it, another algorithm draws other numbers: {path}", where=path)
+            return Violation(
+                f"it changes the random numbers of another algorithm: {path}", where=path
+            )
     found = difference(together, case.base, ignoring=other.name)
-    return found and attrs.evolve(found, what=f"beside another one that draws, {found.what}")
+    return found and attrs.evolve(
+        found, what=f"with another algorithm that draws random numbers, {found.what}"
+    )
 
 
-# --- among others ---
+# --- its composition with others ---
 
 
 def _order(case: Case) -> Verdict:
@@ -401,7 +404,7 @@ def _order(case: Case) -> Verdict:
         first = case.run(case.algorithm, *others)
         last = case.run(*reversed(others), case.algorithm)
     found = difference(last, first)
-    return found and attrs.evolve(found, what=f"last in the list and not first, {found.what}")
+    return found and attrs.evolve(found, what=f"last in the list instead of first, {found.what}")
 
 
 def _when_always(case: Case) -> Verdict:
@@ -415,20 +418,20 @@ def _when_never(case: Case) -> Verdict:
 
 
 class _Gradients(Callback):
-    """Copies the gradients with which the optimizers stepped."""
+    """Copies the gradients of each optimizer step."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Tensor]] = []
 
     def after_optimizer_step(self, state: State, logger: Logger) -> None:
-        """Copy."""
+        """Copy the gradients."""
         self.seen.append({name: copied(grad) for name, grad in state.current_gradients().items()})
 
 
 def _microbatches(case: Case) -> Verdict:
     if not case.microbatches:
         return NotApplicable(
-            "microbatches=True was not given, which says that neither it nor the model looks at "
+            "microbatches=True was not set, which asserts that neither it nor the model depends on "
             "the batch as a whole"
         )
 
@@ -446,8 +449,8 @@ def _microbatches(case: Case) -> Verdict:
     for batch, (whole, split) in enumerate(pairs):
         for name in whole:
             if not torch.allclose(whole[name], split[name], rtol=1e-7, atol=1e-9, equal_nan=True):
-                return Breach(
-                    f"in 3 microbatches the gradient of {name} is another one in batch {batch}",
+                return Violation(
+                    f"the gradient of {name} in batch {batch} changes with 3 microbatches",
                     Event.AFTER_TRAIN_BATCH,
                     name,
                 )
@@ -458,7 +461,7 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-# --- what they share ---
+# --- helpers ---
 
 
 def _fields(algorithm: Algorithm) -> dict[str, Any]:
@@ -466,7 +469,7 @@ def _fields(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _names(events: set[Event]) -> str:
-    """The names of some events, in the order of a run."""
+    """Join the names of events, in the order of a run."""
     return ", ".join(event.name for event in Event if event in events) or "no event"
 
 
@@ -475,124 +478,124 @@ LAWS = {
     for law in (
         Law(
             "frozen",
-            "no field of it can be assigned",
-            "decorate its class with @attrs.frozen(repr=False), and override no __setattr__.",
+            "its fields cannot be assigned",
+            "decorate its class with @attrs.frozen(repr=False), and do not override __setattr__.",
             _frozen,
         ),
         Law(
             "hyperparameters",
-            "its fields are values that can't change",
-            "use a tuple of numbers for a list or a tensor; what it remembers goes into "
-            "state.remember(self.name, ...), and draws come from state.generator(self.name).",
+            "its fields are immutable values",
+            "use a tuple of numbers instead of a list or a tensor, store state with "
+            "state.remember(self.name, ...), and draw from state.generator(self.name).",
             _hyperparameters,
         ),
         Law(
             "value",
-            "two with equal fields are equal, hash and print alike",
-            "keep attrs' own __eq__ and __hash__ (no eq=False), use fields that can be compared, "
-            "and give those that print an address repr=False.",
+            "instances with equal fields are equal, and have the same hash and repr",
+            "keep the __eq__ and __hash__ of attrs (no eq=False), use fields that can be compared, "
+            "and set repr=False for fields whose repr contains an address.",
             _value,
         ),
         Law(
             "plan",
-            "the plan can place and explain it",
+            "the plan can order and explain it",
             "declare events as a set of Event, stage as a Stage, reads and writes as sets of "
             "names.",
             _plan,
         ),
         Law(
             "acts",
-            "it does something in the run, or nothing could be checked",
-            "give check_algorithm a model=, dataloader= and hyperparameters with which it acts.",
+            "it changes the state at least once during the run",
+            "pass a model=, a dataloader= and hyperparameters with which it acts.",
             _acts,
         ),
         Law(
             "effects",
-            "it writes what it declares, and nothing in place",
-            "return state.evolve(...) with new values, and name every field in writes.",
+            "it writes only the fields it declares, and nothing in place",
+            "return state.evolve(...) with new values, and declare every field in writes.",
             _effects,
         ),
         Law(
             "surgery",
-            "the model that is given to the Trainer stays as it was",
-            "change a copy, as composable.functional.blurpool does, and return "
+            "the model passed to the Trainer is not modified",
+            "modify a copy, like composable.functional.blurpool, and return "
             "state.evolve(model=...).",
             _surgery,
         ),
         Law(
             "repeats",
-            "two runs with one seed are the same, to the bit",
-            "keep nothing in globals or in the class, and draw from state.generator(self.name).",
+            "two runs with the same seed are bit-identical",
+            "store nothing in globals or in the class, and draw from state.generator(self.name).",
             _repeats,
         ),
         Law(
             "stateless",
-            "any copy of it can go on where another one was",
-            "keep nothing in the instance: use state.remember(self.name, ...).",
+            "any copy of it can replace it during a run",
+            "store nothing in the instance: use state.remember(self.name, ...).",
             _stateless,
         ),
         Law(
             "memory",
-            "it remembers plain containers and tensors, which can be saved",
-            "remember None, bool, int, float, str, list, tuple, dict with strings as keys, and "
-            "tensors as tensor.detach().clone().",
+            "its memory consists of plain containers and tensors, which can be saved",
+            "store None, bool, int, float, str, list, tuple, dict with str keys, and tensors as "
+            "tensor.detach().clone().",
             _memory,
         ),
         Law(
             "parts",
-            "a run that is stopped and gone on with is the run in one go",
-            "what happens at FIT_START happens at every fit: do at INIT what is to happen once, "
-            "and remember the rest.",
+            "a run that is stopped and continued equals an uninterrupted run",
+            "FIT_START fires at every fit: act at INIT to act once, and store the rest in "
+            "state.memory.",
             _parts,
         ),
         Law(
             "resumes",
-            "a run that is saved and loaded into a new Trainer is the run in one go",
-            "keep what it needs in state.memory: of a state, only the weights, the optimizers, "
-            "the memory and the time are loaded.",
+            "a run that is saved and resumed in a new Trainer equals an uninterrupted run",
+            "store its state in state.memory: only the weights, the optimizers, the memory and the "
+            "timestamp are loaded.",
             _resumes,
         ),
         Law(
             "leaves_generators",
-            "it moves no global generator",
+            "it does not use the global generators",
             "draw with generator=state.generator(self.name).",
             _leaves_generators,
         ),
         Law(
             "own_draws",
-            "what it draws doesn't depend on the global generators",
+            "its random numbers do not depend on the global generators",
             "draw with generator=state.generator(self.name).",
             _own_draws,
         ),
         Law(
-            "disturbs_nobody",
-            "what others draw is the same with it and without it",
-            "leave state.key, and the memory of others, as they are.",
-            _disturbs_nobody,
+            "isolated",
+            "it does not change the random numbers of other algorithms",
+            "do not change state.key or the memory of other algorithms.",
+            _isolated,
         ),
         Law(
             "order",
-            "its place in the list of algorithms doesn't matter",
-            "let events, stage, before and after depend on its fields alone.",
+            "its position in the list of algorithms does not matter",
+            "make events, stage, before and after depend only on its fields.",
             _order,
         ),
         Law(
             "when_always",
-            "when(always, a) is a",
-            "let apply depend on the event and the state alone.",
+            "when(always, a) is equivalent to a",
+            "make apply depend only on the event and the state.",
             _when_always,
         ),
         Law(
             "when_never",
-            "when(never, a) is identity",
-            "change nothing but in apply: events, match and idle_reason only answer.",
+            "when(never, a) is equivalent to identity",
+            "change nothing outside apply: events, match and idle_reason must have no side effects.",
             _when_never,
         ),
         Law(
             "microbatches",
-            "in microbatches the gradients are those of the whole batch",
-            "act on the whole batch, at BEFORE_TRAIN_BATCH or earlier, or on each example by "
-            "itself.",
+            "splitting a batch into microbatches does not change the gradients",
+            "act on the whole batch, at BEFORE_TRAIN_BATCH or earlier, or on each example "
+            "separately.",
             _microbatches,
         ),
     )

@@ -1,4 +1,4 @@
-"""What there is to say about a module besides its tensors."""
+"""Describe the attributes of a module that are not tensors."""
 
 from torch import nn
 
@@ -8,7 +8,7 @@ _APART = ("_parameters", "_buffers", "_modules")
 
 
 def description(model: nn.Module) -> dict[str, str]:
-    """Everything about the layers that isn't a tensor, by name, as text.
+    """Return the attributes of all layers that are not tensors, by name, as text.
 
     Example:
         >>> from composable.testing.modules import description

@@ -1,4 +1,4 @@
-"""A block in which an operation that makes the host wait for the device is an error."""
+"""Detect operations that synchronize the host with the device."""
 
 import inspect
 import sys
@@ -17,7 +17,7 @@ from composable.functional._random import numbers
 __all__ = ["HostSyncError", "NoSync"]
 
 _NUMBERS = inspect.unwrap(numbers).__code__
-# What has to know values, not only shapes: on a GPU each of them waits for all work queued.
+# Operations that depend on values, not only on shapes: on a GPU each waits for all queued work.
 _WAITING = {
     "_local_scalar_dense",  # item(), float(), bool(), if
     "_unique2",
@@ -31,7 +31,7 @@ _WAITING = {
     "unique_consecutive",
     "unique_dim",
 }
-# On the CPU these are no operation at all, so that they can be seen as calls only.
+# On the CPU these dispatch no operation, so only the function calls can be intercepted.
 _READS = {
     Tensor.__bool__,
     Tensor.__float__,
@@ -45,21 +45,21 @@ _READS = {
 
 
 class HostSyncError(AssertionError):
-    """The host would wait for the device."""
+    """An operation would synchronize the host with the device."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} would make the host wait for the device")
 
 
 class NoSync:
-    """Refuse operations on tensors that wait, such as `.item()`, `if tensor:` or `nonzero()`.
+    """Raise at operations that synchronize, such as `.item()`, `if tensor:` or `nonzero()`.
 
-    The operations are the same on the CPU, so no GPU is needed. It can't tell tensors of a batch
-    from small ones that belong on the CPU: `tolist()` of a draw that was made there is refused,
-    too. In the same block torch's own compiled and mapped functions can't be called.
+    The check works on the CPU, so it requires no GPU. It does not distinguish tensors of a batch
+    from small tensors that belong on the CPU: `tolist()` of a draw on the CPU raises too. Compiled
+    functions and `torch.func.vmap` cannot be used inside the block.
 
     Raises:
-        HostSyncError: In the block, at such an operation.
+        HostSyncError: An operation in the block would synchronize.
 
     Example:
         >>> from composable.testing import NoSync
@@ -88,9 +88,9 @@ class NoSync:
 
 
 class _NoReading(TorchFunctionMode):
-    """Refuses to turn tensors into numbers.
+    """Raises when a tensor is converted to numbers.
 
-    But for the draws that the library's methods read, which lie on the CPU wherever the batch is.
+    The draws that the library's methods read are exempt: they are always on the CPU.
     """
 
     def __torch_function__(
@@ -102,7 +102,7 @@ class _NoReading(TorchFunctionMode):
 
 
 class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses operations whose result has a shape that depends on values."""
+    """Raises at operations whose result has a shape that depends on values."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__

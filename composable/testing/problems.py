@@ -1,4 +1,4 @@
-"""Tiny problems: models and batches on which everything can be tried in milliseconds."""
+"""Tiny models and batches for tests that run in milliseconds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,14 +22,14 @@ def image_batch(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Inputs `[count, *shape]` from a normal distribution, and class indices `[count]`."""
+    """Draw inputs `[count, *shape]` from a normal distribution, and class indices `[count]`."""
     generator = Key(seed).fold("batch").generator()
     inputs = torch.randn(count, *shape, generator=generator, dtype=torch.float64).to(dtype)
     return inputs, torch.randint(classes, (count,), generator=generator)
 
 
 def classifier(*, seed: int = 0) -> nn.Module:
-    """A classifier of images with what most networks have: strides, a norm, pooling, dropout."""
+    """Build an image classifier with strided convolutions, batch norm, pooling and dropout."""
     return built(
         lambda: nn.Sequential(
             nn.Conv2d(SHAPE[0], 16, 3, padding=1),
@@ -47,19 +47,19 @@ def classifier(*, seed: int = 0) -> nn.Module:
 
 
 def smooth_classifier(*, seed: int = 0) -> nn.Module:
-    """The same without the norm and the dropout: it treats every example by itself."""
+    """Build the same without batch norm and dropout: examples do not interact."""
     kept = [m for m in classifier(seed=seed) if not isinstance(m, (nn.BatchNorm2d, nn.Dropout))]  # type: ignore[attr-defined]
     return nn.Sequential(*kept)
 
 
 def feature_maps(*, seed: int = 0) -> nn.Module:
-    """The layers of the classifier that give maps, in evaluation mode."""
+    """Build the layers of the classifier that return feature maps, in evaluation mode."""
     layers: Any = list(classifier(seed=seed).children())[:6]
     return nn.Sequential(*layers).eval()
 
 
 def built(build: Callable[[], nn.Module], *, seed: int) -> nn.Module:
-    """What a function builds with the global generators seeded, which don't move."""
+    """Call a function with seeded global generators, and restore them afterwards."""
     with preserve_rng():
         seed_torch(Key(seed).seed)
         return build()

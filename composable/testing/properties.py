@@ -1,4 +1,4 @@
-"""What can be asked of a function of tensors or modules: a question each, and their table."""
+"""The properties of a function of tensors or modules: one check each, and a table of all."""
 
 import copy
 import inspect
@@ -24,59 +24,59 @@ from composable.utils.reproducibility import (
     seed_torch,
 )
 
-__all__ = ["PROPERTIES", "Inapplicable", "Refuted", "Subject", "no_sync_on"]
+__all__ = ["PROPERTIES", "NotApplicable", "PropertyFailed", "Subject", "no_sync_on"]
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Positional arguments, or arguments by name."""
 
 _DRAWS = ("draw", "offset")
-"""What a parameter is called that takes a draw."""
+"""The names of parameters for random draws."""
 
 SIZE = 4
-"""Examples in a batch, where nothing is asked about that."""
+"""The default number of examples in a batch."""
 
 
-class Refuted(AssertionError):
-    """A function doesn't have a property."""
+class PropertyFailed(AssertionError):
+    """A function does not have a property."""
 
 
-class Inapplicable(Exception):
-    """A question that can't be asked of a function."""
+class NotApplicable(Exception):
+    """A property does not apply to a function."""
 
 
 @attrs.frozen(eq=False)
 class Subject:
-    """A function, and how to make arguments for it."""
+    """A function, with factories for its arguments."""
 
     function: Callable[..., Any]
     make: Callable[[int], Arguments]
-    """The arguments, by the size of the batch."""
+    """A function of the batch size that returns the arguments."""
     inputs: Callable[[int], Any]
-    """What a module is called on, by the size of the batch."""
+    """A function of the batch size that returns the inputs of a module."""
     sized: bool = True
-    """Whether the arguments depend on the size."""
+    """Whether the arguments depend on the batch size."""
 
     @property
     def draws(self) -> bool:
-        """Whether it takes a generator."""
+        """Whether it has a parameter `generator`."""
         return _generator(self.function) is not None
 
     def arguments(self, size: int = SIZE) -> Arguments:
-        """New arguments, the same ones every time."""
+        """Build new arguments, with the same values every time."""
         with seed_context(0):
             return self.make(size)
 
     def sample(self, size: int = SIZE) -> Any:
-        """New inputs for a module, the same ones every time."""
+        """Build new inputs for a module, with the same values every time."""
         with seed_context(0):
             return self.inputs(size)
 
     def call(self, arguments: Arguments, *, seed: int = 0) -> Any:
-        """The result, drawn from a generator where it takes one."""
+        """Call the function, with a seeded generator if it takes one."""
         return call(self.function, arguments, seed=seed)
 
     def numbers(self, result: Any, inputs: Any) -> list[Tensor]:
-        """The tensors of a result; a module's are its own and what it makes of the inputs."""
+        """Return the tensors of a result; for a module, its state and its outputs."""
         if not isinstance(result, nn.Module):
             return list(tensors_of(result))
         with preserve_rng():
@@ -85,7 +85,7 @@ class Subject:
             return [*result.state_dict().values(), *outputs]
 
     def drawn(self, size: int = SIZE) -> "Subject":
-        """The same with its draw for a constant, of its own type and on the CPU."""
+        """Return the same with its draw bound as a constant, with its own dtype and on the CPU."""
         given = self.arguments(size)
         names = given if isinstance(given, Mapping) else _parameters(self.function)
         values = given.values() if isinstance(given, Mapping) else given
@@ -96,7 +96,7 @@ class Subject:
         return attrs.evolve(self, function=partial(self.function, **draws), make=lambda _: named)
 
     def inner(self, size: int = SIZE) -> "Subject":
-        """What is called at every step: the function, or the module that it returns."""
+        """Return what a step calls: the function, or the module that it returns."""
         arguments = self.arguments(size)
         result = self.call(arguments) if _modules(arguments) else None
         if not isinstance(result, nn.Module):
@@ -104,11 +104,11 @@ class Subject:
         return Subject(result, lambda size: (self.inputs(size),), self.inputs, self.sized)
 
 
-# --- the questions ---
+# --- the checks ---
 
 
 def _pure(subject: Subject) -> None:
-    """It changes no argument: no tensor, no module, no container."""
+    """Check that no argument is modified: no tensor, no module, no container."""
     arguments, inputs = subject.arguments(), subject.sample()
     models = _modules(arguments)
     computed = [subject.numbers(model, inputs) for model in models]
@@ -117,19 +117,21 @@ def _pure(subject: Subject) -> None:
     before = [(t, t._version, t.detach().clone()) for t in _every_tensor(arguments)]
     subject.call(arguments)
     if _structure(arguments) != structure:
-        raise Refuted("it changes what a container holds that it is given")
+        raise PropertyFailed("it modifies a container among its arguments")
     for tensor, version, value in before:
         if tensor._version != version or not _same(tensor, value):
-            raise Refuted(f"it writes to a tensor that it is given, of shape {list(value.shape)}")
+            raise PropertyFailed(
+                f"it writes to a tensor among its arguments, of shape {list(value.shape)}"
+            )
     if [description(model) for model in models] != looks:
-        raise Refuted("it changes the model that it is given")
+        raise PropertyFailed("it modifies the model among its arguments")
     for model, old in zip(models, computed, strict=True):
         if not all(map(_same, subject.numbers(model, inputs), old)):
-            raise Refuted("the model that it was given computes something else than before")
+            raise PropertyFailed("it changes the outputs of the model among its arguments")
 
 
 def _generator_decides(subject: Subject) -> None:
-    """What it draws depends on the generator that it is given, and on nothing else."""
+    """Check that random results depend only on the generator."""
     results = []
     for seed in (1, 2):
         with preserve_rng():
@@ -137,19 +139,21 @@ def _generator_decides(subject: Subject) -> None:
             result = subject.call(subject.arguments())
             results.append(subject.numbers(result, subject.sample()))
     if len(results[0]) != len(results[1]) or not all(map(_same, *results)):
-        asked = "the same generator" if subject.draws else "the same arguments"
-        raise Refuted(f"with {asked} it gives another result when the global ones are seeded anew")
+        given = "the same generator" if subject.draws else "the same arguments"
+        raise PropertyFailed(
+            f"with {given}, its result depends on the seed of the global generators"
+        )
     if not subject.draws:
-        raise Inapplicable("it takes no generator, and draws nothing")
+        raise NotApplicable("it takes no generator, and draws nothing")
 
 
 def _global_generators(subject: Subject) -> None:
-    """It moves no global generator: not PyTorch's, not Python's, not NumPy's."""
-    for mover in _moved_by(lambda: subject.call(subject.arguments())):
-        raise Refuted(f"it moves {mover}'s global generator")
+    """Check that the global generators of PyTorch, Python and NumPy are not used."""
+    for used in _used_by(lambda: subject.call(subject.arguments())):
+        raise PropertyFailed(f"it uses {used}'s global generator")
     if isinstance((inner := subject.inner()).function, nn.Module):
-        for mover in _moved_by(lambda: inner.call(inner.arguments())):
-            raise Refuted(f"the model that it returns moves {mover}'s global generator")
+        for used in _used_by(lambda: inner.call(inner.arguments())):
+            raise PropertyFailed(f"the model that it returns uses {used}'s global generator")
 
 
 def _keeps(dtype: torch.dtype) -> Callable[[Subject], None]:
@@ -158,7 +162,7 @@ def _keeps(dtype: torch.dtype) -> Callable[[Subject], None]:
         given = subject.arguments()
         floats = [t for t in _every_tensor(given) if t.is_floating_point()]
         if not floats:
-            raise Inapplicable("no argument is a float")
+            raise NotApplicable("no argument is a floating-point tensor")
         arguments = _converted(given, lambda t: t.to(dtype), lambda m: m.to(dtype))
         inputs = map_tensors(
             lambda t: t.to(dtype) if t.is_floating_point() else t, subject.sample()
@@ -166,22 +170,22 @@ def _keeps(dtype: torch.dtype) -> Callable[[Subject], None]:
         results = subject.numbers(subject.call(arguments), inputs)
         found = [t for t in results if t.is_floating_point()]
         if not found:
-            raise Inapplicable("no result is a float")
+            raise NotApplicable("no result is a floating-point tensor")
         shapes = {t.shape for t in floats}
-        # A weight or a count that goes with the result may be of a more precise kind.
+        # A weight or a count that is returned with the result may have a higher precision.
         for tensor in [t for t in found if t.shape in shapes] or found:
             if tensor.dtype != dtype:
-                raise Refuted(f"it gives {tensor.dtype} for {dtype}")
+                raise PropertyFailed(f"it returns {tensor.dtype} for {dtype}")
 
-    keeps.__doc__ = f"For {str(dtype).removeprefix('torch.')} it gives results of that type."
+    keeps.__doc__ = f"Check that {str(dtype).removeprefix('torch.')} is preserved."
     return keeps
 
 
 def _channels_last(subject: Subject) -> None:
-    """Images that lie in memory with the channels last come back so."""
+    """Check that the channels-last memory format is preserved."""
     images = [t for t in _every_tensor(subject.arguments()) if _has_layout(t)]
     if not images and not _modules(subject.arguments()):
-        raise Inapplicable("no argument has the four dimensions of images")
+        raise NotApplicable("no argument is a batch of images")
     arguments = _converted(subject.arguments(), _last, _module_last)
     result = subject.call(arguments)
     if isinstance(result, nn.Module):
@@ -190,15 +194,15 @@ def _channels_last(subject: Subject) -> None:
         results = list(tensors_of(result))
     maps = [t for t in results if _has_layout(t)]
     if not maps:
-        raise Inapplicable("no result has the four dimensions of images")
+        raise NotApplicable("no result is a batch of images")
     if not all(map(_lies_last, maps)):
-        raise Refuted("it gives images with the channels first for images with the channels last")
+        raise PropertyFailed("it returns channels-first images for channels-last images")
 
 
 def _compile(subject: Subject) -> None:
-    """`torch.compile` makes one graph of it, which gives the same."""
+    """Check that `torch.compile` compiles it into one graph with the same result."""
     inner = subject.inner()
-    _without_generator(inner, "torch.compile takes none into a full graph")
+    _without_generator(inner, "torch.compile does not support generators in a full graph")
     torch.compiler.reset()
     compiled = torch.compile(_apart(inner.function), fullgraph=True, backend="aot_eager")
     results = [_plainly(f, inner.arguments()) for f in (compiled, inner.function)]
@@ -206,10 +210,10 @@ def _compile(subject: Subject) -> None:
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with globals of its own.
+    """Copy a function with its own globals.
 
-    Dynamo adds names to a function's globals and takes them out when it is collected, which fails
-    where somebody cleared them first, as doctest does.
+    Dynamo adds names to the globals of a function and deletes them at garbage collection, which
+    fails if the globals were cleared before, as doctest does.
     """
     if not isinstance(function, FunctionType):
         return function
@@ -225,12 +229,12 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _vmap(subject: Subject) -> None:
-    """`torch.func.vmap` maps it over a stack of batches, with the result of a loop."""
+    """Check that `torch.func.vmap` over a stack of batches gives the result of a loop."""
     inner = subject.inner()
-    _without_generator(inner, "torch.func.vmap takes none")
+    _without_generator(inner, "torch.func.vmap does not support generators")
     leaves = [t.detach() for t in tensors_of(inner.arguments())]
     if not leaves:
-        raise Inapplicable("no argument is a tensor")
+        raise NotApplicable("no argument is a tensor")
     stacks = [torch.stack([_rolled(t, by) for by in range(3)]) for t in leaves]
 
     def of_one(*tensors: Tensor) -> list[Tensor]:
@@ -239,7 +243,7 @@ def _vmap(subject: Subject) -> None:
 
     with preserve_rng():
         together = torch.func.vmap(of_one, randomness="different")(*stacks)
-    drawn = inner.draws or bool(_moved_by(lambda: of_one(*leaves)))
+    drawn = inner.draws or bool(_used_by(lambda: of_one(*leaves)))
     for i in range(3):
         with preserve_rng():
             alone = of_one(*(stack[i] for stack in stacks))
@@ -247,7 +251,7 @@ def _vmap(subject: Subject) -> None:
 
 
 def _gradients(subject: Subject) -> None:
-    """Gradients flow through it, and are those of finite differences."""
+    """Check that gradients exist, and match finite differences."""
     inner = subject.inner().drawn(2)
     arguments = _converted(inner.arguments(2), lambda t: t.detach().double(), lambda m: m.double())
     function = inner.function
@@ -256,13 +260,13 @@ def _gradients(subject: Subject) -> None:
     leaves = list(tensors_of(arguments))
     places = [i for i, t in enumerate(leaves) if t.is_floating_point() and t.numel()]
     if not places:
-        raise Inapplicable("no argument is a float")
+        raise NotApplicable("no argument is a floating-point tensor")
 
     def of_floats(*floats: Tensor) -> tuple[Tensor, ...]:
         given = list(leaves)
         for place, tensor in zip(places, floats, strict=True):
             given[place] = tensor
-        with preserve_rng():  # what it draws, it draws alike each time
+        with preserve_rng():  # the same random numbers in each call
             seed_torch(0)
             results = tensors_of(call(function, _replaced(arguments, given)))
         return tuple(t for t in results if t.is_floating_point())
@@ -270,9 +274,9 @@ def _gradients(subject: Subject) -> None:
     floats = [leaves[i].clone().requires_grad_() for i in places]
     results = of_floats(*floats)
     if not results:
-        raise Inapplicable("no result is a float")
+        raise NotApplicable("no result is a floating-point tensor")
     if not any(t.requires_grad for t in results):
-        raise Refuted("no result has a gradient with respect to its arguments")
+        raise PropertyFailed("no result has a gradient with respect to its arguments")
 
     def with_gradient(*floats: Tensor) -> tuple[Tensor, ...]:
         return tuple(t for t in of_floats(*floats) if t.requires_grad)
@@ -282,7 +286,7 @@ def _gradients(subject: Subject) -> None:
 
 
 def _no_sync(subject: Subject) -> None:
-    """It never makes the host wait for the device."""
+    """Check that it never synchronizes the host with the device."""
     inner = subject.inner()
     arguments = inner.arguments()
     with NoSync():
@@ -292,12 +296,12 @@ def _no_sync(subject: Subject) -> None:
 
 
 def no_sync_on(device: torch.device, subject: Subject) -> None:
-    """Call it on a device, with an error for everything that waits there: torch's own."""
+    """Call it on a device, where PyTorch raises at every synchronization."""
     function, arguments = subject.drawn().function, subject.drawn().arguments()
     if isinstance(function, nn.Module):
         function = copy.deepcopy(function).to(device)
     arguments = map_tensors(lambda t: t.to(device), arguments)
-    call(function, arguments)  # the first call sets up what the device needs, which may wait
+    call(function, arguments)  # the first call may synchronize to initialize the device
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -309,12 +313,12 @@ def no_sync_on(device: torch.device, subject: Subject) -> None:
 def _batch_of(size: int, words: str) -> Callable[[Subject], None]:
     def takes(subject: Subject) -> None:
         if not subject.sized:
-            raise Inapplicable("its arguments don't depend on the size of a batch")
+            raise NotApplicable("its arguments do not depend on the batch size")
         results = subject.numbers(subject.call(subject.arguments(size)), subject.sample(size))
         if not all(bool(t.isfinite().all()) for t in results):
-            raise Refuted("it gives numbers that are not finite")
+            raise PropertyFailed("its result is not finite")
 
-    takes.__doc__ = f"It takes {words}, and gives finite numbers."
+    takes.__doc__ = f"Check that {words} gives a finite result."
     return takes
 
 
@@ -333,14 +337,14 @@ PROPERTIES: dict[str, Callable[[Subject], None]] = {
     "batch_of_one": _batch_of(1, "a batch of one example"),
     "empty_batch": _batch_of(0, "an empty batch"),
 }
-"""The questions by name. One raises `Refuted`, or the function's own error, where it says no."""
+"""The checks by name. A failed check raises `PropertyFailed`, or the function's own error."""
 
 
 # --- calling ---
 
 
 def call(function: Callable[..., Any], arguments: Arguments, *, seed: int = 0) -> Any:
-    """The result, drawn from a generator of this seed where the function takes one."""
+    """Call a function, with a generator of this seed if it takes one."""
     bound = _bound(function, arguments)
     if _generator(function) is None:
         return bound()
@@ -353,8 +357,8 @@ def _plainly(function: Callable[..., Any], arguments: Arguments) -> list[Tensor]
         return list(tensors_of(_bound(function, arguments)()))
 
 
-def _moved_by(act: Callable[[], Any]) -> list[str]:
-    """Whose global generators an act moves."""
+def _used_by(act: Callable[[], Any]) -> list[str]:
+    """List the libraries whose global generators a call advances."""
     with preserve_rng():
         before = get_rng_state()
         act()
@@ -382,17 +386,17 @@ def _generator(function: Callable[..., Any]) -> inspect.Parameter | None:
     return _parameters(function).get("generator")
 
 
-def _without_generator(subject: Subject, why: str) -> None:
+def _without_generator(subject: Subject, reason: str) -> None:
     taken = _generator(subject.function)
     if taken is not None and taken.default is inspect.Parameter.empty:
-        raise Inapplicable(f"it needs a generator, and {why}")
+        raise NotApplicable(f"it requires a generator, and {reason}")
 
 
-# --- looking into arguments ---
+# --- arguments ---
 
 
 def _modules(arguments: Any) -> list[nn.Module]:
-    """The modules among the arguments."""
+    """List the modules among the arguments."""
     values = arguments.values() if isinstance(arguments, Mapping) else arguments
     return [value for value in values if isinstance(value, nn.Module)]
 
@@ -404,7 +408,7 @@ def _every_tensor(arguments: Arguments) -> Iterator[Tensor]:
 
 
 def _structure(arguments: Any) -> Any:
-    """The containers, and who is in them."""
+    """Describe the containers and their items."""
     if isinstance(arguments, Mapping):
         return {key: _structure(value) for key, value in arguments.items()}
     if isinstance(arguments, (tuple, list)):
@@ -417,7 +421,7 @@ def _converted(
     tensor: Callable[[Tensor], Tensor],
     module: Callable[[nn.Module], nn.Module],
 ) -> Arguments:
-    """The arguments with their floats converted."""
+    """Convert the floating-point tensors and the modules among the arguments."""
     converted: Any = map_tensors(lambda t: tensor(t) if t.is_floating_point() else t, arguments)
     if isinstance(converted, Mapping):
         return {k: module(v) if isinstance(v, nn.Module) else v for k, v in converted.items()}
@@ -425,24 +429,24 @@ def _converted(
 
 
 def _replaced(arguments: Arguments, tensors: Any) -> Arguments:
-    """The arguments with other tensors, in order."""
+    """Replace the tensors among the arguments, in order."""
     rest = iter(tensors)
     replaced: Arguments = map_tensors(lambda _: next(rest), arguments)
     return replaced
 
 
 def _rolled(tensor: Tensor, by: int) -> Tensor:
-    """The same rows from another one on."""
+    """Rotate the rows."""
     return tensor.roll(by, 0) if tensor.ndim else tensor.clone()
 
 
 def _has_layout(tensor: Tensor) -> bool:
-    """Whether channels first and channels last can be told apart."""
+    """Return whether channels-first and channels-last strides differ for this shape."""
     return tensor.ndim == 4 and tensor.is_floating_point() and min(tensor.shape[1:]) > 1
 
 
 def _lies_last(tensor: Tensor) -> bool:
-    """Whether the channels are next to one another; a crop of such images has gaps."""
+    """Return whether the channels are adjacent in memory; a crop of images may have gaps."""
     _, channel, row, column = tensor.stride()
     return channel < column <= row
 
@@ -460,27 +464,29 @@ def _module_last(module: nn.Module) -> nn.Module:
 
 
 def _agree(ours: list[Tensor], theirs: list[Tensor], *, exactly: bool) -> None:
-    """The same numbers to rounding; of what is drawn anew, the same shapes."""
+    """Check that tensors are equal up to rounding, or only in shape if they are random."""
     if len(ours) != len(theirs):
-        raise Refuted(f"it gives {len(ours)} tensors in place of {len(theirs)}")
+        raise PropertyFailed(f"it returns {len(ours)} tensors instead of {len(theirs)}")
     for one, other in zip(ours, theirs, strict=True):
         if exactly:
             assert_close(one, other, equal_nan=True)
         elif (one.shape, one.dtype) != (other.shape, other.dtype):
-            raise Refuted(f"it gives {list(one.shape)} in place of {list(other.shape)}")
+            raise PropertyFailed(
+                f"it returns shape {list(one.shape)} instead of {list(other.shape)}"
+            )
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal to the bit; NaN is equal to itself."""
+    """Return whether two tensors are equal, where NaN equals NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def same_state(one: Any, other: Any) -> bool:
-    """Whether two states of a generator are equal."""
+    """Return whether two states of a generator are equal."""
     if isinstance(one, (tuple, list)):
         return all(map(same_state, one, other))
-    if hasattr(one, "tolist"):  # of torch, or of NumPy, which is not imported here
+    if hasattr(one, "tolist"):  # a PyTorch tensor, or a NumPy array; NumPy is not imported here
         return bool((one == other).all())
     return bool(one == other)

@@ -1,4 +1,4 @@
-"""Runs of an algorithm on a small problem, written down so that two can be compared."""
+"""Record runs of an algorithm on a small problem, and compare them."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ from composable.core.state import State
 from composable.plan.effects import fingerprint
 from composable.trainer.trainer import Trainer
 
-__all__ = ["Acting", "Breach", "Case", "Draws", "Jitter", "Noise", "Trace", "difference"]
+__all__ = ["Acting", "Case", "Draws", "Jitter", "Noise", "Trace", "Violation", "difference"]
 
 _ALL = list(Event)
 STEP = _ALL[_ALL.index(Event.AFTER_DATALOADER) : _ALL.index(Event.BATCH_END) + 1]
@@ -41,8 +41,8 @@ Acting = Callable[[Algorithm, Event, State], State]
 
 
 @attrs.frozen
-class Breach:
-    """How a law was broken: what was seen, at which event, and in which field or tensor."""
+class Violation:
+    """How a law is violated: the observation, the event, and the field or tensor."""
 
     what: str
     event: Event | None = None
@@ -51,7 +51,7 @@ class Breach:
 
 @attrs.frozen(eq=False)
 class Moment:
-    """What a state held at an event."""
+    """The contents of the state at an event."""
 
     event: Event
     batch: int
@@ -65,14 +65,14 @@ Trace = list[Moment]
 
 
 class Recorder(Callback):
-    """Copies what the state holds, at some events of every training step."""
+    """Copies the contents of the state, at some events of every training step."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.stale = {event: _stale(event) for event in STEP if event in events}
         self.trace: Trace = []
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Copy."""
+        """Copy the contents of the state."""
         if event in self.stale:
             batch = (state.previous_timestamp if event.counts_batch else state.timestamp).batch
             stale = self.stale[event]
@@ -81,8 +81,8 @@ class Recorder(Callback):
 
 
 def _stale(event: Event) -> tuple[str, ...]:
-    """What is no part of a step at this event: it is left of what came before."""
-    stale = ["state.metrics"]  # evaluations come between the parts of a run, too
+    """Return the fields that still hold values of an earlier step at this event."""
+    stale = ["state.metrics"]  # evaluations also happen between the parts of a run
     if STEP.index(event) < STEP.index(Event.AFTER_FORWARD):
         stale.append("state.outputs")
     if STEP.index(event) < STEP.index(Event.AFTER_LOSS):
@@ -97,18 +97,18 @@ class StopAfter(Callback):
         self.batches = batches
 
     def batch_end(self, state: State, logger: Logger) -> Control | None:
-        """Ask to stop."""
+        """Request a stop."""
         return Control.STOP if state.timestamp.batch == self.batches else None
 
 
 def contents(state: State) -> dict[str, Any]:
-    """Copies of the tensors and plain values in a state, by the path to each."""
+    """Copy the tensors and plain values of a state, by path."""
     held = {path: copied(seen.value) for path, seen in fingerprint(state).items()}
     counts = attrs.asdict(state.timestamp)
     held |= {
         f"state.timestamp.{name}": count
         for name, count in counts.items()
-        # Seconds are measured; and unless its length is given, an iteration is a fit.
+        # Seconds differ between runs; and an iteration is a fit unless its length is given.
         if "wct" not in name and "iteration" not in name
     }
     held["state.max_duration"] = str(state.max_duration)
@@ -116,35 +116,37 @@ def contents(state: State) -> dict[str, Any]:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a tensor, a plain value as it is, and of anything else its class's name."""
+    """Copy a tensor; return a plain value itself, and the class name of anything else."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return value if isinstance(value, _PLAIN) else type(value).__name__
 
 
-def difference(ours: Trace, theirs: Trace, *, ignoring: str = "") -> Breach | None:
-    """Where two runs first differ, if they do. Paths with `ignoring` in them don't count."""
+def difference(ours: Trace, theirs: Trace, *, ignoring: str = "") -> Violation | None:
+    """Return the first difference between two runs, if any, without paths that hold `ignoring`."""
     for mine, other in zip_longest(ours, theirs):
         if mine is None or other is None:
             there = mine or other
-            return Breach(f"one of the runs goes on with {there}, the other is over", there.event)
+            return Violation(
+                f"one run continues with {there}, but the other has ended", there.event
+            )
         if (mine.event, mine.batch) != (other.event, other.batch):
-            return Breach(f"one run is at {mine} where the other is at {other}", mine.event)
+            return Violation(f"one run is at {mine}, but the other is at {other}", mine.event)
         for path in sorted(mine.held.keys() | other.held.keys(), key=_outside_in):
             how = _unlike(path, mine.held, other.held)
             if how and not (ignoring and ignoring in path):
-                return Breach(f"{path} {how} at {mine}", mine.event, path)
+                return Violation(f"{path} {how} at {mine}", mine.event, path)
     return None
 
 
 def _outside_in(path: str) -> tuple[int, str]:
-    """Weights last: that they differ follows from what differs before."""
+    """Sort weights last, because their difference follows from an earlier one."""
     return (1 if path.startswith(("state.model", "state.optimizers")) else 0, path)
 
 
 def _unlike(path: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     if path not in mine or path not in other:
-        return "is there in one run only"
+        return "exists in only one run"
     a, b = mine[path], other[path]
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         same = type(a) is type(b) and (a == b or (a != a and b != b))
@@ -156,21 +158,21 @@ def _unlike(path: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str
     return f"differs by up to {float((a.double() - b.double()).abs().max()):.3g}"
 
 
-# --- companions: algorithms that show whether another one disturbs them ---
+# --- probes: algorithms that show whether another one disturbs them ---
 
 
 @attrs.frozen(repr=False)
 class Draws(Algorithm):
-    """Changes nothing, and remembers what it drew in each batch."""
+    """Changes nothing, and stores a random number of each batch."""
 
-    name: str = attrs.field(default="somebody who draws", kw_only=True)
+    name: str = attrs.field(default="some draws", kw_only=True)
 
     events = frozenset({Event.BATCH_START})
     reads = frozenset({"key", "timestamp", "memory"})
     writes = frozenset({"memory"})
 
     def apply(self, event: Event, state: State) -> State:
-        """Draw."""
+        """Store a random number."""
         number = float(torch.rand((), generator=state.generator(self.name)))
         drawn = {**state.memory.get(self.name, {}), str(state.timestamp.batch): number}
         return state.remember(self.name, drawn)
@@ -178,9 +180,9 @@ class Draws(Algorithm):
 
 @attrs.frozen(repr=False)
 class Jitter(Algorithm):
-    """Scales the inputs of each batch by a number that it draws, where they are floats."""
+    """Scales floating-point inputs of each batch by a random number."""
 
-    name: str = attrs.field(default="somebody who scales", kw_only=True)
+    name: str = attrs.field(default="some scaling", kw_only=True)
 
     events = frozenset({Event.AFTER_DATALOADER})
     stage = Stage.AUGMENT
@@ -188,7 +190,7 @@ class Jitter(Algorithm):
     writes = frozenset({"batch"})
 
     def apply(self, event: Event, state: State) -> State:
-        """Scale."""
+        """Scale the inputs."""
         inputs = state.inputs
         if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
             return state
@@ -200,7 +202,7 @@ class Jitter(Algorithm):
 class Noise(Algorithm):
     """Adds noise to the gradients."""
 
-    name: str = attrs.field(default="somebody noisy", kw_only=True)
+    name: str = attrs.field(default="some noise", kw_only=True)
 
     events = frozenset({Event.BEFORE_OPTIMIZER_STEP})
     stage = Stage.GRADIENTS
@@ -208,7 +210,7 @@ class Noise(Algorithm):
     writes = frozenset({"gradients"})
 
     def apply(self, event: Event, state: State) -> State:
-        """Add noise."""
+        """Add noise to the gradients."""
         generator = state.generator(self.name)
         noisy = {
             name: grad + 0.01 * torch.randn(grad.shape, generator=generator).to(grad)
@@ -222,28 +224,28 @@ class Noise(Algorithm):
 
 @attrs.define(eq=False, slots=False)
 class Case:
-    """An algorithm and the small problem on which it is tried."""
+    """An algorithm and the small problem on which it is tested."""
 
     algorithm: Algorithm
     model: Callable[[], nn.Module]
     lone_model: Callable[[], nn.Module]
-    """A model that treats each example by itself."""
+    """A model in which examples do not interact."""
     dataloader: Iterable[Any]
     loss_fn: Callable[[Any, Any], Tensor] | None
     microbatches: bool = False
     options: Mapping[str, Any] = attrs.field(factory=dict)
     pristine: Algorithm = attrs.field(init=False)
-    """A copy of the algorithm from before its first run."""
+    """A copy of the algorithm, made before its first run."""
 
     def __attrs_post_init__(self) -> None:
         self.pristine = copy.deepcopy(self.algorithm)
 
     def fresh(self) -> Algorithm:
-        """The algorithm as it was built, in another instance."""
+        """Return a new copy of the algorithm from before its first run."""
         return copy.deepcopy(self.pristine)
 
     def trainer(self, *algorithms: Any, **changes: Any) -> Trainer:
-        """A trainer with these algorithms."""
+        """Build a trainer with these algorithms."""
         arguments = {
             "model": None,
             "train_dataloader": self.dataloader,
@@ -262,11 +264,11 @@ class Case:
         return Trainer(algorithms=list(algorithms), **arguments)
 
     def recorder(self) -> Recorder:
-        """Records where the loop or the algorithm may have changed something."""
+        """Build a recorder for the events at which the loop or the algorithm may change state."""
         return Recorder({*_LOOP_ACTED, *self.algorithm.events})
 
     def run(self, *algorithms: Any, stop: int | None = None, **changes: Any) -> Trace:
-        """What a run with these algorithms held; one that is stopped is gone on with."""
+        """Record a run with these algorithms; a run that is stopped is continued."""
         callbacks: list[Callback] = [recorder := self.recorder()]
         if stop is not None:
             callbacks.append(StopAfter(stop))
@@ -277,7 +279,7 @@ class Case:
         return self.ended(trainer, recorder.trace)
 
     def ended(self, trainer: Trainer, trace: Trace) -> Trace:
-        """A trace with what there is after training: what was remembered, and the predictions."""
+        """Extend a trace by the final state, and the predictions."""
         outputs = tensors_of(trainer.predict(self.dataloader))
         predictions = {f"predictions[{i}]": copied(one) for i, one in enumerate(outputs)}
         held = {**contents(trainer.state), **predictions}
@@ -285,21 +287,21 @@ class Case:
 
     @cached_property
     def base(self) -> Trace:
-        """The run with the algorithm."""
+        """The trace of the run with the algorithm."""
         return self.run(self.algorithm)
 
     @cached_property
     def without(self) -> Trace:
-        """The run without it."""
+        """The trace of the run without it."""
         return self.run()
 
     @property
     def batches(self) -> int:
-        """How many batches the run has."""
+        """The number of batches in the run."""
         return self.base[-1].batch
 
     def around(self, act: Acting) -> Callable[[Event, State], State]:
-        """A function in the place of the algorithm that lets it act by `act`."""
+        """Return a function that replaces the algorithm, and calls it through `act`."""
 
         def acting(event: Event, state: State) -> State:
             return act(self.algorithm, event, state) if event in self.algorithm.events else state

@@ -1,7 +1,7 @@
-"""Hypothesis strategies: batches, models, states, and what else a run is made of.
+"""Hypothesis strategies for batches, models, states and sets of algorithms.
 
-What is drawn is a shape and a seed, and the values come from the seed: single values rarely
-matter, and it is many times faster.
+Hypothesis draws only shapes and seeds, and the values are generated from the seeds. This is many
+times faster than drawing values, and single values rarely matter.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ try:
     from hypothesis import strategies as st
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "the strategies of composable.testing need the package hypothesis, which is not "
+        "the strategies of composable.testing require the package hypothesis, which is not "
         'installed: pip install "composable[testing]". check_algorithm and check_function do not.'
     ) from error
 
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class _TorchRandom:
-    """PyTorch's global generator, as Hypothesis wants to see it."""
+    """PyTorch's global generator with the interface that Hypothesis requires."""
 
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)
@@ -62,26 +62,25 @@ class _TorchRandom:
         torch.default_generator.set_state(state)
 
 
-_torch_random = _TorchRandom()  # Hypothesis holds only a weak reference, so the name must stay
+_torch_random = _TorchRandom()  # kept alive here: Hypothesis holds only a weak reference
 
 
 def register_torch() -> None:
-    """Let Hypothesis seed PyTorch's global generator, as it does Python's and NumPy's.
+    """Let Hypothesis seed PyTorch's global generator, as it does for Python and NumPy.
 
-    Then a test that draws from it, by dropout say, fails again on the example on which it failed.
-    Call it once, in `conftest.py`. One registration is enough: of two, one restores what the other
-    one seeded.
+    Failures of tests that draw from it, for example by dropout, are then reproducible. Call this
+    once, in `conftest.py`: of two registrations, one would undo the seeding of the other.
     """
     register_random(_torch_random)
 
 
 def seeds() -> st.SearchStrategy[int]:
-    """Seeds that a `Key` and a `Trainer` take, from 0 to 2**64 - 1."""
+    """Return a strategy for the seeds of a `Key` or a `Trainer`, from 0 to 2**64 - 1."""
     return st.integers(0, 2**64 - 1)
 
 
 def events() -> st.SearchStrategy[Event]:
-    """Points of a run."""
+    """Return a strategy for events."""
     return st.sampled_from(list(Event))
 
 
@@ -93,17 +92,17 @@ def batches(
     max_size: int = 8,
     dtype: torch.dtype = torch.float32,
 ) -> st.SearchStrategy[tuple[Tensor, Tensor]]:
-    """Batches of examples and classes.
+    """Return a strategy for batches of a classification problem.
 
     Args:
         shape: The shape of one input.
-        classes: How many classes there are.
-        min_size: The fewest examples; 0 for empty batches too.
-        max_size: The most examples.
-        dtype: Of the inputs.
+        classes: The number of classes.
+        min_size: The minimum number of examples; 0 to include empty batches.
+        max_size: The maximum number of examples.
+        dtype: The dtype of the inputs.
 
     Returns:
-        Pairs: inputs `[size, *shape]` from a normal distribution, and class indices `[size]`.
+        Pairs of inputs `[size, *shape]` from a normal distribution, and class indices `[size]`.
 
     Example:
         >>> from hypothesis import given
@@ -131,18 +130,18 @@ def token_batches(
     max_length: int = 8,
     ignored: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Batches for language models.
+    """Draw a batch for a language model.
 
     Args:
-        draw: Given by Hypothesis.
-        vocabulary: How many tokens there are.
-        min_size: The fewest sequences.
-        max_size: The most sequences.
-        max_length: The most tokens in a sequence; at least one.
-        ignored: Whether targets may be -100, which no loss is taken of.
+        draw: Passed by Hypothesis.
+        vocabulary: The number of tokens.
+        min_size: The minimum number of sequences.
+        max_size: The maximum number of sequences.
+        max_length: The maximum number of tokens in a sequence; the minimum is 1.
+        ignored: Whether targets may be -100, which the loss ignores.
 
     Returns:
-        Pairs: tokens and targets, both integers `[size, length]`.
+        A pair of tokens and targets, both integers `[size, length]`.
     """
     size, length = draw(st.integers(min_size, max_size)), draw(st.integers(1, max_length))
     generator = Key(draw(seeds())).generator()
@@ -156,21 +155,21 @@ def token_batches(
 def models(
     *, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES
 ) -> st.SearchStrategy[nn.Module]:
-    """Small classifiers of images: dense or convolutional, with norms, pools and dropout or not.
+    """Return a strategy for small image classifiers, with and without norms and dropout.
 
     Args:
         shape: The shape of one input: channels, height and width, the last two at least 4.
-        classes: How many outputs there are.
+        classes: The number of outputs.
 
     Returns:
-        Modules whose weights are those of a drawn seed; the global generators don't move.
+        Modules whose weights depend on a drawn seed; the global generators are restored.
 
     Raises:
-        ValueError: `shape` has not three dimensions.
+        ValueError: `shape` does not have three dimensions, or the image is too small.
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise ValueError(
-            f"shape={shape!r} must be channels, height and width, the last two at least 4."
+            f"shape={shape!r} must be (channels, height, width), with height and width at least 4."
         )
     channels, pixels = shape[0], shape[0] * shape[1] * shape[2]
 
@@ -210,15 +209,15 @@ def _group_norm(channels: int) -> nn.Module:
 
 @st.composite
 def states(draw: st.DrawFn, *, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> State:
-    """States somewhere in a run, before the backward pass of a batch.
+    """Draw a state at some point of a run, before the backward pass of a batch.
 
-    There are a model, its optimizer, a batch with its outputs and its loss, and times that fit
-    together. So an algorithm can be called on it by itself, at any event.
+    The state has a model, its optimizer, a batch with its outputs and loss, and consistent times,
+    so an algorithm can be called on it at any event.
 
     Args:
-        draw: Given by Hypothesis.
+        draw: Passed by Hypothesis.
         shape: The shape of one input.
-        classes: How many classes there are.
+        classes: The number of classes.
 
     Example:
         >>> from hypothesis import given
@@ -266,11 +265,11 @@ def states(draw: st.DrawFn, *, shape: tuple[int, ...] = SHAPE, classes: int = CL
 def algorithm_sets(
     *, min_size: int = 0, surgery: bool = True
 ) -> st.SearchStrategy[list[Algorithm]]:
-    """Lists of the library's algorithms in any order, each at most once: company for your own.
+    """Return a strategy for lists of the library's algorithms, in any order, each at most once.
 
     Args:
-        min_size: The fewest algorithms.
-        surgery: Whether those may be among them that replace layers.
+        min_size: The minimum number of algorithms.
+        surgery: Whether to include algorithms that replace layers.
     """
     kinds: list[st.SearchStrategy[Any]] = [
         st.builds(MixUp, alpha=st.sampled_from([0.2, 1.0]), per_sample=st.booleans()),

@@ -282,8 +282,8 @@ def build_callback(cls: type[Callback]) -> Callback:
         return cls()
     except Exception as error:
         raise TypeError(
-            f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}; pass "
-            f"an instance, {cls.__name__}(...)."
+            f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}; "
+            f"pass an instance, {cls.__name__}(...)."
         ) from error
 
 

@@ -140,7 +140,7 @@ class TrainingData:
         loader_state, self._loader_state = self._loader_state, None
         self._generators = self._epoch_generators()
         return seeded_batches(
-            self.loader or (),
+            () if self.loader is None else self.loader,  # a DataLoader may have no length
             state.key,
             epoch=now.epoch,
             first_step=now.batch - now.batch_in_epoch,

@@ -1,1 +1,1 @@
-"""Reproducibility."""
+"""Utilities for reproducibility."""

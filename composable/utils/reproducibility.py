@@ -1,8 +1,8 @@
 """Seeding, deterministic algorithms, and the state of the global random number generators.
 
-Inside the library nothing draws from a global generator. The model may (dropout does), and
-so may a dataset: the `Trainer` therefore seeds the global generators with `seed_epoch`,
-`seed_fetch` and `seed_step`, as functions of the run's seed and of nothing else.
+The library never draws from a global generator. Models (dropout) and datasets may do so: the
+`Trainer` therefore seeds the global generators with `seed_epoch`, `seed_fetch` and `seed_step`, as
+functions of the run's seed and the position in the run.
 """
 
 import os
@@ -35,10 +35,10 @@ _HAS_MPS = torch.backends.mps.is_available()
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy (where it is loaded) and PyTorch.
+    """Seed the global generators of Python, NumPy (if it is loaded) and PyTorch.
 
     Args:
-        seed: From 0 to 2**64 - 1. NumPy gets its lower 32 bits.
+        seed: The seed, from 0 to 2**64 - 1. NumPy uses its lower 32 bits.
 
     Raises:
         ValueError: `seed` is out of range.
@@ -61,7 +61,7 @@ def _seed_all(seed: int) -> None:
 
 
 def _seed_python(seed: int) -> None:
-    """Seed the generators of Python, and of NumPy where it is loaded."""
+    """Seed the generators of Python, and of NumPy if it is loaded."""
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed & 0xFFFFFFFF)
@@ -69,9 +69,9 @@ def _seed_python(seed: int) -> None:
 
 def seed_torch(seed: int) -> None:
     """Seed PyTorch's generators on every device in use."""
-    # torch.manual_seed costs a hundred times as much: it queues work for absent devices.
+    # torch.manual_seed is a hundred times slower: it queues work for devices that are not in use.
     torch.default_generator.manual_seed(seed)
-    # There are none until CUDA is in use; a forked process inherits them, and can't use them.
+    # Empty until CUDA is initialized; a forked process inherits them, but cannot use them.
     if torch.cuda.default_generators and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
     if _HAS_MPS:
@@ -79,7 +79,7 @@ def seed_torch(seed: int) -> None:
 
 
 def seed_epoch(seed: int | Key, epoch: int) -> None:
-    """Seed the global generators for an epoch: its shuffling and its workers.
+    """Seed the global generators for an epoch: for shuffling and for worker processes.
 
     Example:
         >>> from composable.utils.reproducibility import seed_epoch, seed_step
@@ -88,7 +88,7 @@ def seed_epoch(seed: int | Key, epoch: int) -> None:
         ...     seed_epoch(17, epoch)
         ...     for step, batch in enumerate(torch.rand(3, 8, 4), start=3 * epoch):
         ...         seed_step(17, step)
-        ...         outputs = model(batch)  # the dropout that a Trainer with seed 17 has here
+        ...         outputs = model(batch)  # the same dropout as in a Trainer with seed 17
     """
     _seed_all(fold_in(_streams(_number(seed))["epoch"], epoch))
 
@@ -99,18 +99,18 @@ def seed_fetch(seed: int | Key, step: int) -> None:
 
 
 def seed_order(seed: int | Key, step: int) -> None:
-    """Seed the global generators for a sampler that chooses the batch of a step only then."""
+    """Seed the global generators for a sampler that draws the batch of a step during iteration."""
     _seed_all(fold_in(_streams(_number(seed))["order"], step))
 
 
 def seed_example(key: Key) -> None:
-    """Seed the global generators on the CPU for one example of a data set."""
+    """Seed the global CPU generators for one example of a dataset."""
     _seed_python(key.seed)
     torch.default_generator.manual_seed(key.seed)
 
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
-    """Seed PyTorch's generators for the forward pass of a step: its dropout."""
+    """Seed PyTorch's generators for the forward pass of a step, such as its dropout."""
     own = seed.seed if isinstance(seed, Key) else Key(seed).seed
     folded = fold_in(_streams(own)["step"], step)
     seed_torch(fold_in(folded, microbatch) if microbatch else folded)
@@ -122,17 +122,17 @@ def _number(seed: int | Key) -> int:
 
 @lru_cache(maxsize=64)
 def _streams(seed: int) -> dict[str, int]:
-    """What the seeds are folded from, by what they are for."""
+    """Return the base seed of each kind of seeding."""
     return {name: fold_in(seed, name) for name in ("epoch", "fetch", "order", "step")}
 
 
 def get_random_seed() -> int:
-    """A seed from the operating system's randomness; no generator moves."""
+    """Return a seed from the operating system's randomness, without using a generator."""
     return int.from_bytes(os.urandom(4), "little")
 
 
 def get_rng_state() -> dict[str, Any]:
-    """The states of the global generators of Python, NumPy (where loaded) and PyTorch.
+    """Return the states of the global generators of Python, NumPy (if loaded) and PyTorch.
 
     Example:
         >>> from composable.utils.reproducibility import get_rng_state, load_rng_state
@@ -153,13 +153,13 @@ def get_rng_state() -> dict[str, Any]:
 
 
 def load_rng_state(state: dict[str, Any]) -> None:
-    """Put the global generators back into a state that `get_rng_state` returned.
+    """Restore the states of the global generators that `get_rng_state` returned.
 
     Raises:
-        ValueError: `state` is not such a state, or holds other devices than this machine's.
+        ValueError: `state` is not a value of `get_rng_state`, or has another number of devices.
     """
     if not isinstance(state, dict) or not {"python", "torch"} <= state.keys():
-        raise ValueError(f"state={state!r} is not a value of get_rng_state().")
+        raise ValueError(f"state={state!r} must be a value of get_rng_state().")
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state and (numpy := sys.modules.get("numpy")):
@@ -167,8 +167,8 @@ def load_rng_state(state: dict[str, Any]) -> None:
     if "cuda" in state:
         if len(state["cuda"]) != torch.cuda.device_count():
             raise ValueError(
-                f"state has {len(state['cuda'])} CUDA generators and this machine has "
-                f"{torch.cuda.device_count()}: drop state['cuda'] to load the rest."
+                f"state has {len(state['cuda'])} CUDA generators, but this machine has "
+                f"{torch.cuda.device_count()}: delete state['cuda'] to load the rest."
             )
         torch.cuda.set_rng_state_all(state["cuda"])
     if "mps" in state:
@@ -177,7 +177,7 @@ def load_rng_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def preserve_rng() -> Iterator[None]:
-    """Leave the global generators as they were found, also after an exception."""
+    """Restore the global generators at the end of a block, even after an exception."""
     state = get_rng_state()
     try:
         yield
@@ -187,7 +187,7 @@ def preserve_rng() -> Iterator[None]:
 
 @contextmanager
 def seed_context(seed: int) -> Iterator[None]:
-    """Seed the global generators inside a block and put them back after it.
+    """Seed the global generators inside a block, and restore them after it.
 
     Example:
         >>> from composable.utils.reproducibility import seed_context
@@ -203,10 +203,10 @@ def seed_context(seed: int) -> Iterator[None]:
 
 
 def configure_deterministic_mode() -> None:
-    """Make PyTorch use deterministic algorithms only, for the rest of the process.
+    """Restrict PyTorch to deterministic algorithms, for the rest of the process.
 
-    An operation that has none raises. On CUDA this also sets `CUBLAS_WORKSPACE_CONFIG`, which
-    cuBLAS reads when it starts: call this before the first CUDA operation.
+    An operation without a deterministic algorithm raises. This also sets `CUBLAS_WORKSPACE_CONFIG`,
+    which cuBLAS reads at its first use: call this before the first CUDA operation.
 
     Example:
         >>> from composable.utils.reproducibility import configure_deterministic_mode

@@ -140,14 +140,16 @@ def test_another_run_begins_without_what_it_knew():
 def test_an_unknown_result_is_named_with_those_there_are():
     stopper = EarlyStopper("acuracy")
 
-    with pytest.raises(ValueError, match=r"monitor='acuracy' is no result .* it has \['loss'\]"):
+    with pytest.raises(
+        ValueError, match=r"monitor='acuracy' must be a result .* one of \['loss'\]"
+    ):
         make_trainer(eval_dataloader=batches([4]), callbacks=stopper).fit()
 
 
 def test_an_evaluator_that_never_ran_is_reported():
     stopper = EarlyStopper("loss", dataloader_label="tset")
 
-    with pytest.warns(UserWarning, match=r"saw no evaluation of 'tset': .* of \['eval'\]"):
+    with pytest.warns(UserWarning, match=r"dataloader_label='tset' .* one of \['eval'\]"):
         make_trainer(eval_dataloader=batches([4]), callbacks=stopper).fit()
 
 
@@ -155,8 +157,8 @@ def test_an_evaluator_that_never_ran_is_reported():
     ("options", "message"),
     [
         ({"mode": "less"}, "mode='less' must be 'min', 'max' or None"),
-        ({"min_delta": -1.0}, "min_delta=-1.0 must be at least 0"),
-        ({"min_delta": float("nan")}, "min_delta=nan must be at least 0"),
+        ({"min_delta": -1.0}, "min_delta=-1.0 must be non-negative"),
+        ({"min_delta": float("nan")}, "min_delta=nan must be non-negative"),
         ({"patience": "3 epochs"}, "patience='3 epochs'"),
     ],
 )

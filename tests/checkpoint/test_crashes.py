@@ -126,17 +126,16 @@ def test_an_error_says_what_to_do(tmp_path, monkeypatch):
         assert version(tmp_path / "it") == 1
 
     place = tmp_path / "it"
-    end = "What was there before is as it was."
+    end = "An earlier checkpoint at this path is unchanged."
     assert said == {
-        "full": f"{place} can't be written: No space left on device. Free some space, or keep "
-        f"fewer checkpoints. {end}",
-        "read-only": f"{place} can't be written: Read-only file system. Give a folder that you "
-        f"may write to. {end}",
-        "refused": f"{place} can't be written: Permission denied. Give a folder that you may "
-        f"write to. {end}",
-        "vanished": f"{place} can't be written: No such file or directory. The folder above it "
-        f"must be there while it is written. {end}",
-        "broken": f"{place} can't be written: Input/output error. {end}",
+        "full": f"{place} cannot be written: No space left on device. Free some disk space, or "
+        f"keep fewer checkpoints. {end}",
+        "read-only": f"{place} cannot be written: Read-only file system. Use a writable folder. "
+        f"{end}",
+        "refused": f"{place} cannot be written: Permission denied. Use a writable folder. {end}",
+        "vanished": f"{place} cannot be written: No such file or directory. The parent "
+        f"folder must exist. {end}",
+        "broken": f"{place} cannot be written: Input/output error. {end}",
     }
 
 
@@ -169,7 +168,7 @@ def test_all_is_on_the_disk_before_it_is_renamed_and_renamed_before_anything_is_
 
 def test_what_a_live_writer_is_writing_is_not_cleaned_away(tmp_path):
     target = tmp_path / "it"
-    with _atomic.staged(target) as partial:
+    with _atomic.staging_folder(target) as partial:
         (partial / "state.json").write_text("half of it")
         save(target, 1)
         assert (partial / "state.json").exists()

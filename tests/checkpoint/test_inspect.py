@@ -50,8 +50,8 @@ def test_inspect_prints_what_is_in_a_checkpoint(saved, capsys):
         "time        epoch 2, batch 30",
         "seed: 17",
         "half_life: 1ba",
-        "state/model/w  float32   [2]  norm 5",
-        "state/model/n  bool      [1]  norm 1",
+        "state/model/w  float32  [2]  norm 5",
+        "state/model/n  bool     [1]  norm 1",
     ):
         assert text in out
 
@@ -117,7 +117,7 @@ def test_nothing_there_is_told_by_the_exit_status(tmp_path, capsys):
     for verb in ("inspect", "verify"):
         status, _, err = run(capsys, verb, tmp_path / "none")
         assert status == 2
-        assert "there is no checkpoint at" in err
+        assert "no checkpoint at" in err
 
 
 def test_wrong_usage_is_told_by_the_exit_status(capsys):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from composable import Time, TimeUnit
+from composable.optim import cosine
 
 
 @pytest.mark.parametrize(
@@ -176,11 +177,25 @@ def test_times_of_one_unit_are_ordered():
 
 @pytest.mark.parametrize(
     "compare",
-    [lambda a, b: a == b, lambda a, b: a < b, lambda a, b: a + b, lambda a, b: a / b],
+    [
+        lambda a, b: a < b,
+        lambda a, b: a >= b,
+        lambda a, b: a + b,
+        lambda a, b: a - b,
+        lambda a, b: a / b,
+    ],
 )
 def test_two_units_never_mix(compare):
     with pytest.raises(TypeError, match=r"2ba can't be .* 1ep: .* Clock\.fraction_of"):
         compare(Time.parse("2ba"), Time.parse("1ep"))
+
+
+def test_times_of_different_units_are_unequal():
+    assert Time("1ep") != Time("1ba")
+    assert Time("0ep") != Time("0ba")
+    assert Time("1ep") in [Time("1ba"), Time("1ep")]
+    assert Time("1ep") not in [Time("1ba"), Time("1dur")]
+    assert cosine(warmup="1ep") != cosine(warmup="1ba")
 
 
 def test_a_time_is_unequal_to_what_is_no_time():

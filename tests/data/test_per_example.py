@@ -132,7 +132,7 @@ def test_what_has_no_examples_by_index_is_refused():
         def __iter__(self):
             return iter(range(3))
 
-    with pytest.raises(TypeError, match="has no examples by index"):
+    with pytest.raises(TypeError, match="must be a map-style dataset"):
         PerExample(Stream(), 17)
     with pytest.raises(TypeError, match="transform='flip' must be a function"):
         PerExample([1], 17, "flip")

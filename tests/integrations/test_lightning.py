@@ -185,5 +185,5 @@ def test_manual_optimization_is_refused():
     module = Plain(t.model)
     module.automatic_optimization = False
 
-    with pytest.raises(ValueError, match="automatic_optimization=False: call the transforms"):
+    with pytest.raises(ValueError, match="automatic_optimization=False is not supported"):
         fit(module, LoopAdapterCallback(t))

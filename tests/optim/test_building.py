@@ -113,7 +113,7 @@ def test_a_parameter_that_no_optimizer_would_train_is_reported():
     before = nn.Sequential(nn.Linear(4, 5))
     foreign = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 
-    with pytest.warns(UserWarning, match=r"no optimizer trains the new parameter '0\.weight'"):
+    with pytest.warns(UserWarning, match=r"the new parameter '0\.weight' is not trained"):
         update_param_groups([foreign], before, nn.Sequential(nn.Linear(4, 5, bias=False)))
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import composable.functional as F
-from composable.testing import PropertyBroken, check_function
+from composable.testing import PropertyViolation, check_function
 from composable.testing.functions import Answer, FunctionReport
 from composable.testing.problems import feature_maps, image_batch
-from composable.testing.properties import PROPERTIES, Inapplicable, Subject, no_sync_on
+from composable.testing.properties import PROPERTIES, NotApplicable, Subject, no_sync_on
 
 
 def randn(*shape):
@@ -112,17 +112,22 @@ def returns_an_attrs_class(images):
 LACKING = [
     ("pure", writes_in_place, None, "writes to a tensor"),
     ("pure", writes_and_undoes, None, "writes to a tensor"),
-    ("pure", drops_a_key, lambda size: ({"w": randn(3), "b": randn(3)},), "what a container holds"),
-    ("pure", changes_the_model, None, "changes the model"),
-    ("generator", ignores_its_generator, None, "with the same generator it gives another"),
-    ("generator", needs_no_generator_but_draws, None, "with the same arguments it gives another"),
-    ("global_generators", needs_no_generator_but_draws, None, "moves torch's global generator"),
-    ("global_generators", ignores_its_generator, None, "moves python's global generator"),
-    ("global_generators", adds_dropout, None, "the model that it returns moves torch's global"),
-    ("float16", promotes, None, "gives torch.float32 for torch.float16"),
-    ("bfloat16", promotes_the_images, None, "gives torch.float32 for torch.bfloat16"),
-    ("float64", promotes, None, "gives torch.float32 for torch.float64"),
-    ("channels_last", channels_first, None, "channels first"),
+    ("pure", drops_a_key, lambda size: ({"w": randn(3), "b": randn(3)},), "modifies a container"),
+    ("pure", changes_the_model, None, "modifies the model"),
+    ("generator", ignores_its_generator, None, "with the same generator, its result depends"),
+    (
+        "generator",
+        needs_no_generator_but_draws,
+        None,
+        "with the same arguments, its result depends",
+    ),
+    ("global_generators", needs_no_generator_but_draws, None, "uses torch's global generator"),
+    ("global_generators", ignores_its_generator, None, "uses python's global generator"),
+    ("global_generators", adds_dropout, None, "the model that it returns uses torch's global"),
+    ("float16", promotes, None, "returns torch.float32 for torch.float16"),
+    ("bfloat16", promotes_the_images, None, "returns torch.float32 for torch.bfloat16"),
+    ("float64", promotes, None, "returns torch.float32 for torch.float64"),
+    ("channels_last", channels_first, None, "channels-first"),
     ("no_sync", reads_a_number, None, "item would make the host wait"),
     ("no_sync", branches, None, "__bool__ would make the host wait"),
     ("no_sync", takes_the_positive, None, "indexing by a mask"),
@@ -151,7 +156,7 @@ def test_who_lacks_a_property_is_found(asked, function, arguments, why):
     with pytest.raises(Exception, match=why) as caught:
         PROPERTIES[asked](subject_of(function, arguments))
 
-    assert not isinstance(caught.value, Inapplicable)
+    assert not isinstance(caught.value, NotApplicable)
 
 
 @pytest.mark.compile
@@ -167,7 +172,7 @@ def test_who_does_not_compile_is_found(function, why):
     with pytest.raises(Exception) as caught:  # noqa: PT011 -- torch has a class for each reason
         PROPERTIES["compile"](subject_of(function))
 
-    assert not isinstance(caught.value, Inapplicable)
+    assert not isinstance(caught.value, NotApplicable)
     assert why in str(caught.value)
 
 
@@ -181,7 +186,7 @@ def test_a_question_that_makes_no_sense_is_not_answered():
 
     indices = subject_of(count, lambda size: (torch.arange(size),))
     for asked in ("generator", "float16", "channels_last", "gradients"):
-        with pytest.raises(Inapplicable):
+        with pytest.raises(NotApplicable):
             PROPERTIES[asked](indices)
 
 
@@ -195,7 +200,7 @@ def test_a_generator_that_is_needed_is_given_where_it_can_be():
     assert PROPERTIES["global_generators"](subject) is None
     assert PROPERTIES["gradients"](subject) is None
     for asked in ("compile", "vmap"):
-        with pytest.raises(Inapplicable, match="it needs a generator"):
+        with pytest.raises(NotApplicable, match="it requires a generator"):
             PROPERTIES[asked](subject)
 
 
@@ -285,7 +290,9 @@ ROW = FunctionReport(
 
 
 def test_a_no_is_refused_with_its_reason_unless_it_is_explained():
-    with pytest.raises(PropertyBroken, match=r"f is not as required:\n  vmap: no: it loops$"):
+    with pytest.raises(
+        PropertyViolation, match=r"f has unexpected properties:\n  vmap: no: it loops$"
+    ):
         ROW.require()
 
     assert ROW.require(except_={"vmap": "it must"}) is ROW
@@ -293,13 +300,13 @@ def test_a_no_is_refused_with_its_reason_unless_it_is_explained():
 
 @pytest.mark.parametrize("name", ["pure", "float16"])
 def test_an_explanation_that_is_out_of_date_is_refused(name):
-    with pytest.raises(PropertyBroken, match=f"{name}: .*, so drop it from except_"):
+    with pytest.raises(PropertyViolation, match=f"{name}: .*; remove it from except_"):
         ROW.require(except_={"vmap": "it must", name: "it was so once"})
 
 
 def test_an_unknown_property_is_refused():
     with pytest.raises(
-        ValueError, match=r"except_ has \['fast'\], and the properties are \['pure'"
+        ValueError, match=r"except_ contains \['fast'\]: each name must be one of \['pure'"
     ):
         ROW.require(except_={"fast": ""})
 
@@ -309,7 +316,7 @@ def test_a_row_is_printed_line_by_line():
 
 
 def test_arguments_without_a_default_are_asked_for():
-    with pytest.raises(ValueError, match=r"ema\(smoothing=0.9\) needs \['average', 'current'\]"):
+    with pytest.raises(ValueError, match=r"ema\(smoothing=0.9\) requires \['average', 'current'\]"):
         check_function(partial(F.ema, smoothing=0.9))
 
 
@@ -328,7 +335,7 @@ def test_modules_are_called_on_inputs_of_ones_own():
     )
 
     # Its new layer is drawn from the global generator.
-    assert {name for name, a in report.answers.items() if a.says == "no"} == {
+    assert {name for name, a in report.answers.items() if a.verdict == "no"} == {
         "generator",
         "global_generators",
         "float16",

@@ -104,7 +104,7 @@ def test_drawing_a_model_moves_no_generator():
 
 
 def test_models_need_images():
-    with pytest.raises(ValueError, match=r"shape=\(4,\) must be channels, height and width"):
+    with pytest.raises(ValueError, match=r"shape=\(4,\) must be \(channels, height, width\)"):
         models(shape=(4,))
 
 

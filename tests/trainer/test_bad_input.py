@@ -215,29 +215,29 @@ class Shapeless:
         (
             {"optimizers": torch.optim.SGD},
             TypeError,
-            r"optimizers has the class SGD: give an instance, .*functools\.partial\(SGD, lr=",
+            r"optimizers contains the class SGD: pass an instance, .*functools\.partial\(SGD, lr=",
         ),
         (
             {"optimizers": "sgd"},
             TypeError,
-            r"optimizers has 'sgd': each must be a torch\.optim",
+            r"optimizers contains 'sgd': each must be a torch\.optim",
         ),
-        ({"optimizers": 0.1}, TypeError, "optimizers has 0.1: each must be"),
-        ({"optimizers": lambda p: None}, TypeError, "optimizers has <function.*returns one"),
+        ({"optimizers": 0.1}, TypeError, "optimizers contains 0.1: each must be"),
+        ({"optimizers": lambda p: None}, TypeError, "optimizers contains <function.*returns one"),
         (
             {"optimizers": torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)},
             ValueError,
-            r"optimizers\[0\], SGD, has none of the model's parameters: make it from",
+            r"optimizers\[0\], SGD, has none of the model's parameters: build it",
         ),
         (
             {"optimizers": partial(torch.optim.LBFGS)},
             TypeError,
-            "optimizers has an LBFGS.*closure",
+            "optimizers contains an LBFGS.*closure",
         ),
         (
             {"schedulers": 0.1},
             TypeError,
-            "schedulers has 0.1: each must be a schedule, such as",
+            "schedulers contains 0.1: each must be a schedule such as",
         ),
         (
             {
@@ -246,7 +246,7 @@ class Shapeless:
                 )
             },
             ValueError,
-            "schedulers has a StepLR of an optimizer that the Trainer was not given: pass that",
+            "schedulers contains a StepLR whose optimizer is not one of the Trainer's: pass",
         ),
         # Names that don't exist
         ({"max_epochs": 3}, TypeError, "unexpected keyword argument 'max_epochs'"),
@@ -279,7 +279,7 @@ def test_a_scheduler_to_be_built_needs_one_optimizer():
     scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
 
     with pytest.raises(
-        ValueError, match=r"schedulers has .* for 2 optimizers: give optimizers and"
+        ValueError, match=r"schedulers contains .* exactly one optimizer, got 2: pass"
     ):
         make_trainer(model, optimizers=optimizers, schedulers=scheduler)
 
@@ -525,7 +525,9 @@ def test_a_count_of_examples_is_a_number():
 
 
 def test_an_evaluator_has_a_name():
-    with pytest.raises(TypeError, match=r"label=3 must be a name: Evaluator\('test', dataloader"):
+    with pytest.raises(
+        TypeError, match=r"label=3 must be a non-empty str, as in Evaluator\('test', dataloader"
+    ):
         Evaluator(3, batches())
 
 
@@ -537,17 +539,17 @@ def test_an_evaluator_has_a_name():
     ],
 )
 def test_a_schedule_and_a_torch_scheduler_do_not_go_together(scheduler):
-    with pytest.raises(ValueError, match=r"schedulers has Cosine.* give schedules or torch sched"):
+    with pytest.raises(ValueError, match=r"schedulers contains Cosine.* pass schedules or PyTorch"):
         make_trainer(schedulers=[cosine(), scheduler])
 
 
 def test_a_schedule_that_was_not_made_is_refused():
-    with pytest.raises(TypeError, match=r"which makes a schedule: call it, cosine\(\)"):
+    with pytest.raises(TypeError, match=r"pass the schedule that it returns, cosine\(\)"):
         make_trainer(schedulers=cosine)
 
 
 def test_a_schedule_gives_a_number():
-    with pytest.raises(TypeError, match=r"which gave 'fast' for the state of the run and must giv"):
+    with pytest.raises(TypeError, match=r"which returned 'fast' instead of a number"):
         make_trainer(schedulers=lambda clock: "fast").fit()
 
 

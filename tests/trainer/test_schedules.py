@@ -162,7 +162,7 @@ def test_a_plain_loop_can_use_a_schedule():
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: step("0ba"), ValueError, "step_size='0ba' must be longer than nothing"),
+        (lambda: step("0ba"), ValueError, "step_size='0ba' must be positive"),
         (lambda: step("often"), ValueError, "step_size='often': invalid time 'often'"),
         (lambda: linear(duration="late"), ValueError, "duration='late': invalid time 'late'"),
         (lambda: cosine(warmup=1.5), TypeError, "warmup=1.5: A time must be .* got 1.5"),
@@ -187,7 +187,7 @@ def test_times_are_checked(build, error, message):
     ],
 )
 def test_multipliers_are_numbers(build, name, value):
-    with pytest.raises(TypeError, match=rf"{name}=.* must be a number\. Lengths are given by name"):
+    with pytest.raises(TypeError, match=rf"{name}=.* must be a number\. Pass durations by keyword"):
         build(value)
     with pytest.raises(ValueError, match=f"{name}=nan must be finite"):
         build(math.nan)
@@ -198,12 +198,16 @@ def test_multipliers_are_numbers(build, name, value):
 def test_a_warm_up_in_epochs_of_unknown_length_is_refused(build, warmup, whole):
     clock = Clock(Timestamp(batch=2, batch_in_epoch=2), whole)
 
-    with pytest.raises(ValueError, match=rf"warmup='{warmup}' can't rise within epochs of unkn"):
+    with pytest.raises(
+        ValueError, match=rf"warmup='{warmup}' cannot be measured in epochs of unkn"
+    ):
         build(warmup=warmup)(clock)
 
 
 def test_a_warm_up_in_iterations_is_refused():
-    with pytest.raises(ValueError, match=r"warmup='1iter' can't rise .* in batches, such as"):
+    with pytest.raises(
+        ValueError, match=r"warmup='1iter' cannot be measured .* use batches, such as"
+    ):
         constant(warmup="1iter")(Clock(Timestamp(), "9ba", 3))
 
 
@@ -224,7 +228,7 @@ def test_a_trainer_without_the_length_of_an_epoch_refuses_a_warm_up_in_epochs():
 def test_units_that_can_not_be_related_are_refused():
     clock = Clock(Timestamp(batch=7), "10ep")  # of unknown length
 
-    with pytest.raises(ValueError, match="warmup='2ba' and duration='1dur' of this run can't be"):
+    with pytest.raises(ValueError, match="warmup='2ba' and duration='1dur' cannot be"):
         linear(warmup="2ba")(clock)
 
 

@@ -1,0 +1,76 @@
+"""The plan of a Trainer, and the calls that run it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from composable.core.callback import Callback, closing
+from composable.core.logger import Logger
+from composable.plan.dispatch import Dispatcher
+from composable.plan.global_callbacks import global_callbacks
+from composable.plan.plan import Plan
+from composable.trainer.options import TrainerOptions
+
+__all__ = ["Session"]
+
+
+class Session:
+    """The plan, its dispatcher and logger, and whether a call is in progress."""
+
+    def __init__(self, options: TrainerOptions) -> None:
+        self.options = options
+        self.own_plan = options.plan()
+        self.logger = Logger(self.own_plan.destinations)
+        self.dispatcher = Dispatcher(
+            self.own_plan, self.logger, check_effects=options.check_effects
+        )
+        self.in_call = False
+        self.compose: Callable[[], None] | None = None
+        """Composes the step of the run for the plan of a call."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of a call that starts now, global callbacks included."""
+        return self.own_plan.with_global_callbacks(map(self.options.adopt, global_callbacks()))
+
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """The callbacks that are saved with the run: all but the global ones."""
+        return (*self.own_plan.builtin_callbacks, *self.own_plan.user_callbacks)
+
+    def add(self, callback: Callback) -> None:
+        """Add a callback to the plan of later calls."""
+        self.own_plan = self.own_plan.with_callback(self.options.adopt(callback))
+
+    @contextmanager
+    def running(self, *, close_at_the_end: bool = True) -> Iterator[None]:
+        """Run with the current callbacks, and close them afterwards."""
+        with (
+            self.with_plan() as plan,
+            closing(plan.callbacks if plan else (), at_the_end=close_at_the_end),
+        ):
+            yield
+
+    @contextmanager
+    def with_plan(self) -> Iterator[Plan | None]:
+        """Use the current plan for the length of a call.
+
+        A call of the Trainer by a callback belongs to the call in progress, and uses its plan.
+        """
+        if self.in_call:
+            yield None
+            return
+        self.in_call = True
+        plan = self.plan
+        self._set_plan(plan)
+        if self.compose is not None:
+            self.compose()
+        try:
+            yield plan
+        finally:
+            self._set_plan(self.own_plan)
+            self.in_call = False
+
+    def _set_plan(self, plan: Plan) -> None:
+        if plan is not self.dispatcher.plan:
+            self.dispatcher.set_plan(plan)
+            self.logger.destinations = plan.destinations

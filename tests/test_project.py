@@ -1,0 +1,37 @@
+"""What several files state about the project agrees."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import composable
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAGMENTS = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert citation is not None
+    assert citation[1] == composable.__version__
+    # If only this fails, the installed metadata is outdated: pip install -e .
+    assert metadata.version("composable") == composable.__version__
+
+
+def test_the_repository_is_cited_by_the_address_of_the_package():
+    urls = dict(line.split(", ") for line in metadata.metadata("composable").get_all("Project-URL"))
+    assert f"repository-code: {urls['Source']}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)
+def test_a_changelog_fragment_is_one_sentence_or_more(path):
+    text = path.read_text().strip()
+    assert re.match(r"[A-Z`]", text), "begin with a capital or with code; the bullet is added"
+    assert text.endswith("."), "end with a period"
+    assert "\n\n" not in text, "write one paragraph"
+
+
+def test_there_is_a_place_for_changelog_fragments():
+    assert (ROOT / "changelog.d/README.md").exists()
