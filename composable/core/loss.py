@@ -94,7 +94,7 @@ def weigher(mean_over: Any, spec: BatchSpec) -> Callable[[Any], Any]:
         spec: Which part of the batch is the input and which is the target.
 
     Raises:
-        ValueError: `mean_over` is none of these.
+        ValueError: `mean_over` is another value.
     """
     if mean_over == "examples":
         return lambda batch: count_examples(spec.inputs(batch))

@@ -84,7 +84,7 @@ def as_destination(logger: object) -> LoggerDestination:
     """Return a logger.
 
     Raises:
-        TypeError: It is no instance of `LoggerDestination`.
+        TypeError: It is not a `LoggerDestination`.
     """
     if isinstance(logger, LoggerDestination):
         return logger

@@ -44,7 +44,7 @@ def register_global_callback(
         A handle, whose `remove()` removes the callback.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: It has another type.
 
     Example:
         >>> from composable import Callback, register_global_callback

@@ -40,7 +40,7 @@ def _cycle_message(waiting: Sequence[Algorithm]) -> str:
         path.append(next(a for a in waiting if a is not path[-1] and _precedes(a, path[-1])))
     cycle = path[path.index(path[-1]) :][::-1]
     return (
-        f"algorithms {sorted(a.name for a in cycle[1:])} can't be ordered: their declarations "
+        f"algorithms {sorted(a.name for a in cycle[1:])} cannot be ordered: their declarations "
         f"before and after are cyclic: {' before '.join(a.name for a in cycle)}. Drop one of the "
         "declarations."
     )

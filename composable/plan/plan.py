@@ -79,7 +79,7 @@ class Plan:
 
         Raises:
             TypeError: An argument contains an object of the wrong kind.
-            ValueError: Two algorithms have the same name or can't be ordered, or a callback is
+            ValueError: Two algorithms have the same name or cannot be ordered, or a callback is
                 listed twice.
             IncompatibleAlgorithmsError: Two incompatible algorithms may act on the same batch.
         """

@@ -74,8 +74,8 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
         second: Another run folder.
 
     Raises:
-        CheckpointError: A folder is not a run folder, or its record can't be read. Checkpoints
-            that can't be read are skipped.
+        CheckpointError: A folder is not a run folder, or its record cannot be read. Checkpoints
+            that cannot be read are skipped.
 
     Example:
         >>> import tempfile

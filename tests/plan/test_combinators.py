@@ -145,7 +145,7 @@ def test_a_circle_is_refused():
         before = frozenset({"Third"})
         after = frozenset({"Second"})
 
-    with pytest.raises(ValueError, match=r"\['Fourth', 'Second', 'Third'\] can't be ordered"):
+    with pytest.raises(ValueError, match=r"\['Fourth', 'Second', 'Third'\] cannot be ordered"):
         Plan.compile([Second(), Third(), Fourth()])
 
 

@@ -66,7 +66,7 @@ def test_a_bad_mixture_is_refused_with_the_reason_and_the_ways_out(algorithms, m
         [every("2ba", MixUp()), CutMix()],
         [when(sometimes, MixUp()), CutMix()],
         [during("0ep", "2ep", MixUp()), during("1ep", "3ep", CutMix())],
-        [during("0ep", "2ep", MixUp()), during("30ba", "40ba", CutMix())],  # nobody can tell
+        [during("0ep", "2ep", MixUp()), during("30ba", "40ba", CutMix())],  # unknown beforehand
     ],
 )
 def test_a_bad_mixture_is_found_wherever_it_is(algorithms):

@@ -172,7 +172,7 @@ def test_a_circle_is_told_from_one_to_the_next():
     ]
 
     with pytest.raises(
-        ValueError, match=r"\['Ada', 'Bob', 'Cid'\] can't be ordered: .* cyclic: "
+        ValueError, match=r"\['Ada', 'Bob', 'Cid'\] cannot be ordered: .* cyclic: "
     ) as e:
         Plan.compile([one() for one in ring])
 

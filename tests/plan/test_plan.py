@@ -1,4 +1,4 @@
-"""Who acts when, and in what order."""
+"""The order of algorithms and callbacks, and the description of a plan."""
 
 import json
 import re
