@@ -19,14 +19,7 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = [
-    "CheckedAlgorithm",
-    "EffectError",
-    "ObserverError",
-    "ReadOnlyHook",
-    "changes",
-    "fingerprint",
-]
+__all__ = ["EffectError", "ObserverError", "changes", "fingerprint"]
 
 _CHECKED = ("model", "optimizers", "batch", "outputs", "loss", "gradients", "memory", "metrics")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -118,7 +118,7 @@ def drawn(algorithms, *length):
 
 
 @pytest.mark.parametrize("length", [("10ep", 100), ("7ep",), ("90s",), ("12345ba", 10), ("1ba",)])
-@pytest.mark.parametrize("algorithms", [EVERYTHING, []])
+@pytest.mark.parametrize("algorithms", [EVERYTHING, [EMA(name="an average of a long name")], []])
 def test_the_text_of_the_picture_stays_inside(algorithms, length):
     axes = drawn(algorithms, *length)
 
