@@ -28,18 +28,19 @@ from .ghost_batchnorm import (
 )
 from .gyro_dropout import GyroDropoutLayer, gyro_dropout
 from .jensen_shannon_loss import jensen_shannon_loss
-from .layers.attention_bias import alibi_bias, alibi_slopes
-from .layers.blur import (
+from .layers import (
     BlurConv1d,
     BlurConv2d,
     BlurConv3d,
     BlurMaxPool1d,
     BlurMaxPool2d,
     BlurMaxPool3d,
+    FactorizedLayer,
+    ResidualBlock,
+    alibi_bias,
+    alibi_slopes,
     blur,
 )
-from .layers.factorized import FactorizedLayer
-from .layers.residual import ResidualBlock
 from .low_precision_groupnorm import LowPrecisionGroupNorm, low_precision_groupnorm
 from .low_precision_layernorm import LowPrecisionLayerNorm, low_precision_layernorm
 from .mixed import MixedBatch, MixedTargets

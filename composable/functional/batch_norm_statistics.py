@@ -128,7 +128,7 @@ def recompute_batch_norm_statistics(
             for mean in means:
                 mean.add_batch()
     if empty:
-        raise ValueError("batches must have at least one batch.")
+        raise ValueError(f"batches must have at least one batch, not {kind_of(batches)} of none.")
     for mean in means:
         mean.finish()
     for module, training in modes:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .._checks import check_count, check_place
 from .._reclass import reclass
 
-__all__ = ["CONVERSIONS", "NoPositions", "alibi_bias", "alibi_slopes"]
+__all__ = ["alibi_bias", "alibi_slopes"]
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 

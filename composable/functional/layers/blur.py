@@ -16,9 +16,7 @@ __all__ = [
     "BlurMaxPool1d",
     "BlurMaxPool2d",
     "BlurMaxPool3d",
-    "Blurred",
     "blur",
-    "per_dimension",
 ]
 
 CONVS = (functional.conv1d, functional.conv2d, functional.conv3d)

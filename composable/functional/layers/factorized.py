@@ -10,7 +10,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .._foreach import compute_dtype
 
-__all__ = ["CONVS", "LINEARS", "FactorizedLayer", "fit_pair", "groups_of", "matrices_of"]
+__all__ = ["FactorizedLayer"]
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LINEARS = (nn.Linear, NonDynamicallyQuantizableLinear)

@@ -9,7 +9,7 @@ from .._checks import LOW_PRECISION, check_module, check_precision
 from .._reclass import keeps_forward_of, reclass
 from .._surgery import replace_modules, report_nothing
 
-__all__ = ["LowPrecision", "lower_norms"]
+__all__: list[str] = []  # the public layers are in the modules of the two norms
 
 
 class LowPrecision(nn.Module):

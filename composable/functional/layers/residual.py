@@ -12,7 +12,7 @@ from .._checks import kind_of
 from .._registry import full_name
 from .._sampling import numbers
 
-__all__ = ["KNOWN", "Dropping", "ResidualBlock", "StochasticBlock", "start_dropping"]
+__all__ = ["ResidualBlock"]
 
 
 def _inputs(block: nn.Module, inputs: Tensor) -> Tensor:
