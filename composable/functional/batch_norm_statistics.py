@@ -128,7 +128,7 @@ def recompute_batch_norm_statistics(
             for mean in means:
                 mean.add_batch()
     if empty:
-        raise ValueError(f"batches must have at least one batch, not {kind_of(batches)} of none.")
+        raise ValueError("batches must not be empty; pass at least one batch.")
     for mean in means:
         mean.finish()
     for module, training in modes:

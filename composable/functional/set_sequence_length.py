@@ -9,7 +9,6 @@ from math import floor
 from typing import Any
 
 import torch
-from einops import rearrange, repeat
 from torch import Tensor
 
 from ._checks import check_count, check_flag, check_range, kind_of
@@ -86,7 +85,7 @@ def set_sequence_length(
         )
     at = torch.arange(tokens, device=masks[0].device)
     end = (at * (masks[0] != 0)).amax(1, keepdim=True).clamp(min=length - 1)
-    rows = rearrange(torch.arange(examples, device=end.device), "batch -> batch 1")
+    rows = torch.arange(examples, device=end.device).unsqueeze(1)
 
     def keep_end(_: Any, tensor: Tensor) -> Tensor:
         if not is_sequence(tensor):
@@ -158,15 +157,14 @@ def _split(examples: int, tokens: int, length: int) -> Callable[[Any, Tensor], T
 
     def cut(name: Any, tensor: Tensor) -> Tensor:
         if tensor.shape[:2] != (examples, tokens):
-            of_examples = tensor.shape[:1] == (examples,)
-            return repeat(tensor, "batch ... -> (batch n) ...", n=count) if of_examples else tensor
+            return tensor.repeat_interleave(count, 0) if tensor.shape[:1] == (examples,) else tensor
         if overlap:
             first, last = tensor[:, : (count - 1) * length], tensor[:, -length:]
             again = last[:, :overlap]
             if name == "labels" and not tensor.is_floating_point():
                 again = torch.full_like(again, _IGNORED)
             tensor = torch.cat([first, again, last[:, overlap:]], 1)
-        return rearrange(tensor, "batch (n tokens) ... -> (batch n) tokens ...", n=count)
+        return tensor.reshape(examples * count, length, *tensor.shape[2:])
 
     return cut
 

@@ -220,7 +220,7 @@ def test_gradients_are_not_recorded():
         (
             lambda: recompute_batch_norm_statistics(net(), []),
             ValueError,
-            "batches must have at least one batch",
+            "batches must not be empty",
         ),
         (
             lambda: recompute_batch_norm_statistics(net(), [], seen=True),
