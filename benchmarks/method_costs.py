@@ -125,7 +125,7 @@ def cutmix() -> list[Candidates]:
     images, labels = batch()
     generator = torch.Generator().manual_seed(0)
     order, box = torch.randperm(64), torch.tensor([[16, 48], [16, 48]])
-    one, each = F.CutmixDraw(order, box), F.CutmixDraw(order, box.repeat(64, 1, 1))
+    one, each = F.CutMixDraw(order, box), F.CutMixDraw(order, box.repeat(64, 1, 1))
 
     def by_hand() -> Tensor:
         mixed = images.clone()

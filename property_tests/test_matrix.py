@@ -58,7 +58,7 @@ def test_every_exported_function_is_found_and_what_is_private_is_not():
 
     assert {F.mixup, F.draw_mixup, F.blur, F.with_tensors, F.images.rotate} <= set(found)
     assert not any(function.__name__.startswith("_") for function in found)
-    assert F.MixupDraw not in found
+    assert F.MixUpDraw not in found
 
 
 def test_who_is_left_out_exists_and_has_a_reason_in_words(monkeypatch):

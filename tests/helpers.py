@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode
 
 from composable import Callback, Trainer
-from composable.functional._random import numbers
+from composable.functional._sampling import numbers
 
 CLASSES = 3
 

@@ -1,4 +1,4 @@
-"""The methods as algorithms: when each function runs in a training loop."""
+"""Algorithms: each runs one function of `composable.functional` at its place in training."""
 
 from composable.algorithms.alibi import Alibi
 from composable.algorithms.augmix import AugMix

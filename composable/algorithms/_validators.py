@@ -1,65 +1,40 @@
-"""What hyperparameters may be, checked when an algorithm is built."""
+"""Validators of hyperparameters: the checks of `composable.functional`, as attrs calls them."""
 
 from collections.abc import Callable
 from typing import Any
 
 import attrs
-import torch
+
+from composable.functional import _checks
+
+__all__ = ["Validator", "at_least", "boolean", "in_range", "low_precision", "one_of", "passes"]
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
-def number(low: float, high: float = float("inf"), *, ends: str = "[]") -> Validator:
-    """A number between two ends; `ends` has a round bracket where an end itself is refused."""
-    low_open, high_open = ends[0] == "(", ends[1] == ")"
+def passes(check: Callable[..., object], *args: Any, **options: Any) -> Validator:
+    """Validate a field by `check(name, value, *args, **options)`, which raises the error."""
 
-    def check(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{attribute.name}={value!r} must be a number.")
-        above = value > low if low_open else value >= low
-        below = value < high if high_open else value <= high
-        if not (above and below):
-            bounds = f"in {ends[0]}{low}, {high}{ends[1]}"
-            if high == float("inf") and not high_open:
-                bounds = f"above {low}" if low_open else f"{low} or more"
-            raise ValueError(f"{attribute.name}={value!r} must be {bounds}.")
+    def validate(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        check(attribute.name, value, *args, **options)
 
-    return check
+    return validate
 
 
-def integer(low: int) -> Validator:
-    """An integer from `low` on."""
-
-    def check(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{attribute.name}={value!r} must be an integer, {low} or more.")
-        if value < low:
-            raise ValueError(f"{attribute.name}={value!r} must be {low} or more.")
-
-    return check
+def in_range(low: float, high: float = float("inf"), *, ends: str = "[]") -> Validator:
+    """Require a number in an interval; a round bracket in `ends` excludes that end."""
+    return passes(_checks.check_range, low, high, ends=ends)
 
 
-def flag(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{attribute.name}={value!r} must be True or False.")
+def at_least(low: int) -> Validator:
+    """Require an integer of at least `low`."""
+    return passes(_checks.check_count, low)
 
 
 def one_of(*allowed: str) -> Validator:
-    """One of a few words."""
-
-    def check(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-        if value not in allowed:
-            raise ValueError(f"{attribute.name}={value!r} must be one of {list(allowed)}.")
-
-    return check
+    """Require one of several options."""
+    return passes(_checks.check_one_of, allowed)
 
 
-def low_precision(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-    """A dtype of 16 bits, or None."""
-    if value is not None and value not in (torch.float16, torch.bfloat16):
-        kind = ValueError if isinstance(value, torch.dtype) else TypeError
-        raise kind(
-            f"{attribute.name}={value!r} must be torch.float16, torch.bfloat16, or None for that "
-            "of autocast."
-        )
+boolean = passes(_checks.check_flag)
+low_precision = passes(_checks.check_precision)

@@ -4,7 +4,7 @@ from math import floor
 
 import attrs
 
-from composable.algorithms._validators import integer, number
+from composable.algorithms._validators import at_least, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -15,40 +15,40 @@ __all__ = ["Alibi"]
 
 @attrs.frozen(repr=False)
 class Alibi(Algorithm):
-    """Train on short sequences, evaluate on long ones: see `composable.functional.alibi`.
+    """Train on short sequences, extrapolate to longer ones: see `composable.functional.alibi`.
 
-    The model is converted once, before training. The sequences of each batch to train on are cut
-    into pieces, each of which becomes an example: see `set_sequence_length`, `truncate=False`.
-    Evaluation sees whole sequences.
+    The model is converted once, before training. The sequences of each training batch are split
+    into segments, each of which becomes an example: see `set_sequence_length` with
+    `truncate=False`. Evaluation uses full sequences.
 
     Args:
-        max_sequence_length: How long sequences are to be in evaluation.
-        train_sequence_length_scaling: The length of a piece, as a share of that of the batch, above
-            0, rounded down to 1 token or more. With 1 batches stay.
+        max_sequence_length: Maximum sequence length in evaluation.
+        train_sequence_length_scaling: Length of a segment as a share of the sequence length of the
+            batch, in (0, 1], rounded down to at least 1 token. 1 keeps batches unchanged.
     """
 
-    max_sequence_length: int = attrs.field(validator=integer(1))
+    max_sequence_length: int = attrs.field(validator=at_least(1))
     train_sequence_length_scaling: float = attrs.field(
-        default=0.25, validator=number(0, 1, ends="(]")
+        default=0.25, validator=in_range(0, 1, ends="(]")
     )
 
-    stage = Stage.RESIZE  # for the sake of batches: this surgery gets in no other one's way
+    stage = Stage.RESIZE  # the stage matters for batches; this surgery commutes with all others
     reads = frozenset({"model", "batch"})
     writes = frozenset({"model", "batch"})
     replaces = frozenset({"attention", "position embedding"})
 
     @property
     def events(self) -> frozenset[Event]:
-        """Sequences are cut where that makes them shorter."""
+        """`INIT`, and `AFTER_DATALOADER` if sequences are split."""
         cuts = {Event.AFTER_DATALOADER} if self.train_sequence_length_scaling < 1 else set()
         return frozenset({Event.INIT, *cuts})
 
     def apply(self, event: Event, state: State) -> State:
-        """Convert the model before training, and cut the sequences of each batch."""
+        """Convert the model before training, and split the sequences of each batch."""
         if event is Event.INIT:
             model = alibi(state.model, max_sequence_length=self.max_sequence_length)
             return state if model is state.model else state.evolve(model=model)
-        # What rounding took from the product must not take a token.
+        # 1e-9: a rounding error of the product must not cost a token.
         share = self.train_sequence_length_scaling * sequence_length(state.batch) + 1e-9
         batch = set_sequence_length(state.batch, max(1, floor(share)), truncate=False)
         return state if batch is state.batch else state.evolve(batch=batch)

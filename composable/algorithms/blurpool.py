@@ -2,37 +2,34 @@
 
 import attrs
 
-from composable.algorithms._validators import flag, integer
+from composable.algorithms._validators import at_least, boolean
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import blurpool
+from composable.functional._checks import check_any
 
 __all__ = ["BlurPool"]
 
 
 @attrs.frozen(repr=False)
 class BlurPool(Algorithm):
-    """Blur before strided layers drop pixels: see `composable.functional.blurpool`.
+    """Blur the inputs of strided layers against aliasing: see `composable.functional.blurpool`.
 
     Args:
         replace_convs: Replace strided convolutions.
         replace_maxpools: Replace strided max-pools.
-        blur_first: Blur before the convolution, which is cheap, instead of after it.
-        min_channels: Leave convolutions with fewer input channels as they are.
+        blur_first: Blur the input of a convolution, which is cheap, instead of its output.
+        min_channels: Minimum number of input channels of a convolution to replace.
     """
 
-    replace_convs: bool = attrs.field(default=True, validator=flag)
-    replace_maxpools: bool = attrs.field(default=True, validator=flag)
-    blur_first: bool = attrs.field(default=True, validator=flag)
-    min_channels: int = attrs.field(default=16, validator=integer(0))
+    replace_convs: bool = attrs.field(default=True, validator=boolean)
+    replace_maxpools: bool = attrs.field(default=True, validator=boolean)
+    blur_first: bool = attrs.field(default=True, validator=boolean)
+    min_channels: int = attrs.field(default=16, validator=at_least(0))
 
     def __attrs_post_init__(self) -> None:
-        if not (self.replace_convs or self.replace_maxpools):
-            raise ValueError(
-                "replace_convs=False and replace_maxpools=False leave nothing to replace: set one "
-                "of them to True, or leave BlurPool out."
-            )
+        check_any("replace_convs", self.replace_convs, "replace_maxpools", self.replace_maxpools)
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

@@ -12,7 +12,7 @@ __all__ = ["ChannelsLast"]
 
 @attrs.frozen(repr=False)
 class ChannelsLast(Algorithm):
-    """Lay out the model's images channels last: see `composable.functional.channels_last`."""
+    """Use the channels-last memory format: see `composable.functional.channels_last`."""
 
     events = frozenset({Event.INIT})
     stage = Stage.LAYOUT
@@ -21,5 +21,5 @@ class ChannelsLast(Algorithm):
     replaces = frozenset({"memory layout"})
 
     def apply(self, event: Event, state: State) -> State:
-        """Lay out the model anew once, before training."""
+        """Convert the memory format once, before training."""
         return state.evolve(model=channels_last(state.model))

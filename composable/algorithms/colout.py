@@ -3,7 +3,7 @@
 import attrs
 from torch import Tensor
 
-from composable.algorithms._validators import number
+from composable.algorithms._validators import in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -14,17 +14,17 @@ __all__ = ["ColOut"]
 
 @attrs.frozen(repr=False)
 class ColOut(Algorithm):
-    """Leave out some rows and columns of the inputs: see `composable.functional.colout`.
+    """Drop random rows and columns of the inputs: see `composable.functional.colout`.
 
-    Targets that have a value for each pixel lose the same ones.
+    Dense targets, with one value per pixel, lose the same rows and columns.
 
     Args:
-        p_row: The share of the rows to leave out, in [0, 1).
-        p_col: The share of the columns to leave out, in [0, 1).
+        p_row: Share of the rows to drop, in [0, 1).
+        p_col: Share of the columns to drop, in [0, 1).
     """
 
-    p_row: float = attrs.field(default=0.15, validator=number(0, 1, ends="[)"))
-    p_col: float = attrs.field(default=0.15, validator=number(0, 1, ends="[)"))
+    p_row: float = attrs.field(default=0.15, validator=in_range(0, 1, ends="[)"))
+    p_col: float = attrs.field(default=0.15, validator=in_range(0, 1, ends="[)"))
 
     events = frozenset({Event.AFTER_DATALOADER})
     stage = Stage.AUGMENT
@@ -32,7 +32,7 @@ class ColOut(Algorithm):
     writes = frozenset({"batch"})
 
     def apply(self, event: Event, state: State) -> State:
-        """Make this batch smaller."""
+        """Drop rows and columns of the batch."""
         targets = state.targets
         small = colout(
             state.inputs,

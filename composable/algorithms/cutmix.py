@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import flag, number
+from composable.algorithms._validators import boolean, in_range
 from composable.algorithms.mixup import blend_pairs
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -14,23 +14,23 @@ __all__ = ["CutMix"]
 
 @attrs.frozen(repr=False)
 class CutMix(Algorithm):
-    """Paste a box of another example into each: see `composable.functional.cutmix`.
+    """Paste a box of another example into each example: see `composable.functional.cutmix`.
 
     The whole batch is mixed at once, before it is split into microbatches.
 
     Args:
-        alpha: Both parameters of the Beta distribution of the share that is kept, above 0.
+        alpha: Both parameters of the Beta distribution of the weight of an example, above 0.
         uniform_sampling: Make every pixel equally likely to be replaced.
-        interpolate_loss: Blend the losses of the two targets instead of the targets. That works
-            for any loss, and computes it twice; blended targets need a loss that takes class
-            probabilities, such as cross entropy.
-        per_sample: Draw a box for every example instead of one for the batch.
+        interpolate_loss: Interpolate the losses of the two targets instead of the targets. This
+            works for any loss, and computes it twice; interpolated targets need a loss that takes
+            class probabilities, such as cross entropy.
+        per_sample: Draw one box per example instead of one per batch.
     """
 
-    alpha: float = attrs.field(default=1.0, validator=number(0, ends="()"))
-    uniform_sampling: bool = attrs.field(default=False, validator=flag)
-    interpolate_loss: bool = attrs.field(default=False, validator=flag)
-    per_sample: bool = attrs.field(default=False, validator=flag)
+    alpha: float = attrs.field(default=1.0, validator=in_range(0, ends="()"))
+    uniform_sampling: bool = attrs.field(default=False, validator=boolean)
+    interpolate_loss: bool = attrs.field(default=False, validator=boolean)
+    per_sample: bool = attrs.field(default=False, validator=boolean)
 
     events = frozenset({Event.BEFORE_TRAIN_BATCH, Event.BEFORE_LOSS})
     stage = Stage.MIX
@@ -38,7 +38,7 @@ class CutMix(Algorithm):
     writes = frozenset({"batch", "loss_fn"})
 
     def apply(self, event: Event, state: State) -> State:
-        """Mix the batch; then turn its pairs of targets into what the loss takes."""
+        """Mix the batch; before the loss, interpolate its pairs of targets, or the loss."""
         if event is Event.BEFORE_LOSS:
             return blend_pairs(state, interpolate_loss=self.interpolate_loss)
         mixed = cutmix(

@@ -1,46 +1,40 @@
 """CutOut, as an algorithm."""
 
-from typing import Any
-
 import attrs
 
-from composable.algorithms._validators import flag, integer, number
+from composable.algorithms._validators import at_least, boolean, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import cutout
+from composable.functional.cutout import check_hole_length
 
 __all__ = ["CutOut"]
 
 
 @attrs.frozen(repr=False)
 class CutOut(Algorithm):
-    """Blank square holes of the inputs: see `composable.functional.cutout`.
+    """Set square regions of the inputs to zero: see `composable.functional.cutout`.
 
     Args:
-        num_holes: How many holes, 0 or more.
-        length: The side of a hole: below 1 a share of the shorter side, from 1 on pixels.
+        num_holes: Number of holes, 0 or more.
+        length: Side of a hole: below 1 a share of the shorter side, from 1 on a number of pixels.
         uniform_sampling: Make every pixel equally likely to be in a hole.
-        per_sample: Draw holes for each example instead of once for the batch.
+        per_sample: Draw holes per example instead of per batch.
     """
 
-    num_holes: int = attrs.field(default=1, validator=integer(0))
-    length: float = attrs.field(default=0.5, validator=number(0, ends="[)"))
-    uniform_sampling: bool = attrs.field(default=False, validator=flag)
-    per_sample: bool = attrs.field(default=True, validator=flag)
+    num_holes: int = attrs.field(default=1, validator=at_least(0))
+    length: float = attrs.field(default=0.5, validator=passes(check_hole_length))
+    uniform_sampling: bool = attrs.field(default=False, validator=boolean)
+    per_sample: bool = attrs.field(default=True, validator=boolean)
 
     events = frozenset({Event.AFTER_DATALOADER})
     stage = Stage.AUGMENT
     reads = frozenset({"batch", "key", "timestamp"})
     writes = frozenset({"batch"})
 
-    @length.validator
-    def _check_length(self, attribute: Any, value: float) -> None:
-        if value > 1 and value != int(value):
-            raise ValueError(f"length={value!r} must be below 1, or a whole number of pixels.")
-
     def apply(self, event: Event, state: State) -> State:
-        """Cut the holes of this batch."""
+        """Cut holes into the inputs of the batch."""
         return state.with_batch(
             inputs=cutout(
                 state.inputs,

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from composable.algorithms._validators import number
+from composable.algorithms._validators import in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -17,7 +17,7 @@ from composable.functional import ema, ema_smoothing, with_tensors
 __all__ = ["EMA"]
 
 _BATCH_END, _EPOCH_END = Event.BATCH_END, Event.EPOCH_END
-_TAKES_OVER = (Event.EVAL_START, Event.PREDICT_START)
+_EVALUATION_STARTS = (Event.EVAL_START, Event.PREDICT_START)
 _UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 _ONE = {unit: Time(1, unit) for unit in _UNITS}
 
@@ -36,18 +36,18 @@ def _ema_start(value: TimeLike) -> Time:
 
 @attrs.frozen(repr=False)
 class EMA(Algorithm):
-    """Evaluate and predict with an average of the weights: see `composable.functional.ema`.
+    """Evaluate and predict with averaged weights: see `composable.functional.ema`.
 
-    Training goes on with its own weights. The average is in `state.memory[name]["average"]`,
-    and `averaged_model(state)` is the model with it.
+    Training continues with the original weights. `state.memory[name]["average"]` holds the average,
+    and `averaged_model(state)` returns the model with the averaged weights.
 
     Args:
-        half_life: In batches or epochs: after it, old weights count half. None where
-            `smoothing` is given.
-        smoothing: The share that the average keeps at each update, in [0, 1].
-        ema_start: When averaging starts.
-        update_interval: Time between two updates, in the unit of `half_life`; by default one
-            batch, or one epoch where `half_life` is in epochs.
+        half_life: Time after which the weight of a past value halves, in batches or epochs. None
+            if `smoothing` is given.
+        smoothing: Share of the average that each update keeps, in [0, 1].
+        ema_start: Time at which averaging starts.
+        update_interval: Time between two updates, in the unit of `half_life`. The default is one
+            batch, or one epoch if `half_life` is in epochs.
 
     Raises:
         ValueError: Not exactly one of `half_life` and `smoothing` is given, or their units are
@@ -58,7 +58,7 @@ class EMA(Algorithm):
         default=Time(1000, TimeUnit.BATCH), converter=_half_life, eq=str
     )
     smoothing: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(number(0, 1))
+        default=None, validator=attrs.validators.optional(in_range(0, 1))
     )
     ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_ema_start, eq=str)
     update_interval: Time | None = attrs.field(default=None, converter=_update_interval, eq=str)
@@ -74,29 +74,29 @@ class EMA(Algorithm):
     def __attrs_post_init__(self) -> None:
         if (self.half_life is None) is (self.smoothing is None):
             raise ValueError(
-                f"half_life={_text(self.half_life)} and smoothing={self.smoothing}: give exactly "
-                "one of them, such as EMA(half_life='100ba') or "
+                f"half_life={_text(self.half_life)} and smoothing={self.smoothing} must not both "
+                "be given or both be None; pass one, such as EMA(half_life='100ba') or "
                 "EMA(half_life=None, smoothing=0.99)."
             )
         given = {"half_life": self.half_life, "update_interval": self.update_interval}
         for argument, time in given.items():
             if time is not None and (time.unit not in _UNITS or not time.value):
                 raise ValueError(
-                    f"{argument}={_text(time)} must be above zero, in batches or epochs, such as "
-                    "'1ba'."
+                    f"{argument}={_text(time)} must be greater than 0, in batches or epochs, such "
+                    "as '1ba'."
                 )
         if self.half_life is not None and self.half_life.unit is not self.interval.unit:
             raise ValueError(
                 f"half_life={_text(self.half_life)} and "
-                f"update_interval={_text(self.update_interval)} must be in one unit: batches or "
-                "epochs."
+                f"update_interval={_text(self.update_interval)} must have the same unit, batches "
+                "or epochs."
             )
 
     @property
     def events(self) -> frozenset[Event]:
-        """Updates come at the end of batches or of epochs."""
+        """The event of an update, `BATCH_END` or `EPOCH_END`, and the starts of evaluations."""
         by_epoch = self.interval.unit is TimeUnit.EPOCH
-        return frozenset({_EPOCH_END if by_epoch else _BATCH_END, *_TAKES_OVER})
+        return frozenset({_EPOCH_END if by_epoch else _BATCH_END, *_EVALUATION_STARTS})
 
     @property
     def interval(self) -> Time:
@@ -107,14 +107,14 @@ class EMA(Algorithm):
 
     @property
     def share_kept(self) -> float:
-        """The share that the average keeps at each update."""
+        """Share of the average that each update keeps."""
         if self.half_life is None:
             return self.smoothing  # type: ignore[return-value]
         return ema_smoothing(float(self.half_life.value), float(self.interval.value))
 
     def match(self, event: Event, state: State) -> bool:
-        """Where an update is due, or an average is to take over."""
-        if event in _TAKES_OVER:
+        """Match if an update is due, or an evaluation starts and there is an average."""
+        if event in _EVALUATION_STARTS:
             return self.name in state.memory
         interval = self.interval
         by_epoch = interval.unit is TimeUnit.EPOCH
@@ -126,13 +126,13 @@ class EMA(Algorithm):
         return not self.ema_start.value or reached(state, self.ema_start)
 
     def window(self) -> Window:
-        """From `ema_start` on, at the end of batches or of epochs."""
+        """Return the window from `ema_start` on."""
         often = f"every {self.interval}" if str(self.interval) != "1ba" else ""
         return Window(self.ema_start, condition=often)
 
     def apply(self, event: Event, state: State) -> State:
-        """Update the average, or let it take over from the weights."""
-        if event in _TAKES_OVER:
+        """Update the average, or replace the weights of the model for an evaluation."""
+        if event in _EVALUATION_STARTS:
             return state.evolve(model=self.averaged_model(state))
         current = tensors_of(state)
         average = state.memory.get(self.name, {}).get("average")
@@ -143,7 +143,7 @@ class EMA(Algorithm):
         return state.remember(self.name, {"average": average})
 
     def averaged_model(self, state: State) -> Any:
-        """The model of a state with the averaged weights; the model itself stays as it is.
+        """Return a copy of the model with the averaged weights.
 
         Raises:
             KeyError: There is no average yet.
@@ -152,7 +152,7 @@ class EMA(Algorithm):
 
 
 def tensors_of(state: State) -> dict[str, Tensor]:
-    """The parameters and buffers of the model, by name."""
+    """Return the parameters and buffers of the model, by name."""
     return {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
 
 

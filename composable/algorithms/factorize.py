@@ -1,52 +1,46 @@
 """Factorization, as an algorithm."""
 
-from typing import Any
-
 import attrs
 
-from composable.algorithms._validators import flag, integer, number
+from composable.algorithms._validators import at_least, boolean, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import factorize
+from composable.functional._checks import check_any
+from composable.functional.factorize import check_latent_size
 
 __all__ = ["Factorize"]
 
 
-def _latent(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-    allowed = integer(1) if isinstance(value, int) else number(0, 1, ends="()")
-    allowed(instance, attribute, value)
-
-
 @attrs.frozen(repr=False)
 class Factorize(Algorithm):
-    """Replace wide layers by pairs of thin ones: see `composable.functional.factorize`.
+    """Replace wide layers by low-rank pairs of layers: see `composable.functional.factorize`.
 
-    It comes before the other algorithms that replace convolutions, so that these find the pairs.
+    It runs before the other algorithms that replace convolutions, so that they apply to the pairs.
 
     Args:
         factorize_convs: Replace convolutions.
         factorize_linears: Replace linear layers.
-        min_channels: Leave convolutions with fewer input or output channels as they are.
-        latent_channels: Channels between a pair of convolutions: a whole number, or a share of
-            the input or output channels, whichever are fewer.
-        min_features: Leave linear layers with fewer input or output features as they are.
-        latent_features: Features between a pair of linear layers, likewise.
+        min_channels: Minimum number of input and output channels of a convolution to replace.
+        latent_channels: Channels between a pair of convolutions: an integer, or a share of the
+            input or output channels, whichever are fewer.
+        min_features: Minimum number of input and output features of a linear layer to replace.
+        latent_features: Features between a pair of linear layers: an integer, or a share of the
+            input or output features, whichever are fewer.
     """
 
-    factorize_convs: bool = attrs.field(default=True, validator=flag)
-    factorize_linears: bool = attrs.field(default=True, validator=flag)
-    min_channels: int = attrs.field(default=512, validator=integer(0))
-    latent_channels: int | float = attrs.field(default=0.25, validator=_latent)
-    min_features: int = attrs.field(default=512, validator=integer(0))
-    latent_features: int | float = attrs.field(default=0.25, validator=_latent)
+    factorize_convs: bool = attrs.field(default=True, validator=boolean)
+    factorize_linears: bool = attrs.field(default=True, validator=boolean)
+    min_channels: int = attrs.field(default=512, validator=at_least(0))
+    latent_channels: int | float = attrs.field(default=0.25, validator=passes(check_latent_size))
+    min_features: int = attrs.field(default=512, validator=at_least(0))
+    latent_features: int | float = attrs.field(default=0.25, validator=passes(check_latent_size))
 
     def __attrs_post_init__(self) -> None:
-        if not (self.factorize_convs or self.factorize_linears):
-            raise ValueError(
-                "factorize_convs=False and factorize_linears=False leave nothing to replace: let "
-                "one of them be True."
-            )
+        check_any(
+            "factorize_convs", self.factorize_convs, "factorize_linears", self.factorize_linears
+        )
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

@@ -1,41 +1,35 @@
 """Gated linear units, as an algorithm."""
 
 from collections.abc import Callable
-from typing import Any
 
 import attrs
 from torch import Tensor
 
-from composable.algorithms._validators import flag
+from composable.algorithms._validators import boolean, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import gated_linear_units
+from composable.functional.gated_linear_units import check_activation
 
 __all__ = ["GatedLinearUnits"]
 
 
-def _activation(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-    if isinstance(value, type) or not (value is None or callable(value)):
-        raise TypeError(
-            f"{attribute.name}={value!r} must be a function of tensors, such as "
-            "torch.nn.functional.gelu, a module, such as torch.nn.GELU(), or None."
-        )
-
-
 @attrs.frozen(repr=False)
 class GatedLinearUnits(Algorithm):
-    """Make feed-forward blocks gated: see `composable.functional.gated_linear_units`.
+    """Add gated linear units to feed-forward blocks: see `functional.gated_linear_units`.
 
     Args:
-        act_fn: The activation of all blocks; None for that which each has.
+        act_fn: The activation of all blocks. None keeps the activation of each block.
         gated_layer_bias: Whether the layer before the activation has a bias.
-        non_gated_layer_bias: Whether the layer that scales it has one.
+        non_gated_layer_bias: Whether the other layer has a bias.
     """
 
-    act_fn: Callable[[Tensor], Tensor] | None = attrs.field(default=None, validator=_activation)
-    gated_layer_bias: bool = attrs.field(default=False, validator=flag)
-    non_gated_layer_bias: bool = attrs.field(default=False, validator=flag)
+    act_fn: Callable[[Tensor], Tensor] | None = attrs.field(
+        default=None, validator=passes(check_activation)
+    )
+    gated_layer_bias: bool = attrs.field(default=False, validator=boolean)
+    non_gated_layer_bias: bool = attrs.field(default=False, validator=boolean)
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

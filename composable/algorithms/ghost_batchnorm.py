@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import integer
+from composable.algorithms._validators import at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -13,13 +13,14 @@ __all__ = ["GhostBatchNorm"]
 
 @attrs.frozen(repr=False)
 class GhostBatchNorm(Algorithm):
-    """Normalise slices of the batch: see `composable.functional.ghost_batchnorm`.
+    """Normalize slices of the batch: see `composable.functional.ghost_batchnorm`.
 
     Args:
-        ghost_batch_size: How many examples a slice has. Microbatches are sliced, each by itself.
+        ghost_batch_size: Number of examples in a slice, 1 or more. Each microbatch is sliced
+            separately.
     """
 
-    ghost_batch_size: int = attrs.field(default=32, validator=integer(1))
+    ghost_batch_size: int = attrs.field(default=32, validator=at_least(1))
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import number, one_of
+from composable.algorithms._validators import in_range, one_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -13,7 +13,7 @@ __all__ = ["GradientClipping"]
 
 @attrs.frozen(repr=False)
 class GradientClipping(Algorithm):
-    """Bound the gradients of the batch: see `composable.functional.clip_gradients`.
+    """Clip the gradients of each batch: see `composable.functional.clip_gradients`.
 
     Args:
         clipping_type: "norm", "value" or "adaptive".
@@ -21,7 +21,7 @@ class GradientClipping(Algorithm):
     """
 
     clipping_type: str = attrs.field(validator=one_of("norm", "value", "adaptive"))
-    clipping_threshold: float = attrs.field(validator=number(0, ends="(]"))
+    clipping_threshold: float = attrs.field(validator=in_range(0, ends="(]"))
 
     events = frozenset({Event.BEFORE_OPTIMIZER_STEP})
     stage = Stage.GRADIENTS
@@ -29,7 +29,7 @@ class GradientClipping(Algorithm):
     writes = frozenset({"gradients"})
 
     def apply(self, event: Event, state: State) -> State:
-        """Clip what the optimizers are about to see."""
+        """Clip the gradients before the optimizer step."""
         grads = state.current_gradients()
         adaptive = self.clipping_type == "adaptive"
         named = dict(state.model.named_parameters()) if adaptive else {}

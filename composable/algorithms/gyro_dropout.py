@@ -2,36 +2,35 @@
 
 import attrs
 
-from composable.algorithms._validators import integer, number
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import TimeUnit
 from composable.functional import gyro_dropout
+from composable.functional.gyro_dropout import check_masks
 
 __all__ = ["GyroDropout"]
 
 
 @attrs.frozen(repr=False)
 class GyroDropout(Algorithm):
-    """Reuse a few masks of dropout: see `composable.functional.gyro_dropout`.
+    """Use dropout with a fixed pool of masks: see `composable.functional.gyro_dropout`.
 
     The masks are spread over the batches of the run, so `max_duration` must be given: in batches,
-    or in epochs where the loader knows its length. Microbatches count one by one.
+    or in epochs if the loader has a length. Each microbatch counts as one step.
 
     Args:
-        p: How likely an entry of a mask is 0.
-        sigma: How many masks there are.
-        tau: How many are in use at a time.
+        p: Probability that an entry of a mask is 0, in [0, 1).
+        sigma: Number of masks.
+        tau: Number of masks in use at a time, at most `sigma`.
     """
 
-    p: float = attrs.field(default=0.5, validator=number(0, 1, ends="[)"))
-    sigma: int = attrs.field(default=256, validator=integer(1))
-    tau: int = attrs.field(default=16, validator=integer(1))
+    p: float = 0.5
+    sigma: int = 256
+    tau: int = 16
 
     def __attrs_post_init__(self) -> None:
-        if self.tau > self.sigma:
-            raise ValueError(f"tau={self.tau} must be at most sigma={self.sigma}.")
+        check_masks(self.p, self.sigma, self.tau)
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY
@@ -44,15 +43,15 @@ class GyroDropout(Algorithm):
         whole = state.max_duration
         if whole is None or whole.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
             raise ValueError(
-                f"max_duration={str(whole)!r} doesn't say over how many batches {self.name} is to "
-                "spread its masks: give max_duration in epochs or batches, such as '10ep'."
+                f"max_duration={str(whole)!r} must be in epochs or batches, over which {self.name} "
+                "spreads its masks; pass max_duration='10ep' or the like."
             )
         batches = 1 if whole.unit is TimeUnit.BATCH else state.epoch_length
         if batches is None:
             raise ValueError(
-                f"max_duration={str(whole)!r} is in epochs, and the loader doesn't know its "
-                f"length, over which {self.name} is to spread its masks: give max_duration in "
-                "batches, such as '1000ba'."
+                f"max_duration={str(whole)!r} must be in batches, over which {self.name} spreads "
+                "its masks, because the loader has no length; pass max_duration='1000ba' or the "
+                "like."
             )
         model = gyro_dropout(
             state.model,

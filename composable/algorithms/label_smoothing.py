@@ -4,7 +4,7 @@ from functools import partial
 
 import attrs
 
-from composable.algorithms._validators import number
+from composable.algorithms._validators import in_range
 from composable.algorithms.mixup import classes_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -16,15 +16,15 @@ __all__ = ["LabelSmoothing"]
 
 @attrs.frozen(repr=False)
 class LabelSmoothing(Algorithm):
-    """Take some certainty off the targets: see `composable.functional.smooth_labels`.
+    """Smooth the targets: see `composable.functional.smooth_labels`.
 
-    Evaluation sees the targets as they are. The loss must take class probabilities.
+    Targets are smoothed in training only. The loss must take class probabilities.
 
     Args:
-        smoothing: The share that is spread over all classes, in [0, 1].
+        smoothing: Share of the probability that is spread over all classes, in [0, 1].
     """
 
-    smoothing: float = attrs.field(default=0.1, validator=number(0, 1))
+    smoothing: float = attrs.field(default=0.1, validator=in_range(0, 1))
 
     events = frozenset({Event.BEFORE_LOSS})
     stage = Stage.TARGETS
@@ -32,7 +32,7 @@ class LabelSmoothing(Algorithm):
     writes = frozenset({"batch"})
 
     def apply(self, event: Event, state: State) -> State:
-        """Smooth the targets of the loss, also those of a mixed batch."""
+        """Smooth the targets of the loss, including those of a mixed batch."""
         targets, classes = state.targets, classes_of(state.outputs)
         smooth = partial(smooth_labels, smoothing=self.smoothing, num_classes=classes)
         if isinstance(targets, MixedTargets):

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import attrs
 
-from composable.algorithms._validators import number
+from composable.algorithms._validators import in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -17,18 +17,19 @@ __all__ = ["LayerFreezing"]
 
 @attrs.frozen(repr=False)
 class LayerFreezing(Algorithm):
-    """Train leading layers for a part of the run only: see `composable.functional.frozen_layers`.
+    """Progressively freeze the first layers: see `composable.functional.frozen_layers`.
 
-    In each batch the layers that are frozen by then require no gradient, so the backward pass
-    ends where they begin, and the optimizers, which keep all that they remember, pass them over.
+    The parameters of frozen layers don't require gradients during a batch. So the backward pass
+    stops at the first layer that trains, and the optimizers skip the frozen parameters and keep
+    their state.
 
     Args:
-        freeze_start: The fraction of training after which freezing begins.
-        freeze_level: The share of the layers that are frozen at the end.
+        freeze_start: Fraction of training after which freezing starts, in [0, 1].
+        freeze_level: Share of the layers that are frozen at the end, in [0, 1].
     """
 
-    freeze_start: float = attrs.field(default=0.5, validator=number(0, 1))
-    freeze_level: float = attrs.field(default=1.0, validator=number(0, 1))
+    freeze_start: float = attrs.field(default=0.5, validator=in_range(0, 1))
+    freeze_level: float = attrs.field(default=1.0, validator=in_range(0, 1))
 
     events = frozenset({Event.BEFORE_TRAIN_BATCH})
     stage = Stage.GRADIENTS
@@ -36,17 +37,17 @@ class LayerFreezing(Algorithm):
     writes = frozenset({"frozen"})
 
     def window(self) -> Window:
-        """From `freeze_start` on."""
+        """Return the window from `freeze_start` on."""
         return Window(Time(Fraction(repr(float(self.freeze_start))), TimeUnit.DURATION))
 
     def idle_reason(self) -> str | None:
-        """It begins at the end, or never goes beyond the first layer."""
+        """Return a reason if freezing starts at the end of training, or freezes no layer."""
         if self.freeze_start == 1:
-            return "freezing begins when the training ends, at freeze_start=1"
-        return "no layer is to be frozen, at freeze_level=0" if self.freeze_level == 0 else None
+            return "freezing starts at the end of training, with freeze_start=1"
+        return "no layer is frozen, with freeze_level=0" if self.freeze_level == 0 else None
 
     def apply(self, event: Event, state: State) -> State:
-        """Say which parameters this batch doesn't train."""
+        """Freeze the parameters of the layers that are frozen in this batch."""
         now = frozen_layers(
             state.model,
             elapsed=state.elapsed,

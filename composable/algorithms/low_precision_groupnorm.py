@@ -17,7 +17,7 @@ class LowPrecisionGroupNorm(Algorithm):
     """Compute group norms in low precision: see `composable.functional.low_precision_groupnorm`.
 
     Args:
-        precision: `torch.float16` or `torch.bfloat16`; that of autocast where None.
+        precision: `torch.float16` or `torch.bfloat16`. None for the dtype of autocast.
     """
 
     precision: torch.dtype | None = attrs.field(default=None, validator=low_precision)

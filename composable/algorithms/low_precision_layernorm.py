@@ -17,7 +17,7 @@ class LowPrecisionLayerNorm(Algorithm):
     """Compute layer norms in low precision: see `composable.functional.low_precision_layernorm`.
 
     Args:
-        precision: `torch.float16` or `torch.bfloat16`; that of autocast where None.
+        precision: `torch.float16` or `torch.bfloat16`. None for the dtype of autocast.
     """
 
     precision: torch.dtype | None = attrs.field(default=None, validator=low_precision)

@@ -1,4 +1,4 @@
-"""A model that costs nothing, as an algorithm."""
+"""No-op model, as an algorithm."""
 
 import attrs
 
@@ -13,10 +13,10 @@ __all__ = ["NoOpModel"]
 
 @attrs.frozen(repr=False)
 class NoOpModel(Algorithm):
-    """Train a model that costs nothing: see `composable.functional.no_op_model`.
+    """Train a model without any computation: see `composable.functional.no_op_model`.
 
-    The loss is the model's only parameter. Metrics, and algorithms that look at what the model
-    made of the inputs, have nothing to look at. It comes after all other surgery.
+    The outputs and the loss are the only parameter of the model. So metrics, and algorithms that
+    read the outputs, don't apply. It runs after all other surgery.
     """
 
     events = frozenset({Event.INIT})

@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import flag, integer, number, one_of
+from composable.algorithms._validators import at_least, boolean, in_range, one_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -13,25 +13,25 @@ __all__ = ["ProgressiveResizing"]
 
 @attrs.frozen(repr=False)
 class ProgressiveResizing(Algorithm):
-    """Begin on small images: see `composable.functional.resize_batch`.
+    """Start training on small images: see `composable.functional.resize_batch`.
 
-    The scale grows as `composable.functional.progressive_scale` says.
+    `composable.functional.progressive_scale` is the schedule of the scale.
 
     Args:
-        mode: `"resize"` interpolates, `"crop"` cuts out a region at a random place.
-        initial_scale: The scale at the start, in (0, 1].
-        finetune_fraction: The share of the training, at its end, with images of full size.
-        delay_fraction: The share of the training, at its start, with images of that scale.
-        size_increment: Lengths of sides are multiples of this.
-        resize_targets: Do the same to targets, which have a value for each pixel.
+        mode: `"resize"` interpolates, `"crop"` selects a region at a random position.
+        initial_scale: Scale at the start, in (0, 1].
+        finetune_fraction: Share of training, at its end, with images of full size.
+        delay_fraction: Share of training, at its start, with images of the initial scale.
+        size_increment: Divisor of the sizes of the resized images.
+        resize_targets: Resize dense targets, with one value per pixel, like the inputs.
     """
 
     mode: str = attrs.field(default="resize", validator=one_of("resize", "crop"))
-    initial_scale: float = attrs.field(default=0.5, validator=number(0, 1, ends="(]"))
-    finetune_fraction: float = attrs.field(default=0.2, validator=number(0, 1))
-    delay_fraction: float = attrs.field(default=0.5, validator=number(0, 1))
-    size_increment: int = attrs.field(default=4, validator=integer(1))
-    resize_targets: bool = attrs.field(default=False, validator=flag)
+    initial_scale: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="(]"))
+    finetune_fraction: float = attrs.field(default=0.2, validator=in_range(0, 1))
+    delay_fraction: float = attrs.field(default=0.5, validator=in_range(0, 1))
+    size_increment: int = attrs.field(default=4, validator=at_least(1))
+    resize_targets: bool = attrs.field(default=False, validator=boolean)
 
     events = frozenset({Event.AFTER_DATALOADER})
     stage = Stage.RESIZE
@@ -42,11 +42,11 @@ class ProgressiveResizing(Algorithm):
         if self.delay_fraction + self.finetune_fraction > 1:
             raise ValueError(
                 f"delay_fraction={self.delay_fraction!r} and "
-                f"finetune_fraction={self.finetune_fraction!r} must be at most 1 together."
+                f"finetune_fraction={self.finetune_fraction!r} must not sum to more than 1."
             )
 
     def apply(self, event: Event, state: State) -> State:
-        """Make the images of this batch as small as they are early."""
+        """Resize the batch to the scale of this time of training."""
         scale = progressive_scale(
             state.elapsed,
             initial_scale=self.initial_scale,

@@ -4,8 +4,8 @@ from functools import partial
 
 import attrs
 
-from composable.algorithms._pixels import as_tuple, on_pixels, per_channel
-from composable.algorithms._validators import integer, number, one_of
+from composable.algorithms._normalization import as_tuple, on_pixels, per_channel
+from composable.algorithms._validators import at_least, in_range, one_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -18,20 +18,20 @@ __all__ = ["RandAugment"]
 class RandAugment(Algorithm):
     """Apply a few random operations to each image: see `composable.functional.randaugment`.
 
-    The images are uint8, or floats in [0, 1]. Where the data loader has normalized them, say how,
-    and they are augmented as they were before.
+    The images are uint8, or floats in [0, 1]. If the data loader normalizes them, pass its `mean`
+    and `std`: the normalization is undone for the augmentation.
 
     Args:
-        severity: Upper bound of the levels of the operations, in [0, 10].
+        severity: Maximum level of the operations, in [0, 10].
         depth: Number of operations per image, 0 or more.
-        augmentations: The set of operations: "all", "safe" (for images that are neither grey nor
-            RGB, too) or "original".
-        mean: What was subtracted from each channel, where the images are normalized.
-        std: What each channel was then divided by.
+        augmentations: The set of operations: "all", "safe" (for any number of channels) or
+            "original".
+        mean: Mean of each channel in the normalization of the data loader, if it normalizes.
+        std: Standard deviation of each channel in that normalization.
     """
 
-    severity: float = attrs.field(default=9, validator=number(0, 10))
-    depth: int = attrs.field(default=2, validator=integer(0))
+    severity: float = attrs.field(default=9, validator=in_range(0, 10))
+    depth: int = attrs.field(default=2, validator=at_least(0))
     augmentations: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
     mean: tuple[float, ...] | None = attrs.field(default=None, converter=as_tuple)
     std: tuple[float, ...] | None = attrs.field(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import attrs
 from torch import Tensor
 
-from composable.algorithms._validators import integer, number
+from composable.algorithms._validators import at_least, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -18,23 +18,24 @@ __all__ = ["SAM"]
 
 @attrs.frozen(repr=False)
 class SAM(Algorithm):
-    """Train on the gradients at the worst point nearby: see `functional.sam_perturbation`.
+    """Take the gradient at the worst-case nearby weights: see `functional.sam_perturbation`.
 
-    The loop goes through the batch twice: with the weights as they are, and with those of the
-    worst point, where the gradients of the step come from. Both passes see the same examples,
-    mixed in the same way, and the same dropout; the loss that is logged, and the running
-    statistics of normalisation layers, are those of the first. Any optimizer will do, and
-    gradients are clipped after the second pass. A loop that isn't ours can't do this.
+    The loop runs two passes over the batch: one with the current weights, and one with the
+    perturbed weights, which gives the gradients of the step. Both passes use the same examples,
+    the same mixing and the same dropout. The logged loss and the running statistics of
+    normalization layers come from the first pass. SAM works with any optimizer; gradients are
+    clipped once, after the second pass. It needs the Trainer: external loops have no second pass.
 
     Args:
-        rho: The radius of the ball in which the worst point lies, 0 or more.
-        epsilon: Keeps the step to it finite where all gradients are 0, above 0.
-        interval: In the first of every so many batches; the others are trained on as ever.
+        rho: Radius of the neighbourhood of the weights, 0 or more.
+        epsilon: Term added to the norm of the gradients for numerical stability, above 0.
+        interval: Number of batches between two perturbed ones. The other batches are trained on
+            without a second pass.
     """
 
-    rho: float = attrs.field(default=0.05, validator=number(0, ends="[)"))
-    epsilon: float = attrs.field(default=1e-12, validator=number(0, ends="()"))
-    interval: int = attrs.field(default=1, validator=integer(1))
+    rho: float = attrs.field(default=0.05, validator=in_range(0, ends="[)"))
+    epsilon: float = attrs.field(default=1e-12, validator=in_range(0, ends="()"))
+    interval: int = attrs.field(default=1, validator=at_least(1))
 
     events = frozenset({Event.BEFORE_TRAIN_BATCH})
     stage = Stage.GRADIENTS
@@ -42,19 +43,19 @@ class SAM(Algorithm):
     writes = frozenset({"second_pass"})
 
     def match(self, event: Event, state: State) -> bool:
-        """Whether it is the turn of the batch."""
+        """Match in the first of every `interval` batches."""
         return event in self.events and state.timestamp.batch % self.interval == 0
 
     def window(self) -> Window:
-        """Its turns."""
+        """Return the window: one batch in every `interval`."""
         return Window(interval=Time(self.interval, TimeUnit.BATCH) if self.interval > 1 else None)
 
     def apply(self, event: Event, state: State) -> State:
-        """Ask for a second pass."""
+        """Request a second pass."""
         return state.evolve(second_pass=self.worst_weights)
 
     def worst_weights(self, state: State) -> Mapping[str, Tensor]:
-        """The weights at the worst point, for the gradients of a state."""
+        """Return the perturbed weights for the gradients of a state."""
         grads = state.current_gradients()
         params = {name: p for name, p in state.model.named_parameters() if name in grads}
         return sam_perturbation(params, grads, rho=self.rho, epsilon=self.epsilon)

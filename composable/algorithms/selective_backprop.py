@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import interpolate
 
-from composable.algorithms._validators import integer, number
+from composable.algorithms._validators import at_least, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.batch import count_examples, select_examples
 from composable.core.event import Event
@@ -17,6 +17,7 @@ from composable.core.state import State
 from composable.core.time import Time, TimeUnit
 from composable.core.window import Window
 from composable.functional import select_using_loss, should_select
+from composable.functional._checks import check_range
 from composable.utils.reproducibility import seed_torch
 
 __all__ = ["SelectiveBackprop"]
@@ -26,25 +27,25 @@ _MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 @attrs.frozen(repr=False)
 class SelectiveBackprop(Algorithm):
-    """Train on the examples with a high loss: see `composable.functional.select_using_loss`.
+    """Train on the examples with high loss: see `composable.functional.select_using_loss`.
 
-    The whole batch is scored in one forward pass without gradients, before anything is done to
-    it. The pass leaves no trace: normalisation layers keep their statistics, and the random
-    numbers of the step are the same as without it.
+    The whole batch is scored in one forward pass without gradients, before any augmentation. The
+    pass has no side effects: normalization layers keep their running statistics, and the random
+    numbers of the step don't change.
 
     Args:
-        start: The fraction of training at which selection begins.
-        end: The fraction of training at which it ends.
-        keep: The share of each batch that is kept, in (0, 1].
-        scale_factor: Score inputs of this size relative to their own, in (0, 1]: cheaper.
-        interrupt: Every so many batches one is trained on whole; 0 for none.
+        start: Fraction of training at which selection starts, in [0, 1].
+        end: Fraction of training at which selection ends, at least `start`.
+        keep: Share of each batch to keep, in (0, 1].
+        scale_factor: Scale of the inputs in the scoring pass, in (0, 1]. Smaller is cheaper.
+        interrupt: Train on the full batch once in every `interrupt` batches. 0 for never.
     """
 
-    start: float = attrs.field(default=0.5, validator=number(0, 1))
-    end: float = attrs.field(default=0.9, validator=number(0, 1))
-    keep: float = attrs.field(default=0.5, validator=number(0, 1, ends="(]"))
-    scale_factor: float = attrs.field(default=1.0, validator=number(0, 1, ends="(]"))
-    interrupt: int = attrs.field(default=2, validator=integer(0))
+    start: float = attrs.field(default=0.5, validator=in_range(0, 1))
+    end: float = 0.9
+    keep: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="(]"))
+    scale_factor: float = attrs.field(default=1.0, validator=in_range(0, 1, ends="(]"))
+    interrupt: int = attrs.field(default=2, validator=at_least(0))
 
     events = frozenset({Event.AFTER_DATALOADER})
     stage = Stage.SELECT
@@ -52,13 +53,12 @@ class SelectiveBackprop(Algorithm):
     writes = frozenset({"batch"})
 
     def __attrs_post_init__(self) -> None:
-        if self.end < self.start:
-            raise ValueError(f"end={self.end!r} must not be before start={self.start!r}.")
+        check_range("end", self.end, self.start, 1)
 
     def match(self, event: Event, state: State) -> bool:
-        """In the batches that are selected from."""
+        """Match in the batches to select from."""
         elapsed = state.elapsed
-        if not self.start <= elapsed < self.end:  # cheap: should_select checks its arguments
+        if not self.start <= elapsed < self.end:  # cheaper than should_select and its checks
             return False
         return should_select(
             elapsed,
@@ -69,7 +69,7 @@ class SelectiveBackprop(Algorithm):
         )
 
     def window(self) -> Window:
-        """From `start` up to `end`, but for the batches that are trained on whole."""
+        """Return the window from `start` to `end`, without every `interrupt`-th batch."""
         start, end = (
             Time(Fraction(repr(float(share))), TimeUnit.DURATION)
             for share in (self.start, self.end)
@@ -78,12 +78,12 @@ class SelectiveBackprop(Algorithm):
         return Window(start, end, condition=whole)
 
     def idle_reason(self) -> str | None:
-        """No batch lies between its ends."""
+        """Return a reason if no batch lies between `start` and `end`."""
         empty = self.start == self.end
-        return f"no batch lies from start={self.start} up to end={self.end}" if empty else None
+        return f"no batch lies between start={self.start} and end={self.end}" if empty else None
 
     def apply(self, event: Event, state: State) -> State:
-        """Score the batch and keep the examples that were drawn."""
+        """Score the batch, and keep a random selection of its examples."""
         chosen = select_using_loss(
             self.score(state), keep=self.keep, generator=state.generator(self.name)
         )
@@ -91,12 +91,12 @@ class SelectiveBackprop(Algorithm):
         return state.evolve(batch=select_examples(state.batch, chosen, count))
 
     def score(self, state: State) -> Tensor:
-        """The loss of each example, computed without a trace."""
+        """Compute the loss of each example, without side effects."""
         if self.scale_factor < 1:
             state = state.with_batch(inputs=_shrink(state.inputs, self.scale_factor))
         devices = [state.device.index or 0] if state.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            # A stream of its own, so that scores don't depend on what was drawn before.
+            # A separate stream: scores must not depend on earlier draws.
             seed_torch(state.key.fold(self.name, "score", state.timestamp.batch).seed)
             buffers = {name: b.clone() for name, b in state.model.named_buffers()}
             inputs = state.batch if state.model_takes_batch else state.inputs
@@ -112,7 +112,7 @@ def _per_example(loss_fn: Any, outputs: Any, batch: Any) -> Tensor:
 def _shrink(inputs: Any, scale_factor: float) -> Tensor:
     if not isinstance(inputs, Tensor) or inputs.ndim not in _MODES:
         raise ValueError(
-            f"scale_factor={scale_factor!r} needs inputs that are one tensor of 3, 4 or 5 "
-            "dimensions (signals, images, volumes): leave it at 1.0 for others."
+            f"scale_factor={scale_factor!r} must be 1.0 unless inputs is a tensor of 3, 4 or 5 "
+            "dimensions (signals, images or volumes)."
         )
     return interpolate(inputs, scale_factor=scale_factor, mode=_MODES[inputs.ndim])

@@ -5,13 +5,13 @@ from typing import Any
 
 import attrs
 
-from composable.algorithms._validators import number, one_of
+from composable.algorithms._validators import in_range, one_of, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, progress
 from composable.functional import scale_drop_rates, stochastic_depth
-from composable.functional.stochastic_depth import described
+from composable.functional.stochastic_depth import describe_blocks
 
 __all__ = ["StochasticDepth"]
 
@@ -22,36 +22,35 @@ def _drop_warmup(value: TimeLike | float) -> Time:
     if isinstance(value, float):
         if value > 1:
             raise ValueError(
-                f"drop_warmup={value!r} must be a fraction of the run, in [0, 1], or a time such "
+                f"drop_warmup={value!r} must be a fraction of the run, in [0, 1], or a time, such "
                 'as "500ba".'
             )
         value = Time(value, TimeUnit.DURATION)  # type: ignore[arg-type]
     return check_time("drop_warmup", value)
 
 
-def _target(_: Any, __: "attrs.Attribute[Any]", value: Any) -> None:
-    described(value)
-
-
 @attrs.frozen(repr=False)
 class StochasticDepth(Algorithm):
-    """Leave out residual blocks at random: see `composable.functional.stochastic_depth`.
+    """Drop residual blocks at random: see `composable.functional.stochastic_depth`.
 
-    During the warm-up the rates grow from 0 in a hundred equal steps, and from its end on they
-    are those asked for. Each step makes a new model, which shares its parameters with the last;
-    a loop that isn't ours can't follow, so there the warm-up must be 0.
+    During the warm-up the drop rates grow from 0 to their final values in a hundred equal steps.
+    Each step makes a new model, which shares its parameters with the previous one. External loops
+    can't replace their model, so the warm-up must be 0 there.
 
     Args:
-        target: The blocks: a class, a `ResidualBlock`, or several; all that are known where None.
-        method: "block" (for the whole batch) or "sample" (for each example).
-        drop_rate: The rate of the last block, or of all.
+        target: The blocks: a class, a `ResidualBlock`, or several of these. None for all known
+            blocks.
+        method: "block" drops for the whole batch, "sample" for each example.
+        drop_rate: Drop rate of the last block ("linear") or of all blocks ("uniform"), in [0, 1].
         drop_distribution: "linear" or "uniform".
-        drop_warmup: How long the rates grow: "0.1dur", "500ba", or a fraction of the run.
+        drop_warmup: Duration of the warm-up: "0.1dur", "500ba", or a fraction of the run.
     """
 
-    target: Any = attrs.field(default=None, validator=_target)
+    target: Any = attrs.field(
+        default=None, validator=passes(lambda _, target: describe_blocks(target))
+    )
     method: str = attrs.field(default="block", validator=one_of("block", "sample"))
-    drop_rate: float = attrs.field(default=0.2, validator=number(0, 1))
+    drop_rate: float = attrs.field(default=0.2, validator=in_range(0, 1))
     drop_distribution: str = attrs.field(default="linear", validator=one_of("linear", "uniform"))
     drop_warmup: Time = attrs.field(
         default=Time(0, TimeUnit.DURATION), converter=_drop_warmup, eq=str
@@ -64,12 +63,12 @@ class StochasticDepth(Algorithm):
 
     @property
     def events(self) -> frozenset[Event]:
-        """The rates grow at the start of batches."""
+        """`INIT`, and `BATCH_START` if there is a warm-up."""
         grows = {Event.BATCH_START} if self.drop_warmup.value else set()
         return frozenset({Event.INIT, *grows})
 
     def apply(self, event: Event, state: State) -> State:
-        """Replace the blocks once, before training, and then let their rates grow."""
+        """Replace the blocks before training, and raise their drop rates during the warm-up."""
         model, scale = state.model, 1.0
         if event is Event.INIT:
             model = stochastic_depth(
@@ -82,5 +81,5 @@ class StochasticDepth(Algorithm):
         if self.drop_warmup.value:
             done, whole = progress(state, self.drop_warmup)
             scale = min(1.0, floor(_STEPS * done / whole) / _STEPS)
-        model = scale_drop_rates(model, scale, target=described(self.target))
+        model = scale_drop_rates(model, scale, target=describe_blocks(self.target))
         return state if model is state.model else state.evolve(model=model)

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from composable.algorithms._validators import flag, integer, number, one_of
+from composable.algorithms._validators import at_least, boolean, in_range, one_of
 from composable.algorithms.ema import tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -26,11 +26,11 @@ from composable.plan.spans import fraction_of_run
 __all__ = ["SWA", "NothingAveragedWarning"]
 
 _BATCH_END, _EPOCH_END, _STEP = Event.BATCH_END, Event.EPOCH_END, Event.BEFORE_OPTIMIZER_STEP
-_TAKES_OVER = frozenset({Event.EVAL_START, Event.PREDICT_START})
+_EVALUATION_STARTS = frozenset({Event.EVAL_START, Event.PREDICT_START})
 
 
 class NothingAveragedWarning(UserWarning):
-    """No update of an average lies between its start and its end."""
+    """A run in which no update of an average falls between its start and its end."""
 
 
 def _swa_start(value: TimeLike) -> Time:
@@ -49,34 +49,38 @@ def _update_interval(value: TimeLike) -> Time:
 class SWA(Algorithm):
     """Evaluate and predict with the mean of the weights late in training: see `functional.swa`.
 
-    Training goes on with its own weights. From `swa_start` on the model is taken into a mean, at
-    each multiple of `update_interval`, up to the last batch that begins before `swa_end`. From the
-    first update to the end of the run evaluations use the mean, which is in
-    `state.memory[name]["average"]`; `averaged_model(state)` is the model with it.
+    Training continues with the original weights. From `swa_start` on, the weights are added to a
+    running mean at each multiple of `update_interval`, up to the last batch that starts before
+    `swa_end`. From the first update to the end of the run, evaluations use the mean.
+    `state.memory[name]["average"]` holds the mean, and `averaged_model(state)` returns the model
+    with the averaged weights.
 
     The running statistics of batch norms are averaged with the weights. In the batches from
-    `swa_end` on they are computed anew, for the averaged weights: a forward pass more for each of
-    these batches. Where no batch is left, as with `swa_end="1dur"`, they stay averaged.
+    `swa_end` on, they are recomputed for the averaged weights, at the cost of one forward pass
+    per batch. If no batch follows, as with `swa_end="1dur"`, they stay averaged.
 
-    Where no update lies between start and end, as in a run of three epochs with the defaults,
-    nothing is averaged, evaluations use the weights themselves, and a warning says so.
+    If no update falls between start and end, as in a run of three epochs with the defaults,
+    nothing is averaged, evaluations use the original weights, and a warning is raised.
 
     Args:
-        swa_start: When averaging starts.
-        swa_end: When it ends.
+        swa_start: Time at which averaging starts.
+        swa_end: Time at which averaging ends.
         update_interval: Time between two updates, in batches or epochs.
-        schedule_swa_lr: Let the learning rate go from what it is to `swa_lr`, for all groups of
-            parameters, and stay there until the end of the run.
-        anneal_strategy: How it goes there: "linear", or "cos" for half a wave of a cosine.
-        anneal_steps: How many updates it takes to get there; 0 for at once, after the first.
-        swa_lr: The learning rate to go to, above 0; given with `schedule_swa_lr` only.
+        schedule_swa_lr: Anneal the learning rates of all parameter groups to `swa_lr`, and keep
+            them there until the end of the run.
+        anneal_strategy: "linear", or "cos" for cosine annealing.
+        anneal_steps: Number of updates over which the learning rate is annealed. 0 sets it to
+            `swa_lr` after the first update.
+        swa_lr: Learning rate at the end of the annealing, above 0. Required with
+            `schedule_swa_lr`, and not allowed without it.
 
     Raises:
-        ValueError: `swa_end` doesn't come after `swa_start`, `update_interval` is not in batches
-            or epochs, or only one of `schedule_swa_lr` and `swa_lr` is given.
+        ValueError: `swa_end` is not after `swa_start`, `update_interval` is not in batches or
+            epochs, or only one of `schedule_swa_lr` and `swa_lr` is given.
 
     Warns:
-        NothingAveragedWarning: At the start of training, where it can be told by then.
+        NothingAveragedWarning: The length of the run is known at the start of training, and no
+            update falls between start and end.
     """
 
     swa_start: Time = attrs.field(default=Time.parse("0.7dur"), converter=_swa_start, eq=str)
@@ -84,11 +88,11 @@ class SWA(Algorithm):
     update_interval: Time = attrs.field(
         default=Time(1, TimeUnit.EPOCH), converter=_update_interval, eq=str
     )
-    schedule_swa_lr: bool = attrs.field(default=False, validator=flag)
+    schedule_swa_lr: bool = attrs.field(default=False, validator=boolean)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
-    anneal_steps: int = attrs.field(default=10, validator=integer(0))
+    anneal_steps: int = attrs.field(default=10, validator=at_least(0))
     swa_lr: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(number(0, ends="()"))
+        default=None, validator=attrs.validators.optional(in_range(0, ends="()"))
     )
 
     stage = Stage.AVERAGE
@@ -101,64 +105,64 @@ class SWA(Algorithm):
         start, end, interval = self.swa_start, self.swa_end, self.update_interval
         if start.unit is end.unit and end <= start:
             raise ValueError(
-                f"swa_end={str(end)!r} must come after swa_start={str(start)!r}, such as "
+                f"swa_end={str(end)!r} must be after swa_start={str(start)!r}, such as "
                 "SWA(swa_start='0.7dur', swa_end='0.97dur')."
             )
         if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not interval.value:
             raise ValueError(
-                f"update_interval={str(interval)!r} must be above zero, in batches or epochs, such "
-                "as '1ep'."
+                f"update_interval={str(interval)!r} must be greater than 0, in batches or epochs, "
+                "such as '1ep'."
             )
         if self.schedule_swa_lr is (self.swa_lr is None):
             raise ValueError(
-                f"schedule_swa_lr={self.schedule_swa_lr} and swa_lr={self.swa_lr}: give both, such "
-                "as SWA(schedule_swa_lr=True, swa_lr=0.05), or neither, which leaves the learning "
-                "rate to the schedules."
+                f"schedule_swa_lr={self.schedule_swa_lr} and swa_lr={self.swa_lr} must be given "
+                "together; pass both, such as SWA(schedule_swa_lr=True, swa_lr=0.05), or neither, "
+                "to keep the learning rate of the schedules."
             )
 
     @property
     def by_epoch(self) -> bool:
-        """Whether updates come at the end of epochs, and not of batches."""
+        """Whether updates happen at the end of epochs, instead of batches."""
         return self.update_interval.unit is TimeUnit.EPOCH
 
     @property
     def recomputes(self) -> bool:
-        """Whether there may be batches on which to compute statistics anew."""
+        """Whether batches after `swa_end` recompute the statistics of batch norms."""
         return str(self.swa_end) != "1dur"
 
     @property
     def events(self) -> frozenset[Event]:
-        """Where it averages, computes statistics, takes over, and sets the learning rate."""
+        """The events of updates, statistics, evaluations and, if scheduled, learning rates."""
         ends = {_EPOCH_END if self.by_epoch else _BATCH_END}
         if self.recomputes:
             ends.add(_BATCH_END)
         steps = {_STEP} if self.schedule_swa_lr else set()
-        return _TAKES_OVER | ends | steps | {Event.FIT_START}
+        return _EVALUATION_STARTS | ends | steps | {Event.FIT_START}
 
     @property
     def reads(self) -> frozenset[str]:
-        """The batch too, where statistics are computed on it."""
+        """The fields that it reads: the batch only if it recomputes statistics."""
         batch = {"batch"} if self.recomputes else set()
         return frozenset({"model", "timestamp", "max_duration", "memory"} | batch)
 
     @property
     def writes(self) -> frozenset[str]:
-        """The learning rate too, where it is asked for."""
+        """The fields that it writes: the learning rate only if it is scheduled."""
         rate = {"lr_override"} if self.schedule_swa_lr else set()
         return frozenset({"model", "memory"} | rate)
 
     def window(self) -> Window:
-        """From `swa_start` on, since the average is evaluated to the end of the run."""
+        """Return the window from `swa_start` on: the mean is evaluated until the end of the run."""
         return Window(
             self.swa_start,
-            condition=f"taking a model in every {self.update_interval} until {self.swa_end}",
+            condition=f"averaging every {self.update_interval} until {self.swa_end}",
         )
 
     def match(self, event: Event, state: State) -> bool:
-        """Where an update is due, or the average is to be used."""
+        """Match if an update is due, or the mean is used."""
         if event is Event.FIT_START:
             return True
-        if event in _TAKES_OVER or event is _STEP:
+        if event in _EVALUATION_STARTS or event is _STEP:
             return self.name in state.memory
         ended = reached(state, self.swa_end, state.previous_timestamp)
         if ended:
@@ -171,10 +175,10 @@ class SWA(Algorithm):
         )
 
     def apply(self, event: Event, state: State) -> State:
-        """Update the average, or what depends on it, or let it take over from the weights."""
+        """Update the mean, its statistics or the learning rate, or evaluate with the mean."""
         if event is Event.FIT_START:
-            return self._warn_where_nothing_is_due(state)
-        if event in _TAKES_OVER:
+            return self._warn_if_nothing_is_due(state)
+        if event in _EVALUATION_STARTS:
             return state.evolve(model=self.averaged_model(state))
         if event is _STEP:
             return state.evolve(lr_override=self.annealed(state.memory[self.name]["count"]))
@@ -183,15 +187,15 @@ class SWA(Algorithm):
         return self._update(state)
 
     def averaged_model(self, state: State) -> Any:
-        """The model of a state with the averaged weights; the model itself stays as it is.
+        """Return a copy of the model with the averaged weights.
 
         Raises:
-            KeyError: There is no average yet.
+            KeyError: There is no mean yet.
         """
         return with_tensors(state.model, state.memory[self.name]["average"])
 
     def annealed(self, count: int) -> Callable[[Any], Any]:
-        """What becomes of a learning rate after some updates."""
+        """Return the function of a learning rate that anneals it after `count` updates."""
         done = min(1.0, count / self.anneal_steps) if self.anneal_steps else 1.0
         share = (1 - math.cos(math.pi * done)) / 2 if self.anneal_strategy == "cos" else done
         target: float = self.swa_lr  # type: ignore[assignment]
@@ -204,7 +208,7 @@ class SWA(Algorithm):
         return state.remember(self.name, {"average": mean, "count": count + 1, "seen": 0})
 
     def _recompute(self, state: State) -> State:
-        """Take the batch into the statistics of the averaged weights."""
+        """Add the batch to the running statistics for the averaged weights."""
         memory = state.memory[self.name]
         model = self.averaged_model(state)
         if not batch_norm_statistics(model):
@@ -215,8 +219,8 @@ class SWA(Algorithm):
         average = {**memory["average"], **batch_norm_statistics(new)}
         return state.remember(self.name, {**memory, "average": average, "seen": seen + 1})
 
-    def _warn_where_nothing_is_due(self, state: State) -> State:
-        """Say so at the start of training, where it can be told from the length of the run."""
+    def _warn_if_nothing_is_due(self, state: State) -> State:
+        """Warn at the start of training if a run of this length has no update."""
         whole, length = state.max_duration, state.epoch_length
         if whole is None or self.name in state.memory:
             return state
@@ -231,7 +235,7 @@ class SWA(Algorithm):
                 f"{self.name} will average nothing: no multiple of "
                 f"update_interval={str(self.update_interval)!r} lies between "
                 f"swa_start={str(self.swa_start)!r} and swa_end={str(self.swa_end)!r} of a run of "
-                f"{whole}. Give it a shorter update_interval, such as '10ba', or a later swa_end.",
+                f"{whole}; pass a shorter update_interval, such as '10ba', or a later swa_end.",
                 NothingAveragedWarning,
                 stacklevel=2,
             )

@@ -153,7 +153,7 @@ def _plain(value: Any) -> JSON:
     if isinstance(value, Tensor):
         return f"tensor of {value.dtype} {list(value.shape)}"
     if attrs.has(type(value)) and type(value).__name__ == "Timestamp":
-        return _plain(vars(value))
+        return _plain(attrs.asdict(value))
     return str(value)
 
 

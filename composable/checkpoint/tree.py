@@ -474,7 +474,7 @@ def _torch_size(sizes: Any) -> torch.Size:
 
 
 def _fields_of(timestamp: Timestamp) -> dict[str, Any]:
-    return {name: _moment(name, value) for name, value in vars(timestamp).items()}
+    return {name: _moment(name, value) for name, value in attrs.asdict(timestamp).items()}
 
 
 def _timestamp(fields: Any) -> Timestamp:

@@ -10,7 +10,7 @@ import re
 from enum import Enum
 from fractions import Fraction
 from functools import lru_cache, total_ordering
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 
@@ -252,7 +252,7 @@ def _parse(text: str) -> Time:
     raise ValueError(f"invalid time {text!r}: a time is {_ALLOWED}.")
 
 
-@attrs.frozen(slots=False)
+@attrs.frozen
 class Timestamp:
     """The progress of a run.
 
@@ -283,19 +283,21 @@ class Timestamp:
 
     def next_batch(self, samples: int = 0, tokens: int = 0, seconds: float = 0.0) -> "Timestamp":
         """Return the timestamp after one more batch."""
-        fields = self.__dict__.copy()  # called at every step: the constructor would be slower
-        fields["batch"] += 1
-        fields["batch_in_epoch"] += 1
-        fields["sample"] += samples
-        fields["sample_in_epoch"] += samples
-        fields["token"] += tokens
-        fields["token_in_epoch"] += tokens
-        fields["total_wct"] += seconds
-        fields["epoch_wct"] += seconds
-        fields["batch_wct"] = seconds
-        new = object.__new__(Timestamp)
-        object.__setattr__(new, "__dict__", fields)
-        return new
+        new: Any = object.__new__(_Draft)  # every step needs one, and the constructor is slow
+        new.iteration = self.iteration
+        new.epoch = self.epoch
+        new.batch = self.batch + 1
+        new.sample = self.sample + samples
+        new.token = self.token + tokens
+        new.epoch_in_iteration = self.epoch_in_iteration
+        new.batch_in_epoch = self.batch_in_epoch + 1
+        new.sample_in_epoch = self.sample_in_epoch + samples
+        new.token_in_epoch = self.token_in_epoch + tokens
+        new.total_wct = self.total_wct + seconds
+        new.epoch_wct = self.epoch_wct + seconds
+        new.batch_wct = seconds
+        new.__class__ = Timestamp  # frozen from here on
+        return new  # type: ignore[no-any-return]
 
     def next_epoch(self) -> "Timestamp":
         """Return the timestamp after the end of the epoch."""
@@ -319,6 +321,14 @@ class Timestamp:
         if unit is TimeUnit.DURATION:
             raise TypeError("a timestamp has no fraction of the run: use Clock.fraction_of.")
         return Time(getattr(self, _FIELD[unit]), unit)
+
+
+class _Draft(Timestamp):
+    """A timestamp whose fields can be assigned, until it becomes a `Timestamp`."""
+
+    __slots__ = ()
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
 
 
 _FIELD = {

@@ -12,9 +12,18 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    get_worker_info,
+)
 
-from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
+from composable.utils.reproducibility import FetchSeeding, seed_epoch, seed_fetch, seed_order
 
 __all__ = ["SeededIndex", "current_fetch_epoch", "is_map_style", "with_seeded_fetch"]
 
@@ -90,6 +99,47 @@ def _copy(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     return loader
 
 
+def fetch_in_process(dataloader: DataLoader[Any], first: SeededIndex, skip: int) -> Iterator[Any]:
+    """Fetch the batches of a loader without workers, without the overhead of its iterator.
+
+    The batches are those of `with_seeded_fetch`. A batch may be fetched twice in an epoch: see
+    `FetchSeeding`.
+
+    Args:
+        dataloader: A loader without workers for which `is_map_style` is true.
+        first: The seed, the epoch and the first step of the epoch.
+        skip: Number of batches at the start of the epoch that are not fetched.
+    """
+    own = dataloader.generator
+    sampler = SeededIndexSampler(dataloader._index_sampler, after_a_draw=own is None)
+    sampler.first, sampler.skip = first, skip
+    indices = iter(sampler)
+    if own is not None:  # torch's iterator draws a seed for workers from it
+        torch.empty((), dtype=torch.int64).random_(generator=own)
+    fetch, seeding = _fetcher(dataloader), FetchSeeding(first.seed)
+    for _, epoch, step, index in indices:
+        before = _current_fetch_epoch.set(epoch)
+        try:
+            seeding.before(step)
+            batch = fetch(index)
+            if seeding.after():
+                seeding.before(step)
+                batch = fetch(index)
+        finally:
+            _current_fetch_epoch.reset(before)
+        yield batch
+
+
+def _fetcher(dataloader: DataLoader[Any]) -> Callable[[Any], Any]:
+    dataset, collate = dataloader.dataset, dataloader.collate_fn
+    if not dataloader._auto_collation:
+        return lambda index: collate(dataset[index])
+    many = getattr(dataset, "__getitems__", None)
+    if many:
+        return lambda indices: collate(many(indices))
+    return lambda indices: collate([dataset[index] for index in indices])
+
+
 class SeededIndexSampler:
     """The batches of a sampler as `SeededIndex` items.
 
@@ -102,6 +152,7 @@ class SeededIndexSampler:
     def __init__(self, sampler: Any, *, after_a_draw: bool) -> None:
         self.sampler = sampler
         self.after_a_draw = after_a_draw
+        self.draws = _draws_during_iteration(sampler)
         self.first = SeededIndex(0, 0, 0)
         self.skip = 0
 
@@ -122,7 +173,16 @@ class SeededIndexSampler:
         for i, indices in enumerate(batches, start):
             if i >= self.skip:
                 yield SeededIndex(seed, epoch, step + i, indices)
-            seed_order(seed, step + i + 1)  # for a sampler that draws during iteration
+            if self.draws:
+                seed_order(seed, step + i + 1)
+
+
+def _draws_during_iteration(sampler: Any) -> bool:
+    """Whether a sampler may draw from the global generators after its first batch."""
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    # torch's own draw at the start: a seed, or the whole order.
+    return type(sampler) not in (RandomSampler, SequentialSampler, SubsetRandomSampler)
 
 
 class SeededDataset(Dataset[Any]):

@@ -9,8 +9,19 @@ import torch
 from torch import Tensor
 
 from composable.core.key import Key
-from composable.data.fetching import SeededIndex, is_map_style, with_seeded_fetch
-from composable.utils.reproducibility import seed_epoch, seed_fetch
+from composable.data.fetching import (
+    SeededIndex,
+    fetch_in_process,
+    is_map_style,
+    with_seeded_fetch,
+)
+from composable.utils.reproducibility import (
+    DrawSentinel,
+    FetchSeeding,
+    epoch_seed,
+    seed_epoch,
+    seed_fetch,
+)
 
 __all__ = [
     "MovedGeneratorWarning",
@@ -158,12 +169,21 @@ def _batches(
         yield from _seeded(batches, seed, first_step + skip)
     elif is_map_style(dataloader):
         number = seed.seed if isinstance(seed, Key) else seed
-        yield from with_seeded_fetch(dataloader, SeededIndex(number, epoch, first_step), skip)
+        first = SeededIndex(number, epoch, first_step)
+        if dataloader.num_workers or dataloader.pin_memory:
+            yield from with_seeded_fetch(dataloader, first, skip)
+        else:
+            yield from fetch_in_process(dataloader, first, skip)
     else:
         if skip:
             _report_replay(dataloader, skip)
         seed_epoch(seed, epoch)
-        yield from islice(_seeded(iter(dataloader), seed, first_step), skip, None)
+        sentinel = None if _is_stateful(dataloader) else DrawSentinel(epoch_seed(seed, epoch))
+        batches = iter(dataloader)
+        if sentinel is None:  # may resume anywhere, so every batch depends on its step alone
+            yield from islice(_seeded(batches, seed, first_step), skip, None)
+        else:
+            yield from islice(_seeded_if_drawn(batches, seed, first_step, sentinel), skip, None)
 
 
 def _seeded(batches: Iterator[T], seed: int | Key, step: int) -> Iterator[T]:
@@ -171,6 +191,17 @@ def _seeded(batches: Iterator[T], seed: int | Key, step: int) -> Iterator[T]:
     for following, batch in enumerate(batches, step + 1):
         yield batch
         seed_fetch(seed, following)
+
+
+def _seeded_if_drawn(
+    batches: Iterator[T], seed: int | Key, step: int, sentinel: DrawSentinel
+) -> Iterator[T]:
+    """Yield batches as `_seeded`, and seed Python and NumPy from the first batch that draws on."""
+    seeding = FetchSeeding(seed, sentinel)
+    for following, batch in enumerate(batches, step + 1):
+        seeding.after()
+        yield batch
+        seeding.before(following)
 
 
 def _check(dataloader: object, skip: int, state: Mapping[str, Any] | None) -> None:

@@ -1,17 +1,6 @@
-"""The methods as pure functions: tensors or a module in, tensors or a module out."""
+"""Training methods as pure functions of tensors or modules."""
 
 from . import images
-from ._blur_layers import (
-    BlurConv1d,
-    BlurConv2d,
-    BlurConv3d,
-    BlurMaxPool1d,
-    BlurMaxPool2d,
-    BlurMaxPool3d,
-    blur,
-)
-from ._linear_biases import alibi_bias, alibi_slopes
-from ._residual_blocks import ResidualBlock
 from ._surgery import with_tensors
 from ._warnings import NoEffectWarning
 from .alibi import alibi, register_alibi
@@ -24,11 +13,11 @@ from .batch_norm_statistics import (
 from .blurpool import blurpool
 from .channels_last import channels_last
 from .clip_gradients import clip_gradients
-from .colout import ColoutDraw, apply_colout, colout, draw_colout
-from .cutmix import CutmixDraw, apply_cutmix, cutmix, draw_cutmix
+from .colout import ColOutDraw, apply_colout, colout, draw_colout
+from .cutmix import CutMixDraw, apply_cutmix, cutmix, draw_cutmix
 from .cutout import apply_cutout, cutout, draw_cutout
 from .ema import ema, ema_smoothing
-from .factorize import FactorizedLayer, factorize
+from .factorize import factorize
 from .frozen_layers import FrozenLayers, frozen_layers
 from .gated_linear_units import gated_linear_units, register_gated_linear_units
 from .ghost_batchnorm import (
@@ -39,10 +28,23 @@ from .ghost_batchnorm import (
 )
 from .gyro_dropout import GyroDropoutLayer, gyro_dropout
 from .jensen_shannon_loss import jensen_shannon_loss
+from .layers import (
+    BlurConv1d,
+    BlurConv2d,
+    BlurConv3d,
+    BlurMaxPool1d,
+    BlurMaxPool2d,
+    BlurMaxPool3d,
+    FactorizedLayer,
+    ResidualBlock,
+    alibi_bias,
+    alibi_slopes,
+    blur,
+)
 from .low_precision_groupnorm import LowPrecisionGroupNorm, low_precision_groupnorm
 from .low_precision_layernorm import LowPrecisionLayerNorm, low_precision_layernorm
-from .mixed import Mixed, MixedTargets
-from .mixup import MixupDraw, apply_mixup, draw_mixup, mixup
+from .mixed import MixedBatch, MixedTargets
+from .mixup import MixUpDraw, apply_mixup, draw_mixup, mixup
 from .no_op_model import IdleModel, no_op_model
 from .randaugment import RandAugmentDraw, apply_randaugment, draw_randaugment, randaugment
 from .resize_batch import (
@@ -52,7 +54,7 @@ from .resize_batch import (
     resize_batch,
     scaled_size,
 )
-from .resized import Resized
+from .resized import ResizedBatch
 from .sam_perturbation import sam_perturbation
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
 from .set_sequence_length import sequence_length, set_sequence_length, warmed_up_length
@@ -74,8 +76,8 @@ __all__ = [
     "BlurMaxPool1d",
     "BlurMaxPool2d",
     "BlurMaxPool3d",
-    "ColoutDraw",
-    "CutmixDraw",
+    "ColOutDraw",
+    "CutMixDraw",
     "FactorizedLayer",
     "FrozenLayers",
     "GhostBatchNorm1d",
@@ -85,13 +87,13 @@ __all__ = [
     "IdleModel",
     "LowPrecisionGroupNorm",
     "LowPrecisionLayerNorm",
-    "Mixed",
+    "MixUpDraw",
+    "MixedBatch",
     "MixedTargets",
-    "MixupDraw",
     "NoEffectWarning",
     "RandAugmentDraw",
     "ResidualBlock",
-    "Resized",
+    "ResizedBatch",
     "SqueezeExcitation",
     "StandardizedWeight",
     "alibi",

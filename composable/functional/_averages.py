@@ -1,19 +1,19 @@
-"""What averages of weights have in common."""
+"""Interpolation of mappings of tensors, which all averages of weights share."""
 
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from ._checks import check_same_names, check_tensors
-from ._multi import multi, per_kind
+from ._foreach import foreach, per_dtype
 
-__all__ = ["moved_towards"]
+__all__ = ["lerp_tensors"]
 
 
-def moved_towards(
+def lerp_tensors(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float
 ) -> dict[str, Tensor]:
-    """Move floating-point tensors a share of the way to others; copy integers and bools."""
+    """Interpolate floating-point tensors, `average + weight * (current - average)`; copy others."""
     check_tensors("average", average)
     check_tensors("current", current)
     check_same_names("average", average, "current", current)
@@ -21,7 +21,7 @@ def moved_towards(
         if tensor.shape != current[name].shape:
             raise ValueError(
                 f"average[{name!r}] has shape {tuple(tensor.shape)}, but current[{name!r}] has "
-                f"{tuple(current[name].shape)}. They must be tensors of one model."
+                f"{tuple(current[name].shape)}; pass tensors of one model."
             )
     means = _lerp(average, current, weight)
     return {
@@ -34,10 +34,10 @@ def _lerp(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float
 ) -> dict[str, Tensor]:
     names = [name for name, t in average.items() if t.is_floating_point() or t.is_complex()]
-    if weight == 1:  # what was there may be anything: a share of 0 of NaN is NaN
+    if weight == 1:  # the old average may be NaN, and 0 * NaN is NaN
         return {name: current[name].detach().to(average[name], copy=True) for name in names}
     starts = [average[name].detach() for name in names]
     ends = [current[name].detach().to(average[name]) for name in names]
-    # start + weight * (end - start) is exact where the two agree; s * start + w * end is not.
-    means = per_kind(lambda start, end: multi("lerp", start, end, weight), starts, ends)
+    # start + weight * (end - start) is exact if the two are equal; s * start + w * end is not.
+    means = per_dtype(lambda start, end: foreach("lerp", start, end, weight), starts, ends)
     return dict(zip(names, means, strict=True))

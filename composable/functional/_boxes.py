@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._random import draw_uniform, numbers
+from ._sampling import draw_uniform, numbers
 
 __all__ = ["broadcast", "clip_boxes", "draw_boxes", "inside", "place_boxes", "regions"]
 

@@ -1,4 +1,4 @@
-"""Argument errors: which argument, what it was, what is allowed, what to do."""
+"""Checks of arguments. An error gives the argument, its value, what is allowed and what to do."""
 
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "check_any",
     "check_blendable",
     "check_count",
+    "check_draw",
     "check_flag",
     "check_generator",
     "check_module",
@@ -18,66 +20,80 @@ __all__ = [
     "check_one_of",
     "check_partners",
     "check_place",
+    "check_precision",
     "check_range",
     "check_same_names",
     "check_size",
     "check_tensor",
     "check_tensors",
+    "kind_of",
 ]
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def check_tensor(name: str, value: Any, *, advice: str = "") -> None:
-    """Refuse what is no tensor."""
+    """Raise a TypeError unless the value is a tensor."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} is {_kind(value)}, but must be a tensor. {advice}".rstrip())
+        raise TypeError(_say(f"{name} must be a tensor, not {kind_of(value)}", advice))
 
 
 def check_tensors(name: str, value: Any) -> None:
-    """Refuse what is no mapping of names to tensors."""
+    """Raise a TypeError unless the value is a mapping of names to tensors."""
     if not isinstance(value, Mapping):
         raise TypeError(
-            f"{name} is {_kind(value)}, but must be a mapping of names to tensors, such as "
-            "dict(model.named_parameters())."
+            f"{name} must be a mapping of names to tensors, not {kind_of(value)}; pass "
+            "dict(model.named_parameters()) or the like."
         )
     for key, tensor in value.items():
-        if not isinstance(tensor, Tensor):  # so that names are put together for an error only
+        if not isinstance(tensor, Tensor):  # the name is only formatted for an error
             check_tensor(f"{name}[{key!r}]", tensor)
 
 
 def check_place(device: Any, dtype: Any) -> None:
-    """Refuse what is no device, and what is no dtype of floats."""
+    """Raise an error unless the arguments are a device (or None) and a floating-point dtype."""
     if device is not None and not isinstance(device, (torch.device, str)):
-        raise TypeError(f"device is {device!r}, but must be a torch.device, its name, or None.")
+        raise TypeError(f"device={device!r} must be a torch.device, its name, or None.")
     if isinstance(device, str):
         try:
             torch.device(device)
         except RuntimeError as error:
             raise ValueError(
-                f'device is {device!r}, but must be the name of one, such as "cpu" or "cuda:0".'
+                f'device={device!r} must be the name of a device, such as "cpu" or "cuda:0".'
             ) from error
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype is {dtype!r}, but must be a floating-point torch.dtype.")
+        raise TypeError(f"dtype={dtype!r} must be a floating-point torch.dtype.")
+
+
+def check_precision(name: str, value: Any) -> None:
+    """Raise an error unless the value is a 16-bit floating-point dtype or None."""
+    if value is not None and value not in LOW_PRECISION:
+        kind = ValueError if isinstance(value, torch.dtype) else TypeError
+        raise kind(
+            f"{name}={value!r} must be torch.float16, torch.bfloat16, or None for the dtype of "
+            "autocast."
+        )
 
 
 def check_module(name: str, value: Any) -> None:
-    """Refuse what is no module."""
+    """Raise a TypeError unless the value is a module."""
     if not isinstance(value, nn.Module):
-        raise TypeError(f"{name} is {_kind(value)}, but must be a torch.nn.Module.")
+        raise TypeError(f"{name} must be a torch.nn.Module, not {kind_of(value)}.")
 
 
 def check_generator(generator: Any) -> None:
-    """Refuse what is neither a generator nor None."""
+    """Raise a TypeError unless the argument is a generator or None."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
-            f"generator is {_kind(generator)}, but must be a torch.Generator or None: for a seed, "
-            "write torch.Generator().manual_seed(seed)."
+            f"generator must be a torch.Generator or None, not {kind_of(generator)}; for a seed, "
+            "pass torch.Generator().manual_seed(seed)."
         )
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse what is neither True nor False."""
+    """Raise a TypeError unless the value is True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}, but must be True or False.")
+        raise TypeError(f"{name}={value!r} must be True or False.")
 
 
 def check_range(
@@ -89,81 +105,138 @@ def check_range(
     ends: str = "[]",
     advice: str = "",
 ) -> None:
-    """Refuse what is no number in the interval; `ends` says which ends belong to it."""
+    """Raise an error unless the value is a number in an interval.
+
+    Args:
+        name: The argument.
+        value: Its value.
+        low: The lower end of the interval.
+        high: The upper end of the interval.
+        ends: The brackets of the interval: a round one excludes its end.
+        advice: What to do instead, in lower case and without a full stop.
+    """
     if not _is_number(value):
-        allowed = f"a number in {ends[0]}{low}, {high}{ends[1]}"
-        raise TypeError(f"{name} is {value!r}, but must be {allowed}. {advice}".rstrip())
+        allowed = _number(_interval(value, low, high, ends))
+        raise TypeError(_say(f"{name}={value!r} must be {allowed}", advice))
     above = value >= low if ends[0] == "[" else value > low
     below = value <= high if ends[1] == "]" else value < high
-    if not (above and below):  # so that NaN, which compares to nothing, is refused
-        allowed = f"in {ends[0]}{low}, {high}{ends[1]}"
-        raise ValueError(f"{name} is {value!r}, but must be {allowed}. {advice}".rstrip())
+    if not (above and below):  # NaN compares to nothing, so it is refused
+        allowed = _interval(value, low, high, ends)
+        raise ValueError(_say(f"{name}={value!r} must be {allowed}", advice))
 
 
 def check_count(name: str, value: Any, low: int = 0, *, advice: str = "") -> None:
-    """Refuse what is not a whole number of at least `low`."""
-    # Not by hasattr(value, "__index__"), which torch.compile can't ask of a size that changes.
+    """Raise an error unless the value is an integer of at least `low`."""
+    # Not by hasattr(value, "__index__"): torch.compile can't evaluate it for a dynamic size.
     if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
-        raise TypeError(f"{name} is {value!r}, but must be a whole number. {advice}".rstrip())
+        raise TypeError(_say(f"{name}={value!r} must be an integer, at least {low}", advice))
     if value < low:
-        raise ValueError(f"{name} is {value!r}, but must be at least {low}. {advice}".rstrip())
+        raise ValueError(_say(f"{name}={value!r} must be at least {low}", advice))
 
 
 def check_size(name: str, value: Any) -> None:
-    """Refuse what is no sequence of sizes, one or more."""
+    """Raise an error unless the value is a sequence of one or more sizes."""
     if not isinstance(value, (tuple, list)) or not value:
         raise TypeError(
-            f"{name} is {value!r}, but must be the sizes of the spatial dimensions, such as "
-            "inputs.shape[2:]."
+            f"{name}={value!r} must be the sizes of the spatial dimensions; pass "
+            "inputs.shape[2:] or the like."
         )
     for i, length in enumerate(value):
         check_count(f"{name}[{i}]", length)
 
 
-def check_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse an option that does not exist."""
+def check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """Raise a ValueError unless the value is one of the allowed options."""
     options = list(allowed)
     if value not in options:
-        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(options)}.")
+        raise ValueError(f"{name}={value!r} must be one of {options}.")
+
+
+def check_any(first: str, one: bool, second: str, other: bool) -> None:
+    """Raise a ValueError if both of two flags are False."""
+    if not (one or other):
+        raise ValueError(
+            f"{first}=False and {second}=False leave nothing to replace; set one of them to True."
+        )
+
+
+def check_draw(value: Any, kind: type, function: str) -> None:
+    """Raise a TypeError unless the value is the draw of a method."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"draw must be {_article(kind)}, not {kind_of(value)}; {function} returns one."
+        )
 
 
 def check_blendable(name: str, tensor: Any, *, advice: str = "") -> None:
-    """Refuse what is no tensor, or one of integers or bools, which has no values in between."""
+    """Raise a TypeError unless the value is a floating-point or complex tensor."""
     check_tensor(name, tensor, advice=advice)
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(
-            f"{name} has dtype {tensor.dtype}, but must have a floating-point one. "
-            f"Convert it first, for example with {name}.float() / 255 for uint8 images."
+            f"{name} must have a floating-point dtype, not {tensor.dtype}; convert it first, such "
+            f"as {name}.float() / 255 for uint8 images."
         )
 
 
 def check_one_batch(inputs: Tensor, targets: Tensor) -> None:
-    """Refuse inputs and targets that are not of one batch."""
+    """Raise a ValueError unless inputs and targets have the same batch size."""
     if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
         raise ValueError(
-            f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)} "
-            "must both begin with a dimension of the batch, of one size."
+            "inputs and targets must have the same size in dimension 0, the batch, not the shapes "
+            f"{tuple(inputs.shape)} and {tuple(targets.shape)}."
         )
 
 
 def check_partners(permutation: Any, inputs: Tensor) -> None:
-    """Refuse a draw of partners for another number of examples."""
+    """Raise an error unless a permutation has one entry for each example of the inputs."""
     check_tensor("draw.permutation", permutation)
     if permutation.shape != inputs.shape[:1]:
         raise ValueError(
-            f"draw has {len(permutation)} partners, but inputs has {len(inputs)} examples. "
-            "Draw with batch_size=len(inputs)."
+            f"draw has {len(permutation)} partners, but inputs has {len(inputs)} examples; draw "
+            "with batch_size=len(inputs)."
         )
 
 
 def check_same_names(first: str, names: Iterable[str], second: str, others: Iterable[str]) -> None:
-    """Refuse two mappings that do not hold the same names."""
+    """Raise a ValueError unless two mappings have the same names."""
     left, right = set(names), set(others)
     if left != right:
         raise ValueError(
-            f"{first} and {second} must hold the same names, but only {first} has "
+            f"{first} and {second} must have the same names, but only {first} has "
             f"{_some(left - right)} and only {second} has {_some(right - left)}."
         )
+
+
+def kind_of(value: Any) -> str:
+    """Describe the type of a value, for an error message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None:
+        return "None"
+    return _article(type(value))
+
+
+def _article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0].lower() in 'aeiou' else 'a'} {kind.__name__}"
+
+
+def _say(claim: str, advice: str) -> str:
+    return f"{claim}; {advice}." if advice else f"{claim}."
+
+
+def _interval(value: Any, low: float, high: float, ends: str) -> str:
+    if high != inf:
+        return f"in {ends[0]}{low}, {high}{ends[1]}"
+    if low == -inf:
+        return "finite"
+    bound = f"at least {low}" if ends[0] == "[" else f"greater than {low}"
+    return f"{bound} and finite" if _is_number(value) and value == inf else bound
+
+
+def _number(interval: str) -> str:
+    if interval == "finite":
+        return "a finite number"
+    return f"a number {interval}" if interval.startswith("in ") else f"a number, {interval}"
 
 
 def _is_number(value: Any) -> bool:
@@ -173,12 +246,3 @@ def _is_number(value: Any) -> bool:
 def _some(names: set[str]) -> str:
     shown = ", ".join(sorted(map(str, names))[:5]) or "none"
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from . import images as single
 from ._checks import check_one_of
-from ._multi import accurate
-from ._random import home
+from ._foreach import compute_dtype
+from ._sampling import generator_device
 from .images._values import finish
 
 __all__ = ["OPERATIONS", "SETS", "apply_operations", "check_set", "draw_operations"]
@@ -69,10 +69,10 @@ def draw_operations(
 ) -> tuple[Int[Tensor, "*size"], Float[Tensor, "*size"]]:
     """Draw operations, each with a strength of its own, as a number of it and in its unit."""
     operations = torch.randint(
-        SETS[augmentations], size, generator=generator, device=home(generator)
+        SETS[augmentations], size, generator=generator, device=generator_device(generator)
     )
     share, side = torch.rand(
-        (2, *size), generator=generator, device=home(generator), dtype=torch.float64
+        (2, *size), generator=generator, device=generator_device(generator), dtype=torch.float64
     )
     # The groups of `apply_operations` have sizes that the host must know.
     operations, share, side = operations.to("cpu"), share.to("cpu"), side.to("cpu")
@@ -116,7 +116,7 @@ def apply_operations(
     current, place = images, torch.arange(operations.shape[1]) % max(len(images), 1)
     numbers = torch.arange(len(OPERATIONS))
     # At once, and not operation by operation.
-    strengths = strengths.to(accurate(images.dtype))
+    strengths = strengths.to(compute_dtype(images.dtype))
     for drawn, strength in zip(operations, strengths, strict=True):
         drawn, order = drawn.sort(stable=True)
         ends = torch.searchsorted(drawn, numbers)

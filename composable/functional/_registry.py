@@ -1,4 +1,4 @@
-"""What is known of classes of modules, some of them by name, so that nobody imports them."""
+"""A registry of classes of modules, by class or by name, so that they need not be imported."""
 
 from typing import Any, Generic, TypeVar
 
@@ -10,10 +10,10 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """Entries for classes of modules, which are found by the class, its name, or a base of it.
+    """Entries for classes of modules, found by the class, its full name, or a base class.
 
     Args:
-        known: The first entries, by classes or their full names.
+        known: Initial entries, by classes or their full names.
     """
 
     def __init__(self, known: dict[type | str, Entry]) -> None:
@@ -23,13 +23,13 @@ class Registry(Generic[Entry]):
         """Add an entry for a class, or replace it.
 
         Raises:
-            TypeError: `kind` is neither a class of modules nor the full name of one.
+            TypeError: `kind` is neither a class of modules nor the full name of such a class.
         """
         check_class("kind", kind)
         self.entries[kind] = entry
 
     def find(self, kind: type) -> Entry | None:
-        """Give the entry of a class: its own, or that of the nearest of its bases."""
+        """Return the entry of a class, or of the nearest base class that has one."""
         for base in kind.__mro__:
             for key in (base, full_name(base)):
                 if key in self.entries:
@@ -38,20 +38,20 @@ class Registry(Generic[Entry]):
 
     @property
     def names(self) -> str:
-        """The classes that have an entry."""
+        """The full names of the classes that have an entry."""
         return ", ".join(k if isinstance(k, str) else full_name(k) for k in self.entries)
 
 
 def full_name(kind: type) -> str:
-    """Say how a class is imported."""
+    """Return the full name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def check_class(name: str, kind: Any) -> None:
-    """Refuse what is neither a class of modules nor the full name of one."""
+    """Raise a TypeError unless the value is a class of modules or the full name of such a class."""
     named = isinstance(kind, str) and "." in kind
     if not named and not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise TypeError(
-            f"{name} is {kind!r}, but must be a class of modules, or its full name, such as "
+            f"{name}={kind!r} must be a class of modules, or its full name, such as "
             "'package.module.Class'."
         )

@@ -1,4 +1,4 @@
-"""Module surgery that leaves the patient alone: share the tensors, replace in a copy."""
+"""Model surgery without side effects: replace modules in a copy that shares the tensors."""
 
 import functools
 import warnings
@@ -37,16 +37,15 @@ READS_WEIGHTS: dict[type[nn.Module], set[str]] = {
 
 
 def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> Model:
-    """Copy a model's structure; share its parameters, clone its buffers.
+    """Copy the structure of a model; share its parameters and clone its buffers.
 
     Args:
-        model: Any module. It keeps computing what it did: nothing that is done to the
-            structure, the mode or the buffers of the copy reaches it. Changes of the shared
-            parameters in place do.
-        tensors: Parameters and buffers to use instead, by the names of `state_dict`.
+        model: Any module. Changes to the structure, the mode or the buffers of the copy don't
+            affect it. In-place changes of the shared parameters do.
+        tensors: Parameters and buffers to replace, by the names of `state_dict`.
 
     Returns:
-        The copy. Modules and parameters that were used twice still are.
+        The copy. Modules and parameters that the model shares stay shared.
 
     Raises:
         ValueError: A name is unknown, a shape differs, or the model is wrapped for distributed
@@ -68,48 +67,49 @@ def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> 
 
 
 def check_unwrapped(model: nn.Module) -> None:
-    """Refuse a model that is wrapped, or has a part that is, for distributed training."""
+    """Raise a ValueError if a module of the model is wrapped for distributed training."""
     for module in model.modules():
         for kind in type(module).__mro__:
             if kind.__name__ in WRAPPERS:
                 raise ValueError(
-                    f"model is wrapped in {kind.__name__}, which is bound to the parameters it "
-                    "was built with. Change the model first, and wrap it afterwards."
+                    f"model must not be wrapped in {kind.__name__}, which is bound to the "
+                    "parameters of its construction; change the model before wrapping it."
                 )
 
 
 def check_uncompiled(model: nn.Module, changed: Collection[str]) -> None:
-    """Refuse to change what was compiled, by `torch.compile(module)` or in place.
+    """Raise a ValueError if a module to change is compiled, by `torch.compile` or in place.
 
     Args:
         model: Any module.
-        changed: The names of the modules to change.
+        changed: Names of the modules to change.
     """
     for name, module in model.named_modules(remove_duplicate=False):
         within = any(f"{one}.".startswith(f"{name}." if name else "") for one in changed)
-        wrapped = type(module).__name__ == "OptimizedModule"
-        if (wrapped and within) or module._compiled_call_impl is not None:  # no copy has this one
+        wrapped = type(module).__name__ == "OptimizedModule" and within
+        in_place = module._compiled_call_impl is not None  # copies don't have it
+        if wrapped or in_place:
             raise ValueError(
-                f"{name or 'the model'} was compiled, with the layers that it had. Change the "
-                "model first, and compile it afterwards."
+                f"{name or 'model'} must not be compiled yet; change the model first, and compile "
+                "it afterwards."
             )
 
 
 def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
-    """Give a model other weights, without touching it.
+    """Replace tensors of a model in a copy.
 
     Args:
-        model: Any module.
-        tensors: Parameters and buffers by the names of `state_dict`; what is not named stays
-            shared. They take the dtype and device of what they replace. For tied parameters
-            either name will do.
+        model: Any module. It is not modified.
+        tensors: Parameters and buffers to replace, by the names of `state_dict`. They are converted
+            to the dtype and device of the old ones; all other tensors stay shared. Tied parameters
+            can be replaced by any of their names.
 
     Returns:
-        A new model that computes with these tensors. Parameters share their memory where dtype
-        and device agree; buffers are cloned.
+        A new model with these tensors. Parameters share the memory of `tensors` if dtype and device
+        are the same; buffers are cloned.
 
     Raises:
-        TypeError: `model` is no module, or `tensors` no mapping of names to tensors.
+        TypeError: `model` is not a module, or `tensors` is not a mapping of names to tensors.
         ValueError: A name is unknown, or a shape differs.
 
     Example:
@@ -128,27 +128,25 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
     """Replace modules by a rule, children before their parents.
 
     Args:
-        model: Any module, itself included. It is left as it was.
-        rule: Takes a name and a module of a private copy; gives a replacement, which may hold
-            or take over the old module, or the module itself to keep it. A module in several
-            places is asked about once.
+        model: Any module. It is not modified, and can be replaced itself.
+        rule: A function of the name and of a module of a private copy. It returns a replacement,
+            which may contain or reuse the old module, or the module itself to keep it. It is
+            called once for a module at several places.
 
     Returns:
-        A new model and the number of modules replaced; `model` itself where that is none.
+        A new model and the number of replaced modules; `model` itself if that is 0.
 
     Raises:
-        ValueError: The model is wrapped for distributed training, or was compiled.
+        ValueError: The model is wrapped for distributed training, or compiled.
 
     Warns:
-        NoEffectWarning: A replacement may be bypassed: a function or hook holds the old module,
-            the parent reads its weights and never calls it, or the parameter is tied to one
-            that stays.
+        NoEffectWarning: A replacement may be bypassed: a function or hook refers to the old module,
+            the parent reads its weights without a call, or only one of several tied parameters was
+            replaced.
     """
     root = copy_on_write(model)
     copies = dict(root.named_modules(remove_duplicate=False))
-    done: dict[
-        int, tuple[nn.Module, nn.Module]
-    ] = {}  # keeps the old alive, so that ids stay theirs
+    done: dict[int, tuple[nn.Module, nn.Module]] = {}  # keeps old modules alive: ids stay unique
     new = _replace("", root, rule, done)
     replaced = {key: after for key, (before, after) in done.items() if after is not before}
     if not replaced:
@@ -157,21 +155,21 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
     check_uncompiled(model, names)
     successors = {id(after) for after in replaced.values()}
     for module in new.modules():
-        if id(module) not in successors:  # a replacement may hold the old module on purpose
+        if id(module) not in successors:  # a replacement may contain the old module
             _redirect(vars(module), replaced)
     for problem in [
-        *_held(model, new, names, replaced),
-        *_unread(model, names),
-        *_untied(model, new),
+        *_find_stale_functions(model, new, names, replaced),
+        *_find_bypassed(model, names),
+        *_find_untied(model, new),
     ]:
         warnings.warn(problem, NoEffectWarning, stacklevel=3)
     return new, len(replaced)
 
 
 def report_nothing(method: str, sought: str) -> None:
-    """Warn that a method found nothing to replace, and say what it looked for."""
+    """Warn that a method found nothing to replace, with the kinds of layers it looked for."""
     warnings.warn(
-        f"{method} found nothing to replace. It looked for {sought}.",
+        f"{method} found nothing to replace; it looked for {sought}.",
         NoEffectWarning,
         stacklevel=3,
     )
@@ -190,7 +188,7 @@ def _replace(
 
 
 def _redirect(value: Any, replaced: dict[int, nn.Module]) -> Any:
-    """Follow the replacements in what a module refers to outside its registered children."""
+    """Apply the replacements to references outside of the registered children."""
     if isinstance(value, nn.Module):
         return replaced.get(id(value), value)
     if isinstance(value, MethodType) and id(value.__self__) in replaced:
@@ -207,12 +205,11 @@ def _redirect(value: Any, replaced: dict[int, nn.Module]) -> Any:
     return value
 
 
-def _held(
+def _find_stale_functions(
     model: nn.Module, new: nn.Module, names: list[str], replaced: dict[int, nn.Module]
 ) -> Iterator[str]:
-    """Find functions that hold a module whose replacement they cannot know."""
-    # A function is shared by copies. So what it holds is a module of the original, if not one
-    # of the copy.
+    """Find functions that refer to a replaced module of the original model."""
+    # Copies share functions, so these refer to modules of the original, or of the private copy.
     changed = {"", *(name[:end] for name in names for end in _ends(name))}
     originals = model.named_modules(remove_duplicate=False)
     stale = {id(module) for name, module in originals if name in changed} | set(replaced)
@@ -220,16 +217,14 @@ def _held(
         for value in _plain_values(module):
             if isinstance(value, FunctionType) and any(id(m) in stale for m in _closes_over(value)):
                 yield (
-                    f"{name or 'the model'} holds the function {value.__qualname__}, which "
-                    "refers to a module "
-                    "that was replaced, or to one around it, and goes on using the old one. "
-                    "Make the function a "
-                    "method that looks the module up, or build it after this change."
+                    f"{name or 'model'} has the function {value.__qualname__}, which refers to a "
+                    "replaced module, or to a parent of it, and keeps using the old one; make the "
+                    "function a method that looks up the module, or build it after this change."
                 )
 
 
-def _unread(model: nn.Module, names: list[str]) -> Iterator[str]:
-    """Find replacements under a parent that never calls them."""
+def _find_bypassed(model: nn.Module, names: list[str]) -> Iterator[str]:
+    """Find replacements under a parent that does not call them."""
     parents = dict(model.named_modules(remove_duplicate=False))
     for name in names:
         path, _, child = name.rpartition(".")
@@ -238,21 +233,19 @@ def _unread(model: nn.Module, names: list[str]) -> Iterator[str]:
             if name and path not in names and isinstance(parent, kind) and child in children:
                 yield (
                     f"{name} was replaced, but {kind.__name__} can read its weights without "
-                    "calling it, so the "
-                    "replacement may have no effect. Leave it out, or replace the whole parent."
+                    "calling it, so the replacement may have no effect; skip it, or replace the "
+                    "whole parent."
                 )
 
 
-def _untied(model: nn.Module, new: nn.Module) -> Iterator[str]:
-    """Find parameters that had two names and lost one, but not all."""
+def _find_untied(model: nn.Module, new: nn.Module) -> Iterator[str]:
+    """Find tied parameters of which some, but not all, were replaced."""
     before, after = Counter(_parameter_ids(model)), Counter(_parameter_ids(new))
     for name, parameter in model.named_parameters():
         if 0 < after[id(parameter)] < before[id(parameter)]:
             yield (
-                f"{name} was shared by {before[id(parameter)]} modules, and not all of them "
-                "share it any more: "
-                "one end of a tie was replaced. Replace both, or tie them again in the new "
-                "model."
+                f"{name} was shared by {before[id(parameter)]} modules, and not all of them share "
+                "it after the replacement; replace all of them, or tie them in the new model."
             )
 
 
@@ -268,13 +261,13 @@ def _closes_over(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             held = cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # an empty cell
             continue
         yield from (getattr(item, "__self__", item) for item in _flatten(held))
 
 
 def _plain_values(module: nn.Module) -> Iterator[Any]:
-    """Give what a module holds outside its parameters, buffers and children."""
+    """Iterate over the attributes of a module that are not parameters, buffers or children."""
     registered = ("_parameters", "_buffers", "_modules")
     for name, value in vars(module).items():
         if name not in registered:
@@ -296,7 +289,7 @@ def _flatten(value: Any) -> Iterator[Any]:
 
 
 def _copies(value: Any) -> bool:
-    """Say whether deepcopy can copy it: a lock or a process group is shared instead."""
+    """Return whether deepcopy supports a value; others, such as a lock, are shared."""
     if isinstance(value, (*ATOMS, *CALLABLES, nn.Module)):
         return True
     try:
@@ -307,22 +300,21 @@ def _copies(value: Any) -> bool:
 
 
 def _substitutes(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """Map the ids of a model's tensors to what is to stand in their place."""
+    """Map the ids of the tensors of a model to their replacements."""
     known: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     known |= dict(model.named_buffers(remove_duplicate=False))
     if unknown := sorted(set(tensors) - set(known)):
         raise ValueError(
-            f"tensors has {', '.join(unknown[:5])}, but the model has no parameter or buffer "
-            "of that name. "
-            "Use the names of model.state_dict()."
+            f"tensors has {', '.join(unknown[:5])}, but the model has no parameter or buffer of "
+            "that name; use the names of model.state_dict()."
         )
     memo: dict[int, Tensor] = {}
     for name, given in tensors.items():
         old = known[name]
         if given.shape != old.shape:
             raise ValueError(
-                f"tensors[{name!r}] has shape {tuple(given.shape)}, but the model's has "
-                f"{tuple(old.shape)}."
+                f"tensors[{name!r}] must have shape {tuple(old.shape)}, as in the model, not "
+                f"{tuple(given.shape)}."
             )
         tensor = given.detach().to(old)
         if given is not old and isinstance(old, nn.Parameter):

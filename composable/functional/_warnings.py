@@ -1,7 +1,7 @@
-"""The warnings that methods give: by its class each can be silenced or made an error."""
+"""Warnings of the methods, each of its own class, so that it can be filtered."""
 
 __all__ = ["NoEffectWarning"]
 
 
 class NoEffectWarning(UserWarning):
-    """A method found nothing to change, or something that it could not change."""
+    """A model in which a method found nothing to replace, or a layer it could not replace."""

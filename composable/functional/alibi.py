@@ -1,4 +1,4 @@
-"""ALiBi: say where tokens are by biases of the attention, so that texts can grow after training.
+"""ALiBi: replace position embeddings by linear attention biases, to extrapolate to longer inputs.
 
 Press, Smith and Lewis, "Train Short, Test Long: Attention with Linear Biases Enables Input Length
 Extrapolation", ICLR 2022, https://arxiv.org/abs/2108.12409
@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ._checks import check_count, check_module
-from ._linear_biases import CONVERSIONS, NoPositions
+from ._checks import check_count, check_module, kind_of
 from ._registry import Registry, check_class, full_name
 from ._surgery import replace_modules, report_nothing
+from .layers.attention_bias import CONVERSIONS, NoPositions
 
 __all__ = ["alibi", "register_alibi"]
 
@@ -23,40 +23,40 @@ REGISTRY: Registry[Callable[[Any, int], nn.Module]] = Registry(CONVERSIONS)
 
 
 def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
-    r"""Replace learned position embeddings by biases that grow linearly with the distance.
+    r"""Replace learned position embeddings by attention biases linear in the distance.
 
     Head $h$ of $n$ attends from token $i$ to the tokens $j$ with the weights
 
     $$\mathrm{softmax}_j \left(\frac{q_i \cdot k_j}{\sqrt d} - m_h |i - j|\right), \quad
     m_h = 2^{-8 h / n}$$
 
-    and `alibi_slopes` has the rule where $n$ is no power of two. Nothing is added for positions any
-    more, so no table ends, and the biases go on beyond any length. Masks, of padding and of what is
-    to come, hold as before; distances count padding between two tokens too.
+    and `alibi_slopes` has the rule for $n$ that is not a power of two. Position embeddings are
+    removed, so there is no maximum length. Padding masks and causal masks apply as before; padding
+    between two tokens counts towards their distance.
 
-    Known are Hugging Face's GPT-2, BERT and RoBERTa, with "eager" and "sdpa" as their
-    `attn_implementation`, with caches and as decoders. Other classes are converted as
-    `register_alibi` was told. The table of positions leaves the state dict, and no buffer comes in
-    its place; all other keys stay. Cross-attention stays as it is.
+    The function converts GPT-2, BERT and RoBERTa of Hugging Face, with "eager" and "sdpa" as their
+    `attn_implementation`, with caches and as decoders. `register_alibi` adds other classes. The
+    position embedding is removed from the state dict, and no buffer is added; all other keys stay
+    the same. Cross-attention is not changed.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
-        max_sequence_length: How long sequences are to be, at least 1. A model of Hugging Face has
-            it as its `config.max_position_embeddings`, which other code goes by; it takes longer
-            sequences all the same. Conversions that were registered are given it.
+        model: Any module. It is not modified. The result shares its parameters.
+        max_sequence_length: Maximum sequence length, at least 1. Hugging Face models store it in
+            `config.max_position_embeddings` for other code, but accept longer sequences.
+            Registered conversions receive it as an argument.
 
     Returns:
-        The new model; `model` itself where it was converted for this length already, or there was
+        The new model; `model` itself if it is converted for this length already, or there is
         nothing to replace.
 
     Raises:
-        TypeError: An argument is of the wrong type, or a conversion returned no module.
-        ValueError: `max_sequence_length` is below 1, the model was converted for another one, has
-            position embeddings but no attention that could be converted, computes attention in
-            another way than those above, or is wrapped for distributed training.
+        TypeError: An argument is of the wrong type, or a conversion did not return a module.
+        ValueError: `max_sequence_length` is below 1, the model is converted for another length,
+            has position embeddings but no known attention, uses another attention implementation,
+            or is wrapped for distributed training.
 
     Warns:
-        NoEffectWarning: Nothing was found, or a replacement may be bypassed.
+        NoEffectWarning: Nothing was replaced, or a replacement may be bypassed.
 
     Example:
         >>> from composable.functional import alibi_bias
@@ -83,8 +83,8 @@ def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
     for name, length in converted.items():
         if length != max_sequence_length:
             raise ValueError(
-                f"model was converted already, for max_sequence_length={length}, in "
-                f"{name or 'the model'}: convert the one that it was made of, or keep to that."
+                f"max_sequence_length={max_sequence_length} must be {length}, for which "
+                f"{name or 'model'} is converted already; convert the original model instead."
             )
 
     def rule(name: str, module: nn.Module) -> nn.Module:
@@ -95,8 +95,8 @@ def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
         new = conversion(copy.copy(module), max_sequence_length)
         if not isinstance(new, nn.Module):
             raise TypeError(
-                f"the conversion of {full_name(type(module))} returned {new!r}, but must return "
-                "the module that takes its place."
+                f"the conversion of {full_name(type(module))} must return a module, not "
+                f"{kind_of(new)}."
             )
         new.alibi_length = max_sequence_length  # type: ignore[assignment]
         return new
@@ -106,29 +106,30 @@ def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
         _check_biased(new)
     elif not converted:
         sought = f"position embeddings and attention of the classes {REGISTRY.names}"
-        report_nothing("alibi", f"{sought}. Others can be added with register_alibi")
+        report_nothing("alibi", f"{sought}; add others with register_alibi")
     return new
 
 
 def register_alibi(*kinds: type[nn.Module] | str) -> Callable[[Conversion], Conversion]:
-    """Say how `alibi` converts a class of attention, or of position embeddings: a decorator.
+    """Register how `alibi` converts a class of attention or position embeddings, as a decorator.
 
     Args:
-        kinds: The classes, or their full names, so that they need not be imported. Subclasses are
-            converted likewise, unless they have a conversion of their own. A second conversion for
-            a class replaces the first.
+        kinds: Classes, or their full names, so that they need not be imported. The conversion
+            applies to subclasses too, unless they have their own. A second conversion for a class
+            replaces the first.
 
     Returns:
-        A decorator of a function `convert(module, max_sequence_length)`, which returns the module
-        that takes the place of `module`. It is given a copy, so it may change that one, and return
-        it: its attributes and its class, but not its tensors, which are shared.
+        A decorator for a function `convert(module, max_sequence_length)` that returns the
+        replacement of `module`. The module is a copy: the function may change its attributes and
+        its class and return it, but not change its tensors, which are shared.
 
     Raises:
-        TypeError: One of `kinds` is no class of modules, or what is decorated is no function.
+        TypeError: One of `kinds` is not a class of modules, or the decorated object is not
+            callable.
 
     Example:
         >>> @register_alibi("package.of_mine.Positions")
-        ... def leave_out(positions, max_sequence_length):
+        ... def remove(positions, max_sequence_length):
         ...     return nn.Identity()
     """
     for kind in kinds:
@@ -137,8 +138,7 @@ def register_alibi(*kinds: type[nn.Module] | str) -> Callable[[Conversion], Conv
     def register(conversion: Conversion) -> Conversion:
         if not callable(conversion):
             raise TypeError(
-                f"conversion is {conversion!r}, but must be a function of a module and of "
-                "max_sequence_length."
+                f"conversion={conversion!r} must be a function of a module and max_sequence_length."
             )
         for kind in kinds:
             REGISTRY.add(kind, conversion)
@@ -148,17 +148,16 @@ def register_alibi(*kinds: type[nn.Module] | str) -> Callable[[Conversion], Conv
 
 
 def _length(module: nn.Module) -> int | None:
-    """The length that a module was converted for, if it was."""
+    """Return the length for which a module is converted, or None."""
     return getattr(module, "alibi_length", None)
 
 
 def _check_biased(model: nn.Module) -> None:
-    """Refuse a model in which nothing is left that says where tokens are."""
+    """Raise a ValueError for a model that has neither position embeddings nor biases."""
     without = [m for m in model.modules() if any(isinstance(c, NoPositions) for c in m.children())]
     biased = [m for m in model.modules() if _length(m) is not None and m not in without]
     if without and not biased:
         raise ValueError(
             f"model has the position embeddings of {type(without[0]).__name__}, but no attention "
-            f"that could be converted. Known are {REGISTRY.names}; others are added with "
-            "register_alibi."
+            f"of the known classes {REGISTRY.names}; add others with register_alibi."
         )

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ._checks import check_count, check_generator, check_range
+from ._checks import check_count, check_draw, check_generator, check_range
 from ._operations import apply_operations, check_set, draw_operations
-from ._random import draw_beta, draw_dirichlet, home
+from ._sampling import draw_beta, draw_dirichlet, generator_device
 from .images._values import check_images, finish, values_of
 
 __all__ = ["AugMixDraw", "apply_augmix", "augmix", "draw_augmix"]
@@ -140,7 +140,9 @@ def draw_augmix(
     )
     if depth == -1:
         size = (width, batch_size)
-        last = torch.randint(3, size, generator=generator, device=home(generator)).to("cpu")
+        last = torch.randint(3, size, generator=generator, device=generator_device(generator)).to(
+            "cpu"
+        )
         over = torch.arange(steps)[:, None, None] > last
         operations = operations.masked_fill(over, -1)
     chain_weights = draw_dirichlet(alpha, (width, batch_size), generator=generator).to("cpu")
@@ -150,9 +152,9 @@ def draw_augmix(
 
 def check_depth(depth: int) -> None:
     """Refuse what is neither -1 nor a number of operations."""
-    check_count("depth", depth, -1, advice="-1 draws 1, 2 or 3 operations for each chain.")
+    check_count("depth", depth, -1, advice="-1 draws 1, 2 or 3 operations for each chain")
     if depth == 0:
-        raise ValueError("depth is 0, but must be 1 or more, or -1 to draw 1, 2 or 3 for each.")
+        raise ValueError("depth=0 must be at least 1, or -1 to draw 1, 2 or 3 for each chain.")
 
 
 def apply_augmix(
@@ -183,12 +185,11 @@ def apply_augmix(
         tensor([[[[0.1500, 0.3000, 0.6000]]]])
     """
     check_images(images)
-    if not isinstance(draw, AugMixDraw):
-        raise TypeError(f"draw is {draw!r}, but must be an AugMixDraw, such as draw_augmix gives.")
+    check_draw(draw, AugMixDraw, "draw_augmix")
     if draw.weight.shape != images.shape[:1]:
         raise ValueError(
-            f"draw is for {len(draw.weight)} images, but images has {len(images)}. "
-            "Draw with batch_size=len(images)."
+            f"draw is for {len(draw.weight)} images, but images has {len(images)}; draw with "
+            "batch_size=len(images)."
         )
     steps, width, batch = draw.operations.shape
     if not steps:

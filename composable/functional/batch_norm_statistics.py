@@ -1,6 +1,6 @@
-"""The running statistics of batch norms: read, forgotten, and computed anew for other weights.
+"""The running statistics of batch norms: read, reset, and recompute them for other weights.
 
-Averaged weights need statistics of their own: Izmailov, Podoprikhin, Garipov, Vetrov and Wilson,
+Averaged weights need their own statistics: Izmailov, Podoprikhin, Garipov, Vetrov and Wilson,
 "Averaging Weights Leads to Wider Optima and Better Generalization", UAI 2018, section 3.2,
 https://arxiv.org/abs/1803.05407
 """
@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ._checks import check_count, check_module
+from ._checks import check_count, check_module, kind_of
 from ._surgery import copy_on_write
 
 __all__ = [
@@ -26,14 +26,13 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def batch_norm_statistics(model: nn.Module) -> dict[str, Shaped[Tensor, " ..."]]:
-    """Give the running statistics of a model's batch norms, by the names of `state_dict`.
+    """Return the running statistics of the batch norms of a model, by the names of `state_dict`.
 
     Args:
         model: Any module.
 
     Returns:
-        Copies of each norm's mean, variance and count of batches; nothing for a norm without
-        running statistics.
+        Copies of the mean, variance and number of batches of each norm that tracks them.
 
     Raises:
         TypeError: `model` is not a module.
@@ -51,10 +50,10 @@ def batch_norm_statistics(model: nn.Module) -> dict[str, Shaped[Tensor, " ..."]]
 
 
 def reset_batch_norm_statistics(model: Model) -> Model:
-    """Forget the running statistics: mean 0, variance 1, no batch seen.
+    """Reset the running statistics of batch norms to mean 0, variance 1 and no batches.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
+        model: Any module. It is not modified. The result shares its parameters.
 
     Returns:
         A new model.
@@ -79,30 +78,29 @@ def reset_batch_norm_statistics(model: Model) -> Model:
 def recompute_batch_norm_statistics(
     model: Model, batches: Iterable[Any], *, seen: int = 0
 ) -> Model:
-    """Compute the running statistics of batch norms anew: their plain mean over some batches.
+    """Recompute the running statistics of batch norms, as their mean over batches.
 
-    Weights that no training step has used, such as averaged ones, need it: their activations have
-    other means and variances than those of any model along the training.
+    This is needed for weights that were not trained, such as averaged weights: the means and
+    variances of their activations differ from the running statistics of training.
 
-    Batch norms act as in training, each on the statistics of the batch, and where one acts on a
-    batch repeatedly, their mean counts. Everything else acts as in evaluation. So dropout is off:
-    the statistics are those of the activations that an evaluation will see, and nothing is drawn.
-    A norm in evaluation mode inside a model in training mode is a frozen one, and stays what it is.
+    Batch norms run in training mode, on the statistics of each batch; a norm that is used several
+    times per batch contributes the mean of its uses. All other modules run in evaluation mode, so
+    dropout is off, and the statistics match the activations of an evaluation. A batch norm in
+    evaluation mode inside a model in training mode is frozen, and not changed.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
-        batches: What the model is called with, one after the other: the inputs alone where it
-            takes no targets, as in `(inputs for inputs, _ in loader)`. Statistics are better over
-            larger batches; a few hundred examples will do.
-        seen: How many batches the statistics at hand are the mean of, each of which weighs as much
-            as a new one: to go on where an earlier call ended. At 0 they are forgotten.
+        model: Any module. It is not modified. The result shares its parameters.
+        batches: Arguments of the model, such as `(inputs for inputs, _ in loader)` for a model of
+            the inputs. Larger batches give better statistics; a few hundred examples suffice.
+        seen: Number of batches in the current statistics, to continue an earlier call. Each counts
+            as much as a new batch. 0 resets the statistics.
 
     Returns:
-        A new model, each of its modules in the mode that it had.
+        A new model, with the modes of the modules of `model`.
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: There is no batch, `seen` is negative, or the model is wrapped for distributed
+        ValueError: `batches` is empty, `seen` is negative, or the model is wrapped for distributed
             training.
 
     Example:
@@ -115,8 +113,7 @@ def recompute_batch_norm_statistics(
     check_count("seen", seen)
     if not isinstance(batches, Iterable):
         raise TypeError(
-            f"batches is a {type(batches).__name__}, but must be an iterable of what the model is "
-            "called with."
+            f"batches must be an iterable of arguments of the model, not {kind_of(batches)}."
         )
     new = copy_on_write(model)
     modes = [(module, module.training) for module in new.modules()]
@@ -129,9 +126,9 @@ def recompute_batch_norm_statistics(
             empty = False
             new(batch)
             for mean in means:
-                mean.take_in()
+                mean.add_batch()
     if empty:
-        raise ValueError("batches is empty, and statistics need at least one batch.")
+        raise ValueError("batches must not be empty; pass at least one batch.")
     for mean in means:
         mean.finish()
     for module, training in modes:
@@ -140,12 +137,12 @@ def recompute_batch_norm_statistics(
 
 
 class _Mean:
-    """The statistics of a norm: their mean over batches, in each of which it may act repeatedly."""
+    """The mean of the statistics of a batch norm over batches, and over its uses per batch."""
 
     def __init__(self, norm: Any, seen: int) -> None:
         self.norm, self.momentum, self.count, self.uses = norm, norm.momentum, seen, 0
         self.before: list[Tensor] = []
-        self.hook = norm.register_forward_pre_hook(self.follow)
+        self.hook = norm.register_forward_pre_hook(self.count_use)
         norm.training = True
         if not seen:
             norm.reset_running_stats()
@@ -154,16 +151,16 @@ class _Mean:
     def statistics(self) -> list[Tensor]:
         return [self.norm.running_mean, self.norm.running_var]
 
-    def follow(self, *_: Any) -> None:
-        """Let the norm take its next input into the mean over the batch."""
+    def count_use(self, *_: Any) -> None:
+        """Set the momentum with which the norm adds its next input to the mean of the batch."""
         if not self.uses:
             self.before = [one.clone() for one in self.statistics]
         self.uses += 1
-        # Not None, with which the layer would read its own count from the device.
+        # Not None: the layer would read its number of batches from the device.
         self.norm.momentum = 1 / self.uses
 
-    def take_in(self) -> None:
-        """Take the batch into the mean over all, if the norm had a part in it."""
+    def add_batch(self) -> None:
+        """Add the batch to the mean, if the batch used the norm."""
         if self.uses:
             self.count, self.uses = self.count + 1, 0
             for mean, before in zip(self.statistics, self.before, strict=True):

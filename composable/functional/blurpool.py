@@ -1,4 +1,4 @@
-"""BlurPool: blur before subsampling, so that a shifted image gives a shifted answer.
+"""BlurPool: blur before subsampling, for approximate shift equivariance.
 
 Zhang, "Making Convolutional Networks Shift-Invariant Again", ICML 2019,
 https://arxiv.org/abs/1904.11486
@@ -9,24 +9,24 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from ._blur_layers import (
+from ._checks import check_any, check_count, check_flag, check_module
+from ._reclass import reclass, refuse_lazy
+from ._surgery import replace_modules, report_nothing
+from ._warnings import NoEffectWarning
+from .layers.blur import (
     BlurConv1d,
     BlurConv2d,
     BlurConv3d,
     BlurMaxPool1d,
     BlurMaxPool2d,
     BlurMaxPool3d,
-    _Blurred,
-    _each,
+    Blurred,
+    per_dimension,
 )
-from ._checks import check_count, check_flag, check_module
-from ._surgery import replace_modules, report_nothing
-from ._take_over import refuse_lazy, take_over
-from ._warnings import NoEffectWarning
 
 __all__ = ["blurpool"]
 
-LAYERS: dict[type[nn.Module], type[_Blurred]] = {
+LAYERS: dict[type[nn.Module], type[Blurred]] = {
     nn.Conv1d: BlurConv1d,
     nn.Conv2d: BlurConv2d,
     nn.Conv3d: BlurConv3d,
@@ -46,44 +46,43 @@ def blurpool(
     blur_first: bool = True,
     min_channels: int = 16,
 ) -> nn.Module:
-    r"""Replace strided convolutions and max-pools, in 1 to 3 dimensions, by anti-aliased ones.
+    r"""Replace strided convolutions and max-pools, in 1 to 3 dimensions, by anti-aliased layers.
 
-    With the blur $b = [1, 2, 1] / 4$ along every dimension whose stride is above 1:
+    With the blur $b = [1, 2, 1] / 4$ along each dimension with a stride above 1:
 
     $$\mathrm{pool}_s \to (\cdot)_{\downarrow s} \circ b \circ \mathrm{pool}_1, \quad
     \mathrm{conv}_s \to \mathrm{conv}_s \circ b \quad\text{or}\quad (\cdot)_{\downarrow s} \circ
     b \circ \mathrm{conv}_1$$
 
-    Shapes, dtype, device, mode, hooks, parametrizations, bias, groups, dilation and padding
-    mode stay; so do the keys of the state dict. Layers that are blurred already are left alone,
-    so twice is once.
+    Shapes, dtype, device, mode, hooks, parametrizations, bias, groups, dilation, padding mode and
+    the keys of the state dict don't change. Layers that are blurred already are skipped, so the
+    function is idempotent.
 
-    At the border the last value is repeated (a circular convolution's blur is circular), so
-    constants stay constant. Blurs with zero padding, which are common, darken the border; the
-    paper's own code reflects. Beyond the border a `ceil_mode` window repeats the last maximum.
+    The blur pads by replication (circularly in a circular convolution), so constants stay
+    constant. The common zero padding darkens the border; the code of the paper reflects. A
+    `ceil_mode` window beyond the border repeats the last maximum.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
+        model: Any module. It is not modified. The result shares its parameters.
         replace_convs: Replace convolutions with a stride above 1.
-        replace_maxpools: Replace max-pools with a stride above 1. One that returns indices
-            stays, with a warning, since a blurred maximum has no index. Subclasses of torch's
-            pools stay, too.
-        blur_first: Blur a convolution's input, which costs little, rather than its output at
-            full resolution, as in the paper, which costs as much as the convolution without its
-            stride.
-        min_channels: Convolutions with fewer input channels stay: the first one of an image
-            model.
+        replace_maxpools: Replace max-pools with a stride above 1. A pool that returns indices is
+            skipped with a warning, since a blurred maximum has no index. Subclasses of the pools
+            of PyTorch are skipped too.
+        blur_first: Blur the input of a convolution, which is cheap. Otherwise blur its output at
+            full resolution, as in the paper, which costs as much as the convolution with stride 1.
+        min_channels: Minimum number of input channels of a convolution to replace. The default
+            skips the first convolution of an image model.
 
     Returns:
-        The new model; `model` itself where there was nothing to replace.
+        The new model; `model` itself if there is nothing to replace.
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: Neither kind is to be replaced, `min_channels` is negative, or a convolution
-            is lazy and does not know its channels yet.
+        ValueError: Both `replace_convs` and `replace_maxpools` are False, `min_channels` is
+            negative, or a convolution is lazy and its channels are not known yet.
 
     Warns:
-        NoEffectWarning: Nothing was found, or a replacement may be bypassed.
+        NoEffectWarning: Nothing was replaced, or a replacement may be bypassed.
 
     Example:
         >>> first, second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 32, 3, stride=2)
@@ -95,10 +94,7 @@ def blurpool(
     check_flag("replace_convs", replace_convs)
     check_flag("replace_maxpools", replace_maxpools)
     check_flag("blur_first", blur_first)
-    if not (replace_convs or replace_maxpools):
-        raise ValueError(
-            "replace_convs and replace_maxpools are both False: nothing is left to replace."
-        )
+    check_any("replace_convs", replace_convs, "replace_maxpools", replace_maxpools)
     check_count("min_channels", min_channels)
     like = next((p for p in model.parameters() if p.is_floating_point()), None)
 
@@ -110,7 +106,7 @@ def blurpool(
         return module
 
     blurred, count = replace_modules(model, rule)
-    if count == 0 and not any(isinstance(module, _Blurred) for module in model.modules()):
+    if count == 0 and not any(isinstance(module, Blurred) for module in model.modules()):
         convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input channels"
         pools = "MaxPool1d, MaxPool2d and MaxPool3d"
         sought = " or ".join([convs] * replace_convs + [pools] * replace_maxpools)
@@ -119,7 +115,7 @@ def blurpool(
 
 
 def _aliasing_conv(name: str, module: nn.Module, min_channels: int) -> bool:
-    if isinstance(module, _Blurred) or not isinstance(module, CONVS):
+    if isinstance(module, Blurred) or not isinstance(module, CONVS):
         return False
     refuse_lazy(name, module, CONVS, "blurpool")
     return max(module.stride) > 1 and module.in_channels >= min_channels
@@ -129,12 +125,12 @@ def _aliasing_pool(name: str, module: nn.Module) -> bool:
     if type(module) not in MAX_POOLS:
         return False
     pool = cast(nn.MaxPool2d, module)
-    if max(_each(pool.stride, 1)) == 1:
+    if max(per_dimension(pool.stride, 1)) == 1:
         return False
     if pool.return_indices:
         warnings.warn(
-            f"blurpool left {name or 'the model'} as it was, because it returns indices, and a "
-            "blurred maximum has none.",
+            f"blurpool skipped {name or 'model'}: it returns indices, and a blurred maximum has no "
+            "index.",
             NoEffectWarning,
             stacklevel=4,
         )
@@ -143,6 +139,6 @@ def _aliasing_pool(name: str, module: nn.Module) -> bool:
 
 def _blurred(module: nn.Module, blur_first: bool, like: Tensor | None) -> nn.Module:
     kind = next(ours for plain, ours in LAYERS.items() if isinstance(module, plain))
-    new: _Blurred = take_over(module, kind, prefix="Blur")
-    new._start_blur(blur_first=blur_first, like=like)
+    new: Blurred = reclass(module, kind, prefix="Blur")
+    new.set_up_blur(blur_first=blur_first, like=like)
     return new

@@ -1,4 +1,4 @@
-"""Channels-last: let the channels of a pixel lie next to each other in memory."""
+"""Channels-last memory format: the channels of a pixel are contiguous in memory."""
 
 import torch
 from torch import nn
@@ -10,25 +10,25 @@ __all__ = ["channels_last"]
 
 
 def channels_last(model: nn.Module) -> nn.Module:
-    """Lay out all tensors of 4 dimensions, such as the weights of a `Conv2d`, channels last.
+    """Convert 4-dimensional tensors, such as `Conv2d` weights, to the channels-last memory format.
 
-    Their values, shapes and names stay; only their strides differ. A convolution whose weight is
-    channels-last gives its outputs channels-last, whatever the layout of its inputs, so the layout
-    spreads by itself. Tensor cores compute such convolutions faster, in low precision above all.
+    Values, shapes and names don't change, only strides. A convolution with a channels-last weight
+    returns channels-last outputs for inputs of any memory format, so the format propagates through
+    the network. Tensor cores compute such convolutions faster, especially in low precision.
 
     Args:
-        model: Any module; it is left as it was. The result shares its tensors, but for those that
-            are laid out anew: these are copies, and new parameters.
+        model: Any module. It is not modified. The result shares its tensors, except those that are
+            converted, which are copied into new parameters.
 
     Returns:
-        The new model; `model` itself where all are channels-last already, so twice is once.
+        The new model; `model` itself if all tensors are channels-last already (idempotent).
 
     Raises:
-        TypeError: `model` is no module.
-        ValueError: It is wrapped for distributed training, or was compiled.
+        TypeError: `model` is not a module.
+        ValueError: The model is wrapped for distributed training, or compiled.
 
     Warns:
-        NoEffectWarning: There is no tensor of 4 dimensions.
+        NoEffectWarning: No tensor has 4 dimensions.
 
     Example:
         >>> conv = channels_last(nn.Conv2d(3, 8, 3))

@@ -1,4 +1,4 @@
-"""Gradient clipping: by the global norm, by value, or adaptively, unit by unit.
+"""Gradient clipping: by global norm, by value, or adaptively per unit.
 
 Norm: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks",
 ICML 2013, https://arxiv.org/abs/1211.5063. Adaptive: Brock, De, Smith and Simonyan,
@@ -13,22 +13,22 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ._checks import check_one_of, check_range, check_same_names, check_tensor
-from ._multi import accurate, global_norm, multi, multi_, per_kind
+from ._checks import check_one_of, check_range, check_same_names, check_tensor, kind_of
+from ._foreach import compute_dtype, foreach, foreach_, global_norm, per_dtype
 
 __all__ = ["clip_gradients"]
 
 Tensors = Mapping[str, Tensor | None] | Sequence[Tensor | None]
 Grads = TypeVar("Grads", bound=Tensors)
 
-SMALLEST_NORM = 1e-3  # the paper's floor: without it what starts at zero would stay there
+SMALLEST_NORM = 1e-3  # the paper's floor: without it, weights of 0 would stay 0
 METHODS = ("norm", "value", "adaptive")
 
 
 def clip_gradients(
     grads: Grads, *, threshold: float, method: str = "norm", params: Tensors | None = None
 ) -> Grads:
-    r"""Bound the size of gradients.
+    r"""Clip gradients by their global norm, by value, or adaptively per unit.
 
     With threshold $\lambda$, the three methods are
 
@@ -37,29 +37,27 @@ def clip_gradients(
     g'_i = g_i \min\left(1, \lambda \frac{\max(\lVert w_i \rVert, 10^{-3})}{\lVert g_i
     \rVert}\right)$$
 
-    "norm" takes the L2 norm over all tensors together; "value" acts on each number; "adaptive"
-    on each unit: a row $i$ of the first dimension, or the whole of a tensor with one dimension
-    or none.
+    "norm" clips the L2 norm of all gradients together, "value" each element, and "adaptive" each
+    unit $i$: a row of the first dimension, or the whole tensor if it has at most one dimension.
 
     Args:
-        grads: Gradients, as a mapping or a sequence. None, for a parameter without one, passes
-            through.
-        threshold: The bound, 0 or more: of the norm, of a value, or of the ratio of a unit's
-            gradient norm to its weight norm.
+        grads: Gradients, as a mapping or a sequence. None, for a parameter without a gradient, is
+            kept.
+        threshold: Maximum norm, absolute value, or ratio of a unit's gradient norm to its weight
+            norm; 0 or more.
         method: "norm", "value" or "adaptive".
-        params: The parameters, named or ordered like `grads`. Needed by "adaptive" only.
+        params: Parameters, with the names or the order of `grads`. Required for "adaptive".
 
     Returns:
-        New gradients in a container of the same type (a mapping that is no dict comes back as
-        one). Norms are computed in float32 at least.
+        New gradients in a container of the same type, or a dict for other mappings. Norms are
+        computed in at least float32.
 
-        A gradient that is not finite cannot be repaired: if the global norm is NaN every result
-        is, and if it is infinite the finite values become 0 and the infinite ones NaN, as in
-        torch's own function; "adaptive" confines this to the unit; "value" bounds infinities,
-        and keeps NaN.
+        Non-finite gradients are not repaired. If the global norm is NaN, so are all results; if it
+        is infinite, finite values become 0 and infinite ones NaN, as in `torch.nn.utils`. With
+        "adaptive" this is limited to the unit. "value" clips infinities and keeps NaN.
 
     Raises:
-        ValueError: `threshold` is negative, `method` is unknown, or `params` do not match.
+        ValueError: `threshold` is negative, `method` is unknown, or `params` doesn't match `grads`.
         TypeError: An argument is of the wrong type, such as an iterator or a single tensor.
 
     Example:
@@ -67,17 +65,17 @@ def clip_gradients(
         [tensor([0.6000]), None, tensor([0.8000])]
     """
     check_one_of("method", method, METHODS)
-    check_range("threshold", threshold, 0, advice="Leave clipping out instead.")
+    check_range("threshold", threshold, 0)
     entries = _entries("grads", grads)
     if params is not None and method != "adaptive":
-        _entries("params", params)  # a mistake is one where it does nothing, too
+        _entries("params", params)  # invalid arguments raise even if they are unused
     present = [grad for grad in entries if grad is not None]
     if not present:
         clipped = []
     elif method == "norm":
         clipped = _clip_norm(present, threshold)
     elif method == "value":
-        clipped = multi_("clamp_max", multi("clamp_min", present, -threshold), threshold)
+        clipped = foreach_("clamp_max", foreach("clamp_min", present, -threshold), threshold)
     else:
         clipped = _clip_adaptive(present, _matching(params, grads), threshold)
     rest = iter(clipped)
@@ -85,9 +83,9 @@ def clip_gradients(
 
 
 def _clip_norm(grads: list[Tensor], threshold: float) -> list[Tensor]:
-    # As in torch.nn.utils.clip_grad_norm_: a clamp, where a branch would wait for the number.
+    # A clamp, as in torch.nn.utils.clip_grad_norm_: a branch would need a synchronization.
     scale = (threshold / (global_norm(grads) + 1e-6)).clamp(max=1.0)
-    return per_kind(lambda group: multi("mul", group, scale.to(group[0])), grads)
+    return per_dtype(lambda group: foreach("mul", group, scale.to(group[0])), grads)
 
 
 def _clip_adaptive(grads: list[Tensor], params: list[Tensor], threshold: float) -> list[Tensor]:
@@ -98,21 +96,21 @@ def _clip_adaptive(grads: list[Tensor], params: list[Tensor], threshold: float) 
         (bound / size).clamp(max=1.0).to(grad)
         for bound, size, grad in zip(bounds, sizes, grads, strict=True)
     ]
-    return per_kind(lambda group, by: multi("mul", group, by), grads, scales)
+    return per_dtype(lambda group, by: foreach("mul", group, by), grads, scales)
 
 
 def _unit_norm(tensor: Tensor) -> Tensor:
-    """Take the norm over all dimensions but the first; the whole one of a vector or number."""
+    """Compute the norm over all dimensions but the first, or of a whole vector or scalar."""
     dims = tuple(range(1, tensor.ndim)) if tensor.ndim > 1 else None
-    dtype = accurate(tensor.dtype)
+    dtype = compute_dtype(tensor.dtype)
     norm: Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)
     return norm
 
 
 def _matching(params: Tensors | None, grads: Tensors) -> list[Tensor]:
-    """Give the parameters of those gradients that there are."""
+    """Return the parameters of the gradients that are not None."""
     if params is None:
-        raise ValueError('params is None, but method="adaptive" needs the parameters.')
+        raise ValueError('params=None must be the parameters for method="adaptive".')
     if isinstance(params, Mapping) and isinstance(grads, Mapping):
         check_same_names("params", params, "grads", grads)
         params = [params[name] for name in grads]
@@ -120,9 +118,8 @@ def _matching(params: Tensors | None, grads: Tensors) -> list[Tensor]:
     shapes = [(None if p is None else p.shape, None if g is None else g.shape) for p, g in pairs]
     if len(params) != len(grads) or any(g is not None and p != g for p, g in shapes):
         raise ValueError(
-            f"params ({len(params)}) and grads ({len(grads)}) must match one by one, with the "
-            "same "
-            "shapes. Pass both as mappings by name, or both as lists in one order."
+            f"params ({len(params)}) and grads ({len(grads)}) must have the same number of tensors "
+            "and the same shapes; pass both as mappings by name, or both as lists in one order."
         )
     return [cast(Tensor, p) for p, g in pairs if g is not None]
 
@@ -130,26 +127,25 @@ def _matching(params: Tensors | None, grads: Tensors) -> list[Tensor]:
 def _entries(name: str, tensors: Tensors) -> list[Tensor | None]:
     if not isinstance(tensors, (Mapping, Sequence)):
         raise TypeError(
-            f"{name} is a {type(tensors).__name__}, but must be a mapping or a sequence of "
-            "tensors. "
-            f"Make a list of it, as in [p.grad for p in model.parameters()]."
+            f"{name} must be a mapping or a sequence of tensors, not {kind_of(tensors)}; pass "
+            "[p.grad for p in model.parameters()] or the like."
         )
     entries: list[Any] = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
     for index, tensor in enumerate(entries):
         if tensor is not None and not isinstance(tensor, Tensor):
             key = list(tensors)[index] if isinstance(tensors, Mapping) else index
-            check_tensor(f"{name}[{key!r}]", tensor, advice="None is for one without a gradient.")
+            check_tensor(f"{name}[{key!r}]", tensor, advice="pass None for a missing gradient")
         if tensor is not None and tensor.layout is not torch.strided:
             key = list(tensors)[index] if isinstance(tensors, Mapping) else index
             raise TypeError(
-                f"{name}[{key!r}] has the layout {tensor.layout}, but must be dense, as of an "
-                "embedding with sparse=False. Leave it out, or give its to_dense()."
+                f"{name}[{key!r}] must be dense, not of layout {tensor.layout}; pass its "
+                "to_dense(), or use embeddings with sparse=False."
             )
     return entries
 
 
 def _like(grads: Grads, clipped: list[Tensor | None]) -> Grads:
-    """Put the clipped gradients into a container of the same type."""
+    """Return the clipped gradients in a container of the type of `grads`."""
     result: Any
     if isinstance(grads, Mapping):
         result = dict(zip(grads, clipped, strict=True))

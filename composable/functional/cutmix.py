@@ -15,6 +15,7 @@ from torch import Tensor
 from ._boxes import broadcast, clip_boxes, draw_boxes, inside, regions
 from ._checks import (
     check_count,
+    check_draw,
     check_flag,
     check_generator,
     check_one_batch,
@@ -23,17 +24,17 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._multi import accurate
-from ._random import draw_beta, home
-from ._spatial import check_spatial, examples, is_dense
-from .mixed import Mixed
+from ._foreach import compute_dtype
+from ._sampling import draw_beta, generator_device
+from ._spatial import check_spatial, is_dense, select_rows
+from .mixed import MixedBatch
 
-__all__ = ["CutmixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]
+__all__ = ["CutMixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]
 
-_SEVERAL = "Mix several with one draw: see draw_cutmix and apply_cutmix."
+_SEVERAL = "mix several with one draw: see draw_cutmix and apply_cutmix"
 
 
-class CutmixDraw(NamedTuple):
+class CutMixDraw(NamedTuple):
     """What `cutmix` draws: a partner for each example, and the box that is pasted from it.
 
     Attributes:
@@ -54,7 +55,7 @@ def cutmix(
     uniform_sampling: bool = False,
     per_sample: bool = False,
     generator: torch.Generator | None = None,
-) -> Mixed:
+) -> MixedBatch:
     r"""Paste a box of another example into every example of a batch.
 
     $$x'_i = (1 - M) \odot x_i + M \odot x_{p(i)}, \quad w = 1 - \overline{M}, \quad
@@ -113,7 +114,7 @@ def draw_cutmix(
     uniform_sampling: bool = False,
     per_sample: bool = False,
     generator: torch.Generator | None = None,
-) -> CutmixDraw:
+) -> CutMixDraw:
     """Draw the partners and the box of one batch.
 
     Args:
@@ -139,21 +140,23 @@ def draw_cutmix(
     """
     check_count("batch_size", batch_size)
     check_size("size", size)
-    check_range("alpha", alpha, 0, inf, ends="()", advice="Leave cutmix out to mix nothing.")
+    check_range("alpha", alpha, 0, inf, ends="()")
     check_flag("uniform_sampling", uniform_sampling)
     check_flag("per_sample", per_sample)
     check_generator(generator)
-    permutation = torch.randperm(batch_size, generator=generator, device=home(generator))
+    permutation = torch.randperm(
+        batch_size, generator=generator, device=generator_device(generator)
+    )
     share = draw_beta(alpha, (batch_size,) if per_sample else (), generator=generator)
     root = (1 - share).pow(1 / len(size)).unsqueeze(-1)
     sides = (root * root.new_tensor(size)).round()
     box = draw_boxes(sides, size, uniform_sampling=uniform_sampling, generator=generator)
-    return CutmixDraw(permutation, box)
+    return CutMixDraw(permutation, box)
 
 
 def apply_cutmix(
-    inputs: Shaped[Tensor, " *shape"], targets: Shaped[Tensor, " *dense"], draw: CutmixDraw
-) -> Mixed:
+    inputs: Shaped[Tensor, " *shape"], targets: Shaped[Tensor, " *dense"], draw: CutMixDraw
+) -> MixedBatch:
     """Paste the box that was drawn from the partner that was drawn: the deterministic half.
 
     Args:
@@ -170,7 +173,7 @@ def apply_cutmix(
             fewer dimensions than the box.
 
     Example:
-        >>> draw = CutmixDraw(torch.tensor([1, 0]), torch.tensor([[1, 3]]))
+        >>> draw = CutMixDraw(torch.tensor([1, 0]), torch.tensor([[1, 3]]))
         >>> mixed = apply_cutmix(torch.tensor([[0, 0, 0, 0], [1, 2, 3, 4]]), torch.eye(2), draw)
         >>> mixed.inputs, mixed.weight
         (tensor([[0, 2, 3, 0],
@@ -184,12 +187,12 @@ def apply_cutmix(
     share = (box[..., 1] - box[..., 0]).prod(-1).double() / max(prod(size), 1)
     # The weight of the losses is not rounded to the dtype of the inputs, which may be a short
     # one.
-    weight = (1 - share).to(inputs.device, accurate(inputs.dtype), non_blocking=True)
+    weight = (1 - share).to(inputs.device, compute_dtype(inputs.dtype), non_blocking=True)
     mixed = _paste(inputs, partner, box)
     if is_dense(targets, size):
         pasted = _paste(targets, partner, box)
-        return Mixed(mixed, pasted, pasted, weight)
-    return Mixed(mixed, targets, targets[partner], weight)
+        return MixedBatch(mixed, pasted, pasted, weight)
+    return MixedBatch(mixed, targets, targets[partner], weight)
 
 
 def _paste(tensor: Tensor, partner: Tensor, box: Tensor) -> Tensor:
@@ -199,19 +202,18 @@ def _paste(tensor: Tensor, partner: Tensor, box: Tensor) -> Tensor:
         pasted[found[0]] = tensor[found[0]].index_select(0, partner)
         return pasted
     mask = broadcast(inside(box, tensor.shape[tensor.ndim - dims :], tensor.device), tensor, dims)
-    return torch.where(mask, examples(tensor, partner), tensor)
+    return torch.where(mask, select_rows(tensor, partner), tensor)
 
 
-def _check(inputs: Tensor, targets: Tensor, draw: CutmixDraw) -> None:
+def _check(inputs: Tensor, targets: Tensor, draw: CutMixDraw) -> None:
     check_tensor("inputs", inputs, advice=_SEVERAL)
     check_tensor("targets", targets, advice=_SEVERAL)
-    if not isinstance(draw, CutmixDraw):
-        raise TypeError(f"draw is {draw!r}, but must be a CutmixDraw, such as draw_cutmix gives.")
+    check_draw(draw, CutMixDraw, "draw_cutmix")
     check_partners(draw.permutation, inputs)
     check_tensor("draw.box", draw.box)
     check_one_batch(inputs, targets)
     if inputs.ndim <= draw.box.shape[-2]:
         raise ValueError(
             f"draw has a box of {draw.box.shape[-2]} dimensions, but inputs has shape "
-            f"{tuple(inputs.shape)}. Draw with size=inputs.shape[2:]."
+            f"{tuple(inputs.shape)}; draw with size=inputs.shape[2:]."
         )

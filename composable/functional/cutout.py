@@ -20,12 +20,12 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._random import home
+from ._sampling import generator_device
 from ._spatial import check_spatial
 
 __all__ = ["apply_cutout", "cutout", "draw_cutout"]
 
-_SHARE = "Below 1 it is a share of the shorter side."
+_SHARE = "below 1 it is a share of the shorter side"
 
 
 def cutout(
@@ -121,20 +121,21 @@ def draw_cutout(
     check_count("batch_size", batch_size)
     check_size("size", size)
     check_count("num_holes", num_holes)
-    check_range(
-        "length", length, 0, inf, ends="[)", advice="Below 1 it is a share of the shorter side."
-    )
-    if length > 1 and length != int(length):
-        raise ValueError(
-            f"length is {length!r}, but from 1 on must be a whole number of pixels. {_SHARE}"
-        )
+    check_hole_length("length", length)
     check_flag("uniform_sampling", uniform_sampling)
     check_flag("per_sample", per_sample)
     check_generator(generator)
     side = length if length >= 1 or not length else max(1, round(length * min(size)))
     shape = (*[batch_size] * per_sample, num_holes, len(size))
-    sides = torch.full(shape, float(side), dtype=torch.float64, device=home(generator))
+    sides = torch.full(shape, float(side), dtype=torch.float64, device=generator_device(generator))
     return draw_boxes(sides, size, uniform_sampling=uniform_sampling, generator=generator)
+
+
+def check_hole_length(name: str, length: float) -> None:
+    """Raise an error unless the length is a share of a side, or a whole number of pixels."""
+    check_range(name, length, 0, inf, ends="[)", advice=_SHARE)
+    if length > 1 and length != int(length):
+        raise ValueError(f"{name}={length!r} must be a whole number of pixels; {_SHARE}.")
 
 
 def apply_cutout(
@@ -175,14 +176,14 @@ def apply_cutout(
 
 def _check(inputs: Tensor, draw: Tensor) -> None:
     check_tensor("inputs", inputs)
-    check_tensor("draw", draw, advice="draw_cutout gives it.")
+    check_tensor("draw", draw, advice="draw_cutout returns one")
     if draw.ndim not in (3, 4) or inputs.ndim <= draw.shape[-2]:
         raise ValueError(
-            f"draw has shape {tuple(draw.shape)}, which is none of holes for inputs of shape "
-            f"{tuple(inputs.shape)}. Draw with size=inputs.shape[2:]."
+            f"draw has shape {tuple(draw.shape)}, which does not match inputs of shape "
+            f"{tuple(inputs.shape)}; draw with size=inputs.shape[2:]."
         )
     if draw.ndim == 4 and len(draw) != len(inputs):
         raise ValueError(
-            f"draw has holes for {len(draw)} examples, but inputs has {len(inputs)}. "
-            "Draw with batch_size=len(inputs)."
+            f"draw has holes for {len(draw)} examples, but inputs has {len(inputs)}; draw "
+            "with batch_size=len(inputs)."
         )

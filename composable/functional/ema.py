@@ -1,4 +1,4 @@
-"""Exponential moving average of weights: evaluate a smoother model than the one that trains.
+"""Exponential moving average (EMA) of weights, to evaluate a smoothed model.
 
 Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992 (the average
 of iterates); Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS 2017 (the
@@ -11,7 +11,7 @@ from math import inf
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ._averages import moved_towards
+from ._averages import lerp_tensors
 from ._checks import check_range
 
 __all__ = ["ema", "ema_smoothing"]
@@ -27,18 +27,18 @@ def ema(
 
     $$a' = s a + (1 - s) c$$
 
-    Floating-point tensors are averaged, in fused calls; integer and bool ones, such as a batch
-    norm's count of batches, have no average and are copied from `current`.
+    Floating-point tensors are averaged, in fused calls. Integer and bool tensors, such as the
+    number of batches of a batch norm, are copied from `current`.
 
     Args:
-        average: The average so far, by name. Its dtypes are kept: a float32 average of bfloat16
-            weights is a good idea, since a step of less than 1/256 is lost in bfloat16.
-        current: The tensors to follow: the same names and shapes.
-        smoothing: The share $s$ that the average keeps, in [0, 1]; see `ema_smoothing`.
+        average: The average so far, by name. Its dtypes are kept: use a float32 average for
+            bfloat16 weights, since bfloat16 loses steps below 1/256.
+        current: The current tensors, of the same names and shapes.
+        smoothing: Share $s$ of the average to keep, in [0, 1]; see `ema_smoothing`.
 
     Returns:
-        New tensors by the same names, detached. Where average and current agree, so does the
-        result, exactly.
+        New, detached tensors by the same names. Entries at which average and current are equal stay
+        exactly the same.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -50,25 +50,25 @@ def ema(
         >>> ema(average, weights, smoothing=0.75)
         {'w': tensor([2.])}
     """
-    check_range("smoothing", smoothing, 0, 1, advice="ema_smoothing(half_life) computes it.")
-    return moved_towards(average, current, 1 - smoothing)
+    check_range("smoothing", smoothing, 0, 1)
+    return lerp_tensors(average, current, 1 - smoothing)
 
 
 def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
-    r"""Compute the smoothing with which a value's weight halves in `half_life`.
+    r"""Compute the smoothing for which the weight of a value halves in `half_life`.
 
     $$s = 2^{-\text{update interval} / \text{half life}}$$
 
     Args:
-        half_life: Time in which the weight of a past value halves, above 0.
+        half_life: Time after which the weight of a past value halves, above 0.
         update_interval: Time between two updates, above 0, in the unit of `half_life`.
 
     Returns:
         The smoothing for `ema`, in (0, 1).
 
     Raises:
-        TypeError: One of them is not a number.
-        ValueError: One of them is not above 0.
+        TypeError: An argument is not a number.
+        ValueError: An argument is not above 0.
 
     Example:
         >>> ema_smoothing(half_life=100, update_interval=100)

@@ -1,4 +1,4 @@
-"""Layer freezing: train the first layers for a part of the time only.
+"""Layer freezing: progressively freeze the first layers during training.
 
 Brock, Lim, Ritchie and Weston, "FreezeOut: Accelerate Training by Progressively Freezing Layers",
 2017, https://arxiv.org/abs/1706.04983
@@ -15,7 +15,7 @@ __all__ = ["FrozenLayers", "frozen_layers"]
 
 
 class FrozenLayers(NamedTuple):
-    """The leading layers that are frozen, and their parameters, both by name and in order."""
+    """The names of the frozen layers and of their parameters, in order."""
 
     layers: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -28,33 +28,34 @@ def frozen_layers(
     freeze_start: float = 0.5,
     freeze_level: float = 1.0,
 ) -> FrozenLayers:
-    r"""Say which leading layers are frozen at a time of training.
+    r"""Return the layers that are frozen at a time of training.
 
-    A layer is a module with parameters of its own, whether or not it has children; the order is
-    that in which modules were registered. Of $n$ layers the first
+    A layer is a module that directly holds parameters, whether or not it has children. Layers are
+    ordered by their registration in the model. Of $n$ layers the first
 
     $$\left\lfloor (n - 1) \, \mathrm{level} \,
     \frac{\max(0, t - \mathrm{start})}{1 - \mathrm{start}} \right\rfloor$$
 
-    are frozen at $t$, so the last one never is. The layers after the last one that trains
-    (`requires_grad`) don't count, so that something always trains. Else the answer depends on the
-    structure of the model and on $t$ alone: not on what is frozen already.
+    are frozen at $t$, so the last layer is never frozen. Layers after the last one with a parameter
+    that requires a gradient don't count, so at least one layer always trains. Apart from that the
+    result depends only on the structure of the model and on $t$, not on parameters that are
+    already frozen.
 
-    A parameter that several layers share belongs to the last of them, and what a parametrization
-    holds to the layer that is parametrized.
+    A parameter that several layers share belongs to the last of them, and the parameters of a
+    parametrization belong to the parametrized layer.
 
     Args:
-        model: Any module; it is left as it was.
-        elapsed: The share of the training that has passed, in [0, 1].
-        freeze_start: The share of the training after which freezing begins, in [0, 1].
-        freeze_level: The share of the layers that are frozen at the end, in [0, 1].
+        model: Any module. It is not modified.
+        elapsed: Elapsed fraction of training, in [0, 1].
+        freeze_start: Fraction of training after which freezing starts, in [0, 1].
+        freeze_level: Share of the layers that are frozen at the end, in [0, 1].
 
     Returns:
-        The names of the layers and those of their parameters, as in `named_parameters()`.
+        The names of the layers and of their parameters, as in `named_parameters()`.
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: A number is out of its range.
+        ValueError: A number is out of range.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 1))
@@ -73,14 +74,14 @@ def frozen_layers(
         return FrozenLayers((), ())
     layers, last = _layers(model)
     share = freeze_level * (elapsed - freeze_start) / (1 - freeze_start)
-    # 29 % of 100 layers are 29 of them, though 0.29 * 100 is a little less.
+    # 1e-9: 29 % of 100 layers are 29 layers, although 0.29 * 100 < 29 in floats.
     count = floor(share * last + 1e-9)
     chosen = list(layers)[:count]
     return FrozenLayers(tuple(chosen), tuple(name for layer in chosen for name in layers[layer]))
 
 
 def _layers(model: nn.Module) -> tuple[dict[str, list[str]], int]:
-    """List the parameters of each layer, in order, and number the last layer that trains."""
+    """Return the parameters of each layer, in order, and the index of the last trained layer."""
     named = list(model.named_parameters(remove_duplicate=False))
     first = {id(parameter): name for name, parameter in reversed(named)}
     final = {id(parameter): name for name, parameter in named}

@@ -13,9 +13,9 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ._checks import check_count, check_module
+from ._reclass import keeps_forward_of, reclass, refuse_lazy
 from ._spatial import laid_out_like
 from ._surgery import replace_modules, report_nothing
-from ._take_over import keeps_forward_of, refuse_lazy, take_over
 
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "ghost_batchnorm"]
 
@@ -67,7 +67,7 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
         refuse_lazy(name, module, GHOSTS, "ghost_batchnorm")
         for plain, ghost in GHOSTS.items():
             if keeps_forward_of(plain, module):
-                new: _Ghost = take_over(module, ghost, prefix="Ghost")
+                new: _Ghost = reclass(module, ghost, prefix="Ghost")
                 new.ghost_batch_size = ghost_batch_size
                 return new
         return module

@@ -1,4 +1,4 @@
-"""The consistency loss of AugMix: how much several predictions for one image differ.
+"""The Jensen-Shannon consistency loss of AugMix.
 
 Hendrycks, Mu, Cubuk, Zoph, Gilmer and Lakshminarayanan, "AugMix: A Simple Data Processing Method to
 Improve Robustness and Uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781, equation 1.
@@ -18,23 +18,25 @@ __all__ = ["jensen_shannon_loss"]
 def jensen_shannon_loss(
     logits: Float[Tensor, "batch classes *rest"], *others: Float[Tensor, "batch classes *rest"]
 ) -> Float[Tensor, ""]:
-    r"""Measure how much predictions differ from their mean.
+    r"""Compute the Jensen-Shannon divergence of several predictions.
 
     $$\mathrm{JS} = \frac{1}{n} \sum_{i=1}^n \mathrm{KL}(p_i \,\|\, \bar p), \qquad
     \bar p = \frac{1}{n} \sum_{i=1}^n p_i, \qquad p_i = \mathrm{softmax}(z_i)$$
 
-    The paper adds 12 times this, for an image and two augmentations of it, to the image's own loss.
+    The paper adds 12 times this loss, for an image and two augmentations of it, to the loss of the
+    image.
 
     Args:
-        logits: What the model made of the images, `[batch, classes, ...]`, in floats.
-        others: What it made of one or more augmentations of them, of the same shape.
+        logits: Logits of the images, `[batch, classes, ...]`.
+        others: Logits of one or more augmentations of the images, of the same shape.
 
     Returns:
-        The mean over the batch, from 0 (all agree) to $\log n$ (each is sure of another class).
+        The mean over the batch, from 0 (all predictions are equal) to $\log n$ (each prediction is
+        certain of a different class).
 
     Raises:
         TypeError: An argument is not a tensor of floats.
-        ValueError: There are no others, or the shapes differ.
+        ValueError: `others` is empty, or the shapes differ.
 
     Example:
         >>> sure = torch.tensor([[100.0, 0.0]])
@@ -47,11 +49,11 @@ def jensen_shannon_loss(
         check_blendable(name, tensor)
         if tensor.ndim < 2 or tensor.shape != logits.shape:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, but logits, of shape "
-                f"{tuple(logits.shape)}, and all others must be [batch, classes, ...], alike."
+                "logits and others must have the same shape [batch, classes, ...], but logits has "
+                f"{tuple(logits.shape)} and {name} has {tuple(tensor.shape)}."
             )
     if not others:
-        raise ValueError("others is empty, but must hold the logits of one augmentation or more.")
+        raise ValueError("others must have the logits of at least one augmentation.")
     logs = torch.stack((logits, *others)).log_softmax(2)
     log_mean = logs.logsumexp(0) - log(len(logs))
     return (logs.exp() * (logs - log_mean)).sum(2).mean()

@@ -1,38 +1,38 @@
-"""Low-precision group normalisation: compute it in the dtype of autocast, not in float32.
+"""Low-precision group normalization: compute it in the dtype of autocast, not in float32.
 
-Wu and He, "Group Normalization", ECCV 2018, https://arxiv.org/abs/1803.08494, is the norm; that
-it needn't leave the low precision is an observation of practice.
+Wu and He, "Group Normalization", ECCV 2018, https://arxiv.org/abs/1803.08494, define the norm. Its
+computation in low precision is common practice.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm
 
-from ._low_precision import LowPrecision, lower_norms
+from .layers.low_precision import LowPrecision, lower_norms
 
 __all__ = ["LowPrecisionGroupNorm", "low_precision_groupnorm"]
 
 
 def low_precision_groupnorm(model: nn.Module, *, precision: torch.dtype | None = None) -> nn.Module:
-    """Replace group norms by ones that are computed in the dtype of autocast.
+    """Replace group norms by layers that compute in the dtype of autocast.
 
-    All that `low_precision_layernorm` says of layer norms holds for these.
+    The details are the same as for layer norms; see `low_precision_layernorm`.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
-        precision: `torch.float16` or `torch.bfloat16`, to compute in it whether or not autocast is
-            on; outside of autocast the outputs are then cast back to the dtype of the inputs. None
-            for that of autocast, where it is on.
+        model: Any module. It is not modified. The result shares its parameters.
+        precision: `torch.float16` or `torch.bfloat16`, to compute in this dtype with or without
+            autocast; without autocast, the outputs are cast to the dtype of the inputs. None for
+            the dtype of autocast, if it is enabled.
 
     Returns:
-        The new model; `model` itself where there was nothing to replace.
+        The new model; `model` itself if there is nothing to replace.
 
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: `precision` is another dtype, or the model is wrapped for distributed training.
 
     Warns:
-        NoEffectWarning: Nothing was found, or a replacement may be bypassed.
+        NoEffectWarning: Nothing was replaced, or a replacement may be bypassed.
 
     Example:
         >>> model = low_precision_groupnorm(nn.GroupNorm(2, 4))
@@ -46,7 +46,7 @@ def low_precision_groupnorm(model: nn.Module, *, precision: torch.dtype | None =
 
 
 class LowPrecisionGroupNorm(LowPrecision, nn.GroupNorm):
-    """A `GroupNorm` in low precision: takes its arguments, and `precision`."""
+    """A `GroupNorm` in low precision, with its arguments and `precision`."""
 
     def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return group_norm(inputs, self.num_groups, weight, bias, self.eps)

@@ -1,44 +1,44 @@
-"""Low-precision layer normalisation: compute it in the dtype of autocast, not in float32.
+"""Low-precision layer normalization: compute it in the dtype of autocast, not in float32.
 
-Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450, is the norm;
-that it needn't leave the low precision is an observation of practice.
+Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450, define the
+norm. Its computation in low precision is common practice.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from ._low_precision import LowPrecision, lower_norms
+from .layers.low_precision import LowPrecision, lower_norms
 
 __all__ = ["LowPrecisionLayerNorm", "low_precision_layernorm"]
 
 
 def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None = None) -> nn.Module:
-    """Replace layer norms by ones that are computed in the dtype of autocast.
+    """Replace layer norms by layers that compute in the dtype of autocast.
 
-    Autocast runs a `LayerNorm` in float32 on a GPU, and what follows casts down again. These cast
-    inputs, weight and bias to the low precision instead, and give outputs in it. Their parameters
-    stay as they are, in float32. Outside of autocast the layers compute what they did. float64
-    stays float64.
+    On a GPU, autocast runs a `LayerNorm` in float32, and the next layer casts down again. The
+    replacements cast inputs, weight and bias to low precision instead, and return outputs in low
+    precision. Their parameters stay in float32. Without autocast the layers compute the same as
+    before. float64 inputs are computed in float64.
 
-    Keys of the state dict, options, mode, hooks and subclasses stay; a subclass with a `forward`
-    of its own is left alone. Layers that are of low precision already are, too, so twice is once.
+    Keys of the state dict, options, mode, hooks and subclasses don't change. Subclasses with their
+    own `forward` are skipped, and so are low-precision layers, so the function is idempotent.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
-        precision: `torch.float16` or `torch.bfloat16`, to compute in it whether or not autocast is
-            on; outside of autocast the outputs are then cast back to the dtype of the inputs. None
-            for that of autocast, where it is on.
+        model: Any module. It is not modified. The result shares its parameters.
+        precision: `torch.float16` or `torch.bfloat16`, to compute in this dtype with or without
+            autocast; without autocast, the outputs are cast to the dtype of the inputs. None for
+            the dtype of autocast, if it is enabled.
 
     Returns:
-        The new model; `model` itself where there was nothing to replace.
+        The new model; `model` itself if there is nothing to replace.
 
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: `precision` is another dtype, or the model is wrapped for distributed training.
 
     Warns:
-        NoEffectWarning: Nothing was found, or a replacement may be bypassed.
+        NoEffectWarning: Nothing was replaced, or a replacement may be bypassed.
 
     Example:
         >>> model = low_precision_layernorm(nn.LayerNorm(4))
@@ -54,7 +54,7 @@ def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None =
 
 
 class LowPrecisionLayerNorm(LowPrecision, nn.LayerNorm):
-    """A `LayerNorm` in low precision: takes its arguments, and `precision`."""
+    """A `LayerNorm` in low precision, with its arguments and `precision`."""
 
     def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)

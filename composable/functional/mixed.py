@@ -1,4 +1,4 @@
-"""The result of mixing the examples of a batch in pairs: `mixup`, and others like it."""
+"""The results of methods that mix pairs of examples, such as `mixup`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._targets import class_probabilities, count_classes
 
-__all__ = ["Mixed", "MixedTargets"]
+__all__ = ["MixedBatch", "MixedTargets"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -18,8 +18,8 @@ class MixedTargets(NamedTuple):
 
     Attributes:
         targets: Targets of the examples themselves, `[batch, ...]`.
-        partner_targets: Targets of their partners, the same shape.
-        weight: Share of the example itself, in [0, 1]: one number, or one per example.
+        partner_targets: Targets of the partners, of the same shape.
+        weight: Weight of the first target, in [0, 1]: one number, or one per example.
     """
 
     targets: Tensor
@@ -27,17 +27,17 @@ class MixedTargets(NamedTuple):
     weight: Tensor
 
     def soft(self, num_classes: int | None = None) -> Tensor:
-        """Blend the two targets into class probabilities.
+        """Interpolate the two targets as class probabilities.
 
         Args:
-            num_classes: Number of classes. Needed where the targets are class indices.
+            num_classes: Number of classes. Required if the targets are class indices.
 
         Returns:
             `[batch, classes, ...]` in the default dtype for class indices `[batch, ...]`; the
-            shape and dtype of the targets where they are floats already.
+            shape and dtype of the targets if they are probabilities.
 
         Raises:
-            ValueError: `num_classes` is missing, or is not that of the targets.
+            ValueError: `num_classes` is missing, or does not match the targets.
 
         Example:
             >>> pair = MixedTargets(torch.tensor([0]), torch.tensor([2]), torch.tensor(0.75))
@@ -50,19 +50,19 @@ class MixedTargets(NamedTuple):
             kept, partner = (class_probabilities(t, classes) for t in (kept, partner))
         elif num_classes is not None:
             count_classes(kept, num_classes)
-        return torch.lerp(partner, kept, across(self.weight, kept))
+        return torch.lerp(partner, kept, broadcast_weight(self.weight, kept))
 
     def loss(self, loss_fn: Loss, outputs: Tensor) -> Tensor:
-        """Blend the losses against the two targets: right for any loss function.
+        """Interpolate the losses of the two targets, for any loss function.
 
         Args:
-            loss_fn: Called twice, as `loss_fn(outputs, targets)`. Where there is one weight per
-                example it must give one loss per example (`reduction="none"`).
-            outputs: What the model made of the mixed inputs.
+            loss_fn: Loss function, called twice, as `loss_fn(outputs, targets)`. If there is one
+                weight per example, it must return one loss per example (`reduction="none"`).
+            outputs: Outputs of the model for the mixed inputs.
 
         Returns:
             `weight * loss_fn(outputs, targets) + (1 - weight) * loss_fn(outputs,
-            partner_targets)`, averaged over everything where there is one weight per example.
+            partner_targets)`. If there is one weight per example, its mean.
 
         Raises:
             ValueError: There is one weight per example, but the losses are already reduced.
@@ -78,23 +78,21 @@ class MixedTargets(NamedTuple):
             return torch.lerp(partner, kept, self.weight.to(kept.dtype))
         if kept.shape[:1] != self.weight.shape:
             raise ValueError(
-                f"loss_fn gave a loss of shape {tuple(kept.shape)}, but there is one weight "
-                "per "
-                f"example (per_sample=True), so it must give {len(self.weight)} losses, one "
-                "per "
-                'example: build it with reduction="none", or mix with per_sample=False.'
+                f"loss_fn must return one loss per example, of shape ({len(self.weight)},), for "
+                f"one weight per example (per_sample=True), not shape {tuple(kept.shape)}; use "
+                'reduction="none", or mix with per_sample=False.'
             )
-        return torch.lerp(partner, kept, across(self.weight, kept)).mean()
+        return torch.lerp(partner, kept, broadcast_weight(self.weight, kept)).mean()
 
 
-class Mixed(NamedTuple):
+class MixedBatch(NamedTuple):
     """A mixed batch.
 
     Attributes:
         inputs: The mixed inputs.
-        targets: Targets of the examples themselves, as they came.
-        partner_targets: Targets of their partners.
-        weight: Share of the example itself: one number, or one per example.
+        targets: Targets of the examples themselves, unchanged.
+        partner_targets: Targets of the partners.
+        weight: Weight of the first target, in [0, 1]: one number, or one per example.
     """
 
     inputs: Tensor
@@ -104,19 +102,19 @@ class Mixed(NamedTuple):
 
     @property
     def mixed_targets(self) -> MixedTargets:
-        """The batch without its inputs."""
+        """The targets and their weight."""
         return MixedTargets(self.targets, self.partner_targets, self.weight)
 
     def soft_targets(self, num_classes: int | None = None) -> Tensor:
-        """Blend the two targets into class probabilities: see `MixedTargets.soft`."""
+        """Interpolate the two targets as class probabilities; see `MixedTargets.soft`."""
         return self.mixed_targets.soft(num_classes)
 
     def loss(self, loss_fn: Loss, outputs: Tensor) -> Tensor:
-        """Blend the losses against the two targets: see `MixedTargets.loss`."""
+        """Interpolate the losses of the two targets; see `MixedTargets.loss`."""
         return self.mixed_targets.loss(loss_fn, outputs)
 
 
-def across(weight: Tensor, tensor: Tensor) -> Tensor:
-    """Give the weight the dtype and device of a tensor, and room to broadcast along it."""
+def broadcast_weight(weight: Tensor, tensor: Tensor) -> Tensor:
+    """Convert a weight to the dtype and device of a tensor, and make it broadcast along it."""
     trailing = (1,) * (tensor.ndim - 1) if weight.ndim else ()
     return weight.to(tensor, non_blocking=True).reshape(weight.shape + trailing)

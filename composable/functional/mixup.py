@@ -1,4 +1,4 @@
-"""Mixup: train on blends of pairs of examples.
+"""MixUp: train on convex combinations of pairs of examples.
 
 Zhang, Cisse, Dauphin and Lopez-Paz, "mixup: Beyond Empirical Risk Minimization", ICLR 2018,
 https://arxiv.org/abs/1710.09412
@@ -14,6 +14,7 @@ from torch import Tensor
 from ._checks import (
     check_blendable,
     check_count,
+    check_draw,
     check_flag,
     check_generator,
     check_one_batch,
@@ -21,16 +22,16 @@ from ._checks import (
     check_range,
     check_tensor,
 )
-from ._multi import accurate
-from ._random import draw_beta, home
-from ._spatial import examples
-from .mixed import Mixed, across
+from ._foreach import compute_dtype
+from ._sampling import draw_beta, generator_device
+from ._spatial import select_rows
+from .mixed import MixedBatch, broadcast_weight
 
-__all__ = ["MixupDraw", "apply_mixup", "draw_mixup", "mixup"]
+__all__ = ["MixUpDraw", "apply_mixup", "draw_mixup", "mixup"]
 
 
-class MixupDraw(NamedTuple):
-    """What `mixup` draws: a partner for each example, and the share that each one keeps."""
+class MixUpDraw(NamedTuple):
+    """The draw of `mixup`: a partner for each example, and the weight of the example itself."""
 
     permutation: Int[Tensor, " batch"]
     weight: Float[Tensor, " *batch"]
@@ -43,27 +44,27 @@ def mixup(
     alpha: float = 0.2,
     per_sample: bool = False,
     generator: torch.Generator | None = None,
-) -> Mixed:
-    r"""Blend every example of a batch with another one of it.
+) -> MixedBatch:
+    r"""Replace each example by a convex combination with another example of the batch.
 
     $$x'_i = w x_i + (1 - w) x_{p(i)}, \quad w = \max(v, 1 - v), \quad
     v \sim \mathrm{Beta}(\alpha, \alpha)$$
 
-    with a random permutation $p$. The paper's $\lambda$ is our $v$. Folding it to at least one
-    half changes nothing in distribution (the two of a pair swap roles) and says which target
-    leads.
+    with a random permutation $p$; $v$ is the paper's $\lambda$. Folding it to at least one half
+    does not change the distribution, because the pair is exchangeable, and guarantees that the
+    first target has the larger weight.
 
     Args:
         inputs: Floats, `[batch, ...]`.
-        targets: Class indices, class probabilities or numbers to regress, `[batch, ...]`.
-        alpha: Strength, above 0. Near 0 examples stay almost intact; at 1 every share is
-            equally likely; large values blend half and half.
-        per_sample: Draw one share per example rather than one per batch.
-        generator: Source of randomness. Without one, torch's global generator.
+        targets: Class indices, class probabilities or regression targets, `[batch, ...]`.
+        alpha: Both parameters of the Beta distribution, above 0. Near 0 examples are almost
+            unchanged; at 1 the weight is uniform; for large values it is close to one half.
+        per_sample: Draw one weight per example instead of one per batch.
+        generator: Random number generator. Default: torch's global generator.
 
     Returns:
-        The mixed inputs, with the shape, dtype, device and memory layout of `inputs`; both
-        targets; and the weight of the first. Its `loss` and `soft_targets` make use of them.
+        The mixed inputs, with the shape, dtype, device and memory format of `inputs`; both
+        targets; and the weight of the first. Its methods `loss` and `soft_targets` combine them.
 
     Raises:
         TypeError: An argument is of the wrong type, or the inputs are integers.
@@ -87,18 +88,19 @@ def draw_mixup(
     alpha: float = 0.2,
     per_sample: bool = False,
     generator: torch.Generator | None = None,
-) -> MixupDraw:
+) -> MixUpDraw:
     """Draw the partners and the weight of one batch.
 
     Args:
         batch_size: Number of examples, 0 or more.
-        alpha: Strength, above 0; see `mixup`.
-        per_sample: Draw one weight per example rather than one per batch.
-        generator: Source of randomness. Without one, torch's global generator.
+        alpha: Both parameters of the Beta distribution, above 0; see `mixup`.
+        per_sample: Draw one weight per example instead of one per batch.
+        generator: Random number generator. Default: torch's global generator.
 
     Returns:
-        A permutation, and a float64 weight in [1/2, 1] (or `batch_size` of them). Both lie on
-        the CPU, or where the generator does: a seed means the same draw on every device.
+        A permutation, and a float64 weight in [1/2, 1] (or `batch_size` weights). Both are on the
+        device of the generator, the CPU by default, so a seed gives the same draw for every device
+        of the batch.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -110,53 +112,53 @@ def draw_mixup(
         [0, 1, 2, 3]
     """
     check_count("batch_size", batch_size)
-    check_range("alpha", alpha, 0, inf, ends="()", advice="Leave mixup out to mix nothing.")
+    check_range("alpha", alpha, 0, inf, ends="()")
     check_flag("per_sample", per_sample)
     check_generator(generator)
     size = (batch_size,) if per_sample else ()
-    permutation = torch.randperm(batch_size, generator=generator, device=home(generator))
+    device = generator_device(generator)
+    permutation = torch.randperm(batch_size, generator=generator, device=device)
     share = draw_beta(alpha, size, generator=generator)
-    return MixupDraw(permutation, torch.maximum(share, 1 - share))
+    return MixUpDraw(permutation, torch.maximum(share, 1 - share))
 
 
 def apply_mixup(
-    inputs: Shaped[Tensor, " *shape"], targets: Shaped[Tensor, " *dense"], draw: MixupDraw
-) -> Mixed:
-    """Blend every example with the partner that was drawn for it: the deterministic half.
+    inputs: Shaped[Tensor, " *shape"], targets: Shaped[Tensor, " *dense"], draw: MixUpDraw
+) -> MixedBatch:
+    """Combine each example with its partner: the deterministic half of `mixup`.
 
     Args:
         inputs: Floats, `[batch, ...]`.
         targets: Targets, `[batch, ...]`.
-        draw: What `draw_mixup` gave.
+        draw: The result of `draw_mixup`.
 
     Returns:
         The mixed batch; see `mixup`. At weight 1 its inputs equal `inputs` exactly.
 
     Raises:
         TypeError: An argument is of the wrong type, or the inputs are integers.
-        ValueError: Inputs, targets and draw do not belong to one batch size.
+        ValueError: Inputs, targets and draw have different batch sizes.
 
     Example:
-        >>> draw = MixupDraw(torch.tensor([1, 0]), torch.tensor(0.75))
+        >>> draw = MixUpDraw(torch.tensor([1, 0]), torch.tensor(0.75))
         >>> apply_mixup(torch.tensor([[0.0], [8.0]]), torch.tensor([0, 1]), draw).inputs
         tensor([[2.],
                 [6.]])
     """
     _check(inputs, targets)
-    if not isinstance(draw, MixupDraw):
-        raise TypeError(f"draw is {draw!r}, but must be a MixupDraw, such as draw_mixup gives.")
+    check_draw(draw, MixUpDraw, "draw_mixup")
     check_partners(draw.permutation, inputs)
     check_tensor("draw.weight", draw.weight)
     partner = draw.permutation.to(inputs.device, non_blocking=True)
-    blended = torch.lerp(examples(inputs, partner), inputs, across(draw.weight, inputs))
-    # The weight of the losses is not rounded to the dtype of the inputs, which may be a short
-    # one.
-    weight = draw.weight.to(inputs.device, accurate(inputs.dtype), non_blocking=True)
-    return Mixed(blended, targets, targets[partner], weight)
+    share = broadcast_weight(draw.weight, inputs)
+    mixed = torch.lerp(select_rows(inputs, partner), inputs, share)
+    # The weight of the losses is not rounded to the dtype of the inputs, which may be 16-bit.
+    weight = draw.weight.to(inputs.device, compute_dtype(inputs.dtype), non_blocking=True)
+    return MixedBatch(mixed, targets, targets[partner], weight)
 
 
 def _check(inputs: Tensor, targets: Tensor) -> None:
-    several = "Mix several with one draw: see draw_mixup and apply_mixup."
+    several = "mix several with one draw: see draw_mixup and apply_mixup"
     check_blendable("inputs", inputs, advice=several)
     check_tensor("targets", targets, advice=several)
     check_one_batch(inputs, targets)

@@ -1,4 +1,4 @@
-"""A model that costs nothing: what is left of a step is the loop and the data."""
+"""No-op model: a model without computation, to measure the data pipeline and the loop."""
 
 from typing import Any
 
@@ -12,22 +12,21 @@ __all__ = ["IdleModel", "no_op_model"]
 
 
 def no_op_model(model: nn.Module) -> "IdleModel":
-    """Replace a whole model by one that costs nothing, to measure the data pipeline.
+    """Replace a model by one without computation, to measure the data pipeline.
 
-    Whatever it is called with, its output is its only parameter, a number. That is its loss, too:
-    `loss(outputs, batch)`. So the loop can go through all of a step, and an optimizer has
-    something to do.
+    For any inputs, its output is its only parameter, a scalar, and so is its loss,
+    `loss(outputs, batch)`. So the loop runs complete steps, and the optimizer has a parameter.
 
     Args:
-        model: Any module; it is left as it was.
+        model: Any module. It is not modified.
 
     Returns:
-        The model that does nothing, with the dtype, device and mode of the given one. One that
-        does nothing already is returned itself.
+        The no-op model, with the dtype, device and mode of `model`; `model` itself if it is a no-op
+        model already.
 
     Raises:
-        TypeError: `model` is no module.
-        ValueError: It is wrapped for distributed training.
+        TypeError: `model` is not a module.
+        ValueError: The model is wrapped for distributed training.
 
     Example:
         >>> idle = no_op_model(nn.Linear(4, 3))
@@ -46,16 +45,16 @@ def no_op_model(model: nn.Module) -> "IdleModel":
 
 
 class IdleModel(nn.Module):
-    """A model of one parameter, which is its output and its loss."""
+    """A model of one parameter, which is both its output and its loss."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Give the parameter, whatever the inputs."""
+        """Return the parameter, for any inputs."""
         return self.weight.view(())
 
     def loss(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Give the outputs."""
+        """Return the outputs."""
         return outputs

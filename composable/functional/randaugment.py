@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ._checks import check_count, check_generator, check_range
+from ._checks import check_count, check_draw, check_generator, check_range
 from ._operations import apply_operations, check_set, draw_operations
 from .images._values import check_images
 
@@ -159,13 +159,10 @@ def apply_randaugment(
         tensor([[[[0.1250, 0.2500, 0.5000]]]])
     """
     check_images(images)
-    if not isinstance(draw, RandAugmentDraw):
-        raise TypeError(
-            f"draw is {draw!r}, but must be a RandAugmentDraw, such as draw_randaugment gives."
-        )
+    check_draw(draw, RandAugmentDraw, "draw_randaugment")
     if draw.operations.shape[1:] != images.shape[:1]:
         raise ValueError(
-            f"draw is for {tuple(draw.operations.shape)[1:]} images, but images has {len(images)}. "
-            "Draw with batch_size=len(images)."
+            f"draw is for {tuple(draw.operations.shape)[1:]} images, but images has {len(images)}; "
+            "draw with batch_size=len(images)."
         )
     return apply_operations(images, *draw)

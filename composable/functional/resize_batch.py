@@ -22,9 +22,9 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._random import draw_uniform
+from ._sampling import draw_uniform
 from ._spatial import check_spatial, take
-from .resized import Resized
+from .resized import ResizedBatch
 
 __all__ = ["apply_crop", "draw_crop", "progressive_scale", "resize_batch", "scaled_size"]
 
@@ -40,7 +40,7 @@ def resize_batch(
     resize_targets: bool = False,
     size_increment: int = 1,
     generator: torch.Generator | None = None,
-) -> Resized:
+) -> ResizedBatch:
     """Make the images of a batch smaller, by interpolation or by a crop.
 
     Args:
@@ -83,14 +83,14 @@ def resize_batch(
     if resize_targets:
         _check_dense(targets, size)
     if scale_factor == 1:
-        return Resized(inputs, targets)
+        return ResizedBatch(inputs, targets)
     offset = draw_crop(size, new, generator=generator) if mode == "crop" else None
     small = [
         _shrink(tensor, new) if offset is None else apply_crop(tensor, new, offset)
         for tensor in (inputs, targets)[: 1 + resize_targets]
         if tensor is not None
     ]
-    return Resized(small[0], small[1] if resize_targets else targets)
+    return ResizedBatch(small[0], small[1] if resize_targets else targets)
 
 
 def scaled_size(
@@ -159,8 +159,8 @@ def progressive_scale(
     check_range("delay_fraction", delay_fraction, 0, 1)
     if delay_fraction + finetune_fraction > 1:
         raise ValueError(
-            f"delay_fraction is {delay_fraction!r} and finetune_fraction is "
-            f"{finetune_fraction!r}, but together they must be at most 1, the whole training."
+            f"delay_fraction={delay_fraction!r} and finetune_fraction={finetune_fraction!r} must "
+            "not sum to more than 1."
         )
     growing = 1 - finetune_fraction - delay_fraction
     grown = elapsed - delay_fraction
@@ -196,7 +196,7 @@ def draw_crop(
     check_size("new_size", new_size)
     check_generator(generator)
     if len(size) != len(new_size) or any(a < b for a, b in zip(size, new_size, strict=True)):
-        raise ValueError(f"new_size is {tuple(new_size)}, which does not fit in {tuple(size)}.")
+        raise ValueError(f"new_size={tuple(new_size)} must fit into size={tuple(size)}.")
     share = draw_uniform((len(size),), generator=generator)
     places = share.new_tensor([a - b + 1 for a, b in zip(size, new_size, strict=True)])
     return (share * places).long()
@@ -226,12 +226,12 @@ def apply_crop(
     """
     check_tensor("tensor", tensor)
     check_size("new_size", new_size)
-    check_tensor("offset", offset, advice="draw_crop gives it.")
+    check_tensor("offset", offset, advice="draw_crop returns one")
     old = tensor.shape[1:][-len(new_size) :]
     if len(old) != len(new_size) or any(new > was for was, new in zip(old, new_size, strict=True)):
         raise ValueError(
-            f"new_size is {tuple(new_size)}, but must be within the last dimensions of tensor, of "
-            f"shape {tuple(tensor.shape)}."
+            f"new_size={tuple(new_size)} must fit into the last dimensions of tensor, of shape "
+            f"{tuple(tensor.shape)}."
         )
     stop = offset + offset.new_tensor(new_size)
     found = regions(torch.stack([offset, stop], -1).unsqueeze(0))
@@ -248,8 +248,8 @@ def _shrink(tensor: Tensor, size: Sequence[int]) -> Tensor:
         return _shrink(tensor.unsqueeze(1), size).squeeze(1)
     if len(size) not in _MODES:
         raise ValueError(
-            f"inputs has {len(size)} spatial dimensions, but only 1, 2 or 3 can be interpolated. "
-            'Use mode="crop".'
+            f"inputs must have 1, 2 or 3 spatial dimensions to be interpolated, not {len(size)}; "
+            'use mode="crop".'
         )
     return interpolate(tensor, size=tuple(size), mode=_MODES[len(size)])
 
@@ -262,8 +262,8 @@ def _nearest(old: int, new: int, device: torch.device) -> Tensor:
 def _check_dense(targets: Tensor | None, size: Sequence[int]) -> None:
     # [1:], because the batch comes first, even where it is as large as the images.
     if targets is None or tuple(targets.shape[1:][-len(size) :]) != tuple(size):
-        found = "None" if targets is None else f"of shape {tuple(targets.shape)}"
+        found = None if targets is None else tuple(targets.shape)
         raise ValueError(
-            f"resize_targets=True needs targets with a value for each pixel, [batch, ..., "
-            f"{', '.join(map(str, size))}], but targets is {found}. Use resize_targets=False."
+            "targets must have one value per pixel, of shape [batch, ..., "
+            f"{', '.join(map(str, size))}], to be resized, not {found}; use resize_targets=False."
         )

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Resized"]
+__all__ = ["ResizedBatch"]
 
 
-class Resized(NamedTuple):
+class ResizedBatch(NamedTuple):
     """A batch whose inputs are smaller.
 
     Attributes:

@@ -1,4 +1,4 @@
-r"""Sharpness-aware minimization: take the gradient where the loss is worst nearby.
+"""Sharpness-aware minimization (SAM): take the gradient at the worst-case nearby weights.
 
 Foret, Kleiner, Mobahi and Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving
 Generalization", ICLR 2021, https://arxiv.org/abs/2010.01412
@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ._checks import check_range, check_same_names, check_tensors
-from ._multi import global_norm, multi, multi_, per_kind
+from ._foreach import foreach, foreach_, global_norm, per_dtype
 
 __all__ = ["sam_perturbation"]
 
@@ -25,26 +25,27 @@ def sam_perturbation(
     rho: float = 0.05,
     epsilon: float = 1e-12,
 ) -> dict[str, Shaped[Tensor, " ..."]]:
-    r"""Move parameters to where the loss is worst in a ball around them, to first order.
+    r"""Perturb parameters to the maximum of the loss within a radius, to first order.
 
     $$w' = w + \rho \, \frac{g}{\lVert g \rVert + \epsilon}$$
 
-    The norm is the L2 norm over all gradients together. The gradient at $w'$ is the one to train
-    on: compute it there, and step from $w$.
+    The norm is the L2 norm of all gradients together. Compute the gradient at $w'$, and update $w$
+    with it.
 
     Args:
         params: The parameters $w$, by name.
-        grads: Their gradients, by the same names. None, for a parameter without one, leaves it
-            where it is.
-        rho: The radius of the ball, 0 or more.
-        epsilon: Keeps the step finite where all gradients are 0, above 0: there it is 0.
+        grads: The gradients, by the same names. A parameter whose gradient is None is not
+            perturbed.
+        rho: Radius of the neighbourhood, 0 or more.
+        epsilon: Term added to the norm for numerical stability, above 0. If all gradients are 0,
+            so is the perturbation.
 
     Returns:
-        The moved parameters $w'$ (not the step alone): new tensors by the same names, detached,
-        in the dtypes of `params`. The step is computed in float32 at least. Nothing waits for
-        the device.
+        The perturbed parameters $w'$ (not the perturbation): new, detached tensors by the same
+        names, in the dtypes of `params`. The perturbation is computed in at least float32, without
+        a synchronization with the device.
 
-        Where a gradient isn't finite, neither is the result.
+        Non-finite gradients give non-finite results.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -63,24 +64,24 @@ def sam_perturbation(
     new = {name: param.detach().clone() for name, param in params.items() if name not in present}
     if present:
         rows = [params[name].detach() for name in present]
-        # Sparse ones, as of embeddings, have no fused norm; the result is dense anyway.
+        # There is no fused norm of sparse gradients, and the result is dense anyway.
         slopes = [(g.to_dense() if g.is_sparse else g).detach() for g in present.values()]
         scale = rho / (global_norm(slopes) + epsilon)
-        moved = per_kind(lambda group, slope: _climb(group, slope, scale), rows, slopes)
+        moved = per_dtype(lambda group, slope: _perturb(group, slope, scale), rows, slopes)
         new |= dict(zip(present, moved, strict=True))
     return {name: new[name] for name in params}
 
 
-def _climb(params: list[Tensor], grads: list[Tensor], scale: Tensor) -> list[Tensor]:
-    # In float16 the scale of small gradients would be infinite.
+def _perturb(params: list[Tensor], grads: list[Tensor], scale: Tensor) -> list[Tensor]:
+    # In float16 the scale of small gradients can overflow.
     dtype = torch.promote_types(params[0].dtype, torch.float32)
     slopes = [grad.to(param.device, dtype) for param, grad in zip(params, grads, strict=True)]
-    steps = multi("mul", slopes, scale.to(slopes[0]))
-    return multi_("add", [step.to(params[0].dtype) for step in steps], params)
+    steps = foreach("mul", slopes, scale.to(slopes[0]))
+    return foreach_("add", [step.to(params[0].dtype) for step in steps], params)
 
 
 def _present(params: Mapping[str, Tensor], grads: Any) -> dict[str, Tensor]:
-    """Give the gradients that there are."""
+    """Return the gradients that are not None."""
     some = isinstance(grads, Mapping)
     present = {name: g for name, g in grads.items() if g is not None} if some else grads
     check_tensors("grads", present)
@@ -89,6 +90,6 @@ def _present(params: Mapping[str, Tensor], grads: Any) -> dict[str, Tensor]:
         if grad.shape != params[name].shape:
             raise ValueError(
                 f"grads[{name!r}] has shape {tuple(grad.shape)}, but params[{name!r}] has "
-                f"{tuple(params[name].shape)}. They must belong to one model."
+                f"{tuple(params[name].shape)}; pass tensors of one model."
             )
     return dict(present)

@@ -1,8 +1,8 @@
-"""Selective backprop: train on the examples of a batch that the model finds hard.
+"""Selective backprop: train on the examples of a batch with high loss.
 
 Jiang et al., "Accelerating Deep Learning by Focusing on the Biggest Losers", 2019,
-https://arxiv.org/abs/1910.00762. The paper ranks against recent losses; ranking within the
-batch, as here, is the variant that became common, because it keeps an exact share.
+https://arxiv.org/abs/1910.00762. The paper ranks against recent losses. This is the common variant
+that ranks within the batch, which keeps an exact share.
 """
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from ._checks import check_count, check_generator, check_range, check_tensor
-from ._random import draw_exponential, home
+from ._sampling import draw_exponential, generator_device
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
 
@@ -21,24 +21,22 @@ def select_using_loss(
     keep: float = 0.5,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " kept"]:
-    r"""Choose examples of a batch, those with a high loss more often.
+    r"""Sample examples of a batch, with higher probability for higher losses.
 
-    The example whose loss has rank $r$ of $n$ (0 the lowest) is drawn, without replacement,
-    with
+    The example whose loss has rank $r$ of $n$ (0 is the lowest) is sampled, without replacement,
+    with probability
 
     $$p_r \propto \left(\frac{r + 1/2}{n}\right)^{1 / k - 1}$$
 
     Args:
-        losses: One loss per example, `[batch]`. NaN ranks above all numbers, so such an example
-            is drawn most often: the training step then shows what is wrong, as it would without
-            selection.
-        keep: The share $k$ of the batch to choose, in (0, 1].
-        generator: Source of randomness. Without one, torch's global generator.
+        losses: One loss per example, `[batch]`. NaN ranks above all numbers, so an example with a
+            NaN loss is the most likely to be kept, and the error shows in the training step.
+        keep: Share $k$ of the batch to keep, in (0, 1].
+        generator: Random number generator. Default: torch's global generator.
 
     Returns:
-        `round(keep * n)` different indices, and at least one of a batch that is not empty, in
-        ascending order: `inputs[indices]` keeps the order of the batch, and `keep=1` changes
-        nothing.
+        `round(keep * n)` distinct indices, at least one unless the batch is empty, in ascending
+        order: `inputs[indices]` keeps the order of the batch, and `keep=1` keeps the batch.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -59,16 +57,16 @@ def select_using_loss(
 def draw_selection(
     batch_size: int, *, keep: float = 0.5, generator: torch.Generator | None = None
 ) -> Int[Tensor, " kept"]:
-    """Draw which ranks of loss are kept, whatever the losses are.
+    """Draw the ranks of the losses to keep, independently of the losses.
 
     Args:
         batch_size: Number of examples, 0 or more.
-        keep: The share to choose, in (0, 1].
-        generator: Source of randomness. Without one, torch's global generator.
+        keep: Share of the examples to keep, in (0, 1].
+        generator: Random number generator. Default: torch's global generator.
 
     Returns:
-        Ranks in ascending order, 0 that of the lowest loss; on the CPU, or where the generator
-        lies.
+        Ranks in ascending order, 0 for the lowest loss, on the device of the generator, the CPU by
+        default.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -79,13 +77,12 @@ def draw_selection(
         tensor([0, 1, 2])
     """
     check_count("batch_size", batch_size)
-    check_range("keep", keep, 0, 1, ends="(]", advice="0.5 trains on half of the batch.")
+    check_range("keep", keep, 0, 1, ends="(]")
     check_generator(generator)
     kept = min(batch_size, max(1, round(keep * batch_size)))
-    ranks = torch.arange(batch_size, device=home(generator), dtype=torch.float64)
+    ranks = torch.arange(batch_size, device=generator_device(generator), dtype=torch.float64)
     log_weight = (1 / keep - 1) * ((ranks + 0.5) / max(batch_size, 1)).log()
-    # A race: whoever waits an exponential time of rate p comes in as if drawn without
-    # replacement.
+    # Exponential arrival times with rates p: the first arrivals are a sample without replacement.
     arrival = draw_exponential((batch_size,), generator=generator).log() - log_weight
     return arrival.topk(kept, largest=False).indices.sort().values
 
@@ -93,12 +90,12 @@ def draw_selection(
 def apply_selection(
     losses: Shaped[Tensor, " *batch"], draw: Int[Tensor, " kept"]
 ) -> Int[Tensor, " kept"]:
-    """Find the examples that hold the ranks that were drawn: the deterministic half.
+    """Return the examples of the drawn ranks: the deterministic half of `select_using_loss`.
 
     Args:
-        losses: One loss per example, `[batch]`. Of equal losses the earlier example ranks
+        losses: One loss per example, `[batch]`. Among equal losses, the earlier example ranks
             lower.
-        draw: What `draw_selection` gave.
+        draw: The result of `draw_selection`.
 
     Returns:
         Indices in ascending order, on the device of the losses.
@@ -112,7 +109,7 @@ def apply_selection(
         tensor([1, 3])
     """
     _check(losses)
-    check_tensor("draw", draw, advice="draw_selection gives it.")
+    check_tensor("draw", draw, advice="draw_selection returns one")
     by_loss = losses.detach().argsort(stable=True)
     return by_loss[draw.to(losses.device, non_blocking=True)].sort().values
 
@@ -125,22 +122,22 @@ def should_select(
     end: float = 0.9,
     interrupt: int = 2,
 ) -> bool:
-    """Say whether a batch is one to select from.
+    """Return whether to select examples in this batch.
 
     Args:
-        elapsed: Share of the training that has passed, in [0, 1].
-        batch_index: Number of the batch, from 0.
-        start: Share from which on batches are selected from.
-        end: Share from which on they no longer are.
-        interrupt: Every so many batches one is trained on in full: with 2 every other one, with
-            1 each of them, with 0 none.
+        elapsed: Elapsed fraction of training, in [0, 1].
+        batch_index: Index of the batch, from 0.
+        start: Fraction of training at which selection starts.
+        end: Fraction of training at which selection ends.
+        interrupt: Train on the full batch once in every `interrupt` batches: 2 for every other
+            batch, 1 for all batches, 0 for none.
 
     Returns:
-        True in `start <= elapsed < end`, but for every `interrupt`-th batch.
+        True if `start <= elapsed < end`, except in every `interrupt`-th batch.
 
     Raises:
         TypeError: An argument is not a number.
-        ValueError: Not `0 <= start <= end <= 1`, or one of the others is negative.
+        ValueError: Not `0 <= start <= end <= 1`, or another argument is negative.
 
     Example:
         >>> [should_select(0.6, batch, interrupt=3) for batch in range(6)]
@@ -149,8 +146,8 @@ def should_select(
     check_range("elapsed", elapsed, 0)
     check_count("batch_index", batch_index)
     check_range("start", start, 0, 1)
-    check_range("end", end, start, 1, advice="Selection ends at or after its start.")
-    check_count("interrupt", interrupt, advice="0 means never.")
+    check_range("end", end, start, 1)
+    check_count("interrupt", interrupt)
     standard = interrupt > 0 and (batch_index + 1) % interrupt == 0
     return start <= elapsed < end and not standard
 
@@ -159,8 +156,7 @@ def _check(losses: Tensor) -> None:
     check_tensor("losses", losses)
     if losses.ndim != 1:
         raise ValueError(
-            f"losses has shape {tuple(losses.shape)}, but must hold one loss per example, "
-            "[batch]. "
-            'Build the loss with reduction="none", and average over all dimensions but the '
-            "first."
+            "losses must have one loss per example, of shape [batch], not "
+            f'{tuple(losses.shape)}; use reduction="none", and average over all dimensions but '
+            "the first."
         )

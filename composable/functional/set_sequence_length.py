@@ -1,23 +1,22 @@
-"""Sequence length warm-up: begin training on short sequences.
+"""Sequence length warm-up: start training on short sequences.
 
 Li, Zhang and He, "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for
 Training GPT Models", NeurIPS 2022, https://arxiv.org/abs/2108.06084
 """
 
-import copy
-from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from math import floor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._checks import check_count, check_flag, check_range
+from ._checks import check_count, check_flag, check_range, kind_of
+from ._tree import map_named_tensors, named_tensors
 
 __all__ = ["sequence_length", "set_sequence_length", "warmed_up_length"]
 
-_IGNORED = -100  # the class index that torch's losses and Hugging Face's models leave out
+_IGNORED = -100  # the index that the losses of PyTorch and the models of Hugging Face ignore
 
 
 def set_sequence_length(
@@ -27,33 +26,33 @@ def set_sequence_length(
     truncate: bool = True,
     preserve_end_of_sequence: bool = False,
 ) -> Any:
-    """Make the sequences of a batch shorter: cut them off, or cut them into pieces.
+    """Shorten the sequences of a batch: truncate them, or split them into segments.
 
-    A sequence is a tensor `[batch, tokens, ...]`, with as many tokens as `input_ids`, or where
-    the batch has no such entry as its first tensor of two or more dimensions. All other tensors
-    belong to an example as a whole.
+    A sequence is a tensor `[batch, tokens, ...]` with the number of tokens of `input_ids`, or, if
+    the batch has no such entry, of its first tensor with at least two dimensions. All other tensors
+    belong to the examples.
 
     Args:
-        batch: A dict of tensors (Hugging Face's BatchEncoding is one too), or a tuple or list
-            of such or of tensors, nested in any way.
-        length: The number of tokens to come to, at least 1. Sequences that are no longer stay.
-        truncate: Keep the first tokens of each sequence. Otherwise each is cut into pieces
-            `[batch * pieces, length, ...]`, those of an example one after another, and no token
-            is lost: where `length` does not divide the number of tokens, the last piece begins
-            within the one before, and what both have has -100 in its `labels`, so that each
-            token is learned once. What belongs to an example goes to all of its pieces.
-        preserve_end_of_sequence: When truncating, let the last token that is kept of each
-            sequence be its last real one, such as the end-of-sequence token. That is the last
-            where `attention_mask` is not 0. In pieces the last token is kept anyway.
+        batch: A dict of tensors (or a BatchEncoding of Hugging Face), or tuples and lists of dicts
+            or tensors, nested in any way.
+        length: New number of tokens, at least 1. Shorter sequences are not changed.
+        truncate: Keep the first tokens of each sequence. Otherwise split each sequence into
+            segments, `[batch * segments, length, ...]`, in the order of the examples, so that no
+            token is lost. If `length` does not divide the number of tokens, the last segment
+            overlaps the one before, and the `labels` of the overlap are -100, so that each token
+            is learned once. Tensors of an example are repeated for its segments.
+        preserve_end_of_sequence: If truncating, replace the last kept token of each sequence by its
+            last real one, such as the end-of-sequence token: the last token whose `attention_mask`
+            is not 0. Segments always include that token.
 
     Returns:
-        The batch with shorter sequences, of the same types, dtypes and devices: views where
-        truncation is all; the batch itself where its sequences are short enough.
+        The batch with shorter sequences, of the same types, dtypes and devices: views for plain
+        truncation; `batch` itself if its sequences are short enough.
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: `length` is below 1, the batch has no sequence, or the end is to be kept and
-            there is no `attention_mask` of the sequences.
+        ValueError: `length` is below 1, the batch has no sequence, or `preserve_end_of_sequence` is
+            True and there is no `attention_mask` of the shape of the sequences.
 
     Example:
         >>> batch = {"input_ids": torch.arange(10).reshape(2, 5), "label": torch.tensor([0, 1])}
@@ -66,7 +65,7 @@ def set_sequence_length(
     check_count("length", length, 1)
     check_flag("truncate", truncate)
     check_flag("preserve_end_of_sequence", preserve_end_of_sequence)
-    tensors = list(_named_tensors(batch))
+    tensors = list(named_tensors(batch))
     examples, tokens = _shape(batch, tensors)
     if length >= tokens:
         return batch
@@ -75,14 +74,14 @@ def set_sequence_length(
         return tensor.shape[:2] == (examples, tokens)
 
     if not truncate:
-        return _map(batch, _pieces(examples, tokens, length))
+        return map_named_tensors(_split(examples, tokens, length), batch)
     if not preserve_end_of_sequence:
-        return _map(batch, lambda _, t: t[:, :length] if is_sequence(t) else t)
+        return map_named_tensors(lambda _, t: t[:, :length] if is_sequence(t) else t, batch)
     masks = [t for name, t in tensors if name == "attention_mask" and is_sequence(t)]
     if not masks:
         raise ValueError(
-            "preserve_end_of_sequence=True needs an attention_mask of the sequences, "
-            f"({examples}, {tokens}), to find their ends. Add one to the batch, or leave it False."
+            "preserve_end_of_sequence=True must come with an attention_mask of shape "
+            f"({examples}, {tokens}); add one to the batch, or pass False."
         )
     at = torch.arange(tokens, device=masks[0].device)
     end = (at * (masks[0] != 0)).amax(1, keepdim=True).clamp(min=length - 1)
@@ -93,14 +92,14 @@ def set_sequence_length(
             return tensor
         return torch.cat([tensor[:, : length - 1], tensor[rows, end]], 1)
 
-    return _map(batch, keep_end)
+    return map_named_tensors(keep_end, batch)
 
 
 def sequence_length(batch: Any) -> int:
-    """Say how many tokens the sequences of a batch have: what `set_sequence_length` changes.
+    """Return the number of tokens of the sequences of a batch; see `set_sequence_length`.
 
     Args:
-        batch: A dict of tensors, or a tuple or list of such or of tensors, nested in any way.
+        batch: A dict of tensors, or tuples and lists of dicts or tensors, nested in any way.
 
     Raises:
         ValueError: The batch has no sequence.
@@ -109,7 +108,7 @@ def sequence_length(batch: Any) -> int:
         >>> sequence_length({"label": torch.tensor([0, 1]), "input_ids": torch.zeros(2, 5)})
         5
     """
-    return _shape(batch, list(_named_tensors(batch)))[1]
+    return _shape(batch, list(named_tensors(batch)))[1]
 
 
 def warmed_up_length(
@@ -120,21 +119,21 @@ def warmed_up_length(
     max_seq_length: int = 1024,
     step_size: int = 8,
 ) -> int:
-    """Say how long sequences are at a time of training: it grows in steps, along a line.
+    """Return the sequence length at a time of training: it grows linearly, in steps.
 
     Args:
-        elapsed: Share of the training that has passed, 0 or more.
-        duration: Share of the training in which it grows, in [0, 1]. 0 for no warm-up.
-        min_seq_length: The length at the start, at least 1.
-        max_seq_length: The length at the end of the warm-up and after it.
-        step_size: It grows by this many tokens at a time; the last step may be a smaller one.
+        elapsed: Elapsed fraction of training, 0 or more.
+        duration: Share of training in which the length grows, in [0, 1]. 0 for no warm-up.
+        min_seq_length: Length at the start, at least 1.
+        max_seq_length: Length after the warm-up, at least `min_seq_length`.
+        step_size: Number of tokens by which the length grows at a time, at least 1.
 
     Returns:
         The number of tokens, in `[min_seq_length, max_seq_length]`.
 
     Raises:
         TypeError: An argument is not a number.
-        ValueError: One of them is out of its range.
+        ValueError: An argument is out of range.
 
     Example:
         >>> [warmed_up_length(t / 10, max_seq_length=64) for t in range(5)]
@@ -143,17 +142,16 @@ def warmed_up_length(
     check_range("elapsed", elapsed, 0)
     check_range("duration", duration, 0, 1)
     check_count("min_seq_length", min_seq_length, 1)
-    advice = "It is no smaller than min_seq_length."
-    check_count("max_seq_length", max_seq_length, min_seq_length, advice=advice)
+    check_count("max_seq_length", max_seq_length, min_seq_length)
     check_count("step_size", step_size, 1)
     if elapsed >= duration:
         return max_seq_length
-    # What rounding took from elapsed must not put off a step that is due.
+    # 1e-9: a rounding error of elapsed must not delay a step.
     steps = elapsed / duration * (max_seq_length - min_seq_length) / step_size + 1e-9
     return min_seq_length + step_size * floor(steps)
 
 
-def _pieces(examples: int, tokens: int, length: int) -> Callable[[Any, Tensor], Tensor]:
+def _split(examples: int, tokens: int, length: int) -> Callable[[Any, Tensor], Tensor]:
     count = -(-tokens // length)
     overlap = count * length - tokens
 
@@ -172,48 +170,18 @@ def _pieces(examples: int, tokens: int, length: int) -> Callable[[Any, Tensor], 
 
 
 def _shape(batch: Any, tensors: list[tuple[Any, Tensor]]) -> tuple[int, int]:
-    """The number of sequences, and of their tokens."""
+    """Return the number of sequences and of their tokens."""
     if not tensors:
         raise ValueError(
-            f"batch is a {type(batch).__name__} without a tensor, but must hold sequences: tensors "
-            "of shape [batch, tokens, ...]."
+            "batch must have sequences, tensors of shape [batch, tokens, ...], but "
+            f"{kind_of(batch)} without tensors has none."
         )
     candidates = [(name, tensor.shape) for name, tensor in tensors if tensor.ndim > 1]
     if not candidates:
         raise ValueError(
-            "batch has no sequence, which is a tensor of shape [batch, tokens, ...]; it has "
+            "batch must have sequences, tensors of shape [batch, tokens, ...], but it has "
             f"{', '.join(f'{name}: {tuple(t.shape)}' for name, t in tensors)}."
         )
     ids = [shape for name, shape in candidates if name == "input_ids"]
     examples, tokens, *_ = ids[0] if ids else candidates[0][1]
     return examples, tokens
-
-
-def _named_tensors(tree: Any, name: Any = "batch") -> Iterator[tuple[Any, Tensor]]:
-    if isinstance(tree, Tensor):
-        yield name, tree
-    for key, child in _children(tree):
-        yield from _named_tensors(child, key)
-
-
-def _map(tree: Any, function: Callable[[Any, Tensor], Tensor], name: Any = "batch") -> Any:
-    if isinstance(tree, Tensor):
-        return function(name, tree)
-    new = {key: _map(child, function, key) for key, child in _children(tree)}
-    if isinstance(tree, (dict, UserDict)) and type(tree) is not dict:
-        like = copy.copy(tree)
-        like.update(new)
-        return like
-    if isinstance(tree, Mapping):
-        return type(tree)(new)  # type: ignore[call-arg]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*new.values())
-    return type(tree)(new.values()) if isinstance(tree, (tuple, list)) else tree
-
-
-def _children(tree: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(tree, Mapping):
-        return tree.items()
-    if isinstance(tree, (tuple, list)):
-        return zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True)
-    return ()

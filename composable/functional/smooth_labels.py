@@ -1,4 +1,4 @@
-"""Label smoothing: move a little of each label's probability to all classes.
+"""Label smoothing: mix one-hot targets with the uniform distribution.
 
 Szegedy, Vanhoucke, Ioffe, Shlens and Wojna, "Rethinking the Inception Architecture for Computer
 Vision", CVPR 2016, section 7, https://arxiv.org/abs/1512.00567
@@ -19,27 +19,26 @@ def smooth_labels(
     smoothing: float = 0.1,
     num_classes: int | None = None,
 ) -> Float[Tensor, " *smooth"]:
-    r"""Blend labels with the uniform distribution over the classes.
+    r"""Mix targets with the uniform distribution over the classes.
 
     $$y' = (1 - s) y + s / C$$
 
     Args:
         targets: Class indices `[batch, ...]`, or class probabilities `[batch, classes, ...]`
             (`[classes]` for a single example).
-        smoothing: The share $s$ that is spread over all classes, in [0, 1].
-        num_classes: The number of classes $C$. Needed for class indices.
+        smoothing: Share $s$ of the probability that is spread over all classes, in [0, 1].
+        num_classes: Number of classes $C$. Required for class indices.
 
     Returns:
-        Probabilities `[batch, classes, ...]`: in the default dtype for class indices, else in
-        that of `targets`. They are for a loss that takes probabilities, as `cross_entropy`
-        does.
+        Probabilities `[batch, classes, ...]`, in the default dtype for class indices, otherwise in
+        the dtype of `targets`. Use a loss that takes probabilities, such as `cross_entropy`.
 
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: `smoothing` is not in [0, 1], or `num_classes` is missing or wrong.
-        RuntimeError: An index is not in [0, num_classes). It comes from torch, on a GPU at the
-            next synchronisation, because looking at the values would make every step wait. An
-            index that means "ignore" (-100) is no class: filter such positions out first.
+        RuntimeError: An index is not in [0, num_classes). PyTorch raises it, on a GPU at the next
+            synchronization, because a check of the values would synchronize every step. This
+            includes the ignore index (-100): remove such positions first.
 
     Example:
         >>> import torch
@@ -48,7 +47,7 @@ def smooth_labels(
                 [0.8000, 0.1000, 0.1000]])
     """
     check_tensor("targets", targets)
-    check_range("smoothing", smoothing, 0, 1, advice="0.1 is usual.")
+    check_range("smoothing", smoothing, 0, 1)
     classes = count_classes(targets, num_classes)
     rest = smoothing / max(classes, 1)
     if targets.is_floating_point():

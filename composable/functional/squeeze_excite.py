@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation: let the whole image say how much each channel counts.
+"""Squeeze-and-excitation: rescale channels by a gate of their global means.
 
 Hu, Shen, Albanie, Sun and Wu, "Squeeze-and-Excitation Networks", CVPR 2018,
 https://arxiv.org/abs/1709.01507
@@ -12,9 +12,9 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from ._checks import check_count, check_generator, check_module, check_range
-from ._random import home
+from ._reclass import reclass, refuse_lazy
+from ._sampling import generator_device
 from ._surgery import replace_modules, report_nothing
-from ._take_over import refuse_lazy, take_over
 
 __all__ = ["SqueezeExcitation", "squeeze_excite"]
 
@@ -26,36 +26,36 @@ def squeeze_excite(
     min_channels: int = 128,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    r"""Let channel attention follow the convolutions, in 1 to 3 dimensions.
+    r"""Add squeeze-and-excitation blocks after convolutions, in 1 to 3 dimensions.
 
-    With $u$ the output of the convolution and $\bar u$ its mean over all positions:
+    With the output $u$ of a convolution and its mean $\bar u$ over all positions, it computes
 
     $$y = u \cdot \sigma(W_2 \, \mathrm{relu}(W_1 \bar u))$$
 
-    The layers compute what they did, with all their options, and then this. The new weights are
-    `<layer>.squeeze_excite.*` in the state dict; all other keys stay, so the weights of the old
-    model load with `strict=False`. They take the dtype and device of the layer's weight. Layers
-    with channel attention are left alone, so twice is once.
+    The options of the convolution don't change. The new weights are `<layer>.squeeze_excite.*` in
+    the state dict, with the dtype and device of the weight of the layer. All other keys stay the
+    same, so the weights of the old model can be loaded with `strict=False`. Layers that have the
+    block are skipped, so the function is idempotent.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
-        latent_channels: The size of $W_1 \bar u$: a whole number, or below 1 a fraction of the
-            layer's output channels, rounded down to 1 or more.
-        min_channels: Convolutions with fewer input or output channels stay.
-        generator: Draws the new weights, as `nn.Linear` does: uniform in ±1/√(inputs). Torch's
-            global one where None.
+        model: Any module. It is not modified. The result shares its parameters.
+        latent_channels: Size of $W_1 \bar u$: an integer, or a share below 1 of the output
+            channels of the layer, rounded down to at least 1.
+        min_channels: Minimum number of input and output channels of a convolution to extend.
+        generator: Random number generator of the new weights, which are uniform in ±1/√(inputs),
+            as in `nn.Linear`. Default: torch's global generator.
 
     Returns:
-        The new model; `model` itself where there was nothing to replace.
+        The new model; `model` itself if there is nothing to replace.
 
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: `latent_channels` is 0 or less, `min_channels` is negative, a convolution is
-            lazy and does not know its channels yet, or the model is wrapped for distributed
+            lazy and its channels are not known yet, or the model is wrapped for distributed
             training.
 
     Warns:
-        NoEffectWarning: Nothing was found, or a replacement may be bypassed.
+        NoEffectWarning: Nothing was replaced, or a replacement may be bypassed.
 
     Example:
         >>> draw = torch.Generator().manual_seed(0)
@@ -66,7 +66,7 @@ def squeeze_excite(
         SqueezeExcitation(256, latent_channels=64)
     """
     check_module("model", model)
-    _check_latent(latent_channels)
+    check_latent_channels("latent_channels", latent_channels)
     check_count("min_channels", min_channels)
     check_generator(generator)
 
@@ -76,7 +76,7 @@ def squeeze_excite(
             if isinstance(module, plain) and not isinstance(module, _Excited):
                 if min(module.in_channels, module.out_channels) < min_channels:
                     return module
-                new: nn.Module = take_over(module, excited, prefix="Excited")
+                new: nn.Module = reclass(module, excited, prefix="Excited")
                 weight = next(module.parameters())
                 new.squeeze_excite = SqueezeExcitation(
                     module.out_channels, latent_channels=latent_channels, generator=generator
@@ -94,12 +94,12 @@ def squeeze_excite(
 
 
 class SqueezeExcitation(nn.Module):
-    """Scale every channel by what the means of all channels say; see `squeeze_excite`.
+    """A gate that rescales each channel by the means of all channels; see `squeeze_excite`.
 
     Args:
-        channels: How many channels the inputs have.
-        latent_channels: As for `squeeze_excite`.
-        generator: Draws the weights.
+        channels: Number of channels of the inputs.
+        latent_channels: Channels between the two layers; see `squeeze_excite`.
+        generator: Random number generator of the weights. Default: torch's global generator.
 
     Example:
         >>> layer = SqueezeExcitation(8, latent_channels=2)
@@ -116,7 +116,7 @@ class SqueezeExcitation(nn.Module):
     ) -> None:
         super().__init__()
         check_count("channels", channels, 1)
-        _check_latent(latent_channels)
+        check_latent_channels("latent_channels", latent_channels)
         latent = (
             latent_channels if latent_channels >= 1 else max(1, int(latent_channels * channels))
         )
@@ -126,11 +126,11 @@ class SqueezeExcitation(nn.Module):
     def forward(
         self, inputs: Shaped[Tensor, " batch channels *rest"]
     ) -> Shaped[Tensor, " batch channels *rest"]:
-        """Give the scaled inputs."""
+        """Rescale the channels of the inputs."""
         return self.scaled(inputs, inputs.ndim - 2)
 
     def scaled(self, inputs: Tensor, dims: int) -> Tensor:
-        """Give the scaled inputs, whose last `dims` dimensions are positions."""
+        """Rescale the channels of inputs with `dims` spatial dimensions."""
         means = inputs.flatten(inputs.ndim - dims).mean(-1) if dims else inputs
         latent = nn.functional.linear(means, self.squeeze).relu()
         scale = nn.functional.linear(latent, self.excite).sigmoid()
@@ -142,7 +142,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class _Excited(nn.Module):
-    """A convolution, and then channel attention."""
+    """A convolution with a squeeze-and-excitation block after it."""
 
     squeeze_excite: SqueezeExcitation
     kernel_size: tuple[int, ...]
@@ -153,28 +153,29 @@ class _Excited(nn.Module):
 
 
 class ExcitedConv1d(_Excited, nn.Conv1d):
-    """A `Conv1d` with channel attention, as `squeeze_excite` makes it."""
+    """A `Conv1d` with a squeeze-and-excitation block; see `squeeze_excite`."""
 
 
 class ExcitedConv2d(_Excited, nn.Conv2d):
-    """A `Conv2d` with channel attention, as `squeeze_excite` makes it."""
+    """A `Conv2d` with a squeeze-and-excitation block; see `squeeze_excite`."""
 
 
 class ExcitedConv3d(_Excited, nn.Conv3d):
-    """A `Conv3d` with channel attention, as `squeeze_excite` makes it."""
+    """A `Conv3d` with a squeeze-and-excitation block; see `squeeze_excite`."""
 
 
 CONVS = {nn.Conv1d: ExcitedConv1d, nn.Conv2d: ExcitedConv2d, nn.Conv3d: ExcitedConv3d}
 
 
-def _check_latent(latent_channels: int | float) -> None:
-    advice = "A whole number counts channels; a number below 1 is a fraction of them."
-    check_range("latent_channels", latent_channels, 0, ends="(]", advice=advice)
-    if latent_channels >= 1 and latent_channels != int(latent_channels):
-        raise ValueError(f"latent_channels is {latent_channels!r}, but must be whole. {advice}")
+def check_latent_channels(name: str, value: Any) -> None:
+    """Raise an error unless the value is a count of channels, or a share of all channels."""
+    advice = "a number below 1 is a share of the output channels"
+    check_range(name, value, 0, ends="()", advice=advice)
+    if value >= 1 and value != int(value):
+        raise ValueError(f"{name}={value!r} must be an integer; {advice}.")
 
 
 def _draw(outputs: int, inputs: int, generator: torch.Generator | None) -> Tensor:
     bound = 1 / sqrt(inputs)
-    weight = torch.empty(outputs, inputs, device=home(generator))
+    weight = torch.empty(outputs, inputs, device=generator_device(generator))
     return weight.uniform_(-bound, bound, generator=generator)

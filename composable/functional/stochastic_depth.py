@@ -1,4 +1,4 @@
-"""Stochastic depth: leave out residual blocks at random in training, use all in evaluation.
+"""Stochastic depth: drop residual blocks at random in training.
 
 Huang, Sun, Liu, Sedra and Weinberger, "Deep Networks with Stochastic Depth", ECCV 2016,
 https://arxiv.org/abs/1603.09382
@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from ._checks import check_module, check_one_of, check_range
-from ._residual_blocks import KNOWN, Dropping, ResidualBlock, StochasticBlock, start_dropping
+from ._reclass import reclass
 from ._surgery import check_unwrapped, copy_on_write, replace_modules, report_nothing
-from ._take_over import take_over
+from .layers.residual import KNOWN, Dropping, ResidualBlock, StochasticBlock, start_dropping
 
 __all__ = ["Target", "scale_drop_rates", "stochastic_depth"]
 
@@ -30,7 +30,7 @@ def stochastic_depth(
     drop_rate: float = 0.2,
     drop_distribution: str = "linear",
 ) -> nn.Module:
-    r"""Let residual blocks drop their residual at random.
+    r"""Drop the residuals of residual blocks at random.
 
     A block computes $y = g(s(x) + f(x))$, with a shortcut $s$ and often an activation $g$. With
     the drop rate $p_l$ of block $l$ of $L$, which is `drop_rate` (uniform) or
@@ -39,27 +39,28 @@ def stochastic_depth(
     $$y = g(s(x) + b f(x)), \quad b \sim \mathrm{Bernoulli}(1 - p_l) \text{ in training},
     \quad b = 1 - p_l \text{ in evaluation}$$
 
-    So the residual has in evaluation the mean that it had in training. With "block", one $b$ is
-    drawn for the whole batch, on the CPU, and what is dropped is not computed (in a compiled
-    model, which can't choose, it is computed and dropped). With "sample", every example has its
-    own. They come from torch's global generators, as dropout does.
+    So the residual has the same mean in evaluation as in training. With "block", one $b$ is drawn
+    for the whole batch, on the CPU, and a dropped residual is not computed (except in a compiled
+    model, which can't branch). With "sample", one $b$ is drawn for each example. Both use torch's
+    global generators, like dropout.
 
-    The keys of the state dict, dtypes, modes, hooks and classes stay. Blocks that have a drop rate
-    are left alone, so twice is once. Parameters of a dropped block get no gradient in that step.
+    The keys of the state dict, dtypes, modes, hooks and classes don't change. Blocks that have a
+    drop rate are skipped, so the function is idempotent. The parameters of a dropped block get no
+    gradient in that step.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
-        target: The blocks: a class, a `ResidualBlock` that describes one, or several of them; by
-            default all that are known. Known are `BasicBlock` and `Bottleneck` of torchvision's
-            and timm's residual nets, and Hugging Face's `BertLayer`, `RobertaLayer` and
-            `GPT2Block`. Another class is taken for $y = x + f(x)$ as a whole; where that is not so,
-            describe it.
+        model: Any module. It is not modified. The result shares its parameters.
+        target: The blocks: a class, a `ResidualBlock` that describes a class, or several of these.
+            By default all known blocks: `BasicBlock` and `Bottleneck` of the residual networks of
+            torchvision and timm, and `BertLayer`, `RobertaLayer` and `GPT2Block` of Hugging Face.
+            Any other class must compute $y = x + f(x)$, or be described.
         method: "block" or "sample".
-        drop_rate: The rate of the last block, or of all, in [0, 1]. With 0 the model stays.
-        drop_distribution: "linear" or "uniform", in the order in which modules were registered.
+        drop_rate: Drop rate of the last block ("linear") or of all blocks ("uniform"), in [0, 1].
+            0 doesn't change the model.
+        drop_distribution: "linear" (in the order of registration) or "uniform".
 
     Returns:
-        The new model; `model` itself where there was nothing to replace.
+        The new model; `model` itself if there is nothing to replace.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -67,7 +68,7 @@ def stochastic_depth(
             for distributed training.
 
     Warns:
-        NoEffectWarning: Nothing was found, or a replacement may be bypassed.
+        NoEffectWarning: Nothing was replaced, or a replacement may be bypassed.
 
     Example:
         >>> class Block(nn.Module):
@@ -82,7 +83,7 @@ def stochastic_depth(
         [('StochasticBlock', 0.25), ('StochasticBlock', 0.5)]
     """
     check_module("model", model)
-    descriptions = described(target)
+    descriptions = describe_blocks(target)
     check_one_of("method", method, METHODS)
     check_range("drop_rate", drop_rate, 0, 1)
     check_one_of("drop_distribution", drop_distribution, DISTRIBUTIONS)
@@ -100,23 +101,22 @@ def stochastic_depth(
         if name not in shares or (description := _find(module, descriptions)) is None:
             return module
         rate = drop_rate * (shares[name] if drop_distribution == "linear" else 1)
-        new = take_over(module, StochasticBlock, prefix="Stochastic")
+        new = reclass(module, StochasticBlock, prefix="Stochastic")
         return start_dropping(new, Dropping(description, method == "sample", rate))
 
     return replace_modules(model, rule)[0]
 
 
 def scale_drop_rates(model: nn.Module, scale: float, *, target: Target | None = None) -> nn.Module:
-    """Scale the drop rates of a model that `stochastic_depth` made, to let them grow.
+    """Scale the drop rates of a model of `stochastic_depth`, such as for a warm-up.
 
     Args:
-        model: It is left as it was. The result shares its parameters.
-        scale: What the rates are multiplied by, in [0, 1]: always the rates that the blocks were
-            made with, so the last scale counts.
-        target: The blocks, as `stochastic_depth` was told; all that have a drop rate where None.
+        model: Any module. It is not modified. The result shares its parameters.
+        scale: Factor of the original drop rates, in [0, 1]. It replaces an earlier scale.
+        target: The blocks, as for `stochastic_depth`. None for all blocks with a drop rate.
 
     Returns:
-        The new model; `model` itself where its rates are at this scale already.
+        The new model; `model` itself if its rates have this scale already.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -129,7 +129,7 @@ def scale_drop_rates(model: nn.Module, scale: float, *, target: Target | None = 
     """
     check_module("model", model)
     check_range("scale", scale, 0, 1)
-    names = None if target is None else {one.name for one in described(target)}
+    names = None if target is None else {one.name for one in describe_blocks(target)}
     if all(block.stochastic_depth.scale == scale for block in _stochastic(model, names)):
         return model
     new = copy_on_write(model)
@@ -146,8 +146,8 @@ def _stochastic(model: nn.Module, names: set[str] | None) -> Iterator[Stochastic
             yield module
 
 
-def described(target: Any) -> list[ResidualBlock]:
-    """The descriptions of blocks: one for each class that is asked for, or all known ones."""
+def describe_blocks(target: Any) -> list[ResidualBlock]:
+    """Return the descriptions of the given blocks, or of all known blocks for None."""
     if target is None:
         return list(KNOWN)
     several = isinstance(target, Iterable) and not isinstance(target, (type, str))
@@ -160,8 +160,8 @@ def _description(target: Any) -> ResidualBlock:
     if isinstance(target, type) and issubclass(target, nn.Module):
         return next((known for known in KNOWN if known.covers(target)), ResidualBlock(target))
     raise TypeError(
-        f"target is {target!r}, but must be a class of modules, a ResidualBlock that describes "
-        "one, several of these, or None for all that are known."
+        f"target={target!r} must be a class of modules, a ResidualBlock, several of these, or None "
+        "for all known blocks."
     )
 
 

@@ -1,4 +1,4 @@
-"""Stochastic weight averaging: evaluate the mean of the weights along the training.
+"""Stochastic weight averaging (SWA): evaluate the mean of the weights of several steps.
 
 Izmailov, Podoprikhin, Garipov, Vetrov and Wilson, "Averaging Weights Leads to Wider Optima and
 Better Generalization", UAI 2018, https://arxiv.org/abs/1803.05407
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ._averages import moved_towards
+from ._averages import lerp_tensors
 from ._checks import check_count
 
 __all__ = ["swa"]
@@ -20,23 +20,23 @@ def swa(
     current: Mapping[str, Shaped[Tensor, " ..."]],
     count: int,
 ) -> dict[str, Shaped[Tensor, " ..."]]:
-    r"""Take one more model into a mean of named tensors.
+    r"""Update a running mean of named tensors.
 
     $$a' = a + \frac{c - a}{n + 1}$$
 
-    Floating-point tensors are averaged, in fused calls; integer and bool ones, such as a batch
-    norm's count of batches, have no mean and are copied from `current`. The running statistics
-    of a batch norm are averaged like any tensor, which is not what the averaged weights would
-    see: `recompute_batch_norm_statistics` says what they do.
+    Floating-point tensors are averaged, in fused calls. Integer and bool tensors, such as the
+    number of batches of a batch norm, are copied from `current`. The running statistics of batch
+    norms are averaged like any tensor, so they don't match the activations of the averaged
+    weights; `recompute_batch_norm_statistics` computes those that do.
 
     Args:
-        average: The mean so far, by name. Its dtypes are kept: a float32 mean of bfloat16 weights
-            is a good idea, since a share of less than 1/256 is lost in bfloat16.
-        current: The tensors to take in: the same names and shapes.
-        count: How many models $n$ the mean has so far, 0 or more. At 0 the result is `current`.
+        average: The mean so far, by name. Its dtypes are kept: use a float32 mean for bfloat16
+            weights, since bfloat16 loses steps below 1/256.
+        current: The tensors to add, of the same names and shapes.
+        count: Number $n$ of models in the mean so far, 0 or more. For 0 the result is `current`.
 
     Returns:
-        New tensors by the same names, detached.
+        New, detached tensors by the same names.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -49,4 +49,4 @@ def swa(
         {'w': tensor([4.])}
     """
     check_count("count", count)
-    return moved_towards(average, current, 1 / (count + 1))
+    return lerp_tensors(average, current, 1 / (count + 1))

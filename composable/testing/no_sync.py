@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composable.functional._random import numbers
+from composable.functional._sampling import numbers
 
 __all__ = ["HostSyncError", "NoSync"]
 

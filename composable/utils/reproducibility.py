@@ -8,7 +8,7 @@ functions of the run's seed and the position in the run.
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -32,6 +32,11 @@ __all__ = [
 
 
 _HAS_MPS = torch.backends.mps.is_available()
+_AHEAD = 256  # seeds, and draws of a sentinel, are computed so many at a time
+
+_cuda = torch.cuda
+_seed_cpu = torch.default_generator.manual_seed
+_python_draw = random.random
 
 
 def seed_all(seed: int) -> None:
@@ -70,10 +75,10 @@ def _seed_python(seed: int) -> None:
 def seed_torch(seed: int) -> None:
     """Seed PyTorch's generators on every device in use."""
     # torch.manual_seed is a hundred times slower: it queues work for devices that are not in use.
-    torch.default_generator.manual_seed(seed)
+    _seed_cpu(seed)
     # Empty until CUDA is initialized; a forked process inherits them, but cannot use them.
-    if torch.cuda.default_generators and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
+    if _cuda.default_generators and _cuda.is_initialized():  # type: ignore[no-untyped-call]
+        _cuda.manual_seed_all(seed)
     if _HAS_MPS:
         torch.mps.manual_seed(seed)
 
@@ -90,17 +95,27 @@ def seed_epoch(seed: int | Key, epoch: int) -> None:
         ...         seed_step(17, step)
         ...         outputs = model(batch)  # the same dropout as in a Trainer with seed 17
     """
-    _seed_all(fold_in(_streams(_number(seed))["epoch"], epoch))
+    _seed_all(epoch_seed(seed, epoch))
+
+
+def epoch_seed(seed: int | Key, epoch: int) -> int:
+    """Return the seed of an epoch."""
+    return _stream(_number(seed), "epoch").at(epoch)
 
 
 def seed_fetch(seed: int | Key, step: int) -> None:
     """Seed the global generators for fetching the batch of a step."""
-    _seed_all(fold_in(_streams(_number(seed))["fetch"], step))
+    _seed_all(fetch_seed(seed, step))
+
+
+def fetch_seed(seed: int | Key, step: int) -> int:
+    """Return the seed for fetching the batch of a step."""
+    return _stream(_number(seed), "fetch").at(step)
 
 
 def seed_order(seed: int | Key, step: int) -> None:
     """Seed the global generators for a sampler that draws the batch of a step during iteration."""
-    _seed_all(fold_in(_streams(_number(seed))["order"], step))
+    _seed_all(_stream(_number(seed), "order").at(step))
 
 
 def seed_example(key: Key) -> None:
@@ -111,19 +126,150 @@ def seed_example(key: Key) -> None:
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step, such as its dropout."""
-    own = seed.seed if isinstance(seed, Key) else Key(seed).seed
-    folded = fold_in(_streams(own)["step"], step)
+    folded = _stream(_number(seed), "step").at(step)
     seed_torch(fold_in(folded, microbatch) if microbatch else folded)
 
 
 def _number(seed: int | Key) -> int:
-    return (seed if isinstance(seed, Key) else Key(seed)).seed
+    return seed.seed if isinstance(seed, Key) else Key(seed).seed
+
+
+class SeedStream:
+    """`fold_in(seed, i)` for integers that mostly count up, computed many at a time.
+
+    Folding one number between two training steps takes five times as long as in a row, since its
+    code and data have left the cache by then.
+
+    Example:
+        >>> from composable.core.key import fold_in
+        >>> from composable.utils.reproducibility import SeedStream
+        >>> stream = SeedStream(17)
+        >>> [stream.at(i) for i in (5, 6, 2)] == [fold_in(17, i) for i in (5, 6, 2)]
+        True
+    """
+
+    __slots__ = ("_block", "_last", "_seed")
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._last = -2
+        self._block: tuple[int, list[int]] = 0, []
+
+    def at(self, i: int) -> int:
+        """Return the seed of `i`."""
+        first, seeds = self._block
+        last, self._last = self._last, i
+        if 0 <= i - first < len(seeds):
+            return seeds[i - first]
+        if i != last + 1:
+            return fold_in(self._seed, i)
+        self._block = i, [fold_in(self._seed, each) for each in range(i, i + _AHEAD)]
+        return self._block[1][0]
 
 
 @lru_cache(maxsize=64)
-def _streams(seed: int) -> dict[str, int]:
-    """Return the base seed of each kind of seeding."""
-    return {name: fold_in(seed, name) for name in ("epoch", "fetch", "order", "step")}
+def _stream(seed: int, name: str) -> SeedStream:
+    """Return the seeds of one kind of seeding."""
+    return SeedStream(fold_in(seed, name))
+
+
+class DrawSentinel:
+    """Seed the generators of Python and NumPy, and tell later whether anything drew from them.
+
+    To tell, `moved` draws a number from each and compares it with the expected one, which takes a
+    tenth of the time of seeding.
+
+    Example:
+        >>> from composable.utils.reproducibility import DrawSentinel
+        >>> sentinel = DrawSentinel(17)
+        >>> sentinel.moved()
+        False
+        >>> _ = random.random()
+        >>> sentinel.moved()
+        True
+    """
+
+    __slots__ = ("_draw", "_expected", "_module", "_next", "_numpy", "_python")
+
+    def __init__(self, seed: int) -> None:
+        _seed_python(seed)
+        self._module = sys.modules.get("numpy")
+        self._python = random.Random(seed)
+        self._numpy = self._module and self._module.random.RandomState(seed & 0xFFFFFFFF)
+        self._draw: Callable[[], float] = (
+            self._module.random.random_sample if self._module else _draw_nothing
+        )
+        self._expected: list[tuple[float, float]] = []
+        self._next = 0
+
+    def moved(self) -> bool:
+        """Whether anything drew, or set a seed, since the last call."""
+        if self._next == len(self._expected):
+            self._compute_ahead()
+        python, numpy = self._expected[self._next]
+        self._next += 1
+        drawn = _python_draw(), self._draw()  # both draw, whatever the first is
+        # NumPy may have been loaded since, by the first dataset that uses it.
+        return drawn != (python, numpy) or sys.modules.get("numpy") is not self._module
+
+    def _compute_ahead(self) -> None:
+        numpy = self._numpy.random_sample(_AHEAD).tolist() if self._numpy else [0.0] * _AHEAD
+        self._expected = [(self._python.random(), value) for value in numpy]
+        self._next = 0
+
+
+def _draw_nothing() -> float:
+    return 0.0
+
+
+class FetchSeeding:
+    """Seed the global generators for fetching batches, those of Python and NumPy only if needed.
+
+    They are seeded for the first batch. As long as fetching does not draw from them, seeding them
+    again has no effect, and is omitted. If it draws from them later, `after` returns True: call
+    `before` and fetch that batch again. From there on they are seeded for every batch.
+
+    Example:
+        >>> from composable.utils.reproducibility import FetchSeeding, seed_context, seed_fetch
+        >>> with seed_context(0):
+        ...     seed_fetch(17, 5)
+        ...     expected = random.random()
+        ...     seeding = FetchSeeding(17)
+        ...     seeding.before(4), seeding.after()
+        ...     seeding.before(5), random.random() == expected, seeding.after()
+        ...     seeding.before(5), random.random() == expected, seeding.after()
+        (None, False)
+        (None, False, True)
+        (None, True, False)
+    """
+
+    __slots__ = ("_always", "_first", "_seed", "_sentinel")
+
+    def __init__(self, seed: int | Key, sentinel: DrawSentinel | None = None) -> None:
+        self._seed = seed
+        self._sentinel = sentinel
+        self._always = False
+        self._first = True
+
+    def before(self, step: int) -> None:
+        """Seed for fetching the batch of a step."""
+        if self._sentinel is None:
+            seed = fetch_seed(self._seed, step)
+            seed_torch(seed)
+            self._sentinel = DrawSentinel(seed)
+        elif self._always or self._sentinel.moved():  # by other code, between two fetches
+            self._always = True
+            seed_fetch(self._seed, step)
+        else:
+            self._first = False
+            seed_torch(fetch_seed(self._seed, step))
+
+    def after(self) -> bool:
+        """Whether the batch must be fetched again, because it was drawn without seeding."""
+        if self._always or self._sentinel is None:
+            return False
+        self._always = self._sentinel.moved()
+        return self._always and not self._first
 
 
 def get_random_seed() -> int:

@@ -114,7 +114,7 @@ def test_with_a_warm_up_somebody_should_say_which_comes_first():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"max_sequence_length": 0}, ValueError, "max_sequence_length=0 must be 1 or more"),
+        ({"max_sequence_length": 0}, ValueError, "max_sequence_length=0 must be at least 1"),
         ({"max_sequence_length": 8.0}, TypeError, "max_sequence_length=8.0 must be an integer"),
         ({"max_sequence_length": True}, TypeError, "max_sequence_length=True must be an integer"),
         *(

@@ -69,8 +69,8 @@ def test_it_acts_once_at_the_start():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"min_channels": -1}, ValueError, "min_channels=-1 must be 0 or more"),
-        ({"min_channels": 1.5}, TypeError, "min_channels=1.5 must be an integer, 0 or more"),
+        ({"min_channels": -1}, ValueError, "min_channels=-1 must be at least 0"),
+        ({"min_channels": 1.5}, TypeError, "min_channels=1.5 must be an integer, at least 0"),
         ({"min_channels": True}, TypeError, "min_channels=True must be an integer"),
         ({"replace_convs": 1}, TypeError, "replace_convs=1 must be True or False"),
         ({"replace_maxpools": None}, TypeError, "replace_maxpools=None must be True or False"),

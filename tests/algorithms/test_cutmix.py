@@ -145,8 +145,8 @@ def test_a_batch_is_mixed_once():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"alpha": 0}, ValueError, r"alpha=0 must be in \(0, inf\)"),
-        ({"alpha": float("nan")}, ValueError, r"alpha=nan must be in \(0, inf\)"),
+        ({"alpha": 0}, ValueError, r"alpha=0 must be greater than 0"),
+        ({"alpha": float("nan")}, ValueError, r"alpha=nan must be greater than 0"),
         ({"alpha": "1"}, TypeError, "alpha='1' must be a number"),
         ({"uniform_sampling": 1}, TypeError, "uniform_sampling=1 must be True or False"),
         ({"per_sample": 1}, TypeError, "per_sample=1 must be True or False"),

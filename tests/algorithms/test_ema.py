@@ -105,23 +105,23 @@ def test_an_average_that_does_not_exist_is_an_error():
         (
             {"smoothing": 0.9},
             ValueError,
-            r"half_life='1000ba' and smoothing=0.9: give .*half_life=None, smoothing=",
+            r"half_life='1000ba' and smoothing=0.9 must not both .*half_life=None, smoothing=",
         ),
         (
             {"half_life": None},
             ValueError,
-            "half_life=None and smoothing=None: give exactly one",
+            "half_life=None and smoothing=None must not both be given or both be None",
         ),
         (
             {"half_life": "10ba", "update_interval": "1ep"},
             ValueError,
-            "half_life='10ba' and update_interval='1ep' must be in one unit: batches or epochs",
+            "half_life='10ba' and update_interval='1ep' must have the same unit, batches or epochs",
         ),
-        ({"half_life": "0ba"}, ValueError, "half_life='0ba' must be above zero"),
+        ({"half_life": "0ba"}, ValueError, "half_life='0ba' must be greater than 0"),
         (
             {"update_interval": "0ba"},
             ValueError,
-            "update_interval='0ba' must be above zero",
+            "update_interval='0ba' must be greater than 0",
         ),
         ({"half_life": "10sp"}, ValueError, "half_life='10sp' must be .* in batches or epochs, s"),
         ({"half_life": "0.5dur"}, ValueError, "half_life='0.5dur' must be .* such as '1ba'"),

@@ -74,7 +74,7 @@ def test_it_comes_before_those_that_replace_convolutions_without_a_word(other):
             row
             for name in ("min_channels", "min_features")
             for row in [
-                ({name: -1}, ValueError, f"{name}=-1 must be 0 or more"),
+                ({name: -1}, ValueError, f"{name}=-1 must be at least 0"),
                 ({name: 0.5}, TypeError, f"{name}=0.5 must be an integer"),
                 ({name: True}, TypeError, f"{name}=True must be an integer"),
             ]
@@ -83,7 +83,7 @@ def test_it_comes_before_those_that_replace_convolutions_without_a_word(other):
             row
             for name in ("latent_channels", "latent_features")
             for row in [
-                ({name: 0}, ValueError, f"{name}=0 must be 1 or more"),
+                ({name: 0}, ValueError, f"{name}=0 must be at least 1"),
                 ({name: 0.0}, ValueError, rf"{name}=0.0 must be in \(0, 1\)"),
                 ({name: 2.0}, ValueError, rf"{name}=2.0 must be in \(0, 1\)"),
                 ({name: float("nan")}, ValueError, rf"{name}=nan must be in \(0, 1\)"),

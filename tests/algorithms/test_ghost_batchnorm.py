@@ -18,8 +18,8 @@ def test_training_is_that_of_the_model_of_the_function(size):
 @pytest.mark.parametrize(
     ("size", "error", "message"),
     [
-        (0, ValueError, "ghost_batch_size=0 must be 1 or more"),
-        (1.5, TypeError, "ghost_batch_size=1.5 must be an integer, 1 or more"),
+        (0, ValueError, "ghost_batch_size=0 must be at least 1"),
+        (1.5, TypeError, "ghost_batch_size=1.5 must be an integer, at least 1"),
     ],
 )
 def test_hyperparameters_are_checked(size, error, message):

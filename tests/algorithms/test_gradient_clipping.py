@@ -93,9 +93,9 @@ def test_parameters_without_a_gradient_are_left_out():
             ValueError,
             r"clipping_type='norms' must be one of \['norm', 'value', ",
         ),
-        (("norm", -1), ValueError, "clipping_threshold=-1 must be above 0"),
-        (("norm", 0), ValueError, "clipping_threshold=0 must be above 0"),
-        (("norm", float("nan")), ValueError, "clipping_threshold=nan must be above 0"),
+        (("norm", -1), ValueError, "clipping_threshold=-1 must be greater than 0"),
+        (("norm", 0), ValueError, "clipping_threshold=0 must be greater than 0"),
+        (("norm", float("nan")), ValueError, "clipping_threshold=nan must be greater than 0"),
         (("norm", "1"), TypeError, "clipping_threshold='1' must be a number"),
     ],
 )

@@ -44,9 +44,9 @@ def test_the_masks_are_spread_over_the_batches_of_the_run(duration, stay):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_duration": None}, "max_duration='None' doesn't say over how many batches"),
-        ({"max_duration": "1h"}, "doesn't say over how many batches GyroDropout"),
-        ({"train_dataloader": stream()}, "the loader doesn't know its length"),
+        ({"max_duration": None}, "max_duration='None' must be in epochs or batches"),
+        ({"max_duration": "1h"}, "must be in epochs or batches, over which GyroDropout"),
+        ({"train_dataloader": stream()}, "because the loader has no length"),
     ],
 )
 def test_the_number_of_batches_must_be_known(changes, message):
@@ -72,7 +72,7 @@ def test_a_second_fit_goes_on_with_the_masks():
     ("options", "message"),
     [
         ({"p": 1.0}, r"p=1.0 must be in \[0, 1\)"),
-        ({"sigma": 0}, "sigma=0 must be 1 or more"),
+        ({"sigma": 0}, "sigma=0 must be at least 1"),
         ({"sigma": 4, "tau": 5}, "tau=5 must be at most sigma=4"),
     ],
 )

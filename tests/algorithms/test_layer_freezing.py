@@ -299,8 +299,8 @@ def test_a_name_that_the_model_does_not_have_is_an_error():
 @pytest.mark.parametrize(
     ("algorithm", "why"),
     [
-        (LayerFreezing(freeze_start=1.0), "freezing begins when the training ends"),
-        (LayerFreezing(freeze_level=0.0), "no layer is to be frozen"),
+        (LayerFreezing(freeze_start=1.0), "freezing starts at the end of training"),
+        (LayerFreezing(freeze_level=0.0), "no layer is frozen"),
     ],
 )
 def test_what_never_freezes_is_reported(algorithm, why):

@@ -113,9 +113,9 @@ def test_signals_are_resized_too():
         (
             {"delay_fraction": 0.9},
             ValueError,
-            "delay_fraction=0.9 and finetune_fraction=0.2 must be at most 1 together",
+            "delay_fraction=0.9 and finetune_fraction=0.2 must not sum to more than 1",
         ),
-        ({"size_increment": 0}, ValueError, "size_increment=0 must be 1 or more"),
+        ({"size_increment": 0}, ValueError, "size_increment=0 must be at least 1"),
         ({"resize_targets": 1}, TypeError, "resize_targets=1 must be True or False"),
     ],
 )

@@ -130,18 +130,26 @@ def test_a_name_of_its_own_is_a_stream_of_its_own(algorithm):
     [
         (lambda: RandAugment(severity=11), ValueError, r"severity=11 must be in \[0, 10\]"),
         (lambda: RandAugment(severity="9"), TypeError, "severity='9' must be a number"),
-        (lambda: RandAugment(depth=-1), ValueError, "depth=-1 must be 0 or more"),
+        (lambda: RandAugment(depth=-1), ValueError, "depth=-1 must be at least 0"),
         (lambda: RandAugment(depth=1.5), TypeError, "depth=1.5 must be an integer"),
         (lambda: RandAugment(augmentations="some"), ValueError, "augmentations='some' must be one"),
         (lambda: RandAugment(mean=(0.5,)), ValueError, r"mean=\(0.5,\) and std=None must be given"),
         (lambda: AugMix(std=(0.5,)), ValueError, r"mean=None and std=\(0.5,\) must be given tog"),
-        (lambda: AugMix(mean=(0.5,), std=(0,)), ValueError, r"std=\(0,\) must be above 0"),
-        (lambda: AugMix(mean=("a",), std=(1,)), TypeError, r"mean=\('a',\) must be numbers, one"),
-        (lambda: AugMix(mean=0.5, std=0.5), TypeError, "mean=0.5 must be numbers, one per channel"),
-        (lambda: AugMix(depth=0), ValueError, "depth=0 must be 1 or more, or -1"),
-        (lambda: AugMix(depth=-2), ValueError, "depth=-2 must be -1 or more"),
-        (lambda: AugMix(width=0), ValueError, "width=0 must be 1 or more"),
-        (lambda: AugMix(alpha=0), ValueError, r"alpha=0 must be in \(0, inf\)"),
+        (lambda: AugMix(mean=(0.5,), std=(0,)), ValueError, r"std=\(0,\) must be greater than 0"),
+        (
+            lambda: AugMix(mean=("a",), std=(1,)),
+            TypeError,
+            r"mean=\('a',\) must be a sequence of numbers, one",
+        ),
+        (
+            lambda: AugMix(mean=0.5, std=0.5),
+            TypeError,
+            "mean=0.5 must be a sequence of numbers, one per channel",
+        ),
+        (lambda: AugMix(depth=0), ValueError, "depth=0 must be at least 1, or -1"),
+        (lambda: AugMix(depth=-2), ValueError, "depth=-2 must be at least -1"),
+        (lambda: AugMix(width=0), ValueError, "width=0 must be at least 1"),
+        (lambda: AugMix(alpha=0), ValueError, r"alpha=0 must be greater than 0"),
     ],
 )
 def test_hyperparameters_are_checked(build, error, message):
@@ -161,7 +169,9 @@ def test_an_algorithm_is_a_frozen_value():
 def test_normalized_images_are_floats(algorithm):
     batches = [((255 * x).to(torch.uint8), y) for x, y in data()]
 
-    with pytest.raises(TypeError, match=r"images that were normalized.*torch.uint8: leave mean"):
+    with pytest.raises(
+        TypeError, match=r"images must be normalized.*torch.uint8; pass neither mean"
+    ):
         seen(algorithm(mean=MEAN, std=STD), train_dataloader=batches)
 
 
@@ -169,5 +179,5 @@ def test_normalized_images_are_floats(algorithm):
 def test_inputs_that_are_no_images_are_refused(algorithm):
     batches = [((x, x), y) for x, y in data()]
 
-    with pytest.raises(TypeError, match="images is a tuple, but must be a tensor"):
+    with pytest.raises(TypeError, match="images must be a tensor, not a tuple"):
         seen(algorithm(), train_dataloader=batches)

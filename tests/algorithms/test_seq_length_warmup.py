@@ -145,15 +145,15 @@ def test_evaluation_sees_whole_sequences():
     [
         ({"duration": -0.1}, ValueError, r"duration=-0.1 must be in \[0, 1\]"),
         ({"duration": "0.3dur"}, TypeError, "duration='0.3dur' must be a number"),
-        ({"min_seq_length": 0}, ValueError, "min_seq_length=0 must be 1 or more"),
+        ({"min_seq_length": 0}, ValueError, "min_seq_length=0 must be at least 1"),
         ({"min_seq_length": 8.0}, TypeError, "min_seq_length=8.0 must be an integer"),
-        ({"max_seq_length": 0}, ValueError, "max_seq_length=0 must be 1 or more"),
+        ({"max_seq_length": 0}, ValueError, "max_seq_length=0 must be at least 8"),
         (
             {"max_seq_length": 7},
             ValueError,
-            "max_seq_length=7 must not be below min_seq_length=8",
+            "max_seq_length=7 must be at least 8",
         ),
-        ({"step_size": 0}, ValueError, "step_size=0 must be 1 or more"),
+        ({"step_size": 0}, ValueError, "step_size=0 must be at least 1"),
         ({"truncate": 1}, TypeError, "truncate=1 must be True or False"),
         (
             {"preserve_end_of_sequence": 1},

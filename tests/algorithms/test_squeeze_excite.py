@@ -42,10 +42,10 @@ def test_the_new_weights_depend_on_the_seed_and_the_name_alone():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"latent_channels": 0}, ValueError, "latent_channels=0 must be above 0"),
-        ({"latent_channels": 2.5}, ValueError, "latent_channels=2.5 must be a whole number"),
+        ({"latent_channels": 0}, ValueError, "latent_channels=0 must be greater than 0"),
+        ({"latent_channels": 2.5}, ValueError, "latent_channels=2.5 must be an integer"),
         ({"latent_channels": "4"}, TypeError, "latent_channels='4' must be a number"),
-        ({"min_channels": -1}, ValueError, "min_channels=-1 must be 0 or more"),
+        ({"min_channels": -1}, ValueError, "min_channels=-1 must be at least 0"),
     ],
 )
 def test_hyperparameters_are_checked(options, error, message):

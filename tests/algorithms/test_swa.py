@@ -442,7 +442,7 @@ def test_in_a_run_too_short_for_it_a_warning_says_so_and_the_weights_are_evaluat
     with pytest.warns(
         NothingAveragedWarning,
         match=r"SWA will average nothing: .*'1ep' lies between .*'0.7dur' and .*'0.97dur' of a run "
-        r"of 3ep. Give it a shorter update_interval",
+        r"of 3ep. pass a shorter update_interval",
     ):
         state = made.fit()
 
@@ -522,7 +522,7 @@ def test_a_function_that_asks_for_a_rate_is_refused_there_at_the_first_step():
 def test_the_timeline_says_when():
     made = trainer(algorithms=SWA(), max_duration="100ep")
 
-    expected = "SWA  average  from 70ep to 100ep, taking a model in every 1ep until 0.97dur"
+    expected = "SWA  average  from 70ep to 100ep, averaging every 1ep until 0.97dur"
     assert str(made.timeline()) == expected
 
 
@@ -532,13 +532,17 @@ def test_the_timeline_says_when():
         (
             {"swa_start": "0.98dur"},
             ValueError,
-            "swa_end='0.97dur' must come after swa_start",
+            "swa_end='0.97dur' must be after swa_start",
         ),
-        ({"swa_start": "3ep", "swa_end": "3ep"}, ValueError, "swa_end='3ep' must come after"),
+        ({"swa_start": "3ep", "swa_end": "3ep"}, ValueError, "swa_end='3ep' must be after"),
         ({"swa_start": "soon"}, ValueError, "swa_start='soon': time 'soon' can't be read"),
         ({"swa_start": 0.7}, TypeError, "swa_start=0.7: .* got 0.7"),
         ({"swa_end": None}, TypeError, "swa_end=None"),
-        ({"update_interval": "0ba"}, ValueError, "update_interval='0ba' must be above zero, in ba"),
+        (
+            {"update_interval": "0ba"},
+            ValueError,
+            "update_interval='0ba' must be greater than 0, in ba",
+        ),
         (
             {"update_interval": "1sp"},
             ValueError,
@@ -547,14 +551,22 @@ def test_the_timeline_says_when():
         ({"update_interval": "0.1dur"}, ValueError, "update_interval='0.1dur' must be .* batches"),
         ({"update_interval": 1.5}, TypeError, "update_interval=1.5"),
         ({"schedule_swa_lr": 1, "swa_lr": 0.1}, TypeError, "schedule_swa_lr=1 must be True or Fal"),
-        ({"schedule_swa_lr": True}, ValueError, "schedule_swa_lr=True and swa_lr=None: give both"),
-        ({"swa_lr": 0.1}, ValueError, "schedule_swa_lr=False and swa_lr=0.1: give both, .*neither"),
+        (
+            {"schedule_swa_lr": True},
+            ValueError,
+            "schedule_swa_lr=True and swa_lr=None must be given together",
+        ),
+        ({"swa_lr": 0.1}, ValueError, "swa_lr=0.1 must be given together; .*neither"),
         ({"anneal_strategy": "cosine"}, ValueError, r"anneal_strategy='cosine' must be one of \["),
-        ({"anneal_steps": -1}, ValueError, "anneal_steps=-1 must be 0 or more"),
+        ({"anneal_steps": -1}, ValueError, "anneal_steps=-1 must be at least 0"),
         ({"anneal_steps": 1.0}, TypeError, "anneal_steps=1.0 must be an integer"),
         ({"anneal_steps": True}, TypeError, "anneal_steps=True must be an integer"),
-        ({"schedule_swa_lr": True, "swa_lr": 0}, ValueError, "swa_lr=0 must be in"),
-        ({"schedule_swa_lr": True, "swa_lr": float("nan")}, ValueError, "swa_lr=nan must be in"),
+        ({"schedule_swa_lr": True, "swa_lr": 0}, ValueError, "swa_lr=0 must be greater than 0"),
+        (
+            {"schedule_swa_lr": True, "swa_lr": float("nan")},
+            ValueError,
+            "swa_lr=nan must be greater than 0",
+        ),
         ({"schedule_swa_lr": True, "swa_lr": True}, TypeError, "swa_lr=True must be a number"),
         ({"schedule_swa_lr": True, "swa_lr": "0.1"}, TypeError, "swa_lr='0.1' must be a number"),
     ],

@@ -18,8 +18,8 @@ def test_training_is_that_of_the_model_of_the_function(ignored):
 @pytest.mark.parametrize(
     ("ignored", "error", "message"),
     [
-        (-1, ValueError, "n_last_layers_ignore=-1 must be 0 or more"),
-        (0.5, TypeError, "n_last_layers_ignore=0.5 must be an integer, 0 or more"),
+        (-1, ValueError, "n_last_layers_ignore=-1 must be at least 0"),
+        (0.5, TypeError, "n_last_layers_ignore=0.5 must be an integer, at least 0"),
     ],
 )
 def test_hyperparameters_are_checked(ignored, error, message):

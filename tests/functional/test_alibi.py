@@ -127,7 +127,7 @@ def test_a_conversion_that_changes_its_module_leaves_the_original_alone(register
 def test_a_conversion_must_return_a_module(register):
     register(Mine)(lambda module, length: None)
 
-    with pytest.raises(TypeError, match=r"conversion of .*Mine returned None, but must return the"):
+    with pytest.raises(TypeError, match=r"conversion of .*Mine must return a module, not None"):
         F.alibi(nn.Sequential(Mine(2, 2)), max_sequence_length=3)
 
 
@@ -142,32 +142,36 @@ def test_a_model_without_attention_that_is_known_is_reported():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: F.alibi(3, max_sequence_length=8), TypeError, "model is an int"),
+        (
+            lambda: F.alibi(3, max_sequence_length=8),
+            TypeError,
+            "model must be a torch.nn.Module, not an int",
+        ),
         (
             lambda: F.alibi(nn.Identity(), max_sequence_length=0),
             ValueError,
-            "max_sequence_length is 0, but must be at least 1",
+            "max_sequence_length=0 must be at least 1",
         ),
         *(
             (
                 lambda bad=bad: F.alibi(nn.Identity(), max_sequence_length=bad),
                 TypeError,
-                f"max_sequence_length is {bad!r}, but must be a whole number",
+                f"max_sequence_length={bad!r} must be an integer",
             )
             for bad in (2.0, True, "8", None, float("nan"))
         ),
-        (lambda: F.alibi_slopes(0), ValueError, "heads is 0, but must be at least 1"),
-        (lambda: F.alibi_slopes(1.5), TypeError, "heads is 1.5, but must be a whole number"),
-        (lambda: F.alibi_bias(1, -1), ValueError, "length is -1, but must be at least 0"),
-        (lambda: F.alibi_bias(1, 1, past=-1), ValueError, "past is -1, but must be at least 0"),
-        (lambda: F.alibi_bias(True, 1), TypeError, "heads is True, but must be a whole number"),
+        (lambda: F.alibi_slopes(0), ValueError, "heads=0 must be at least 1"),
+        (lambda: F.alibi_slopes(1.5), TypeError, "heads=1.5 must be an integer"),
+        (lambda: F.alibi_bias(1, -1), ValueError, "length=-1 must be at least 0"),
+        (lambda: F.alibi_bias(1, 1, past=-1), ValueError, "past=-1 must be at least 0"),
+        (lambda: F.alibi_bias(True, 1), TypeError, "heads=True must be an integer"),
         (
             lambda: F.register_alibi("Attention")(Wrapper),
             TypeError,
-            "kinds is 'Attention', but must be a class of modules, or its full name",
+            "kinds='Attention' must be a class of modules, or its full name",
         ),
-        (lambda: F.register_alibi(int)(Wrapper), TypeError, "kinds is <class 'int'>, but must be"),
-        (lambda: F.register_alibi(Mine)(3), TypeError, "conversion is 3, but must be a function"),
+        (lambda: F.register_alibi(int)(Wrapper), TypeError, "kinds=<class 'int'> must be"),
+        (lambda: F.register_alibi(Mine)(3), TypeError, "conversion=3 must be a function"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -197,32 +197,40 @@ def test_gradients_are_not_recorded():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: batch_norm_statistics("net"), TypeError, "model is a str, but must be a torch.nn"),
-        (lambda: reset_batch_norm_statistics(None), TypeError, "model is None, but must be a torc"),
+        (
+            lambda: batch_norm_statistics("net"),
+            TypeError,
+            "model must be a torch.nn.Module, not a str",
+        ),
+        (
+            lambda: reset_batch_norm_statistics(None),
+            TypeError,
+            "model must be a torch.nn.Module, not None",
+        ),
         (
             lambda: recompute_batch_norm_statistics(nn.ReLU, []),
             TypeError,
-            "model is the class ReLU, but must be a torch.nn.Module",
+            "model must be a torch.nn.Module, not the class ReLU",
         ),
         (
             lambda: recompute_batch_norm_statistics(net(), None),
             TypeError,
-            "batches is a NoneType, but must be an iterable of what the model is called with",
+            "batches must be an iterable of arguments of the model, not None",
         ),
         (
             lambda: recompute_batch_norm_statistics(net(), []),
             ValueError,
-            "batches is empty, and statistics need at least one batch",
+            "batches must not be empty",
         ),
         (
             lambda: recompute_batch_norm_statistics(net(), [], seen=True),
             TypeError,
-            "seen is True, but must be a whole number",
+            "seen=True must be an integer",
         ),
         (
             lambda: recompute_batch_norm_statistics(net(), [], seen=-1),
             ValueError,
-            "seen is -1, but must be at least 0",
+            "seen=-1 must be at least 0",
         ),
     ],
 )

@@ -106,19 +106,23 @@ def test_channels_do_not_mix():
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4, 4, 4, 4)])
 def test_the_blur_has_one_to_three_dimensions(shape):
-    with pytest.raises(ValueError, match=r"but must be \[batch, channels, ...\] with 1 to 3 more"):
+    with pytest.raises(
+        ValueError, match=r"must have shape \[batch, channels, ...\] with 1 to 3 spatial"
+    ):
         blur(torch.zeros(shape))
 
 
 def test_the_blur_takes_floats():
-    with pytest.raises(TypeError, match=r"inputs has dtype torch.uint8"):
+    with pytest.raises(
+        TypeError, match=r"inputs must have a floating-point dtype, not torch.uint8"
+    ):
         blur(torch.zeros(1, 1, 3, dtype=torch.uint8))
 
 
 def test_the_blur_has_positive_strides_and_known_borders():
-    with pytest.raises(ValueError, match="stride is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="stride=0 must be at least 1"):
         blur(torch.zeros(1, 1, 3), stride=0)
-    with pytest.raises(ValueError, match="padding_mode is 'mirror', but must be one of replicate"):
+    with pytest.raises(ValueError, match=r"padding_mode='mirror' must be one of \['replicate'"):
         blur(torch.zeros(1, 1, 3), padding_mode="mirror")
 
 
@@ -401,24 +405,26 @@ def test_a_model_without_anything_to_replace_is_reported():
 
 def test_a_pool_with_indices_stays_and_is_reported():
     model = nn.Sequential(nn.MaxPool2d(2, return_indices=True), nn.MaxPool2d(2))
-    with pytest.warns(NoEffectWarning, match="left 0 as it was, because it returns indices"):
+    with pytest.warns(NoEffectWarning, match="blurpool skipped 0: it returns indices"):
         new = blurpool(model)
     assert type(new[0]) is nn.MaxPool2d
-    with pytest.raises(ValueError, match="return_indices is True"):
+    with pytest.raises(ValueError, match="return_indices=True"):
         BlurMaxPool2d(2, return_indices=True)
 
 
 def test_a_lazy_convolution_is_refused():
     model = nn.Sequential(nn.LazyConv2d(16, 3, stride=2))
-    with pytest.raises(ValueError, match=r"0 is lazy .* Call the model once on a batch"):
+    with pytest.raises(ValueError, match=r"0 is lazy .* call the model once on a batch"):
         blurpool(model)
 
 
 def test_something_must_be_replaced():
-    with pytest.raises(ValueError, match="replace_convs and replace_maxpools are both False"):
+    with pytest.raises(
+        ValueError, match="replace_convs=False and replace_maxpools=False leave nothing"
+    ):
         blurpool(net(), replace_convs=False, replace_maxpools=False)
 
 
 def test_min_channels_is_not_negative():
-    with pytest.raises(ValueError, match="min_channels is -1, but must be at least 0"):
+    with pytest.raises(ValueError, match="min_channels=-1 must be at least 0"):
         blurpool(net(), min_channels=-1)

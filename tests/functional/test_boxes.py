@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from composable.functional._boxes import clip_boxes, draw_boxes, inside, place_boxes, regions
-from composable.functional._random import numbers
+from composable.functional._sampling import numbers
 
 
 def all_places(side, length, uniform_sampling):

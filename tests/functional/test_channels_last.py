@@ -91,5 +91,5 @@ def test_a_model_without_images_is_reported_and_a_wrapped_one_refused():
     nn.Module.__init__(wrapped)
     with pytest.raises(ValueError, match="wrapped in DistributedDataParallel"):
         channels_last(wrapped)
-    with pytest.raises(TypeError, match="model is None"):
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, not None"):
         channels_last(None)

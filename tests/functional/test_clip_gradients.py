@@ -267,23 +267,25 @@ def test_compiles_into_one_graph(method):
 
 @pytest.mark.parametrize("threshold", [-1.0, float("nan")])
 def test_the_threshold_is_not_negative(threshold):
-    with pytest.raises(ValueError, match=r"threshold is .*, but must be in \[0, inf\]"):
+    with pytest.raises(ValueError, match=r"threshold=.* must be at least 0"):
         clip_gradients(tensors(), threshold=threshold)
 
 
 def test_the_method_exists():
-    with pytest.raises(ValueError, match="method is 'l2', but must be one of norm, value, adapt"):
+    with pytest.raises(ValueError, match=r"method='l2' must be one of \['norm', 'value', 'adapt"):
         clip_gradients(tensors(), threshold=1.0, method="l2")
 
 
 def test_adaptive_clipping_needs_the_parameters():
-    with pytest.raises(ValueError, match='params is None, but method="adaptive" needs'):
+    with pytest.raises(ValueError, match=r'params=None must be .* method="adaptive"'):
         clip_gradients(tensors(), threshold=1.0, method="adaptive")
 
 
 @pytest.mark.parametrize("params", [tensors()[:-1], tensors()[::-1], [None] * 4])
 def test_parameters_match_the_gradients(params):
-    with pytest.raises(ValueError, match=r"params \(\d\) and grads \(4\) must match one by one"):
+    with pytest.raises(
+        ValueError, match=r"params \(\d\) and grads \(4\) must have the same number"
+    ):
         clip_gradients(tensors(), threshold=1.0, method="adaptive", params=params)
 
 
@@ -294,12 +296,14 @@ def test_names_match_the_gradients():
 
 
 def test_an_iterator_is_refused(unchecked):
-    with pytest.raises(TypeError, match="grads is a generator, but must be a mapping"):
+    with pytest.raises(
+        TypeError, match=r"grads must be a mapping or a sequence .* not a generator"
+    ):
         clip_gradients((grad for grad in tensors()), threshold=1.0)
 
 
 def test_a_single_tensor_is_refused(unchecked):
-    with pytest.raises(TypeError, match="grads is a Tensor, but must be a mapping"):
+    with pytest.raises(TypeError, match=r"grads must be a mapping or a sequence .* not a Tensor"):
         clip_gradients(torch.ones(2), threshold=1.0)
 
 
@@ -308,7 +312,9 @@ def test_a_sparse_gradient_is_refused_by_name(method):
     table = nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1, 3])).sum().backward()
 
-    with pytest.raises(TypeError, match=r"^grads\['w'\] has the layout torch.sparse_coo, but must"):
+    with pytest.raises(
+        TypeError, match=r"^grads\['w'\] must be dense, not of layout torch.sparse_"
+    ):
         clip_gradients(
             {"w": table.weight.grad}, threshold=1.0, method=method, params={"w": table.weight}
         )

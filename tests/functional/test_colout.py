@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from composable.functional import ColoutDraw, apply_colout, colout, draw_colout
+from composable.functional import ColOutDraw, apply_colout, colout, draw_colout
 from tests.functional.no_sync import NoSync
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int64]
@@ -186,7 +186,7 @@ def test_batches_of_batches_are_cut_by_vmap(layout):
     if layout is torch.channels_last:
         x = x.movedim(2, -1).contiguous().movedim(-1, 2)
     draws = [draw_colout((8, 10), generator=seeded(seed)) for seed in range(2)]
-    stacked = ColoutDraw(*(torch.stack(part) for part in zip(*draws, strict=True)))
+    stacked = ColOutDraw(*(torch.stack(part) for part in zip(*draws, strict=True)))
 
     together = torch.func.vmap(lambda x, draw: apply_colout(x, x[:, 0], draw))(x, stacked)
 
@@ -213,14 +213,14 @@ def test_compiles_into_one_graph_with_its_draw_at_any_size():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"p_row": 1.0}, ValueError, r"p_row is 1.0, but must be in \[0, 1\)"),
-        ({"p_col": -0.1}, ValueError, r"p_col is -0.1, but must be in \[0, 1\)"),
-        ({"p_col": "a"}, TypeError, "p_col is 'a', but must be a number"),
-        ({"generator": 1}, TypeError, "generator is an int, but must be"),
-        ({"inputs": [1]}, TypeError, "inputs is a list, but must be a tensor"),
-        ({"inputs": torch.zeros(4, 2)}, ValueError, r"inputs has shape \(4, 2\), but must be"),
-        ({"targets": [1]}, TypeError, "targets is a list, but must be a tensor"),
-        ({"targets": torch.zeros(3)}, ValueError, "must both begin with a dimension of the batch"),
+        ({"p_row": 1.0}, ValueError, r"p_row=1.0 must be in \[0, 1\)"),
+        ({"p_col": -0.1}, ValueError, r"p_col=-0.1 must be in \[0, 1\)"),
+        ({"p_col": "a"}, TypeError, "p_col='a' must be a number"),
+        ({"generator": 1}, TypeError, "generator must be"),
+        ({"inputs": [1]}, TypeError, "inputs must be a tensor, not a list"),
+        ({"inputs": torch.zeros(4, 2)}, ValueError, r"inputs must have shape .* not \(4, 2\)"),
+        ({"targets": [1]}, TypeError, "targets must be a tensor, not a list"),
+        ({"targets": torch.zeros(3)}, ValueError, "must have the same size in dimension 0"),
     ],
 )
 def test_bad_arguments_are_answered(unchecked, options, error, message):
@@ -229,9 +229,11 @@ def test_bad_arguments_are_answered(unchecked, options, error, message):
 
 
 def test_the_draw_must_be_one_for_such_inputs(unchecked):
-    with pytest.raises(TypeError, match="must be a ColoutDraw, such as draw_colout gives"):
+    with pytest.raises(
+        TypeError, match="must be a ColOutDraw, not a tuple; draw_colout returns one"
+    ):
         apply_colout(images(), None, (1, 2))
     with pytest.raises(ValueError, match=r"draw has rows and columns, but inputs has shape"):
         apply_colout(torch.zeros(4, 10), None, draw_colout((8, 10)))
-    with pytest.raises(TypeError, match="size is 8, but must be the sizes"):
+    with pytest.raises(TypeError, match="size=8 must be the sizes"):
         draw_colout(8)

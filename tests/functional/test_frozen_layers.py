@@ -139,7 +139,7 @@ def test_nothing_is_touched():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (row, kind, f"{name} is {value!r}, but must be {allowed}")
+        (row, kind, f"{name}={value!r} must be {allowed}")
         for name in ("elapsed", "freeze_start", "freeze_level")
         for value, kind, allowed in [
             (-0.1, ValueError, r"in \[0, 1\]"),
@@ -160,5 +160,5 @@ def test_arguments_are_checked(options, error, message):
 
 @pytest.mark.usefixtures("unchecked")
 def test_something_else_than_a_module_is_refused():
-    with pytest.raises(TypeError, match=r"model is a list, but must be a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, not a list"):
         frozen_layers([1], elapsed=0.5)

@@ -241,8 +241,8 @@ def test_compiles_into_one_graph():
 @pytest.mark.parametrize(
     ("size", "error", "message"),
     [
-        (0, ValueError, "ghost_batch_size is 0, but must be at least 1"),
-        (2.5, TypeError, "ghost_batch_size is 2.5, but must be a whole number"),
+        (0, ValueError, "ghost_batch_size=0 must be at least 1"),
+        (2.5, TypeError, "ghost_batch_size=2.5 must be an integer"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

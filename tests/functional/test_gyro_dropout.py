@@ -227,13 +227,13 @@ def test_compiles_into_one_graph():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"p": 1.0}, ValueError, r"p is 1.0, but must be in \[0, 1\)"),
-        ({"sigma": 0}, ValueError, "sigma is 0, but must be at least 1"),
-        ({"tau": 0}, ValueError, "tau is 0, but must be at least 1"),
-        ({"sigma": 4, "tau": 5}, ValueError, "tau is 5, but must be at most sigma, which is 4"),
-        ({"iters_per_epoch": 0}, ValueError, "iters_per_epoch is 0, but must be at least 1"),
-        ({"max_epoch": 1.5}, TypeError, "max_epoch is 1.5, but must be a whole number"),
-        ({"generator": 1}, TypeError, "generator is an int"),
+        ({"p": 1.0}, ValueError, r"p=1.0 must be in \[0, 1\)"),
+        ({"sigma": 0}, ValueError, "sigma=0 must be at least 1"),
+        ({"tau": 0}, ValueError, "tau=0 must be at least 1"),
+        ({"sigma": 4, "tau": 5}, ValueError, "tau=5 must be at most sigma=4"),
+        ({"iters_per_epoch": 0}, ValueError, "iters_per_epoch=0 must be at least 1"),
+        ({"max_epoch": 1.5}, TypeError, "max_epoch=1.5 must be an integer"),
+        ({"generator": 1}, TypeError, "generator must be .* not an int"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

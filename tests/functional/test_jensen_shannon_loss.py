@@ -86,15 +86,19 @@ def test_compiles_into_one_graph():
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ([torch.zeros(2, 3)], ValueError, "others is empty, but must hold"),
-        ([torch.zeros(2, 3), None], TypeError, r"others\[0\] is None, but must be a tensor"),
-        ([torch.zeros(2, 3), torch.zeros(2, 4)], ValueError, r"others\[0\] has shape \(2, 4\)"),
+        ([torch.zeros(2, 3)], ValueError, "others must have the logits of at least one"),
+        ([torch.zeros(2, 3), None], TypeError, r"others\[0\] must be a tensor, not None"),
+        ([torch.zeros(2, 3), torch.zeros(2, 4)], ValueError, r"others\[0\] has \(2, 4\)"),
         (
             [torch.zeros(3), torch.zeros(3)],
             ValueError,
-            r"logits has shape \(3,\).*\[batch, classes",
+            r"\[batch, classes, ...\], but logits has \(3,\)",
         ),
-        ([torch.ones(2, 3).long()] * 2, TypeError, "logits has dtype torch.int64, but must have"),
+        (
+            [torch.ones(2, 3).long()] * 2,
+            TypeError,
+            "logits must have a floating-point dtype, not torch.int64",
+        ),
     ],
 )
 def test_other_arguments_are_refused(given, error, message, unchecked):

@@ -172,5 +172,5 @@ def test_compiles_into_one_graph():
 )
 @pytest.mark.usefixtures("unchecked")
 def test_a_precision_is_a_dtype_of_16_bits(operate, build, precision, error):
-    with pytest.raises(error, match=r"precision is .*, but must be torch.float16, torch.bfloat16"):
+    with pytest.raises(error, match=r"precision=.* must be torch.float16, torch.bfloat16"):
         operate(build(), precision=precision)

@@ -47,7 +47,7 @@ def test_twice_is_once():
 
 @pytest.mark.usefixtures("unchecked")
 def test_something_else_is_refused():
-    with pytest.raises(TypeError, match=r"model is None, but must be a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, not None"):
         no_op_model(None)
     wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(wrapped)

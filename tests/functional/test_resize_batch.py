@@ -250,36 +250,36 @@ def test_compiles_into_one_graph_at_any_size():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"scale_factor": 0}, ValueError, r"scale_factor is 0, but must be in \(0, 1\]"),
-        ({"scale_factor": 1.5}, ValueError, r"scale_factor is 1.5, but must be in \(0, 1\]"),
-        ({"scale_factor": "1"}, TypeError, "scale_factor is '1', but must be a number"),
-        ({"mode": "zoom"}, ValueError, "mode is 'zoom', but must be one of resize, crop"),
-        ({"resize_targets": 1}, TypeError, "resize_targets is 1, but must be True or False"),
-        ({"size_increment": 0}, ValueError, "size_increment is 0, but must be at least 1"),
-        ({"size_increment": 2.0}, TypeError, "size_increment is 2.0, but must be a whole num"),
-        ({"generator": 1}, TypeError, "generator is an int, but must be"),
-        ({"inputs": [1]}, TypeError, "inputs is a list, but must be a tensor"),
-        ({"inputs": torch.zeros(4, 2)}, ValueError, r"inputs has shape \(4, 2\), but must be"),
-        ({"targets": [1]}, TypeError, "targets is a list, but must be a tensor"),
+        ({"scale_factor": 0}, ValueError, r"scale_factor=0 must be in \(0, 1\]"),
+        ({"scale_factor": 1.5}, ValueError, r"scale_factor=1.5 must be in \(0, 1\]"),
+        ({"scale_factor": "1"}, TypeError, "scale_factor='1' must be a number"),
+        ({"mode": "zoom"}, ValueError, r"mode='zoom' must be one of \['resize', 'crop'\]"),
+        ({"resize_targets": 1}, TypeError, "resize_targets=1 must be True or False"),
+        ({"size_increment": 0}, ValueError, "size_increment=0 must be at least 1"),
+        ({"size_increment": 2.0}, TypeError, "size_increment=2.0 must be an integer"),
+        ({"generator": 1}, TypeError, "generator must be"),
+        ({"inputs": [1]}, TypeError, "inputs must be a tensor, not a list"),
+        ({"inputs": torch.zeros(4, 2)}, ValueError, r"inputs must have shape .* not \(4, 2\)"),
+        ({"targets": [1]}, TypeError, "targets must be a tensor, not a list"),
         (
             {"resize_targets": True},
             ValueError,
-            r"needs targets .* \[batch, ..., 8, 10\], but targets is None",
+            r"targets must .* \[batch, ..., 8, 10\].* not None",
         ),
         (
             {"resize_targets": True, "targets": torch.zeros(4)},
             ValueError,
-            r"targets is of shape \(4,\). Use resize_targets=False",
+            r"not \(4,\); use resize_targets=False",
         ),
         (
             {"resize_targets": True, "targets": torch.zeros(8, 10)},
             ValueError,
-            r"targets is of shape \(8, 10\)",
+            r"targets must have .* not \(8, 10\)",
         ),
         (
             {"inputs": torch.zeros(1, 1, 2, 2, 2, 2)},
             ValueError,
-            'has 4 spatial dimensions, .* Use mode="crop"',
+            '1, 2 or 3 spatial dimensions .* not 4; use mode="crop"',
         ),
     ],
 )
@@ -290,7 +290,7 @@ def test_bad_arguments_are_answered(unchecked, options, error, message):
 
 @pytest.mark.parametrize("new_size", [(9, 2), (2,)])
 def test_a_crop_must_fit(new_size):
-    with pytest.raises(ValueError, match=r"new_size is .*, which does not fit in \(8, 10\)"):
+    with pytest.raises(ValueError, match=r"new_size=.* must fit into size=\(8, 10\)"):
         draw_crop((8, 10), new_size)
 
 
@@ -324,11 +324,11 @@ def test_without_a_delay_it_grows_at_once_and_without_a_finetune_to_the_end():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"elapsed": -1}, ValueError, r"elapsed is -1, but must be in \[0, inf\]"),
-        ({"initial_scale": 0}, ValueError, r"initial_scale is 0, but must be in \(0, 1\]"),
-        ({"finetune_fraction": 1.1}, ValueError, "finetune_fraction is 1.1, but must be in"),
-        ({"delay_fraction": "a"}, TypeError, "delay_fraction is 'a', but must be a number"),
-        ({"delay_fraction": 0.9}, ValueError, "together they must be at most 1"),
+        ({"elapsed": -1}, ValueError, r"elapsed=-1 must be at least 0"),
+        ({"initial_scale": 0}, ValueError, r"initial_scale=0 must be in \(0, 1\]"),
+        ({"finetune_fraction": 1.1}, ValueError, "finetune_fraction=1.1 must be in"),
+        ({"delay_fraction": "a"}, TypeError, "delay_fraction='a' must be a number"),
+        ({"delay_fraction": 0.9}, ValueError, "must not sum to more than 1"),
     ],
 )
 def test_a_schedule_checks_its_arguments(unchecked, options, error, message):

@@ -168,24 +168,48 @@ def test_compiles_into_one_graph():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: sam_perturbation([X], [X]), TypeError, "params is a list, but must be a mapping"),
-        (lambda: sam_perturbation({"w": 1.0}, {"w": X}), TypeError, r"params\['w'\] is a float"),
-        (lambda: sam_perturbation({"w": X}, X), TypeError, "grads is a Tensor, but must be a mapp"),
-        (lambda: sam_perturbation({"w": X}, None), TypeError, "grads is None, but must be a map"),
-        (lambda: sam_perturbation({"w": X}, {"w": 1}), TypeError, r"grads\['w'\] is an int, but"),
+        (
+            lambda: sam_perturbation([X], [X]),
+            TypeError,
+            "params must be a mapping of names to tensors, not a list",
+        ),
+        (
+            lambda: sam_perturbation({"w": 1.0}, {"w": X}),
+            TypeError,
+            r"params\['w'\] must be a tensor, not a float",
+        ),
+        (
+            lambda: sam_perturbation({"w": X}, X),
+            TypeError,
+            "grads must be a mapping of .*, not a Tensor",
+        ),
+        (
+            lambda: sam_perturbation({"w": X}, None),
+            TypeError,
+            "grads must be a mapping of .*, not None",
+        ),
+        (
+            lambda: sam_perturbation({"w": X}, {"w": 1}),
+            TypeError,
+            r"grads\['w'\] must be a tensor, not an int",
+        ),
         (lambda: sam_perturbation({"w": X}, {}), ValueError, "only params has w and only grads ha"),
         (
             lambda: sam_perturbation({"w": X}, {"w": X[0]}),
             ValueError,
             r"grads\['w'\] has shape \(3,\), but params\['w'\] has \(3, 3\)",
         ),
-        (lambda: sam_perturbation({}, {}, rho=-0.1), ValueError, r"rho is -0.1, but must be in \["),
-        (lambda: sam_perturbation({}, {}, rho=float("inf")), ValueError, "rho is inf, but must be"),
-        (lambda: sam_perturbation({}, {}, rho=float("nan")), ValueError, "rho is nan, but must be"),
-        (lambda: sam_perturbation({}, {}, rho="1"), TypeError, "rho is '1', but must be a number"),
-        (lambda: sam_perturbation({}, {}, rho=True), TypeError, "rho is True, but must be a numbe"),
-        (lambda: sam_perturbation({}, {}, epsilon=0), ValueError, "epsilon is 0, but must be in"),
-        (lambda: sam_perturbation({}, {}, epsilon=None), TypeError, "epsilon is None, but must be"),
+        (lambda: sam_perturbation({}, {}, rho=-0.1), ValueError, r"rho=-0.1 must be at least 0"),
+        (lambda: sam_perturbation({}, {}, rho=float("inf")), ValueError, "rho=inf must be"),
+        (lambda: sam_perturbation({}, {}, rho=float("nan")), ValueError, "rho=nan must be"),
+        (lambda: sam_perturbation({}, {}, rho="1"), TypeError, "rho='1' must be a number"),
+        (lambda: sam_perturbation({}, {}, rho=True), TypeError, "rho=True must be a numbe"),
+        (
+            lambda: sam_perturbation({}, {}, epsilon=0),
+            ValueError,
+            "epsilon=0 must be greater than 0",
+        ),
+        (lambda: sam_perturbation({}, {}, epsilon=None), TypeError, "epsilon=None must be"),
     ],
 )
 def test_wrong_arguments_are_named(call, error, message):

@@ -259,25 +259,25 @@ def test_compiles_into_one_graph():
 @pytest.mark.parametrize(
     ("texts", "length", "options", "error", "message"),
     [
-        ({}, 0, {}, ValueError, "length is 0, but must be at least 1"),
-        ({}, 2.5, {}, TypeError, "length is 2.5, but must be a whole number"),
-        ({}, 2, {"truncate": 1}, TypeError, "truncate is 1, but must be True or False"),
+        ({}, 0, {}, ValueError, "length=0 must be at least 1"),
+        ({}, 2.5, {}, TypeError, "length=2.5 must be an integer"),
+        ({}, 2, {"truncate": 1}, TypeError, "truncate=1 must be True or False"),
         (
             {},
             2,
             {"preserve_end_of_sequence": "yes"},
             TypeError,
-            "preserve_end_of_sequence is 'yes', but must be True or False",
+            "preserve_end_of_sequence='yes' must be True or False",
         ),
-        ({}, 2, {}, ValueError, "batch is a dict without a tensor, but must hold sequences"),
-        ({"y": torch.zeros(3)}, 2, {}, ValueError, r"batch has no sequence.* it has y: \(3,\)"),
-        ("text", 2, {}, ValueError, "batch is a str without a tensor"),
+        ({}, 2, {}, ValueError, "batch must have sequences.* a dict without tensors"),
+        ({"y": torch.zeros(3)}, 2, {}, ValueError, r"batch must have sequences.* it has y: \(3,\)"),
+        ("text", 2, {}, ValueError, "batch must have sequences.* a str without tensors"),
         (
             {"input_ids": torch.zeros(3, 7), "attention_mask": torch.zeros(3, 6)},
             2,
             {"preserve_end_of_sequence": True},
             ValueError,
-            r"needs an attention_mask of the sequences, \(3, 7\).* leave it False",
+            r"must come with an attention_mask of shape \(3, 7\)",
         ),
     ],
 )
@@ -331,12 +331,12 @@ def test_a_step_is_never_late_by_rounding(total):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"elapsed": -0.1}, ValueError, r"elapsed is -0.1, but must be in \[0, inf\]"),
-        ({"duration": 1.1}, ValueError, r"duration is 1.1, but must be in \[0, 1\]"),
-        ({"min_seq_length": 0}, ValueError, "min_seq_length is 0, but must be at least 1"),
-        ({"max_seq_length": 7}, ValueError, "max_seq_length is 7, but must be at least 8"),
-        ({"max_seq_length": 8.5}, TypeError, "max_seq_length is 8.5, but must be a whole num"),
-        ({"step_size": 0}, ValueError, "step_size is 0, but must be at least 1"),
+        ({"elapsed": -0.1}, ValueError, r"elapsed=-0.1 must be at least 0"),
+        ({"duration": 1.1}, ValueError, r"duration=1.1 must be in \[0, 1\]"),
+        ({"min_seq_length": 0}, ValueError, "min_seq_length=0 must be at least 1"),
+        ({"max_seq_length": 7}, ValueError, "max_seq_length=7 must be at least 8"),
+        ({"max_seq_length": 8.5}, TypeError, "max_seq_length=8.5 must be an integer"),
+        ({"step_size": 0}, ValueError, "step_size=0 must be at least 1"),
     ],
 )
 def test_a_schedule_checks_its_arguments(unchecked, options, error, message):

@@ -132,27 +132,29 @@ def test_compiles_into_one_graph(targets):
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
 def test_smoothing_is_a_share(smoothing):
-    with pytest.raises(ValueError, match=r"smoothing is .*, but must be in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"smoothing=.* must be in \[0, 1\]"):
         smooth_labels(torch.eye(3), smoothing=smoothing)
 
 
 def test_indices_need_a_class_count():
-    with pytest.raises(ValueError, match=r"num_classes is None.*torch.int64.*outputs.shape\[1\]"):
+    with pytest.raises(ValueError, match=r"num_classes=None.*torch.int64.*outputs.shape\[1\]"):
         smooth_labels(torch.arange(3))
 
 
 def test_the_class_count_must_be_that_of_the_probabilities():
-    with pytest.raises(ValueError, match=r"num_classes is 4, but .* 3 classes in dimension 1"):
+    with pytest.raises(
+        ValueError, match=r"num_classes=4 must match the 3 classes .* in dimension 1"
+    ):
         smooth_labels(torch.eye(3), num_classes=4)
 
 
 def test_there_is_at_least_one_class():
-    with pytest.raises(ValueError, match="num_classes is 0, but must be at least 1"):
+    with pytest.raises(ValueError, match="num_classes=0 must be at least 1"):
         smooth_labels(torch.arange(3), num_classes=0)
 
 
 def test_a_lone_float_is_no_target():
-    with pytest.raises(ValueError, match="targets has no dimension of classes"):
+    with pytest.raises(ValueError, match="targets must have a dimension of classes"):
         smooth_labels(torch.tensor(0.5))
 
 

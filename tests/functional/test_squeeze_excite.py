@@ -155,11 +155,11 @@ def test_compiles_into_one_graph():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"latent_channels": 0}, ValueError, r"latent_channels is 0, but must be in \(0, inf\]"),
-        ({"latent_channels": 1.5}, ValueError, "latent_channels is 1.5, but must be whole"),
-        ({"latent_channels": "4"}, TypeError, "latent_channels is '4', but must be a number"),
-        ({"min_channels": -1}, ValueError, "min_channels is -1, but must be at least 0"),
-        ({"generator": 1}, TypeError, "generator is an int, but must be a torch.Generator"),
+        ({"latent_channels": 0}, ValueError, r"latent_channels=0 must be greater than 0"),
+        ({"latent_channels": 1.5}, ValueError, "latent_channels=1.5 must be an integer"),
+        ({"latent_channels": "4"}, TypeError, "latent_channels='4' must be a number"),
+        ({"min_channels": -1}, ValueError, "min_channels=-1 must be at least 0"),
+        ({"generator": 1}, TypeError, "generator must be a torch.Generator"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -136,20 +136,36 @@ def test_compiles_into_one_graph():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: swa([X], {"w": X}, 1), TypeError, "average is a list, but must be a mapping"),
-        (lambda: swa({"w": X}, None, 1), TypeError, "current is None, but must be a mapping"),
-        (lambda: swa({"w": 1.0}, {"w": X}, 1), TypeError, r"average\['w'\] is a float, but must"),
-        (lambda: swa({"w": X}, {"w": 1.0}, 1), TypeError, r"current\['w'\] is a float, but must"),
+        (
+            lambda: swa([X], {"w": X}, 1),
+            TypeError,
+            "average must be a mapping of names to tensors, not a list",
+        ),
+        (
+            lambda: swa({"w": X}, None, 1),
+            TypeError,
+            "current must be a mapping of names to tensors, not None",
+        ),
+        (
+            lambda: swa({"w": 1.0}, {"w": X}, 1),
+            TypeError,
+            r"average\['w'\] must be a tensor, not a float",
+        ),
+        (
+            lambda: swa({"w": X}, {"w": 1.0}, 1),
+            TypeError,
+            r"current\['w'\] must be a tensor, not a float",
+        ),
         (lambda: swa({"w": X}, {}, 1), ValueError, "only average has w and only current has none"),
         (
             lambda: swa({"w": X}, {"w": X[0]}, 1),
             ValueError,
             r"average\['w'\] has shape \(3, 3\), but current\['w'\] has \(3,\)",
         ),
-        (lambda: swa({}, {}, -1), ValueError, "count is -1, but must be at least 0"),
-        (lambda: swa({}, {}, 1.0), TypeError, "count is 1.0, but must be a whole number"),
-        (lambda: swa({}, {}, True), TypeError, "count is True, but must be a whole number"),
-        (lambda: swa({}, {}, None), TypeError, "count is None, but must be a whole number"),
+        (lambda: swa({}, {}, -1), ValueError, "count=-1 must be at least 0"),
+        (lambda: swa({}, {}, 1.0), TypeError, "count=1.0 must be an integer"),
+        (lambda: swa({}, {}, True), TypeError, "count=True must be an integer"),
+        (lambda: swa({}, {}, None), TypeError, "count=None must be an integer"),
     ],
 )
 def test_wrong_arguments_are_named(call, error, message):

@@ -94,7 +94,7 @@ def test_the_last_convolutions_stay_where_asked(ignored, expected):
 
 def test_all_of_them_may_be_ignored():
     model = nn.Sequential(nn.Conv2d(3, 3, 3))
-    with pytest.warns(NoEffectWarning, match=r"for each output channel, but for the last 5\."):
+    with pytest.warns(NoEffectWarning, match=r"for each output channel, except for the last 5\."):
         assert weight_standardization(model, n_last_layers_ignore=5) is model
 
 
@@ -161,5 +161,5 @@ def test_compiles_into_one_graph():
 
 
 def test_a_number_of_layers_is_not_negative():
-    with pytest.raises(ValueError, match="n_last_layers_ignore is -1, but must be at least 0"):
+    with pytest.raises(ValueError, match="n_last_layers_ignore=-1 must be at least 0"):
         weight_standardization(nn.Conv2d(3, 4, 3), n_last_layers_ignore=-1)

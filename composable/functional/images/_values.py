@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_range, check_tensor
-from .._multi import accurate
+from .._foreach import compute_dtype
 from .._spatial import laid_out_like
 
 __all__ = [
@@ -35,13 +35,13 @@ def check_images(images: Any) -> None:
     check_tensor("images", images)
     if not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise TypeError(
-            f"images has dtype {images.dtype}, but must be uint8, or floats in [0, 1]: convert it "
-            "first, for example with images.to(torch.uint8) where it holds 0 to 255."
+            f"images must be uint8, or floats in [0, 1], not {images.dtype}; convert it first, "
+            "such as images.to(torch.uint8) for values from 0 to 255."
         )
     if images.ndim != 4:
         raise ValueError(
-            f"images has shape {tuple(images.shape)}, but must be [batch, channels, height, "
-            "width]: write images[None] for a single one."
+            "images must have shape [batch, channels, height, width], not "
+            f"{tuple(images.shape)}; pass images[None] for a single image."
         )
 
 
@@ -49,15 +49,15 @@ def per_image(
     name: str, value: Any, images: Tensor, low: float = -inf, high: float = inf
 ) -> Tensor:
     """A strength for each image, `[batch, 1, 1, 1]`, from one of them or from a number for all."""
-    dtype = accurate(images.dtype) if images.is_floating_point() else torch.float32
+    dtype = compute_dtype(images.dtype) if images.is_floating_point() else torch.float32
     if not isinstance(value, Tensor):
         finite = "()" if high == inf and low == -inf else "[)" if high == inf else "[]"
         check_range(name, value, low, high, ends=finite)
         return torch.full((1, 1, 1, 1), float(value), dtype=dtype, device=images.device)
     if value.shape != images.shape[:1]:
         raise ValueError(
-            f"{name} has shape {tuple(value.shape)}, but must be a number, or a tensor of one per "
-            f"image, ({len(images)},)."
+            f"{name} must be a number, or have shape ({len(images)},), one number per image, not "
+            f"{tuple(value.shape)}."
         )
     return value.to(images.device, dtype, non_blocking=True).reshape(-1, 1, 1, 1)
 
@@ -69,7 +69,7 @@ def white_of(images: Tensor) -> int:
 
 def values_of(images: Tensor) -> Tensor:
     """A copy of the images in a dtype to compute in, and in place: memory is what takes time."""
-    dtype = accurate(images.dtype) if images.is_floating_point() else torch.float32
+    dtype = compute_dtype(images.dtype) if images.is_floating_point() else torch.float32
     return images.to(dtype, copy=True)
 
 

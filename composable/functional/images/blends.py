@@ -144,8 +144,8 @@ def _grey(name: str, values: Tensor, images: Tensor) -> Tensor:
     """The grey levels of images, as whole numbers: `[batch, 1, height, width]`."""
     if images.shape[1] not in (1, 3):
         raise ValueError(
-            f"images has {images.shape[1]} channels, but {name} needs grey values, so 1 or 3: "
-            'leave it out, for example by augmentations="safe".'
+            f"images must have 1 or 3 channels for {name}, not {images.shape[1]}; skip it, such "
+            'as by augmentations="safe".'
         )
     if images.shape[1] == 1:
         grey = values.clone()

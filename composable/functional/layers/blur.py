@@ -1,4 +1,4 @@
-"""The blur of anti-aliased networks, as a function and as layers that `blurpool` puts in."""
+"""The blur of anti-aliased networks: a function, and the layers that `blurpool` inserts."""
 
 from typing import Any, ClassVar
 
@@ -7,7 +7,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ._checks import check_blendable, check_count, check_one_of
+from .._checks import check_blendable, check_count, check_one_of
 
 __all__ = [
     "BlurConv1d",
@@ -29,24 +29,23 @@ def blur(
     stride: int | tuple[int, ...] = 1,
     padding_mode: str = "replicate",
 ) -> Shaped[Tensor, " *smaller"]:
-    r"""Blur every channel along its spatial dimensions, and keep every `stride`-th value.
+    r"""Blur each channel along its spatial dimensions, and subsample it by `stride`.
 
     The filter along each dimension is $[1, 2, 1] / 4$.
 
     Args:
         inputs: Floats, `[batch, channels, length]`, `[..., height, width]` or `[..., depth,
             height, width]`.
-        stride: One for all dimensions, or one each; 1 or more.
-        padding_mode: What lies beyond the border: "replicate" the last value (so constants stay
-            constant and sums stay sums), "reflect", "circular" or "zeros" (which darkens the
-            border).
+        stride: One stride for all dimensions, or one for each; 1 or more.
+        padding_mode: "replicate" (which keeps constants constant), "reflect", "circular" or
+            "zeros" (which darkens the border).
 
     Returns:
         `[batch, channels, ...]` with sizes `(size - 1) // stride + 1`.
 
     Raises:
         TypeError: The inputs are integers.
-        ValueError: There are not 1 to 3 spatial dimensions, or an option does not exist.
+        ValueError: `inputs` doesn't have 1 to 3 spatial dimensions, or an option does not exist.
 
     Example:
         >>> blur(torch.tensor([[[0.0, 0.0, 4.0, 0.0, 0.0]]]))
@@ -57,25 +56,25 @@ def blur(
     dims = inputs.ndim - 2
     if dims not in (1, 2, 3):
         raise ValueError(
-            f"inputs has shape {tuple(inputs.shape)}, but must be [batch, channels, ...] with "
-            "1 to 3 more."
+            "inputs must have shape [batch, channels, ...] with 1 to 3 spatial dimensions, not "
+            f"{tuple(inputs.shape)}."
         )
     if isinstance(stride, (tuple, list)) and len(stride) != dims:
         raise ValueError(
-            f"stride is {stride!r}, but must be one number, or one for each of the {dims} spatial "
-            f"dimensions of inputs, {tuple(inputs.shape)}."
+            f"stride={stride!r} must be one integer, or one for each of the {dims} spatial "
+            f"dimensions of inputs, of shape {tuple(inputs.shape)}."
         )
     for step in stride if isinstance(stride, (tuple, list)) else (stride,):
         check_count("stride", step, 1)
-    steps = _each(stride, dims)
+    steps = per_dimension(stride, dims)
     kernel = _kernel((3,) * dims, like=inputs)
     return _smooth(inputs, kernel, steps, padding_mode)
 
 
-class _Blurred(nn.Module):
-    """What the layers below share: a blur along the dimensions that are subsampled.
+class Blurred(nn.Module):
+    """The base of the layers below: a blur along the dimensions that are subsampled.
 
-    The filter is a buffer that is not saved, so the state dict is that of the plain layer.
+    The filter is a non-persistent buffer, so the state dict is the same as of the plain layer.
     """
 
     dims: ClassVar[int]
@@ -84,12 +83,13 @@ class _Blurred(nn.Module):
     blur_stride: tuple[int, ...]
     blur_first: bool
 
-    def _start_blur(self, *, blur_first: bool, like: Tensor | None = None) -> None:
+    def set_up_blur(self, *, blur_first: bool, like: Tensor | None = None) -> None:
+        """Set the attributes of the blur. `like` has the dtype and device of the filter."""
         self.blur_first = blur_first
-        self.blur_stride = _each(self.stride, self.dims)
+        self.blur_stride = per_dimension(self.stride, self.dims)
         sizes = tuple(3 if step > 1 else 1 for step in self.blur_stride)
         self.register_buffer("blur_kernel", _kernel(sizes, like=like), persistent=False)
-        if not blur_first:  # the layer runs densely, and the blur that follows takes the steps
+        if not blur_first:  # the layer runs with stride 1, and the blur after it subsamples
             self.stride = (1,) * self.dims
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class _Blurred(nn.Module):
         return _smooth(outputs, self.blur_kernel, self.blur_stride, mode)
 
     def _plain(self, inputs: Tensor) -> Tensor:
-        """Run the layer that is blurred, which is the next class in line."""
+        """Run the plain layer, which is the next class in the method resolution order."""
         outputs: Tensor = super().forward(inputs)
         return outputs
 
@@ -113,15 +113,15 @@ class _Blurred(nn.Module):
         return f"{super().extra_repr()}, {own}"
 
 
-class _BlurConv(_Blurred):
+class _BlurConv(Blurred):
     weight: Tensor
 
     def __init__(self, *args: Any, blur_first: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._start_blur(blur_first=blur_first, like=self.weight)
+        self.set_up_blur(blur_first=blur_first, like=self.weight)
 
 
-class _BlurMaxPool(_Blurred):
+class _BlurMaxPool(Blurred):
     padding: Any
     ceil_mode: bool
     return_indices: bool
@@ -129,19 +129,19 @@ class _BlurMaxPool(_Blurred):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.return_indices:
-            raise ValueError("return_indices is True, but a blurred maximum has no index.")
-        self._start_blur(blur_first=False)
+            raise ValueError("return_indices=True must be False; a blurred maximum has no index.")
+        self.set_up_blur(blur_first=False)
 
     def _extended(self, outputs: Tensor, inputs: Tensor) -> Tensor:
-        """Repeat the last maximum where `ceil_mode` lets a window hang over the border."""
+        """Repeat the last maximum for windows that `ceil_mode` extends over the border."""
         if not self.ceil_mode:
             return outputs
-        paddings = _each(self.padding, self.dims)
+        paddings = per_dimension(self.padding, self.dims)
         pad: list[int] = []
         for dim in reversed(range(self.dims)):
             size, found = inputs.shape[dim - self.dims], outputs.shape[dim - self.dims]
             step = self.blur_stride[dim]
-            last = -(-(found - 1) // step)  # but the last window must not start in the padding
+            last = -(-(found - 1) // step)  # the last window must not start in the padding
             if last * step >= size + paddings[dim]:
                 last -= 1
             pad += [0, max(0, last * step + 1 - found)]
@@ -149,13 +149,13 @@ class _BlurMaxPool(_Blurred):
 
 
 class BlurConv1d(_BlurConv, nn.Conv1d):
-    """A `Conv1d` without aliasing: takes its arguments, and `blur_first`; see `blurpool`."""
+    """An anti-aliased `Conv1d`, with its arguments and `blur_first`; see `blurpool`."""
 
     dims = 1
 
 
 class BlurConv2d(_BlurConv, nn.Conv2d):
-    """A `Conv2d` without aliasing: takes its arguments, and `blur_first`; see `blurpool`.
+    """An anti-aliased `Conv2d`, with its arguments and `blur_first`; see `blurpool`.
 
     Example:
         >>> layer = BlurConv2d(3, 8, kernel_size=3, stride=2, padding=1)
@@ -169,19 +169,19 @@ class BlurConv2d(_BlurConv, nn.Conv2d):
 
 
 class BlurConv3d(_BlurConv, nn.Conv3d):
-    """A `Conv3d` without aliasing: takes its arguments, and `blur_first`; see `blurpool`."""
+    """An anti-aliased `Conv3d`, with its arguments and `blur_first`; see `blurpool`."""
 
     dims = 3
 
 
 class BlurMaxPool1d(_BlurMaxPool, nn.MaxPool1d):
-    """A `MaxPool1d` without aliasing: maxima everywhere, blurred, then subsampled."""
+    """An anti-aliased `MaxPool1d`: a max-pool of stride 1, then a blur that subsamples."""
 
     dims = 1
 
 
 class BlurMaxPool2d(_BlurMaxPool, nn.MaxPool2d):
-    """A `MaxPool2d` without aliasing: maxima everywhere, blurred, then subsampled.
+    """An anti-aliased `MaxPool2d`: a max-pool of stride 1, then a blur that subsamples.
 
     Example:
         >>> pool = BlurMaxPool2d(kernel_size=3, stride=2, padding=1)
@@ -193,17 +193,18 @@ class BlurMaxPool2d(_BlurMaxPool, nn.MaxPool2d):
 
 
 class BlurMaxPool3d(_BlurMaxPool, nn.MaxPool3d):
-    """A `MaxPool3d` without aliasing: maxima everywhere, blurred, then subsampled."""
+    """An anti-aliased `MaxPool3d`: a max-pool of stride 1, then a blur that subsamples."""
 
     dims = 3
 
 
-def _each(value: int | tuple[int, ...], dims: int) -> tuple[int, ...]:
+def per_dimension(value: int | tuple[int, ...], dims: int) -> tuple[int, ...]:
+    """Expand one number to one for each dimension."""
     return (value,) * dims if isinstance(value, int) else tuple(value)
 
 
 def _kernel(sizes: tuple[int, ...], *, like: Tensor | None = None) -> Tensor:
-    """Build the filter, [1, 1, *sizes]: [1, 2, 1] / 4 where the size is 3, 1 where it is 1."""
+    """Build the filter, `[1, 1, *sizes]`: [1, 2, 1] / 4 for a size of 3, and 1 for a size of 1."""
     dtype, device = (None, None) if like is None else (like.dtype, like.device)
     kernel = torch.ones((1, 1), dtype=dtype, device=device)
     for size in sizes:

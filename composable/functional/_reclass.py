@@ -1,4 +1,4 @@
-"""A layer of another class around what a layer holds: nothing is drawn anew."""
+"""Change the class of a layer, and keep its tensors, options, hooks and mode."""
 
 import functools
 from collections.abc import Iterable
@@ -7,20 +7,21 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-__all__ = ["keeps_forward_of", "refuse_lazy", "take_over"]
+__all__ = ["keeps_forward_of", "reclass", "refuse_lazy"]
 
 
-def take_over(module: nn.Module, kind: type[nn.Module], *, prefix: str = "") -> Any:
-    """Build a layer that holds what another one holds: tensors, options, hooks and mode.
+def reclass(module: nn.Module, kind: type[nn.Module], *, prefix: str = "") -> Any:
+    """Build a layer of another class with the attributes of a layer.
 
     Args:
-        module: A layer of a private copy; it is not to be used any more.
-        kind: A class whose `forward` calls or replaces the layer's own. A subclass of the layer's
-            class is taken as it is; otherwise a class of both is made, `kind` first.
-        prefix: What the name of a class that is made begins with.
+        module: A layer of a private copy. It must not be used afterwards.
+        kind: A class whose `forward` calls or replaces the forward method of the layer. A subclass
+            of the layer's class is used directly; otherwise a class that inherits from both is
+            created, with `kind` first.
+        prefix: Prefix of the name of a created class.
 
     Returns:
-        The layer, which its `kind` has yet to set up.
+        The layer. The attributes that `kind` adds are not set yet.
     """
     joined = _joined(type(module), kind, prefix)
     new = joined.__new__(joined)
@@ -29,27 +30,27 @@ def take_over(module: nn.Module, kind: type[nn.Module], *, prefix: str = "") -> 
 
 
 def keeps_forward_of(plain: type[nn.Module], module: nn.Module) -> bool:
-    """Say whether a layer computes what torch's class does, and is not a subclass that adds."""
+    """Return whether a layer inherits its forward method from a class of torch."""
     return isinstance(module, plain) and type(module).forward is plain.forward
 
 
 def refuse_lazy(name: str, module: nn.Module, kinds: Iterable[type], method: str) -> None:
-    """Refuse a layer that will be of one of these kinds when it has seen a batch."""
+    """Raise a ValueError for a lazy layer that becomes one of these classes at its first call."""
     becomes: Any = getattr(module, "cls_to_become", None)
     if isinstance(module, LazyModuleMixin) and issubclass(becomes, tuple(kinds)):
         raise ValueError(
-            f"{name or 'the model'} is lazy and does not know its channels yet. Call the model "
-            f"once on a batch, then apply {method}."
+            f"{name or 'model'} is lazy and its channels are not known yet; call the model once on "
+            f"a batch before {method}."
         )
 
 
 def _joined(kind: type[nn.Module], new: type[nn.Module], prefix: str) -> type[nn.Module]:
     base = kind.__bases__[0]
     if kind.__name__ == f"Parametrized{base.__name__}":
-        # torch made this class for one layer: its base, with properties in the body. It is made
-        # again on the new base, so that the parametrizations can still be removed.
-        left_out = ("__dict__", "__weakref__")
-        body = {key: value for key, value in vars(kind).items() if key not in left_out}
+        # torch created this class for one layer: a subclass with properties. It is created again
+        # from the new base, so that the parametrizations can still be removed.
+        skipped = ("__dict__", "__weakref__")
+        body = {key: value for key, value in vars(kind).items() if key not in skipped}
         base = _joined(base, new, prefix)
         return type(f"Parametrized{base.__name__}", (base,), body)
     return new if issubclass(new, kind) else _made(kind, new, prefix)  # type: ignore[arg-type]
@@ -57,7 +58,7 @@ def _joined(kind: type[nn.Module], new: type[nn.Module], prefix: str) -> type[nn
 
 @functools.cache
 def _made(kind: Any, new: Any, prefix: str) -> type[nn.Module]:
-    def reduce(self: nn.Module, protocol: Any) -> Any:  # pickle looks for no class of that name
+    def reduce(self: nn.Module, protocol: Any) -> Any:  # pickle finds no class by this name
         parts: Any = object.__reduce_ex__(self, protocol)
         return _blank, (kind, new, prefix), *parts[2:]
 

@@ -1,4 +1,4 @@
-"""Many tensors in one call: `torch._foreach_*`, which the optimizers of torch are built on."""
+"""Operations on lists of tensors by `torch._foreach_*`, the basis of PyTorch's optimizers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["accurate", "global_norm", "multi", "multi_", "per_kind"]
+__all__ = ["compute_dtype", "foreach", "foreach_", "global_norm", "per_dtype"]
 
 
-def multi(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> list[Tensor]:
-    """Call `torch._foreach_<name>`, or `torch.<name>` in turn where that would not work.
+def foreach(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> list[Tensor]:
+    """Call `torch._foreach_<name>`, or `torch.<name>` per tensor if that is not supported.
 
-    It has no rule for vmap, and its derivatives have faults (as of torch 2.13).
+    In torch 2.13 the foreach operations have no vmap rule, and some derivatives are wrong.
     """
     batched = torch._C._functorch.is_batchedtensor
     if not any(tensor.requires_grad or batched(tensor) for tensor in tensors):
@@ -22,19 +22,19 @@ def multi(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> list[
     return [single(*row, **options) for row in zip(tensors, *columns, strict=True)]
 
 
-def multi_(name: str, tensors: list[Tensor], *args: Any) -> list[Tensor]:
-    """As `multi`, but in place where it can be: for tensors that nobody else holds."""
+def foreach_(name: str, tensors: list[Tensor], *args: Any) -> list[Tensor]:
+    """Call `foreach` in place if possible; the tensors must not be used elsewhere."""
     batched = torch._C._functorch.is_batchedtensor
     if any(tensor.requires_grad or batched(tensor) for tensor in tensors):
-        return multi(name, tensors, *args)
+        return foreach(name, tensors, *args)
     getattr(torch, f"_foreach_{name}_")(tensors, *args)
     return tensors
 
 
-def per_kind(
+def per_dtype(
     function: Callable[..., list[Tensor]], tensors: list[Tensor], *others: list[Tensor]
 ) -> list[Tensor]:
-    """Call with the tensors of one device and dtype at a time: a fused call takes no others."""
+    """Call a function once for each device and dtype, as a fused call requires."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, tensor in enumerate(tensors):
         groups.setdefault((tensor.device, tensor.dtype), []).append(index)
@@ -45,17 +45,17 @@ def per_kind(
     return [results[index] for index in range(len(tensors))]
 
 
-def accurate(dtype: torch.dtype) -> torch.dtype:
-    """Give the dtype in which a value of this one is computed without avoidable rounding."""
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to compute in: float64 for float64 and complex128, otherwise float32."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def global_norm(tensors: list[Tensor]) -> Tensor:
-    """Take the L2 norm over all tensors together, in float32 at least; at least one is given."""
-    norms = per_kind(_norms, tensors)
+    """Compute the L2 norm of one or more tensors together, in at least float32."""
+    norms = per_dtype(_norms, tensors)
     norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm
 
 
 def _norms(group: list[Tensor]) -> list[Tensor]:
-    return multi("norm", group, 2.0, dtype=torch.promote_types(group[0].dtype, torch.float32))
+    return foreach("norm", group, 2.0, dtype=torch.promote_types(group[0].dtype, torch.float32))

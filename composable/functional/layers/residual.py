@@ -1,4 +1,4 @@
-"""Which blocks are residual and where their residual is, and a block that may drop it."""
+"""Descriptions of residual blocks, and a residual block that drops its residual at random."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._random import numbers
+from .._checks import kind_of
+from .._registry import full_name
+from .._sampling import numbers
 
-__all__ = ["KNOWN", "Dropping", "ResidualBlock", "StochasticBlock", "start_dropping"]
+__all__ = ["ResidualBlock"]
 
 
 def _inputs(block: nn.Module, inputs: Tensor) -> Tensor:
@@ -19,15 +21,15 @@ def _inputs(block: nn.Module, inputs: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ResidualBlock:
-    """Describes a class of residual blocks to `stochastic_depth`.
+    """The description of a class of residual blocks for `stochastic_depth`.
 
     Args:
         kind: The class, or its full name, so that it need not be imported.
-        shortcut: `shortcut(block, inputs)`: what the block computes without its residual. By
-            default the inputs themselves.
-        residual: `residual(block)`: the submodule whose output is the residual, which is added to
-            the shortcut. None where the shortcut costs nothing: then the residual is what the
-            block's output has beyond the shortcut.
+        shortcut: A function `shortcut(block, inputs)` that computes the block without its residual.
+            By default it returns the inputs.
+        residual: A function `residual(block)` that returns the submodule whose output is the
+            residual, which the block adds to the shortcut. None for a shortcut without cost: then
+            the residual is the difference between the outputs of the block and the shortcut.
 
     Example:
         >>> class Block(nn.Module):
@@ -55,16 +57,16 @@ class ResidualBlock:
     @property
     def name(self) -> str:
         """The full name of the class."""
-        return self.kind if isinstance(self.kind, str) else _full_name(self.kind)
+        return self.kind if isinstance(self.kind, str) else full_name(self.kind)
 
     def covers(self, kind: type[nn.Module]) -> bool:
-        """Whether a class is this one, or a subclass."""
-        return self.name in map(_full_name, kind.__mro__)
+        """Return whether a class is this class or a subclass."""
+        return self.name in map(full_name, kind.__mro__)
 
 
 @dataclass(frozen=True)
 class Dropping:
-    """How a block drops its residual: what its class does not hold, under one name."""
+    """The settings of a block that drops its residual."""
 
     block: ResidualBlock
     per_example: bool
@@ -73,40 +75,40 @@ class Dropping:
 
     @property
     def rate(self) -> float:
-        """How likely the residual is dropped."""
+        """The probability to drop the residual."""
         return self.full_rate * self.scale
 
-    def chosen_first(self, module: nn.Module) -> bool:
-        """Whether the choice comes before anything is computed: not in a graph or `torch.func`."""
+    def drawn_first(self, module: nn.Module) -> bool:
+        """Return whether to draw before the forward pass; compiled graphs and vmap can't branch."""
         traced = torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level()
         return module.training and not self.per_example and not traced
 
     def draw(self, like: Tensor) -> Tensor:
-        """Draw what is kept: of each example, or of the batch."""
+        """Draw whether to keep the residual, per example or per batch."""
         size = (like.shape[0] if self.per_example else 1,) + (1,) * (like.ndim - 1)
         return torch.rand(size, device=like.device) >= self.rate
 
 
 class StochasticBlock(nn.Module):
-    """A residual block that drops its residual at random: in front of the block's own class."""
+    """A residual block that drops its residual at random; a base before the class of the block."""
 
     stochastic_depth: Dropping
 
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Compute the block, or its shortcut alone."""
+        """Compute the block, or only its shortcut."""
         how, whole = self.stochastic_depth, self.stochastic_depth.block.residual is None
-        first = how.chosen_first(self)
+        first = how.drawn_first(self)
         if first and numbers(torch.rand((), device="cpu")) < how.rate:
             return how.block.shortcut(self, inputs)
         outputs = super().forward(inputs, *args, **kwargs)
         if not whole:
             return outputs
         shortcut = how.block.shortcut(self, inputs)
-        _check_alike(type(self).__mro__[2], outputs, shortcut)
+        _check_same_shape(type(self).__mro__[2], outputs, shortcut)
         if first or not how.rate:
             return outputs
-        shortcut = shortcut.to(outputs.dtype)  # autocast may have made them differ
-        if not self.training and outputs.is_nested:  # of sequences with padding, in encoders
+        shortcut = shortcut.to(outputs.dtype)  # autocast can make them differ
+        if not self.training and outputs.is_nested:  # sequences with padding, in encoders
             return shortcut + (outputs - shortcut) * (1 - how.rate)
         if not self.training:
             return torch.lerp(shortcut, outputs, 1 - how.rate)
@@ -118,53 +120,49 @@ class StochasticBlock(nn.Module):
         return f"{own}{', ' * bool(own)}drop_rate={how.rate:.4g}, method={drawn!r}"
 
     def _gate_residual(self, _: nn.Module, args: Any, residual: Tensor) -> Tensor:
-        """Drop the residual, or scale it: a hook of the submodule that computes it."""
+        """Drop or scale the residual, as a forward hook of the submodule that computes it."""
         how = self.stochastic_depth
-        if how.chosen_first(self) or not how.rate:
+        if how.drawn_first(self) or not how.rate:
             return residual
         if not self.training:
             return residual * (1 - how.rate)
-        # A product: on a CPU torch.where takes several times as long, forward and backward.
+        # A product: on a CPU, torch.where is several times slower, forward and backward.
         return residual * how.draw(residual).to(residual.dtype)
 
 
 def start_dropping(block: StochasticBlock, how: Dropping) -> StochasticBlock:
-    """Set up a block that was taken over."""
+    """Set the attributes and the hook of a block whose class was changed."""
     block.stochastic_depth = how
     if how.block.residual is not None:
         how.block.residual(block).register_forward_hook(block._gate_residual)
     return block
 
 
-def _check_alike(kind: type, outputs: Any, shortcut: Any) -> None:
+def _check_same_shape(kind: type, outputs: Any, shortcut: Any) -> None:
     if not (isinstance(outputs, Tensor) and isinstance(shortcut, Tensor)):
         raise TypeError(
-            f"{kind.__name__} returned {type(outputs).__name__}, and its shortcut is "
-            f"{type(shortcut).__name__}; stochastic depth needs blocks of a tensor to a tensor. "
-            "Describe its residual with target=ResidualBlock(...)."
+            f"{kind.__name__} must return a tensor and have a tensor as its shortcut, not "
+            f"{kind_of(outputs)} and {kind_of(shortcut)}; describe its residual with "
+            "target=ResidualBlock(...)."
         )
-    if outputs.is_nested and shortcut.is_nested:  # they have no shape, and refuse other sums
+    if outputs.is_nested and shortcut.is_nested:  # these have no shape
         return
     if outputs.shape != shortcut.shape:
         raise ValueError(
-            f"{kind.__name__} made shape {tuple(outputs.shape)} of its shortcut's "
-            f"{tuple(shortcut.shape)}, so it is no x + f(x). Describe its shortcut with "
+            f"{kind.__name__} must return outputs of the shape of its shortcut "
+            f"{tuple(shortcut.shape)}, not {tuple(outputs.shape)}; describe its shortcut with "
             "target=ResidualBlock(...)."
         )
 
 
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _first_of(block: nn.Module, *, names: tuple[str, ...]) -> nn.Module:
-    """Find the first of these submodules that a block has."""
+    """Return the first of these submodules that a block has."""
     return next(block.get_submodule(name) for name in names if getattr(block, name, None))
 
 
 def _activated(block: Any, inputs: Tensor, *, activation: str) -> Tensor:
-    """Compute what a block of a residual net does without its residual."""
-    # The activation may work in place, and the inputs are not ours.
+    """Compute a block of a residual network without its residual."""
+    # The activation may be in place, and must not change the inputs.
     summed = inputs.clone() if block.downsample is None else block.downsample(inputs)
     outputs: Tensor = getattr(block, activation)(summed)
     return outputs

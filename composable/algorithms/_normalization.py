@@ -1,27 +1,30 @@
-"""Augmenting images that come normalized from the data loader."""
+"""Augmentation of images that the data loader has normalized."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
+
+from composable.functional._checks import kind_of
 
 __all__ = ["as_tuple", "on_pixels", "per_channel"]
 
 
 def per_channel(instance: Any, *_: Any) -> None:
-    """Numbers, one per channel, or None; `mean` and `std` go together."""
+    """Validate `mean` and `std`: one number per channel each, or None for both."""
     given = {"mean": instance.mean, "std": instance.std}
     if (instance.mean is None) != (instance.std is None):
         raise ValueError(
-            f"mean={instance.mean!r} and std={instance.std!r} must be given together: those by "
-            "which the images were normalized, or neither."
+            f"mean={instance.mean!r} and std={instance.std!r} must be given together; pass both "
+            "values of the normalization, or neither."
         )
     for name, value in given.items():
         if value is not None and not (isinstance(value, tuple) and value and _are_numbers(value)):
-            raise TypeError(f"{name}={value!r} must be numbers, one per channel.")
+            raise TypeError(f"{name}={value!r} must be a sequence of numbers, one per channel.")
     if instance.std is not None and not all(v > 0 for v in instance.std):
-        raise ValueError(f"std={instance.std!r} must be above 0.")
+        raise ValueError(f"std={instance.std!r} must be greater than 0.")
 
 
 def _are_numbers(values: tuple[Any, ...]) -> bool:
@@ -29,7 +32,7 @@ def _are_numbers(values: tuple[Any, ...]) -> bool:
 
 
 def as_tuple(value: Any) -> Any:
-    """A tuple of a list: an algorithm is a value that does not change."""
+    """Convert a list to a tuple, since algorithms are immutable; return any other value."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -39,16 +42,17 @@ def on_pixels(
     mean: tuple[float, ...] | None,
     std: tuple[float, ...] | None,
 ) -> Tensor:
-    """Augment the images in [0, 1] that these were before they were normalized."""
+    """Undo the normalization of the images, augment them, and normalize them again."""
     if mean is None or std is None:
         return augment(images)
     if not isinstance(images, Tensor) or not images.is_floating_point():
         raise TypeError(
-            "mean and std are for images that were normalized, so floats; these are "
-            f"{images.dtype if isinstance(images, Tensor) else type(images).__name__}: leave mean "
-            "and std out."
+            "images must be normalized, with a floating-point dtype, not "
+            f"{images.dtype if isinstance(images, Tensor) else kind_of(images)}; pass neither mean "
+            "nor std for other images."
         )
     center, scale = (
-        torch.tensor(v)[:, None, None].to(images, non_blocking=True) for v in (mean, std)
+        rearrange(torch.tensor(values), "channels -> channels 1 1").to(images, non_blocking=True)
+        for values in (mean, std)
     )
     return (augment(images * scale + center) - center) / scale

@@ -1,21 +1,19 @@
-"""What the low-precision norms share: which dtype to compute in, and who takes over."""
+"""The base of the low-precision norms, and their surgery."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_module
-from ._surgery import replace_modules, report_nothing
-from ._take_over import keeps_forward_of, take_over
+from .._checks import LOW_PRECISION, check_module, check_precision
+from .._reclass import keeps_forward_of, reclass
+from .._surgery import replace_modules, report_nothing
 
-__all__ = ["LowPrecision", "lower_norms"]
-
-LOW = (torch.float16, torch.bfloat16)
+__all__: list[str] = []  # the public layers are in the modules of the two norms
 
 
 class LowPrecision(nn.Module):
-    """A norm that casts its inputs and parameters down, and is left alone by autocast."""
+    """A norm in a 16-bit dtype, which autocast does not cast to float32."""
 
     precision: torch.dtype | None
     weight: Any
@@ -23,7 +21,7 @@ class LowPrecision(nn.Module):
 
     def __init__(self, *args: Any, precision: torch.dtype | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        check_precision(precision)
+        check_precision("precision", precision)
         self.precision = precision
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -32,7 +30,7 @@ class LowPrecision(nn.Module):
         low = self.precision
         if low is None and autocast:
             low = torch.get_autocast_dtype(device)
-        if low is None or inputs.dtype not in (*LOW, torch.float32):
+        if low is None or inputs.dtype not in (*LOW_PRECISION, torch.float32):
             plain: Tensor = super().forward(inputs)
             return plain
         with torch.autocast(device, enabled=False):
@@ -54,14 +52,14 @@ def lower_norms(
     low: type[LowPrecision],
     precision: torch.dtype | None,
 ) -> nn.Module:
-    """Replace norms of a class."""
+    """Replace the norms of a class by low-precision ones."""
     check_module("model", model)
-    check_precision(precision)
+    check_precision("precision", precision)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         if not keeps_forward_of(plain, module):
             return module
-        new: LowPrecision = take_over(module, low, prefix="LowPrecision")
+        new: LowPrecision = reclass(module, low, prefix="LowPrecision")
         new.precision = precision
         return new
 
@@ -69,13 +67,3 @@ def lower_norms(
     if count == 0 and not any(isinstance(module, low) for module in model.modules()):
         report_nothing(method, plain.__name__)
     return new
-
-
-def check_precision(precision: Any) -> None:
-    """Refuse what is no low precision."""
-    if precision is not None and precision not in LOW:
-        kind = ValueError if isinstance(precision, torch.dtype) else TypeError
-        raise kind(
-            f"precision is {precision!r}, but must be torch.float16, torch.bfloat16, or None for "
-            "that of autocast."
-        )

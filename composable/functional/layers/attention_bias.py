@@ -1,16 +1,17 @@
-"""Linear attention biases, and Hugging Face's attention and position embeddings with them."""
+"""Linear attention biases, and the conversions of Hugging Face models to them."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ._checks import check_count, check_place
-from ._take_over import take_over
+from .._checks import check_count, check_place
+from .._reclass import reclass
 
-__all__ = ["CONVERSIONS", "NoPositions", "alibi_bias", "alibi_slopes"]
+__all__ = ["alibi_bias", "alibi_slopes"]
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 
@@ -21,19 +22,19 @@ def alibi_slopes(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " heads"]:
-    r"""Give the slope of each head: $2^{-8 i / n}$ for head $i$ of $n$, from 1 on.
+    r"""Return the slope of each head: $2^{-8 i / n}$ for head $i$ of $n$, counted from 1.
 
-    Where $n$ is no power of two, the first heads have the slopes of the next lower power $p$, and
-    the others those of $2p$ heads, every second one from the first on.
+    If $n$ is not a power of two, the first heads use the slopes of the next lower power $p$, and
+    the others use the first, third, fifth, ... slope of $2p$ heads.
 
     Args:
-        heads: The number of heads, 1 or more.
-        device: Where they are made.
-        dtype: Of what dtype they are.
+        heads: Number of heads, 1 or more.
+        device: Device of the slopes.
+        dtype: Dtype of the slopes.
 
     Raises:
-        TypeError: `heads` is no whole number, or `dtype` not one of floats.
-        ValueError: `heads` is below 1, or there is no such device.
+        TypeError: `heads` is not an integer, or `dtype` is not a floating-point dtype.
+        ValueError: `heads` is below 1, or the device does not exist.
 
     Example:
         >>> alibi_slopes(8)[:3]
@@ -44,7 +45,7 @@ def alibi_slopes(
     check_count("heads", heads, 1)
     check_place(device, dtype)
     power = 1 << (heads.bit_length() - 1)
-    # Made where they are needed: a list would be copied there, which the host waits for.
+    # Computed on the device: a copy of a list would synchronize.
     first = torch.arange(1, power + 1, device=device, dtype=dtype) * (-8 / power)
     rest = (torch.arange(heads - power, device=device, dtype=dtype) * 2 + 1) * (-4 / power)
     return torch.cat([first, rest]).exp2()
@@ -58,23 +59,23 @@ def alibi_bias(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " heads length keys"]:
-    r"""Give what is added to the scores of attention: $-m_h |i - j|$.
+    r"""Return the biases of the attention scores: $-m_h |i - j|$.
 
-    Causal attention needs its mask besides.
+    Causal attention needs a causal mask in addition.
 
     Args:
-        heads: The number of heads, 1 or more.
-        length: The number of queries.
-        past: How many keys come before those of the queries: they were kept from earlier calls.
-        device: Where it is made.
-        dtype: Of what dtype it is.
+        heads: Number of heads, 1 or more.
+        length: Number of queries.
+        past: Number of cached keys, before the keys of the queries.
+        device: Device of the biases.
+        dtype: Dtype of the biases.
 
     Returns:
-        For each head, each query and each of the `past + length` keys.
+        A bias for each head, each query and each of the `past + length` keys.
 
     Raises:
-        TypeError: A number is no whole one, or `dtype` not one of floats.
-        ValueError: `heads` is below 1, another number below 0, or there is no such device.
+        TypeError: A number is not an integer, or `dtype` is not a floating-point dtype.
+        ValueError: `heads` is below 1, another number is negative, or the device does not exist.
 
     Example:
         >>> alibi_bias(1, 2, past=1) * 256
@@ -89,20 +90,21 @@ def alibi_bias(
 
 
 def _biases(heads: int, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
-    distances = (queries.unsqueeze(1) - keys).abs()
-    return -alibi_slopes(heads, device=keys.device, dtype=dtype).reshape(-1, 1, 1) * distances
+    distances = (rearrange(queries, "queries -> queries 1") - keys).abs()
+    slopes = alibi_slopes(heads, device=keys.device, dtype=dtype)
+    return -rearrange(slopes, "heads -> heads 1 1") * distances
 
 
 class NoPositions(nn.Module):
-    """Stands where position embeddings were, and adds nothing, at any position."""
+    """A replacement of position embeddings that adds nothing, at any position."""
 
     def forward(self, position_ids: Int[Tensor, "..."]) -> Int[Tensor, ""]:
-        """Give zero."""
+        """Return zero."""
         return position_ids.new_zeros(())
 
 
-class _Unplaced(nn.Module):
-    """The embeddings of BERT and RoBERTa, for sequences that their tables are too short for."""
+class _WithoutPositions(nn.Module):
+    """The embeddings of BERT and RoBERTa, for sequences that are longer than their tables."""
 
     def forward(
         self,
@@ -112,8 +114,8 @@ class _Unplaced(nn.Module):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        # Types of tokens that are not given are looked up at the positions, in a table as long as
-        # that of the positions was: in its first row everything is found.
+        # Default token types are looked up by position, in a buffer as long as the position table.
+        # Position 0 is always valid, and all its entries are the same.
         given: Any = input_ids if inputs_embeds is None else inputs_embeds
         first = torch.zeros((1, given.shape[1]), dtype=torch.long, device=given.device)
         embeddings: Tensor = super().forward(
@@ -127,13 +129,13 @@ class _Unplaced(nn.Module):
 
 
 class _Biased(nn.Module):
-    """Self-attention whose mask holds linear biases: in front of Hugging Face's own class."""
+    """Self-attention with linear biases in its mask; a base before the class of Hugging Face."""
 
     config: Any
     layer_idx: int
     is_causal: bool
-    num_heads: int  # GPT-2's name for it
-    num_attention_heads: int  # and that of the others
+    num_heads: int  # in GPT-2
+    num_attention_heads: int  # in the other models
 
     def forward(
         self,
@@ -143,9 +145,9 @@ class _Biased(nn.Module):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute the attention, with what is added to its scores."""
+        """Compute the attention with biased scores."""
         _check_implementation(self.config)
-        # Their "sdpa" reads no mask as a causal one; their "eager" reads it as none.
+        # Without a mask, "sdpa" is causal, and "eager" is not.
         causal = kwargs.get("is_causal")
         causal = self.is_causal if causal is None else causal
         mask = _biased_mask(
@@ -164,7 +166,7 @@ class _Biased(nn.Module):
 def _biased_mask(
     mask: Tensor | None, hidden: Tensor, cache: Any, *, heads: int, layer: int, causal: bool
 ) -> Tensor:
-    """Add biases to a mask: one of numbers, one of bools, which only "sdpa" has, or none."""
+    """Add biases to a float mask, a bool mask (in "sdpa" only), or no mask."""
     length, device = hidden.shape[1], hidden.device
     past, keys = 0, length
     if cache is not None:
@@ -173,11 +175,11 @@ def _biased_mask(
     query_at = torch.arange(length, device=device) + past
     key_at = torch.arange(keys, device=device)
     dtype = torch.promote_types(hidden.dtype, torch.float32)  # rounded once, at the end
-    biases = _biases(heads, query_at, key_at, dtype).unsqueeze(0)
+    biases = rearrange(_biases(heads, query_at, key_at, dtype), "... -> 1 ...")
     if mask is None and causal:
-        mask = key_at <= query_at.unsqueeze(1)
+        mask = key_at <= rearrange(query_at, "queries -> queries 1")
     if mask is not None and mask.dtype == torch.bool:
-        biases = biases.masked_fill(~mask, -torch.inf)  # as "sdpa" itself reads it
+        biases = biases.masked_fill(~mask, -torch.inf)  # the semantics of "sdpa"
     elif mask is not None:
         biases = biases + mask
     return biases.to(hidden.dtype)
@@ -186,20 +188,20 @@ def _biased_mask(
 def _check_implementation(config: Any) -> None:
     if config._attn_implementation not in IMPLEMENTATIONS:
         raise ValueError(
-            f"attn_implementation is {config._attn_implementation!r}, which takes no linear "
-            "biases. Call model.set_attn_implementation('sdpa'), or 'eager'."
+            f"attn_implementation={config._attn_implementation!r} must be 'sdpa' or 'eager' for "
+            "linear biases; call model.set_attn_implementation('sdpa')."
         )
 
 
 def _convert_attention(attention: Any, max_sequence_length: int) -> nn.Module:
     _check_implementation(attention.config)
-    new: Any = take_over(attention, _Biased, prefix="Alibi")
+    new: Any = reclass(attention, _Biased, prefix="Alibi")
     new.config.max_position_embeddings = max_sequence_length
     return new  # type: ignore[no-any-return]
 
 
 def _convert_embeddings(embeddings: nn.Module, max_sequence_length: int) -> nn.Module:
-    new = take_over(embeddings, _Unplaced, prefix="Alibi")
+    new = reclass(embeddings, _WithoutPositions, prefix="Alibi")
     new.position_embeddings = NoPositions()
     return new  # type: ignore[no-any-return]
 

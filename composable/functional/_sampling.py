@@ -1,0 +1,80 @@
+"""Random samples from a `torch.Generator`, which `torch.distributions` does not support.
+
+Samples are float64 tensors on the device of the generator, the CPU by default. So a seed gives the
+same samples for every device and dtype of the batch.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "draw_beta",
+    "draw_dirichlet",
+    "draw_exponential",
+    "draw_uniform",
+    "generator_device",
+    "numbers",
+]
+
+
+def generator_device(generator: torch.Generator | None) -> torch.device:
+    """Return the device of a generator, the CPU for None."""
+    return torch.device("cpu") if generator is None else generator.device
+
+
+def draw_uniform(size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
+    """Draw from the uniform distribution on [0, 1)."""
+    # In a compiled graph a dynamic size can't be combined with generator=None.
+    given = {} if generator is None else {"generator": generator}
+    return torch.rand(size, **given, device=generator_device(generator), dtype=torch.float64)  # type: ignore[call-overload, no-any-return]
+
+
+def draw_exponential(size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
+    """Draw from Exponential(1)."""
+    # rand is in [0, 1): log1p(-rand) is finite, but log(rand) may be -inf.
+    return -torch.log1p(-draw_uniform(size, generator=generator))
+
+
+def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
+    """Draw from Beta(alpha, alpha), for any alpha > 0.
+
+    A Beta variable is G1 / (G1 + G2) for two Gamma variables. For small alpha both underflow to 0,
+    so it is computed from their logarithms: Gamma(alpha) has the distribution of Gamma(alpha + 1)
+    * U ** (1 / alpha).
+    """
+    shape = torch.full(
+        (2, *size), alpha + 1.0, device=generator_device(generator), dtype=torch.float64
+    )
+    gammas = torch._standard_gamma(shape, generator=generator)
+    exponentials = draw_exponential((2, *size), generator=generator)
+    # Subtract before the division, which may overflow: inf - inf is NaN.
+    log_ratio = gammas[0].log() - gammas[1].log() + (exponentials[1] - exponentials[0]) / alpha
+    return log_ratio.sigmoid()
+
+
+def draw_dirichlet(
+    alpha: float, size: tuple[int, ...], *, generator: torch.Generator | None
+) -> Tensor:
+    """Draw from Dirichlet(alpha, ..., alpha) along the first dimension, for any alpha > 0.
+
+    It is computed from the logarithms of Gamma variables, like `draw_beta`.
+    """
+    shape = torch.full(size, alpha + 1.0, device=generator_device(generator), dtype=torch.float64)
+    log_gammas = torch._standard_gamma(shape, generator=generator).log()
+    log_gammas = log_gammas - draw_exponential(size, generator=generator) / alpha
+    # softmax subtracts the largest logarithm first, so it is stable for every alpha.
+    return log_gammas.softmax(0)
+
+
+def numbers(draw: Tensor) -> Any:
+    """Return the values of a draw as lists if that needs no synchronization, otherwise None.
+
+    Draws on the CPU are read without synchronization, even if the batch is on a GPU. In a compiled
+    graph and under `vmap` there are no values to read.
+    """
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if torch.compiler.is_compiling() or draw.device.type != "cpu" or wrapped(draw):
+        return None
+    return draw.tolist()

@@ -1,0 +1,121 @@
+"""Low-rank pairs of layers, fitted to the weight of one layer."""
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from .._foreach import compute_dtype
+
+__all__ = ["FactorizedLayer"]
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+LINEARS = (nn.Linear, NonDynamicallyQuantizableLinear)
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class FactorizedLayer(nn.Module):
+    """A low-rank pair of layers that replaces one layer; see `factorize`.
+
+    Args:
+        reduce: A linear layer or a convolution with few outputs, without a bias.
+        expand: A linear layer, or a convolution with a kernel of size 1 and the same groups.
+
+    Example:
+        >>> layer = FactorizedLayer(nn.Linear(64, 4, bias=False), nn.Linear(4, 32))
+        >>> x = torch.rand(2, 64)
+        >>> torch.allclose(layer(x), x @ layer.weight.T + layer.bias, atol=1e-5)
+        True
+    """
+
+    def __init__(self, reduce: nn.Module, expand: nn.Module) -> None:
+        super().__init__()
+        self.reduce, self.expand = reduce, expand
+
+    def forward(self, inputs: Shaped[Tensor, " *inputs"]) -> Shaped[Tensor, " *outputs"]:
+        """Apply both layers."""
+        outputs: Tensor = self.expand(self.reduce(inputs))
+        return outputs
+
+    @property
+    def weight(self) -> Float[Tensor, " *weight"]:
+        """The weight of one layer that computes the same: the product of the two weights."""
+        first: Any = self.reduce.weight
+        second: Any = self.expand.weight
+        groups = groups_of(self.reduce)
+        product = matrices_of(second, groups) @ matrices_of(first, groups)
+        return product.reshape(-1, *first.shape[1:])
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of the second layer."""
+        bias: Tensor | None = self.expand.bias  # type: ignore[assignment]
+        return bias
+
+
+def groups_of(module: Any) -> int:
+    """Return the number of groups of a convolution, or 1."""
+    return getattr(module, "groups", 1)
+
+
+def matrices_of(weight: Tensor, groups: int) -> Float[Tensor, "groups outputs inputs"]:
+    """Reshape a weight to one matrix for each group."""
+    return rearrange(weight, "(groups outputs) ... -> groups outputs (...)", groups=groups)
+
+
+def fit_pair(module: Any, rank: int) -> FactorizedLayer:
+    """Build the best pair of layers of a rank for a linear layer or a convolution."""
+    weight, groups = module.weight, groups_of(module)
+    pair = _linear_pair(module, rank) if isinstance(module, LINEARS) else _conv_pair(module, rank)
+    channels_last = FORMATS.get(weight.ndim, torch.contiguous_format)
+    plain = weight.is_contiguous() or not weight.is_contiguous(memory_format=channels_last)
+    memory_format = torch.contiguous_format if plain else channels_last
+    fitted = _fit(matrices_of(weight.detach(), groups), rank)
+    for layer, matrices in zip(pair, fitted, strict=True):
+        values = matrices.reshape(layer.weight.shape).to(weight.device, weight.dtype)
+        values = values.contiguous(memory_format=memory_format)
+        layer.weight = nn.Parameter(values, requires_grad=weight.requires_grad)
+        layer.train(module.training)
+    reduce, expand = pair
+    expand.bias = module.bias
+    new = FactorizedLayer(reduce, expand)
+    tensors = ("_parameters", "_buffers", "_modules")
+    new.__dict__.update({key: value for key, value in vars(module).items() if key not in tensors})
+    return new
+
+
+def _linear_pair(old: Any, rank: int) -> tuple[Any, Any]:
+    # On the meta device nothing is initialized: the weights come from the fit.
+    reduce = nn.Linear(old.in_features, rank, bias=False, device="meta")
+    return reduce, nn.Linear(rank, old.out_features, bias=False, device="meta")
+
+
+def _conv_pair(old: Any, rank: int) -> tuple[Any, Any]:
+    latent, options = rank * old.groups, {"groups": old.groups, "bias": False, "device": "meta"}
+    reduce = type(old)(
+        old.in_channels,
+        latent,
+        old.kernel_size,
+        old.stride,
+        old.padding,
+        old.dilation,
+        padding_mode=old.padding_mode,
+        **options,
+    )
+    return reduce, type(old)(latent, old.out_channels, 1, **options)
+
+
+def _fit(
+    matrices: Float[Tensor, "groups outputs inputs"], rank: int
+) -> tuple[Float[Tensor, "groups {rank} inputs"], Float[Tensor, "groups outputs {rank}"]]:
+    exact = matrices.to("cpu", compute_dtype(matrices.dtype))
+    u, s, vh = torch.linalg.svd(exact, full_matrices=False)
+    u, s, v = (part[..., :rank] for part in (u, s, vh.mT))
+    # Singular vectors are unique up to the sign of a pair: make the largest entry of u positive.
+    sign = u.gather(1, u.abs().argmax(1, keepdim=True)).sign()
+    # The second layer gets the singular values. If both shared them, a weight of zeros, as in many
+    # residual branches, would give two weights of zeros, whose gradients are 0.
+    return (v * sign).mT, u * sign * rearrange(s, "groups rank -> groups 1 rank")

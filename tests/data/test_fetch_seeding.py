@@ -1,0 +1,96 @@
+"""What is drawn while a batch is fetched depends on its step alone, whether seeded or not."""
+
+import random
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from composable.data import seeded_batches
+from composable.data.fetching import SeededIndex, fetch_in_process, with_seeded_fetch
+from composable.utils.reproducibility import preserve_rng
+
+SEED = 17
+
+
+class DrawsFrom(Dataset):
+    """Draws from a generator, from an example on; counts its fetches."""
+
+    def __init__(self, draw, first: int) -> None:
+        self.draw, self.first, self.fetched = draw, first, []
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.fetched.append(index)
+        drawn = self.draw() if index >= self.first else 0.0
+        return torch.tensor([index, drawn], dtype=torch.float64)
+
+
+DRAWS = {
+    "python": random.random,
+    "numpy": numpy.random.random_sample,
+    "torch": lambda: torch.rand(()).item(),
+    "seeds": lambda: (random.seed(3), random.random())[1],
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("first", [0, 4, 9, 100])
+@pytest.mark.parametrize("skip", [0, 3])
+def test_batches_are_those_of_a_loader_that_is_seeded_for_each(draw, first, skip):
+    def batches(fetch):
+        loader = DataLoader(DrawsFrom(draw, first), batch_size=4)
+        with preserve_rng():
+            return list(fetch(loader, SeededIndex(SEED, 0, 10), skip))
+
+    expected = batches(with_seeded_fetch)
+    made = batches(fetch_in_process)
+
+    assert len(made) == 6 - skip
+    assert all(map(torch.equal, made, expected))
+
+
+@pytest.mark.parametrize(("first", "twice"), [(0, 0), (9, 1), (100, 0)])
+def test_one_batch_is_fetched_twice_where_draws_begin_late(first, twice):
+    data = DrawsFrom(random.random, first)
+    with preserve_rng():
+        list(seeded_batches(DataLoader(data, batch_size=4), SEED, epoch=0))
+    assert len(data.fetched) == 24 + 4 * twice
+
+
+def test_draws_of_the_training_step_do_not_change_the_batches():
+    def batches(between):
+        loader = DataLoader(DrawsFrom(random.random, 9), batch_size=4)
+        with preserve_rng():
+            made = []
+            for batch in seeded_batches(loader, SEED, epoch=0):
+                made.append(batch)
+                between()
+            return made
+
+    quiet = batches(lambda: None)
+    assert all(map(torch.equal, batches(random.random), quiet))
+    assert all(map(torch.equal, batches(numpy.random.random_sample), quiet))
+
+
+class Stream(IterableDataset):
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def __iter__(self):
+        for i in range(8):
+            yield torch.tensor([i, random.random() if i >= self.first else 0.0])
+
+
+@pytest.mark.parametrize("first", [0, 3, 100])
+@pytest.mark.filterwarnings("ignore::composable.data.ReplayedBatchesWarning")
+def test_a_stream_that_draws_late_is_the_same_when_it_is_resumed(first):
+    loader = DataLoader(Stream(first), batch_size=2)
+    with preserve_rng():
+        whole = list(seeded_batches(loader, SEED, epoch=1, first_step=4))
+        rest = list(seeded_batches(loader, SEED, epoch=1, first_step=4, skip=2))
+    assert len(rest) == 2
+    assert all(map(torch.equal, rest, whole[2:]))
