@@ -20,8 +20,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Results on one thread and on two differ in the last bits.
 torch.set_num_threads(1)
 
-# Sphinx runs this file; pytest would import it in search of examples.
-collect_ignore = ["docs/conf.py"]
+# Sphinx runs conf.py; pytest would import it in search of examples. tests/test_five_steps.py runs
+# the code of the guide, in a copy of the tree.
+collect_ignore = ["docs/conf.py", "docs/contributing.md"]
 
 # The adapters and their tests need the library that they adapt to. Where an extra is not
 # installed they are left out, and the report begins with its name.

@@ -11,9 +11,8 @@ from torch.testing import assert_close
 from composable import Event
 from composable.algorithms import GhostBatchNorm
 from composable.core.batch import map_tensors
-from property_tests.specimens import algorithm_sets, problems, specimens
-from property_tests.strategies import few, seeds
-from tests.runs import (
+from tests.support.algorithm_cases import algorithm_sets, cases_on, problems
+from tests.support.runs import (
     CLASSES,
     FEATURES,
     IGNORED,
@@ -23,6 +22,7 @@ from tests.runs import (
     mlp,
     trainer,
 )
+from tests.support.strategies import few, seeds
 
 DOUBLE = torch.float64
 
@@ -68,8 +68,8 @@ def test_microbatches_give_the_gradients_of_the_plain_loss_of_the_batch(split, c
     assert_close(gradients_of(model, loader, **split), expected)
 
 
-def sees_microbatches(specimen):
-    return bool(specimen.sees_microbatches)
+def sees_microbatches(case):
+    return bool(case.sees_microbatches)
 
 
 @st.composite
@@ -104,19 +104,19 @@ def test_with_any_algorithms_microbatches_give_the_gradients_of_the_batch(split,
 
 
 EACH = [
-    (problem, specimen)
+    (problem, case)
     for problem in PROBLEMS
-    for specimen in specimens(problem)
-    if specimen.kind is not GhostBatchNorm  # a model of one example at a time has no batch norm
+    for case in cases_on(problem)
+    if case.kind is not GhostBatchNorm  # a model of one example at a time has no batch norm
 ]
 
 
-@pytest.mark.parametrize(("problem", "specimen"), EACH, ids=repr)
-def test_a_specimen_sees_how_a_batch_is_split_only_if_it_says_so(problem, specimen):
-    whole = gradients_with(problem, specimen.telling, 17)
-    in_parts = gradients_with(problem, specimen.telling, 17, grad_accum=3)
+@pytest.mark.parametrize(("problem", "case"), EACH, ids=repr)
+def test_an_algorithm_sees_how_a_batch_is_split_only_if_it_says_so(problem, case):
+    whole = gradients_with(problem, case.example, 17)
+    in_parts = gradients_with(problem, case.example, 17, grad_accum=3)
 
-    if specimen.sees_microbatches:
+    if case.sees_microbatches:
         with pytest.raises(AssertionError, match="not close"):
             assert_close(in_parts, whole)
     else:

@@ -244,36 +244,6 @@ algorithms = st.one_of(
 )
 
 
-def as_function(algorithm, inputs, targets, rng):
-    """What the function of an algorithm makes of the first batch."""
-    match algorithm:
-        case CutMix(alpha=alpha, uniform_sampling=uniform, per_sample=per_sample):
-            options = {"uniform_sampling": uniform, "per_sample": per_sample}
-            mixed = F.cutmix(inputs, targets, alpha=alpha, **options, generator=rng)
-            return mixed.inputs, mixed.mixed_targets
-        case CutOut(num_holes=holes, length=length, per_sample=per_sample):
-            options = {"num_holes": holes, "length": length, "per_sample": per_sample}
-            return F.cutout(inputs, **options, generator=rng), targets
-        case ColOut(p_row=p_row, p_col=p_col):
-            return F.colout(inputs, targets, p_row=p_row, p_col=p_col, generator=rng)
-        case ProgressiveResizing(mode=mode, initial_scale=scale):
-            options = {"mode": mode, "scale_factor": scale, "size_increment": 4}
-            return F.resize_batch(inputs, targets, **options, generator=rng)
-
-
-@given(image_batches(), algorithms, seeds)
-def test_an_algorithm_does_what_its_function_does(batch, algorithm, seed):
-    state = State(torch.nn.Identity(), batch=batch, key=Key(seed), max_duration="4ba")
-    event = min(algorithm.events, key=list(Event).index)
-
-    inputs, targets = algorithm(event, state).batch
-
-    rng = Key(seed).fold(algorithm.name, 0).generator()
-    expected, expected_targets = as_function(algorithm, *batch, rng)
-    assert torch.equal(inputs, expected)
-    torch.testing.assert_close(tuple(targets), tuple(expected_targets), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     "neutral",
     [

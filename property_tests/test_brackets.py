@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composable import Algorithm, Event, Plan, Stage
-from tests.runs import batches, trainer
+from tests.support.runs import batches, trainer
 
 PAIRS = [(event, event.partner) for event in Event if event.opens]
 SINGLE = [event for event in Event if event.partner is None]

@@ -1,6 +1,6 @@
 """A checkpoint that was changed is refused, or is a well-formed one: never a crash."""
 
-from property_tests.mutate_checkpoints import check
+from tools.fuzz_checkpoints import check
 
 
 def test_a_mutated_checkpoint_is_refused_or_well_formed():

@@ -27,19 +27,19 @@ from composable import (
 )
 from composable.algorithms import BlurPool, MixUp
 from composable.optim import linear
-from property_tests.outcomes import differences, left_by, outcome, resumed
-from property_tests.specimens import (
+from tests.support.algorithm_cases import (
+    ALGORITHMS,
     EXTRAS,
-    SPECIMENS,
     algorithm_sets,
     algorithms,
     annealed,
     combinations,
     on_a_problem,
 )
-from property_tests.strategies import few
-from property_tests.tracing import traced
-from tests.runs import VISION, Draws, Jitter, Watch, batches, conv_net, trainer
+from tests.support.outcomes import differences, left_by, outcome, resumed
+from tests.support.runs import VISION, Draws, Jitter, Watch, batches, conv_net, trainer
+from tests.support.strategies import few
+from tests.support.tracing import traced
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::composable.AmbiguousOrderWarning", "ignore::composable.IdleAlgorithmWarning"
@@ -351,9 +351,9 @@ def test_a_combination_declares_the_events_and_fields_of_its_parts(drawn):
         assert all(within(part, algorithm) for part in algorithm.parts)
 
 
-@pytest.mark.parametrize("specimen", SPECIMENS + EXTRAS, ids=repr)
-def test_under_every_combinator_an_algorithm_declares_its_own_events_and_writes(specimen):
-    a = specimen.telling
+@pytest.mark.parametrize("case", ALGORITHMS + EXTRAS, ids=repr)
+def test_under_every_combinator_an_algorithm_declares_its_own_events_and_writes(case):
+    a = case.example
     around = [
         when(always, a),
         during("0dur", "1dur", a),

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composable import Control
-from property_tests.strategies import requests, wishes
-from tests.runs import Asks, Trace, batches, mlp, same, trainer, weights
+from tests.support.runs import Asks, Trace, batches, mlp, same, trainer, weights
+from tests.support.strategies import requests, wishes
 
 # Requests are drawn at random: some can't be met.
 pytestmark = pytest.mark.filterwarnings("ignore::composable.UnsupportedRequestWarning")

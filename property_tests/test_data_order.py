@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from composable.data import GlobalBatchSampler, PerExample, seeded_batches
-from property_tests.strategies import seeds
+from tests.support.strategies import seeds
 
 counts = st.integers(1, 13)
 sizes = st.integers(1, 5)

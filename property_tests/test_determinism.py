@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from composable import Event
 from composable.algorithms import EMA, BlurPool, LabelSmoothing, MixUp
 from composable.loggers import InMemoryLogger
-from property_tests.specimens import algorithm_sets
-from property_tests.strategies import seeds
-from tests.runs import (
+from tests.support.algorithm_cases import algorithm_sets
+from tests.support.runs import (
     Gambler,
     Watch,
     adam,
@@ -29,6 +28,7 @@ from tests.runs import (
     trainer,
     weights,
 )
+from tests.support.strategies import seeds
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 

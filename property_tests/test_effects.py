@@ -7,16 +7,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composable import Algorithm, EffectError, State
-from property_tests.outcomes import outcome
-from property_tests.specimens import (
+from tests.support.algorithm_cases import (
     algorithm_sets,
     algorithms,
     combinations,
     everything,
     on_a_problem,
 )
-from property_tests.strategies import few
-from tests.runs import LANGUAGE, VISION, trained
+from tests.support.outcomes import outcome
+from tests.support.runs import LANGUAGE, VISION, trained
+from tests.support.strategies import few
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::composable.AmbiguousOrderWarning", "ignore::composable.IdleAlgorithmWarning"

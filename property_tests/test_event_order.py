@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from composable import Control, Evaluator, Event, Time
 from composable.loggers import InMemoryLogger
 from composable.optim import cosine
-from property_tests.strategies import requests, wishes
-from tests.runs import Asks, Trace, batches, mlp, stream, trainer
+from tests.support.runs import Asks, Trace, batches, mlp, stream, trainer
+from tests.support.strategies import requests, wishes
 
 # Requests are drawn at random: some can't be met.
 pytestmark = pytest.mark.filterwarnings("ignore::composable.UnsupportedRequestWarning")

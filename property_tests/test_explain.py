@@ -5,22 +5,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composable import Event, Plan
-from property_tests.specimens import (
+from tests.support.algorithm_cases import (
     algorithms,
+    cases_on,
     combinations,
     everything,
     on_a_problem,
-    specimens,
 )
-from property_tests.strategies import few
-from property_tests.tracing import (
+from tests.support.runs import LANGUAGE, PROBLEMS, VISION
+from tests.support.strategies import few
+from tests.support.tracing import (
     Present,
     check_brackets,
     check_what_was_read_and_written,
     check_who_ran,
     traced,
 )
-from tests.runs import LANGUAGE, PROBLEMS, VISION
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::composable.AmbiguousOrderWarning", "ignore::composable.IdleAlgorithmWarning"
@@ -63,12 +63,12 @@ def test_what_was_read_and_written_stands_in_the_plan(drawn):
     check_what_was_read_and_written(*run(*drawn))
 
 
-EACH = [(problem, specimen) for problem in PROBLEMS for specimen in specimens(problem)]
+EACH = [(problem, case) for problem in PROBLEMS for case in cases_on(problem)]
 
 
-@pytest.mark.parametrize(("problem", "specimen"), EACH, ids=repr)
-def test_an_algorithm_reads_and_writes_what_it_declares(problem, specimen):
-    plan, trace = run(problem, specimen.telling)
+@pytest.mark.parametrize(("problem", "case"), EACH, ids=repr)
+def test_an_algorithm_reads_and_writes_what_it_declares(problem, case):
+    plan, trace = run(problem, case.example)
 
     assert any(call.acted for _, call in trace.calls())
     check_what_was_read_and_written(plan, trace)

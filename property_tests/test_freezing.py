@@ -11,9 +11,9 @@ from torch import nn
 import composable.functional as F
 from composable import Event
 from composable.algorithms import EMA, GradientClipping, LayerFreezing, StochasticDepth
-from property_tests.strategies import few
 from property_tests.test_resume import POINTS, check_going_on
-from tests.runs import PROBLEMS, Watch, adam, sgd
+from tests.support.runs import PROBLEMS, Watch, adam, sgd
+from tests.support.strategies import few
 
 shares = st.floats(0, 1)
 problems = st.sampled_from(PROBLEMS)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composable import Algorithm, Event, FrozenStateError, Key, State, Time, Timestamp
-from tests.runs import batches, trainer
+from tests.support.runs import batches, trainer
 
 FIELDS = [field.name for field in attrs.fields(State)]
 values = st.one_of(st.none(), st.integers(), st.text(), st.dictionaries(st.text(), st.integers()))

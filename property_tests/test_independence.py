@@ -18,9 +18,7 @@ from composable.algorithms import (
     SelectiveBackprop,
 )
 from composable.core.algorithm import leaves
-from property_tests.outcomes import outcome
-from property_tests.pairs import can_be_combined
-from property_tests.specimens import (
+from tests.support.algorithm_cases import (
     algorithm_sets,
     combinations,
     everything,
@@ -28,9 +26,9 @@ from property_tests.specimens import (
     on_a_problem,
     problems,
 )
-from property_tests.strategies import few, seeds
-from property_tests.tracing import check_streams, traced
-from tests.runs import (
+from tests.support.outcomes import outcome
+from tests.support.pairs import can_be_combined
+from tests.support.runs import (
     PROBLEMS,
     Draws,
     Gambler,
@@ -45,6 +43,8 @@ from tests.runs import (
     trained,
     trainer,
 )
+from tests.support.strategies import few, seeds
+from tests.support.tracing import check_streams, traced
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::composable.AmbiguousOrderWarning", "ignore::composable.IdleAlgorithmWarning"
@@ -230,9 +230,9 @@ def test_mixup_mixes_each_batch_alike_with_and_without_other_algorithms(seed, mi
     assert len(alone) == len(together) == 6
 
 
-def changes_layers(specimen):
+def changes_layers(case):
     """Whether it looks for layers, of which the model of the next law has none."""
-    return specimen.telling.stage in (Stage.SURGERY, Stage.LAYOUT, Stage.PRECISION)
+    return case.example.stage in (Stage.SURGERY, Stage.LAYOUT, Stage.PRECISION)
 
 
 @given(seed=seeds, algorithms=algorithm_sets(but=changes_layers))

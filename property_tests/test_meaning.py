@@ -1,11 +1,9 @@
 """Laws: what the methods mean, for every algorithm of the library.
 
-An algorithm joins by its specimen. What has to be known of it besides stands in the tables here:
-the function that it calls, and for a surgery the setting that changes nothing.
+Its case says which function it calls, and of a surgery which setting changes nothing.
 """
 
 import copy
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -18,29 +16,23 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 import composable.functional as F
-from composable import Algorithm, Event, Key, Stage, State
-from composable.algorithms import (
-    SWA,
-    ChannelsLast,
-    GhostBatchNorm,
-    GyroDropout,
-    LowPrecisionGroupNorm,
-    LowPrecisionLayerNorm,
-    StochasticDepth,
-)
+from composable import Event, Key, Stage
+from composable.algorithms import SWA
 from composable.algorithms.ema import tensors_of
-from property_tests.outcomes import differences
-from property_tests.specimens import SPECIMENS, specimens
-from tests.runs import PROBLEMS, VISION, batches, conv_net, mlp, trainer
+from tests.support.algorithm_cases import ALGORITHMS, cases_on
+from tests.support.cases import AlgorithmCase
+from tests.support.meaning import Meaning, hyperparameters_of
+from tests.support.outcomes import differences
+from tests.support.runs import PROBLEMS, VISION, Watch, batches, conv_net, mlp, trainer
 
 ORDER, TAKES_OVER = list(Event), {Event.EVAL_START, Event.PREDICT_START}
-SURGEONS = [one for one in SPECIMENS if Event.INIT in one.telling.events]
-AVERAGERS = [one for one in SPECIMENS if one.telling.stage is Stage.AVERAGE]
+SURGEONS = [one for one in ALGORITHMS if Event.INIT in one.example.events]
+AVERAGERS = [one for one in ALGORITHMS if one.example.stage is Stage.AVERAGE]
 
 
-def start(specimen, seed=0, model=None):
+def start(case, seed=0, model=None):
     """The state before the first batch of a run on which an algorithm can act."""
-    problem = next(problem for problem in PROBLEMS if specimen.acts_on(problem))
+    problem = next(problem for problem in PROBLEMS if case.acts_on(problem))
     state = problem.trainer(max_duration="4ba").state
     return state.evolve(
         model=problem.model(seed=seed).train() if model is None else model,
@@ -60,177 +52,37 @@ def called(model, state):
 # --- the algorithm does exactly what the function does ---
 
 
-def given_to(algorithm: Algorithm, *left_out: str) -> dict[str, Any]:
-    """The hyperparameters of an algorithm, by name."""
-    names = {field.name for field in attrs.fields(type(algorithm))} - {"name", *left_out}
-    return {name: getattr(algorithm, name) for name in names}
-
-
-def surgery(function: Callable[..., nn.Module], *left_out: str) -> Any:
-    """What a function makes of the model."""
-    return lambda a, s: {"model": function(s.model, **given_to(a, *left_out))}
-
-
-def drawn_surgery(function: Callable[..., nn.Module], **more: Any) -> Any:
-    """What a function that draws makes of the model."""
-    return lambda a, s: {
-        "model": function(s.model, **given_to(a), **more, generator=s.key.fold(a.name).generator())
-    }
-
-
-def on_inputs(function: Callable[..., Any], *left_out: str) -> Any:
-    """What a function that draws makes of the inputs."""
-    return lambda a, s: {
-        "batch": (
-            function(s.inputs, **given_to(a, *left_out), generator=s.generator(a.name)),
-            s.targets,
-        )
-    }
-
-
-def mixing(function: Callable[..., Any]) -> Any:
-    """What a function that mixes makes of the batch."""
-
-    def mixed(a: Algorithm, s: State) -> Mapping[str, Any]:
-        options = given_to(a, "interpolate_loss")
-        result = function(s.inputs, s.targets, **options, generator=s.generator(a.name))
-        return {"batch": (result.inputs, result.mixed_targets)}
-
-    return mixed
-
-
-def resized(a: Any, s: State) -> Mapping[str, Any]:
-    """What `resize_batch` makes of the inputs, at the scale of the time."""
-    when = ("initial_scale", "finetune_fraction", "delay_fraction")
-    scale = F.progressive_scale(s.elapsed, **{name: getattr(a, name) for name in when})
-    options = given_to(a, *when)
-    small = F.resize_batch(s.inputs, **options, scale_factor=scale, generator=s.generator(a.name))
-    return {"batch": (small.inputs, s.targets)}
-
-
-def shortened(a: Any, s: State) -> Mapping[str, Any]:
-    """What `set_sequence_length` makes of the batch, at the length of the time."""
-    how = ("truncate", "preserve_end_of_sequence")
-    length = F.warmed_up_length(s.elapsed, **given_to(a, *how))
-    options = {name: getattr(a, name) for name in how}
-    return {"batch": F.set_sequence_length(s.batch, length, **options)}
-
-
-def selected(a: Any, s: State) -> Mapping[str, Any]:
-    """What is left of the batch."""
-    acts = F.should_select(
-        s.elapsed, s.timestamp.batch, start=a.start, end=a.end, interrupt=a.interrupt
-    )
-    chosen = F.select_using_loss(a.score(s), keep=a.keep, generator=s.generator(a.name))
-    return {"batch": (s.inputs[chosen], s.targets[chosen])} if acts else {}
-
-
-def clipped(a: Any, s: State) -> Mapping[str, Any]:
-    """What `clip_gradients` makes of the gradients."""
-    options = {"method": a.clipping_type, "threshold": a.clipping_threshold}
-    params = dict(s.model.named_parameters())
-    return {"gradients": F.clip_gradients(s.current_gradients(), params=params, **options)}
-
-
-def averaged(a: Any, s: State) -> Mapping[str, Any]:
-    """What `ema` makes of the average."""
-    average = s.memory[a.name]["average"]
-    return {"memory": {a.name: {"average": F.ema(average, tensors_of(s), smoothing=a.share_kept)}}}
-
-
-def frozen(a: Any, s: State) -> Mapping[str, Any]:
-    """The parameters of the layers that `frozen_layers` names."""
-    return {
-        "frozen": frozenset(F.frozen_layers(s.model, elapsed=s.elapsed, **given_to(a)).parameters)
-    }
-
-
-def perturbed(a: Any, s: State) -> Mapping[str, Any]:
-    """The weights of the second pass."""
-    params = dict(s.model.named_parameters())
-    return {
-        "second_pass": F.sam_perturbation(
-            params, s.current_gradients(), rho=a.rho, epsilon=a.epsilon
-        )
-    }
-
-
-def run_mean(a: Any, s: State) -> Mapping[str, Any]:
-    """What `swa` makes of the average."""
-    average = s.memory[a.name]["average"]
-    mean = F.swa(average, tensors_of(s), s.memory[a.name]["count"])
-    return {"memory": {a.name: {"average": mean, "count": 2, "seen": 0}}}
-
-
-FUNCTIONS: dict[str, Callable[[Any, State], Mapping[str, Any]]] = {
-    "Alibi": surgery(F.alibi, "train_sequence_length_scaling"),
-    "AugMix": on_inputs(F.augmix, "mean", "std"),
-    "BlurPool": surgery(F.blurpool),
-    "ChannelsLast": surgery(F.channels_last),
-    "ColOut": lambda a, s: {
-        "batch": tuple(F.colout(s.inputs, s.targets, **given_to(a), generator=s.generator(a.name)))
-    },
-    "CutMix": mixing(F.cutmix),
-    "CutOut": on_inputs(F.cutout),
-    "EMA": averaged,
-    "Factorize": surgery(F.factorize),
-    "GatedLinearUnits": drawn_surgery(F.gated_linear_units),
-    "GhostBatchNorm": surgery(F.ghost_batchnorm),
-    "GradientClipping": clipped,
-    "GyroDropout": drawn_surgery(F.gyro_dropout, iters_per_epoch=1, max_epoch=4),
-    "LabelSmoothing": lambda a, s: {
-        "batch": (
-            s.inputs,
-            F.smooth_labels(s.targets, smoothing=a.smoothing, num_classes=s.outputs.shape[1]),
-        )
-    },
-    "LayerFreezing": frozen,
-    "LowPrecisionGroupNorm": surgery(F.low_precision_groupnorm),
-    "LowPrecisionLayerNorm": surgery(F.low_precision_layernorm),
-    "MixUp": mixing(F.mixup),
-    "NoOpModel": surgery(F.no_op_model),
-    "ProgressiveResizing": resized,
-    "RandAugment": on_inputs(F.randaugment, "mean", "std"),
-    "SAM": perturbed,
-    "SWA": run_mean,
-    "SelectiveBackprop": selected,
-    "SeqLengthWarmup": shortened,
-    "SqueezeExcite": drawn_surgery(F.squeeze_excite),
-    "StochasticDepth": surgery(F.stochastic_depth, "drop_warmup"),
-    "WeightStandardization": surgery(F.weight_standardization),
-}
-"""What the functions make of a state in the place of an algorithm: the fields that change."""
-
-
-def test_every_algorithm_is_compared_with_its_function():
-    assert FUNCTIONS.keys() == {one.name for one in SPECIMENS}
-
-
-def where(algorithm: Any) -> Event:
+def where(case: AlgorithmCase, algorithm: Any) -> Event:
     """The event at which an algorithm calls its function."""
-    if isinstance(algorithm, SWA):
-        return Event.EPOCH_END if algorithm.by_epoch else Event.BATCH_END
+    if case.acts_at:
+        return case.acts_at(algorithm)
     return min(algorithm.events - TAKES_OVER, key=ORDER.index)
 
 
-@pytest.mark.parametrize("specimen", SPECIMENS, ids=repr)
+def meaning(case: AlgorithmCase) -> Meaning:
+    assert case.meaning, f"give the case of {case.name} meaning=: see tests/support/meaning.py"
+    return case.meaning
+
+
+@pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(0, 3))
 @settings(max_examples=10)
-def test_an_algorithm_does_exactly_what_its_function_does(specimen, data, seed, batch):
-    algorithm = data.draw(specimen.instances)
-    state = start(specimen, seed)
+def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batch):
+    name = data.draw(st.sampled_from([case.name, "Other"]))
+    algorithm = attrs.evolve(data.draw(case.instances), name=name)
+    state = start(case, seed)
     outputs = state.model(state.inputs)
     cross_entropy(outputs, state.targets).backward()
     old = {name: tensor.detach() + 1 for name, tensor in tensors_of(state).items()}
     at = attrs.evolve(state.timestamp, batch=batch)
     memory = {"average": old, "count": 1, "seen": 0}
     state = state.evolve(outputs=outputs, timestamp=at).remember(algorithm.name, memory)
-    event = where(algorithm)
+    event = where(case, algorithm)
     acts = algorithm.match(event, state)
 
     new = algorithm(event, state)
 
-    expected = FUNCTIONS[specimen.name](algorithm, state) if acts else {}
+    expected = meaning(case)(algorithm, state) if acts else {}
     if "second_pass" in expected:
         assert not differences(new.second_pass(state), expected["second_pass"])
     for field in ("batch", "gradients", "memory", "frozen"):
@@ -240,29 +92,33 @@ def test_an_algorithm_does_exactly_what_its_function_does(specimen, data, seed, 
     assert not differences(new.model.state_dict(), model.state_dict())
 
 
+@pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
+@given(data=st.data())
+def test_an_algorithm_is_a_frozen_value_that_shows_its_hyperparameters(case, data):
+    algorithm = data.draw(case.instances)
+    shown = [f"{name}={value!r}" for name, value in hyperparameters_of(algorithm).items()]
+
+    assert algorithm == attrs.evolve(algorithm)
+    assert repr(algorithm) == f"{case.name}({', '.join(shown)})"
+    with pytest.raises(AttributeError):
+        algorithm.name = "Other"
+
+
+@pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
+def test_evaluation_sees_the_examples_as_they_are(case):
+    problem = next(problem for problem in PROBLEMS if case.acts_on(problem))
+    batches, seen = problem.batches(), Watch(lambda s: s.batch, Event.EVAL_BEFORE_FORWARD)
+    train = problem.batches()
+
+    problem.trainer(
+        loader=train, eval_dataloader=batches, algorithms=[case.example], callbacks=[seen]
+    ).fit()
+
+    assert len(seen.seen) == 2 * len(batches)
+    assert all(any(one is batch for batch in batches) for one in seen.seen)
+
+
 # --- neutral settings ---
-
-
-NEUTRAL: dict[str, Algorithm] = {
-    "ChannelsLast": ChannelsLast(),
-    "GhostBatchNorm": GhostBatchNorm(ghost_batch_size=100),
-    "GyroDropout": GyroDropout(p=0.0),
-    "LowPrecisionGroupNorm": LowPrecisionGroupNorm(),  # without autocast
-    "LowPrecisionLayerNorm": LowPrecisionLayerNorm(),
-    "StochasticDepth": StochasticDepth(target=nn.ReLU, drop_rate=0.0),
-}
-"""Settings in which a surgery computes what the model did."""
-
-NEVER_NEUTRAL = {
-    "Alibi": "it takes away positions",
-    "Factorize": "it replaces a layer only where a pair saves work, which can't hold every weight",
-    "GatedLinearUnits": "its gate multiplies by a layer that is drawn anew",
-    "BlurPool": "its blur has one strength; it is the identity on what is the same everywhere",
-    "NoOpModel": "it computes nothing",
-    "SqueezeExcite": "its attention is a sigmoid, which is never 1",
-    "WeightStandardization": "it has one scale; on standardized weights it is the identity",
-}
-"""Surgeries that have no such setting, and why."""
 
 
 def without_dropout(model):
@@ -273,22 +129,22 @@ def without_dropout(model):
     return model
 
 
-def test_every_surgery_has_a_neutral_setting_or_says_why_not():
-    assert NEUTRAL.keys() | NEVER_NEUTRAL.keys() == {one.name for one in SURGEONS}
-    assert not NEUTRAL.keys() & NEVER_NEUTRAL.keys()
+@pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
+def test_every_surgery_has_a_neutral_setting_or_a_reason_why_not(case):
+    assert bool(case.neutral) is (case in SURGEONS), "say in neutral= which, or why there is none"
 
 
-@pytest.mark.parametrize("specimen", [s for s in SURGEONS if s.name in NEUTRAL], ids=repr)
+@pytest.mark.parametrize("case", [s for s in SURGEONS if not isinstance(s.neutral, str)], ids=repr)
 @pytest.mark.parametrize("training", [True, False])
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=5)
-def test_a_surgery_with_its_neutral_setting_computes_what_the_model_did(specimen, training, seed):
-    state = start(specimen, seed)
+def test_a_surgery_with_its_neutral_setting_computes_what_the_model_did(case, training, seed):
+    state = start(case, seed)
     # Which numbers a dropout draws for which pixel depends on the memory layout.
     state = state.evolve(model=without_dropout(state.model))
     plain = state.model
 
-    changed = NEUTRAL[specimen.name](Event.INIT, state).model
+    changed = case.neutral(Event.INIT, state).model
 
     plain, changed = copy.deepcopy(plain).train(training), changed.train(training)
     assert_close(called(changed, state), called(plain, state))
@@ -329,28 +185,24 @@ def test_standardizing_standardized_weights_changes_nothing(seed):
 # --- twice, and state dicts ---
 
 
-TWICE: dict[str, str] = {}
-"""Surgeries that change a model of theirs once more, and why."""
-
-
-@pytest.mark.parametrize("specimen", SURGEONS, ids=repr)
+@pytest.mark.parametrize("case", SURGEONS, ids=repr)
 @given(data=st.data())
 @settings(max_examples=5)
-def test_surgery_twice_is_surgery_once_or_says_why_not(specimen, data):
-    algorithm = data.draw(specimen.instances)
+def test_surgery_twice_is_surgery_once(case, data):
+    algorithm = data.draw(case.instances)
 
-    once = algorithm(Event.INIT, start(specimen))
+    once = algorithm(Event.INIT, start(case))
     twice = algorithm(Event.INIT, once)
 
-    assert (twice.model is once.model) is (specimen.name not in TWICE)
+    assert twice.model is once.model
 
 
-@pytest.mark.parametrize("specimen", SURGEONS, ids=repr)
+@pytest.mark.parametrize("case", SURGEONS, ids=repr)
 @given(data=st.data())
 @settings(max_examples=5)
-def test_the_state_dict_of_a_changed_model_loads_into_a_fresh_one(specimen, data):
-    algorithm = data.draw(specimen.instances)
-    state, fresh = start(specimen, seed=1), start(specimen, seed=2)
+def test_the_state_dict_of_a_changed_model_loads_into_a_fresh_one(case, data):
+    algorithm = data.draw(case.instances)
+    state, fresh = start(case, seed=1), start(case, seed=2)
     changed = algorithm(Event.INIT, state).model
     with torch.no_grad():
         for tensor in changed.parameters():
@@ -368,10 +220,10 @@ def test_the_state_dict_of_a_changed_model_loads_into_a_fresh_one(specimen, data
 # --- averages, and the mass of labels ---
 
 
-@pytest.mark.parametrize("specimen", AVERAGERS, ids=repr)
+@pytest.mark.parametrize("case", AVERAGERS, ids=repr)
 @given(data=st.data(), seed=st.integers(0, 100))
 @settings(max_examples=5)
-def test_the_average_of_weights_that_never_move_is_what_they_are(specimen, data, seed):
+def test_the_average_of_weights_that_never_move_is_what_they_are(case, data, seed):
     evaluated = []
 
     def still(*algorithms):
@@ -384,7 +236,7 @@ def test_the_average_of_weights_that_never_move_is_what_they_are(specimen, data,
         )
         evaluated.append(run.fit().metrics["eval"])
 
-    algorithm = data.draw(specimen.instances)
+    algorithm = data.draw(case.instances)
     if isinstance(algorithm, SWA):  # whose own learning rate would move them
         algorithm = attrs.evolve(algorithm, schedule_swa_lr=False, swa_lr=None)
     still(), still(algorithm)
@@ -392,10 +244,10 @@ def test_the_average_of_weights_that_never_move_is_what_they_are(specimen, data,
     assert evaluated[0]["loss"] == pytest.approx(evaluated[1]["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("specimen", specimens(VISION, extras=False), ids=repr)
+@pytest.mark.parametrize("case", cases_on(VISION, extras=False), ids=repr)
 @given(data=st.data())
 @settings(max_examples=5)
-def test_what_the_loss_gets_has_a_mass_of_one_for_each_example(specimen, data):
+def test_what_the_loss_gets_has_a_mass_of_one_for_each_example(case, data):
     seen = []
 
     def watching(outputs, targets, **options):
@@ -403,7 +255,7 @@ def test_what_the_loss_gets_has_a_mass_of_one_for_each_example(specimen, data):
         return cross_entropy(outputs, targets, **options)
 
     VISION.trainer(
-        conv_net(), algorithms=[data.draw(specimen.instances)], loss_fn=watching, max_duration="4ba"
+        conv_net(), algorithms=[data.draw(case.instances)], loss_fn=watching, max_duration="4ba"
     ).fit()
 
     for targets in seen:

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from composable import Callback, Event, register_global_callback
 from composable.loggers import InMemoryLogger
 from composable.plan.global_callbacks import global_callbacks
-from property_tests.specimens import algorithm_sets
-from property_tests.strategies import seeds
-from property_tests.watching import watched, watched_by
-from tests.runs import (
+from tests.support.algorithm_cases import algorithm_sets
+from tests.support.observers import watched, watched_by
+from tests.support.runs import (
     batches,
     conv_net,
     noisy_loader,
@@ -22,6 +21,7 @@ from tests.runs import (
     trainer,
     weights,
 )
+from tests.support.strategies import seeds
 
 
 def train(observers, model, loader, **options):

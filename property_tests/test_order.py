@@ -5,10 +5,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composable import Plan
-from property_tests.outcomes import differences, outcome
-from property_tests.specimens import algorithm_sets, combinations, everything, problems
-from property_tests.strategies import few
-from tests.runs import LANGUAGE, VISION
+from tests.support.algorithm_cases import algorithm_sets, combinations, everything, problems
+from tests.support.outcomes import differences, outcome
+from tests.support.runs import LANGUAGE, VISION
+from tests.support.strategies import few
 
 pytestmark = pytest.mark.filterwarnings(
     # Noise and clipping write gradients in one stage: their names order them, and the plan warns.

@@ -9,26 +9,18 @@ from torch import Tensor
 from composable import Event, chain
 from composable.core.algorithm import nested
 from composable.plan.ordering import topological_sort
-from property_tests.outcomes import differences, outcome
-from property_tests.pairs import (
-    BOTH_FAIL,
-    LAST_BITS,
-    ONE_FAILS,
-    OTHER_WEIGHTS,
-    PAGE,
-    PAIRS,
-    page_with,
-    table,
-)
-from property_tests.specimens import SPECIMENS, sociable
-from tests.runs import LANGUAGE, PROBLEMS, VISION, GradientNoise, WordNoise
+from tests.support.algorithm_cases import ALGORITHMS, combinable
+from tests.support.cases import BOTH_FAIL, LAST_BITS, ONE_FAILS, OTHER_WEIGHTS
+from tests.support.outcomes import differences, outcome
+from tests.support.pairs import PAIRS
+from tests.support.runs import LANGUAGE, PROBLEMS, VISION, GradientNoise, WordNoise
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 
 ALL_PAIRS = [
     (problem, *pair)
     for problem in PROBLEMS
-    for pair in combinations(sociable(problem, extras=False), 2)
+    for pair in combinations(combinable(problem, extras=False), 2)
 ]
 DECLARED = {(p.first, p.second, on): p.how for p in PAIRS for on in p.on}
 SAME = "not at all"
@@ -66,7 +58,7 @@ def to_rounding(one, other):
 
 @pytest.mark.parametrize(("problem", "one", "other"), ALL_PAIRS, ids=repr)
 def test_the_table_says_of_every_pair_whether_its_order_in_a_chain_matters(problem, one, other):
-    first, second = topological_sort([one.telling, other.telling])
+    first, second = topological_sort([one.example, other.example])
     declared = DECLARED.get((first.name, second.name, problem.name), SAME)
 
     assert how_they_differ(problem, first, second) == declared
@@ -74,9 +66,9 @@ def test_the_table_says_of_every_pair_whether_its_order_in_a_chain_matters(probl
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_table_speaks_of_algorithms_that_meet_in_the_order_of_a_list(pair):
-    of = {specimen.name: specimen for specimen in SPECIMENS}
+    of = {case.name: case for case in ALGORITHMS}
     first, second = of[pair.first], of[pair.second]
-    listed = topological_sort([first.telling, second.telling])
+    listed = topological_sort([first.example, second.example])
 
     assert [a.name for a in listed] == [pair.first, pair.second]
     for problem in PROBLEMS:
@@ -98,10 +90,6 @@ def test_the_table_speaks_of_algorithms_that_meet_in_the_order_of_a_list(pair):
     ],
 )
 def test_a_pair_whose_order_matters_is_seen_to_differ(problem, known, other):
-    (telling,) = [one.telling for one in SPECIMENS if one.name == other]
+    (example,) = [one.example for one in ALGORITHMS if one.name == other]
 
-    assert how_they_differ(problem, known, telling) == OTHER_WEIGHTS
-
-
-def test_the_page_of_laws_shows_the_table():
-    assert PAGE.read_text() == page_with(table())
+    assert how_they_differ(problem, known, example) == OTHER_WEIGHTS

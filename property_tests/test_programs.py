@@ -26,11 +26,13 @@ from hypothesis.stateful import (
 from composable import Callback, Control, Evaluator, chain, choose
 from composable.core.algorithm import leaves
 from composable.loggers import InMemoryLogger
-from property_tests.outcomes import differences, left_by, resumed
-from property_tests.pairs import can_be_combined, works_in_order
-from property_tests.specimens import combinations, on_a_problem, sociable, wrapped
-from property_tests.strategies import seeds
-from property_tests.tracing import (
+from tests.support.algorithm_cases import combinable, combinations, on_a_problem, wrapped
+from tests.support.observers import watched, watched_by
+from tests.support.outcomes import differences, left_by, resumed
+from tests.support.pairs import can_be_combined, works_in_order
+from tests.support.runs import adam, sgd
+from tests.support.strategies import seeds
+from tests.support.tracing import (
     Present,
     check_brackets,
     check_streams,
@@ -38,8 +40,6 @@ from property_tests.tracing import (
     check_who_ran,
     traced,
 )
-from property_tests.watching import watched, watched_by
-from tests.runs import adam, sgd
 
 LONGEST = 7  # batches of a run, of which an epoch has three
 
@@ -95,26 +95,26 @@ class Programs(RuleBasedStateMachine):
 
     @property
     def left(self):
-        """The specimens that can be added."""
+        """The cases of algorithms that can be added."""
         names = {leaf.name for algorithm in self.algorithms for leaf in leaves(algorithm)}
         return [
             one
-            for one in sociable(self.problem)
+            for one in combinable(self.problem)
             if one.name not in names and all(can_be_combined(one.name, n) for n in names)
         ]
 
     @precondition(lambda self: self.left)
     @rule(data=st.data())
     def add(self, data):
-        specimen = data.draw(st.sampled_from(self.left), "specimen")
-        self.algorithms.append(data.draw(specimen.instances, "algorithm"))
+        case = data.draw(st.sampled_from(self.left), "case")
+        self.algorithms.append(data.draw(case.instances, "algorithm"))
         self.is_checked = False
 
     @precondition(lambda self: self.left)
     @rule(data=st.data())
     def add_wrapped(self, data):
-        specimen = data.draw(st.sampled_from(self.left), "specimen")
-        self.algorithms.append(data.draw(specimen.instances.flatmap(wrapped), "algorithm"))
+        case = data.draw(st.sampled_from(self.left), "case")
+        self.algorithms.append(data.draw(case.instances.flatmap(wrapped), "algorithm"))
         self.is_checked = False
 
     @precondition(lambda self: self.algorithms)

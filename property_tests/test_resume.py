@@ -37,8 +37,8 @@ from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from composable.optim import cosine, linear
 from composable.utils.reproducibility import seed_context
-from property_tests.specimens import algorithm_sets, specimens
-from tests.runs import (
+from tests.support.algorithm_cases import algorithm_sets, cases_on
+from tests.support.runs import (
     CLASSES,
     PROBLEMS,
     VISION,
@@ -173,7 +173,7 @@ def equal_leaf(one: Any, other: Any) -> bool:
 
 
 points = st.integers(1, POINTS)
-EACH = [(problem, one) for problem in PROBLEMS for one in specimens(problem)]
+EACH = [(problem, one) for problem in PROBLEMS for one in cases_on(problem)]
 sets = st.sampled_from(PROBLEMS).flatmap(
     lambda problem: st.tuples(st.just(problem), algorithm_sets(problem))
 )
@@ -190,11 +190,11 @@ def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(at, chosen):
     check_going_on(at, problem=lambda: problem, algorithms=lambda: algorithms)
 
 
-@pytest.mark.parametrize(("problem", "specimen"), EACH, ids=str)
+@pytest.mark.parametrize(("problem", "case"), EACH, ids=str)
 @settings(max_examples=3)
 @given(data=st.data())
-def test_with_every_algorithm_by_itself_a_run_goes_on(problem, specimen, data):
-    at, algorithm = data.draw(points), data.draw(specimen.instances)
+def test_with_every_algorithm_by_itself_a_run_goes_on(problem, case, data):
+    at, algorithm = data.draw(points), data.draw(case.instances)
     check_going_on(at, problem=lambda: problem, algorithms=lambda: [algorithm])
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from composable import Clock, Control, Event
 from composable.optim import constant, cosine, linear, step
-from tests.runs import Watch, batches, mlp, trainer
+from tests.support.runs import Watch, batches, mlp, trainer
 
 
 @st.composite

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.runs import WORDS, Hidden, language_model
+from tests.support.runs import WORDS, Hidden, language_model
 
 dims = st.integers(1, 3)
 seeds = st.integers(0, 2**32 - 1)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from composable import Clock, Event, Time, Timestamp, TimeUnit
 from composable.core.time import crossed, elapsed
-from property_tests.strategies import (
+from tests.support.runs import Trace, batches, trainer
+from tests.support.strategies import (
     factors,
     parts_of_the_run,
     times,
     times_of_one_unit,
     whole_factors,
 )
-from tests.runs import Trace, batches, trainer
 
 units = st.sampled_from(TimeUnit)
 fractional = st.sampled_from([TimeUnit.DURATION, TimeUnit.SECOND])

@@ -22,7 +22,7 @@ from composable import (
     when,
 )
 from composable.algorithms import EMA, SelectiveBackprop
-from tests.runs import Watch, batches, trainer
+from tests.support.runs import Watch, batches, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.IdleAlgorithmWarning")
 

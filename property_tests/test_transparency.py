@@ -12,8 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from composable import Clock
 from composable.optim import cosine, linear, step
 from composable.utils.reproducibility import seed_epoch, seed_step
-from property_tests.strategies import seeds
-from tests.runs import (
+from tests.support.runs import (
     adam,
     batches,
     conv_net,
@@ -28,6 +27,7 @@ from tests.runs import (
     trainer,
     weights,
 )
+from tests.support.strategies import seeds
 
 optimizers = st.sampled_from([sgd, adam, partial(torch.optim.AdamW, lr=0.01)])
 counts = st.integers(3, 11)  # of examples, in batches of 4: the last one is short or not

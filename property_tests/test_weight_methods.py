@@ -15,9 +15,9 @@ from torch.testing import assert_close
 import composable.functional as F
 from composable import Event, Time
 from composable.algorithms import SAM, SWA
-from property_tests.specimens import algorithm_sets
-from property_tests.strategies import seeds
-from tests.runs import Watch, batches, conv_net, mlp, same, trainer, weights
+from tests.support.algorithm_cases import algorithm_sets
+from tests.support.runs import Watch, batches, conv_net, mlp, same, trainer, weights
+from tests.support.strategies import seeds
 
 DOUBLE = torch.float64
 
@@ -75,9 +75,9 @@ class Ears(nn.Module):
         return self.net(inputs) * mask
 
 
-def beside_sam(specimen):
+def beside_sam(case):
     """Algorithms that ask for passes of their own, or for a model that they know."""
-    return specimen.name in ("SAM", "SelectiveBackprop", "NoOpModel", "SWA")
+    return case.name in ("SAM", "SelectiveBackprop", "NoOpModel", "SWA")
 
 
 @few

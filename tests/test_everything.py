@@ -1,17 +1,10 @@
 """All methods that go together train together, and the run repeats to the last bit."""
 
-import inspect
-from collections.abc import Iterator
-
 import attrs
 import pytest
 import torch
 
-import composable.algorithms
-from composable import Algorithm
 from examples.everything import TASKS, digest, train
-
-LEFT_OUT = {"NoOpModel": "it takes the place of the model"}
 
 
 @pytest.fixture(autouse=True)
@@ -20,19 +13,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def parts(algorithms: list[Algorithm]) -> Iterator[Algorithm]:
-    for algorithm in algorithms:
-        yield from parts(list(algorithm.parts)) if algorithm.parts else [algorithm]
-
-
-def test_every_algorithm_of_the_library_is_in_a_run():
-    exported = {getattr(composable.algorithms, name) for name in composable.algorithms.__all__}
-    classes = {one.__name__ for one in exported if inspect.isclass(one)}
-    listed = [one for task in TASKS.values() for one in parts(task.algorithms())]
-
-    assert classes - {type(one).__name__ for one in listed} == set(LEFT_OUT)
 
 
 @pytest.mark.parametrize(("name", "epochs", "at_least"), [("images", 2, 0.5), ("language", 1, 0.2)])

@@ -8,8 +8,8 @@ import pytest
 
 import composable
 from composable import Event
-from tests import traced
-from tests.traced import BATCHES, EPOCHS, EVAL_BATCHES, MICROBATCHES
+from tests.support import traced
+from tests.support.traced import BATCHES, EPOCHS, EVAL_BATCHES, MICROBATCHES
 
 PAGE = (Path(__file__).parents[1] / "docs/hooks.md").read_text()
 SECTIONS = {

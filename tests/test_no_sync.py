@@ -25,8 +25,8 @@ from composable.algorithms import (
 )
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
-from tests.functional.no_sync import NoSync
-from tests.helpers import CLASSES, as_on_a_gpu, batches, make_trainer, seeded
+from composable.testing import NoSync
+from tests.support.tiny import CLASSES, as_on_a_gpu, batches, make_trainer, seeded
 
 
 class Guard(Callback):

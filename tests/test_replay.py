@@ -23,7 +23,7 @@ from composable.optim import cosine
 from composable.replay import ReplayError
 from composable.runs import RunRecorder, records
 from composable.runs import recorder as run_recorder
-from tests.runs import batches, mlp, shuffling_loader, stream, trainer
+from tests.support.runs import batches, mlp, shuffling_loader, stream, trainer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -382,7 +382,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from beside import width
-from tests.runs import adam, mlp, shuffling_loader, trainer
+from tests.support.runs import adam, mlp, shuffling_loader, trainer
 from composable.algorithms import MixUp
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from composable.utils.reproducibility import (
     seed_fetch,
     seed_step,
 )
-from tests.helpers import make_trainer, same, weights
+from tests.support.tiny import make_trainer, same, weights
 
 
 def draw():

@@ -23,7 +23,7 @@ from composable.functional import (
 )
 from composable.plan.spans import fraction_of_run
 
-__all__ = ["SWA", "NothingAveragedWarning"]
+__all__ = ["SWA"]
 
 _BATCH_END, _EPOCH_END, _STEP = Event.BATCH_END, Event.EPOCH_END, Event.BEFORE_OPTIMIZER_STEP
 _EVALUATION_STARTS = frozenset({Event.EVAL_START, Event.PREDICT_START})

@@ -20,12 +20,7 @@ from .ema import ema, ema_smoothing
 from .factorize import factorize
 from .frozen_layers import FrozenLayers, frozen_layers
 from .gated_linear_units import gated_linear_units, register_gated_linear_units
-from .ghost_batchnorm import (
-    GhostBatchNorm1d,
-    GhostBatchNorm2d,
-    GhostBatchNorm3d,
-    ghost_batchnorm,
-)
+from .ghost_batchnorm import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d, ghost_batchnorm
 from .gyro_dropout import GyroDropoutLayer, gyro_dropout
 from .jensen_shannon_loss import jensen_shannon_loss
 from .layers import (
@@ -47,13 +42,7 @@ from .mixed import MixedBatch, MixedTargets
 from .mixup import MixUpDraw, apply_mixup, draw_mixup, mixup
 from .no_op_model import IdleModel, no_op_model
 from .randaugment import RandAugmentDraw, apply_randaugment, draw_randaugment, randaugment
-from .resize_batch import (
-    apply_crop,
-    draw_crop,
-    progressive_scale,
-    resize_batch,
-    scaled_size,
-)
+from .resize_batch import apply_crop, draw_crop, progressive_scale, resize_batch, scaled_size
 from .resized import ResizedBatch
 from .sam_perturbation import sam_perturbation
 from .select_using_loss import apply_selection, draw_selection, select_using_loss, should_select
@@ -62,11 +51,7 @@ from .smooth_labels import smooth_labels
 from .squeeze_excite import SqueezeExcitation, squeeze_excite
 from .stochastic_depth import scale_drop_rates, stochastic_depth
 from .swa import swa
-from .weight_standardization import (
-    StandardizedWeight,
-    standardize_weight,
-    weight_standardization,
-)
+from .weight_standardization import StandardizedWeight, standardize_weight, weight_standardization
 
 __all__ = [
     "AugMixDraw",

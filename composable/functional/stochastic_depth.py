@@ -15,7 +15,7 @@ from ._reclass import reclass
 from ._surgery import check_unwrapped, copy_on_write, replace_modules, report_nothing
 from .layers.residual import KNOWN, Dropping, ResidualBlock, StochasticBlock, start_dropping
 
-__all__ = ["Target", "scale_drop_rates", "stochastic_depth"]
+__all__ = ["scale_drop_rates", "stochastic_depth"]
 
 Target: TypeAlias = type[nn.Module] | ResidualBlock | Iterable[type[nn.Module] | ResidualBlock]
 METHODS = ("block", "sample")

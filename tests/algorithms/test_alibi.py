@@ -8,8 +8,8 @@ import torch
 from composable import AmbiguousOrderWarning, Event, chain
 from composable.algorithms import Alibi, SeqLengthWarmup
 from composable.functional import alibi, set_sequence_length
-from tests.helpers import Watch
-from tests.runs import LANGUAGE, WORDS, same, weights
+from tests.support.runs import LANGUAGE, WORDS, same, weights
+from tests.support.tiny import Watch
 
 
 def texts(tokens=16, count=3, size=4):
@@ -109,32 +109,3 @@ def test_with_a_warm_up_somebody_should_say_which_comes_first():
 
     shapes = [seen[0]["input_ids"].shape for seen in (unsaid, bounded, halved)]
     assert shapes == [(8, 5), (8, 5), (12, 2)]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"max_sequence_length": 0}, ValueError, "max_sequence_length=0 must be at least 1"),
-        ({"max_sequence_length": 8.0}, TypeError, "max_sequence_length=8.0 must be an integer"),
-        ({"max_sequence_length": True}, TypeError, "max_sequence_length=True must be an integer"),
-        *(
-            ({"train_sequence_length_scaling": bad}, error, f"_scaling={bad!r} must be {allowed}")
-            for bad, error, allowed in [
-                (0, ValueError, r"in \(0, 1\]"),
-                (1.5, ValueError, r"in \(0, 1\]"),
-                (float("nan"), ValueError, r"in \(0, 1\]"),
-                (float("inf"), ValueError, r"in \(0, 1\]"),
-                ("1", TypeError, "a number"),
-                (True, TypeError, "a number"),
-            ]
-        ),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        Alibi(**{"max_sequence_length": 8, **options})
-
-
-def test_an_algorithm_is_a_frozen_value():
-    assert Alibi(8) == Alibi(max_sequence_length=8)
-    assert repr(Alibi(8)) == "Alibi(max_sequence_length=8, train_sequence_length_scaling=0.25)"

@@ -7,7 +7,7 @@ from torch import nn
 from composable import Event, State
 from composable.algorithms import BlurPool
 from composable.functional import blurpool
-from tests.helpers import CLASSES, batches, make_trainer, same, seeded, weights
+from tests.support.tiny import CLASSES, batches, make_trainer, same, seeded, weights
 
 
 def convolutional():
@@ -64,24 +64,3 @@ def test_it_acts_once_at_the_start():
 
     assert blur.events == {Event.INIT}
     assert all(blur(event, state) is state for event in Event if event is not Event.INIT)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"min_channels": -1}, ValueError, "min_channels=-1 must be at least 0"),
-        ({"min_channels": 1.5}, TypeError, "min_channels=1.5 must be an integer, at least 0"),
-        ({"min_channels": True}, TypeError, "min_channels=True must be an integer"),
-        ({"replace_convs": 1}, TypeError, "replace_convs=1 must be True or False"),
-        ({"replace_maxpools": None}, TypeError, "replace_maxpools=None must be True or False"),
-        (
-            {"replace_convs": False, "replace_maxpools": False},
-            ValueError,
-            "replace_convs=False and replace_maxpools=False leave nothing to replace",
-        ),
-        ({"blur_first": "yes"}, TypeError, "blur_first='yes' must be True or False"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        BlurPool(**options)

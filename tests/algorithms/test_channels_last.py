@@ -5,8 +5,8 @@ import torch
 from composable import Event, Stage, State
 from composable.algorithms import ChannelsLast
 from composable.functional import channels_last
-from tests.algorithms.surgery import convolutional, images
-from tests.helpers import make_trainer, same, sgd, weights
+from tests.support.surgery import convolutional, images
+from tests.support.tiny import make_trainer, same, sgd, weights
 
 
 def test_training_is_that_of_the_model_of_the_function():

@@ -1,13 +1,11 @@
 """ColOut in the loop does what the function does, with the generator of its name and step."""
 
-import pytest
 import torch
 from torch import nn
 
-from composable import Event, Key
+from composable import Event
 from composable.algorithms import ColOut
-from composable.functional import colout
-from tests.helpers import CLASSES, Watch, batches, make_trainer, seeded
+from tests.support.tiny import CLASSES, Watch, batches, make_trainer, seeded
 
 
 def images():
@@ -30,17 +28,6 @@ def watched(data, event=Event.BATCH_START, net=None, options=None, **changes):
     return watch.values
 
 
-@pytest.mark.parametrize("options", [{}, {"p_row": 0.5, "p_col": 0.0}])
-def test_the_inputs_are_those_of_the_function(options):
-    seen = watched(images(), options=options)
-
-    for step, ((x, y), (inputs, targets)) in enumerate(zip(seen, images(), strict=True)):
-        generator = Key(17).fold("ColOut", step).generator()
-        assert torch.equal(x, colout(inputs, **options, generator=generator).inputs)
-        assert torch.equal(y, targets)
-        assert x.shape[2:] != inputs.shape[2:]
-
-
 def test_maps_of_targets_stay_in_line():
     data = [(x, (x[:, 0] > 0).long()) for x, _ in images()]
 
@@ -58,33 +45,3 @@ def test_targets_that_are_no_tensor_stay():
     for (x, y), (_, before) in zip(watched(data, loss_fn=loss), data, strict=True):
         assert x.shape == (4, 1, 7, 10)
         assert y is before
-
-
-def test_leaving_out_nothing_changes_nothing():
-    seen = watched(images(), options={"p_row": 0, "p_col": 0})
-
-    assert all(torch.equal(x, inputs) for (x, _), (inputs, _) in zip(seen, images(), strict=True))
-
-
-def test_evaluation_sees_the_examples_as_they_are():
-    data = images()
-    for x, _ in watched(data, Event.EVAL_BEFORE_FORWARD, eval_dataloader=data):
-        assert any(x is inputs for inputs, _ in data)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"p_row": 1}, ValueError, r"p_row=1 must be in \[0, 1\)"),
-        ({"p_col": -0.1}, ValueError, r"p_col=-0.1 must be in \[0, 1\)"),
-        ({"p_col": "a"}, TypeError, "p_col='a' must be a number"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        ColOut(**options)
-
-
-def test_an_algorithm_is_a_frozen_value():
-    assert ColOut(0.2) == ColOut(p_row=0.2)
-    assert repr(ColOut()) == "ColOut(p_row=0.15, p_col=0.15)"

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from composable import Event, IncompatibleAlgorithmsError, Key, choose
 from composable.algorithms import CutMix, MixUp
 from composable.functional import cutmix
-from tests.helpers import CLASSES, Watch, batches, make_trainer, seeded, sgd, weights
+from tests.support.tiny import CLASSES, Watch, batches, make_trainer, seeded, sgd, weights
 
 
 def images(sizes=(4, 4, 4)):
@@ -89,42 +89,6 @@ def test_a_class_for_each_pixel_is_pasted_with_its_pixel():
         assert torch.equal(y == -100, before == -100)
 
 
-def test_the_whole_batch_is_mixed_before_it_is_split():
-    whole, parts = (Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs) for _ in range(2))
-    for watch, split in [(whole, None), (parts, 2)]:
-        trainer(algorithms=[CutMix(per_sample=True)], callbacks=[watch], grad_accum=split).fit()
-
-    joined = [torch.cat(parts.values[i : i + 2]) for i in range(0, len(parts.values), 2)]
-    assert all(torch.equal(a, b) for a, b in zip(whole.values, joined, strict=True))
-
-
-@pytest.mark.parametrize("options", [{}, {"per_sample": True}, {"interpolate_loss": True}])
-def test_microbatches_of_a_mixed_batch_add_up(options):
-    def trained_in(parts):
-        run = trainer(algorithms=[CutMix(**options)], grad_accum=parts)
-        run.fit()
-        return weights(run.state.model)
-
-    torch.testing.assert_close(trained_in(2), trained_in(None))
-
-
-def test_evaluation_sees_the_examples_as_they_are():
-    watch, data = Watch(Event.EVAL_BEFORE_FORWARD, read=lambda s: s.batch), images([4])
-    trainer(algorithms=[CutMix()], eval_dataloader=data, callbacks=[watch]).fit()
-
-    for inputs, targets in watch.values:
-        assert inputs is data[0][0]
-        assert targets is data[0][1]
-
-
-def test_a_name_of_its_own_is_a_stream_of_its_own():
-    watch = Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs)
-    trainer(algorithms=[CutMix(name="Other")], callbacks=[watch]).fit()
-
-    x, y = images()[0]
-    assert torch.equal(watch.values[0], cutmix(x, y, generator=generator(0, "Other")).inputs)
-
-
 def test_each_batch_may_be_mixed_in_one_of_two_ways():
     watch = Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs)
     trainer(images([4] * 12), algorithms=[choose([CutMix(), MixUp(1.0)])], callbacks=[watch]).fit()
@@ -140,28 +104,3 @@ def test_each_batch_may_be_mixed_in_one_of_two_ways():
 def test_a_batch_is_mixed_once():
     with pytest.raises(IncompatibleAlgorithmsError, match="CutMix and MixUp are incompatible"):
         trainer(algorithms=[MixUp(), CutMix()])
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"alpha": 0}, ValueError, r"alpha=0 must be greater than 0"),
-        ({"alpha": float("nan")}, ValueError, r"alpha=nan must be greater than 0"),
-        ({"alpha": "1"}, TypeError, "alpha='1' must be a number"),
-        ({"uniform_sampling": 1}, TypeError, "uniform_sampling=1 must be True or False"),
-        ({"per_sample": 1}, TypeError, "per_sample=1 must be True or False"),
-        ({"interpolate_loss": "no"}, TypeError, "interpolate_loss='no' must be True or False"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        CutMix(**options)
-
-
-def test_an_algorithm_is_a_frozen_value():
-    assert CutMix(0.5) == CutMix(alpha=0.5)
-    assert repr(CutMix(per_sample=True)) == (
-        "CutMix(alpha=1.0, uniform_sampling=False, interpolate_loss=False, per_sample=True)"
-    )
-    with pytest.raises(AttributeError):
-        CutMix().alpha = 0.5

@@ -7,7 +7,7 @@ from torch import nn
 from composable import Event, IdleAlgorithmWarning
 from composable.algorithms import EMA
 from composable.functional import ema, ema_smoothing
-from tests.helpers import CLASSES, Watch, batches, make_trainer, same, seeded, weights
+from tests.support.tiny import CLASSES, Watch, batches, make_trainer, same, seeded, weights
 
 
 def averages(algorithm, **changes):
@@ -97,51 +97,3 @@ def test_an_average_that_does_not_exist_is_an_error():
 
     with pytest.raises(KeyError):
         algorithm.averaged_model(make_trainer(algorithms=[algorithm]).state)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (
-            {"smoothing": 0.9},
-            ValueError,
-            r"half_life='1000ba' and smoothing=0.9 must not both .*half_life=None, smoothing=",
-        ),
-        (
-            {"half_life": None},
-            ValueError,
-            "half_life=None and smoothing=None must not both be given or both be None",
-        ),
-        (
-            {"half_life": "10ba", "update_interval": "1ep"},
-            ValueError,
-            "half_life='10ba' and update_interval='1ep' must have the same unit, batches or epochs",
-        ),
-        ({"half_life": "0ba"}, ValueError, "half_life='0ba' must be greater than 0"),
-        (
-            {"update_interval": "0ba"},
-            ValueError,
-            "update_interval='0ba' must be greater than 0",
-        ),
-        ({"half_life": "10sp"}, ValueError, "half_life='10sp' must be .* in batches or epochs, s"),
-        ({"half_life": "0.5dur"}, ValueError, "half_life='0.5dur' must be .* such as '1ba'"),
-        (
-            {"half_life": None, "smoothing": 0.9, "update_interval": "1sp"},
-            ValueError,
-            "update_interval='1sp' must be .* in batches or epochs, such as '1ba'",
-        ),
-        ({"half_life": "soon"}, ValueError, "half_life='soon': time 'soon' can't be read"),
-        ({"half_life": 1.5}, TypeError, "half_life=1.5: .* got 1.5"),
-        ({"update_interval": 1.5}, TypeError, "update_interval=1.5: .* got 1.5"),
-        (
-            {"half_life": None, "smoothing": 1.5},
-            ValueError,
-            r"smoothing=1.5 must be in \[0, 1\]",
-        ),
-        ({"half_life": None, "smoothing": "1"}, TypeError, "smoothing='1' must be a number"),
-        ({"ema_start": "later"}, ValueError, "ema_start='later': time 'later' can't be read"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        EMA(**options)

@@ -7,16 +7,10 @@ from torch import nn
 from composable import Plan
 from composable.algorithms import BlurPool, Factorize, SqueezeExcite, WeightStandardization
 from composable.functional import FactorizedLayer, factorize
-from tests.algorithms.surgery import check_surgery, convolutional, images
-from tests.helpers import make_trainer
+from tests.support.surgery import convolutional, images
+from tests.support.tiny import make_trainer
 
 OPTIONS = {"min_channels": 4, "latent_channels": 2, "min_features": 3, "latent_features": 1}
-
-
-@pytest.mark.parametrize("kept", [{}, {"factorize_convs": False}, {"factorize_linears": False}])
-def test_training_is_that_of_the_model_of_the_function(kept):
-    options = {**OPTIONS, **kept}
-    check_surgery(Factorize(**options), lambda model: factorize(model, **options))
 
 
 def test_the_defaults_are_those_of_the_function():
@@ -58,41 +52,3 @@ def test_it_comes_before_those_that_replace_convolutions_without_a_word(other):
     plan = Plan.compile([other, Factorize()])  # an AmbiguousOrderWarning would be an error
 
     assert [a.name for a in plan.algorithms] == ["Factorize", other.name]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"factorize_convs": 1}, TypeError, "factorize_convs=1 must be True or False"),
-        ({"factorize_linears": "no"}, TypeError, "factorize_linears='no' must be True or False"),
-        (
-            {"factorize_convs": False, "factorize_linears": False},
-            ValueError,
-            "factorize_convs=False and factorize_linears=False leave nothing to replace",
-        ),
-        *(
-            row
-            for name in ("min_channels", "min_features")
-            for row in [
-                ({name: -1}, ValueError, f"{name}=-1 must be at least 0"),
-                ({name: 0.5}, TypeError, f"{name}=0.5 must be an integer"),
-                ({name: True}, TypeError, f"{name}=True must be an integer"),
-            ]
-        ),
-        *(
-            row
-            for name in ("latent_channels", "latent_features")
-            for row in [
-                ({name: 0}, ValueError, f"{name}=0 must be at least 1"),
-                ({name: 0.0}, ValueError, rf"{name}=0.0 must be in \(0, 1\)"),
-                ({name: 2.0}, ValueError, rf"{name}=2.0 must be in \(0, 1\)"),
-                ({name: float("nan")}, ValueError, rf"{name}=nan must be in \(0, 1\)"),
-                ({name: True}, TypeError, f"{name}=True must be an integer"),
-                ({name: "4"}, TypeError, f"{name}='4' must be a number"),
-            ]
-        ),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        Factorize(**options)

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 
 from composable import Event, Key
 from composable.algorithms import GatedLinearUnits
 from composable.functional import gated_linear_units
-from tests.runs import LANGUAGE, same, weights
+from tests.support.runs import LANGUAGE, same, weights
 
 
 def gate_of(algorithm, seed=17):
@@ -45,27 +44,3 @@ def test_the_new_weights_depend_on_the_seed_and_the_name_alone():
     assert torch.equal(first, gate_of(GatedLinearUnits(act_fn=torch.tanh)))
     assert not torch.equal(first, gate_of(GatedLinearUnits(), seed=1))
     assert not torch.equal(first, gate_of(GatedLinearUnits(name="other")))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"act_fn": "gelu"}, "act_fn='gelu' must be a function of tensors"),
-        ({"act_fn": nn.GELU}, r"act_fn=<class .*GELU'> must be .* such as torch.nn.GELU\(\)"),
-        *(
-            ({name: bad}, f"{name}={bad!r} must be True or False")
-            for name in ("gated_layer_bias", "non_gated_layer_bias")
-            for bad in (1, None, "no")
-        ),
-    ],
-)
-def test_hyperparameters_are_checked(options, message):
-    with pytest.raises(TypeError, match=message):
-        GatedLinearUnits(**options)
-
-
-def test_an_algorithm_is_a_frozen_value():
-    assert GatedLinearUnits(None, True) == GatedLinearUnits(gated_layer_bias=True)
-    assert repr(GatedLinearUnits()) == (
-        "GatedLinearUnits(act_fn=None, gated_layer_bias=False, non_gated_layer_bias=False)"
-    )

@@ -7,9 +7,9 @@ from torch import nn
 from composable import Key
 from composable.algorithms import GyroDropout
 from composable.functional import gyro_dropout
-from tests.algorithms.surgery import convolutional, images
-from tests.helpers import batches, make_trainer, same, weights
-from tests.runs import stream
+from tests.support.runs import stream
+from tests.support.surgery import convolutional, images
+from tests.support.tiny import batches, make_trainer, same, weights
 
 OPTIONS = {"sigma": 4, "tau": 2}
 
@@ -66,16 +66,3 @@ def test_a_second_fit_goes_on_with_the_masks():
     ).fit()
 
     assert same(weights(trainer.state.model), weights(whole.model))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"p": 1.0}, r"p=1.0 must be in \[0, 1\)"),
-        ({"sigma": 0}, "sigma=0 must be at least 1"),
-        ({"sigma": 4, "tau": 5}, "tau=5 must be at most sigma=4"),
-    ],
-)
-def test_hyperparameters_are_checked(options, message):
-    with pytest.raises(ValueError, match=message):
-        GyroDropout(**options)

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from composable import Event
 from composable.algorithms import LabelSmoothing, MixUp
 from composable.functional import smooth_labels
-from tests.helpers import CLASSES, Watch, batches, make_trainer, same, weights
+from tests.support.tiny import CLASSES, Watch, batches, make_trainer, same, weights
 
 
 def test_the_loss_sees_the_targets_of_the_function():
@@ -62,17 +62,3 @@ def test_the_order_in_which_they_are_listed_does_not_matter():
     forward.fit(), backward.fit()
 
     assert same(weights(forward.state.model), weights(backward.state.model))
-
-
-@pytest.mark.parametrize(
-    ("smoothing", "error", "message"),
-    [
-        (-0.1, ValueError, r"smoothing=-0.1 must be in \[0, 1\]"),
-        (1.1, ValueError, r"smoothing=1.1 must be in \[0, 1\]"),
-        (float("nan"), ValueError, r"smoothing=nan must be in \[0, 1\]"),
-        ("0.1", TypeError, "smoothing='0.1' must be a number"),
-    ],
-)
-def test_hyperparameters_are_checked(smoothing, error, message):
-    with pytest.raises(error, match=message):
-        LabelSmoothing(smoothing)

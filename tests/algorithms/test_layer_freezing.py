@@ -12,7 +12,16 @@ from composable.algorithms import EMA, GradientClipping, LayerFreezing, Stochast
 from composable.functional import frozen_layers
 from composable.integrations import adapt_loop
 from composable.trainer.guards import NonFiniteLossWarning
-from tests.helpers import CLASSES, Watch, batches, generator, make_trainer, same, seeded, weights
+from tests.support.tiny import (
+    CLASSES,
+    Watch,
+    batches,
+    generator,
+    make_trainer,
+    same,
+    seeded,
+    weights,
+)
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
@@ -351,22 +360,3 @@ def test_without_a_length_of_the_run_it_says_what_is_missing():
 
     with pytest.raises(ValueError, match="the run has no max_duration"):
         next(t.epoch(TEN))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({name: value}, kind, f"{name}={value!r} must be {allowed}")
-        for name in ("freeze_start", "freeze_level")
-        for value, kind, allowed in [
-            (-0.1, ValueError, r"in \[0, 1\]"),
-            (1.5, ValueError, r"in \[0, 1\]"),
-            (float("nan"), ValueError, r"in \[0, 1\]"),
-            ("0.5dur", TypeError, "a number"),
-            (True, TypeError, "a number"),
-        ]
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        LayerFreezing(**options)

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from composable import Event, Key
 from composable.algorithms import MixUp
 from composable.functional import mixup
-from tests.helpers import CLASSES, Watch, batches, linear, make_trainer, sgd, weights
+from tests.support.tiny import CLASSES, Watch, batches, linear, make_trainer, sgd, weights
 
 
 def generator(batch, name="MixUp"):
@@ -97,52 +97,6 @@ def test_the_loss_of_the_step_is_the_one_of_a_known_draw(interpolate_loss):
     torch.testing.assert_close(losses.values[0], expected.detach())
 
 
-def test_a_name_of_its_own_is_a_stream_of_its_own():
-    def first_inputs(**options):
-        watch = Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs)
-        make_trainer(algorithms=[MixUp(1.0, **options)], callbacks=[watch]).fit()
-        return watch.values[0]
-
-    x, y = batches()[0]
-    drawn = mixup(x, y, alpha=1.0, generator=generator(0, "Other")).inputs
-
-    assert torch.equal(first_inputs(name="Other"), drawn)
-    assert not torch.equal(first_inputs(), drawn)
-
-
-def test_evaluation_sees_the_examples_as_they_are():
-    watch = Watch(Event.EVAL_BEFORE_FORWARD, read=lambda s: s.batch)
-    data = batches([4])
-    make_trainer(algorithms=[MixUp()], eval_dataloader=data, callbacks=[watch]).fit()
-
-    for inputs, targets in watch.values:
-        assert inputs is data[0][0]
-        assert targets is data[0][1]
-
-
-def test_the_whole_batch_is_mixed_before_it_is_split():
-    whole = Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs)
-    parts = Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs)
-    for watch, split in [(whole, None), (parts, 2)]:
-        make_trainer(
-            algorithms=[MixUp(1.0, per_sample=True)], callbacks=[watch], grad_accum=split
-        ).fit()
-
-    assert len(parts.values) == 2 * len(whole.values)
-    joined = [torch.cat(parts.values[i : i + 2]) for i in range(0, len(parts.values), 2)]
-    assert all(torch.equal(a, b) for a, b in zip(whole.values, joined, strict=True))
-
-
-@pytest.mark.parametrize("options", [{}, {"per_sample": True}, {"interpolate_loss": True}])
-def test_microbatches_of_a_mixed_batch_add_up(options):
-    def trained_in(parts):
-        trainer = make_trainer(algorithms=[MixUp(1.0, **options)], grad_accum=parts)
-        trainer.fit()
-        return weights(trainer.state.model)
-
-    torch.testing.assert_close(trained_in(2), trained_in(None))
-
-
 def test_outputs_that_are_no_logits_are_answered_with_the_other_way():
     class Pair(torch.nn.Linear):
         def forward(self, inputs):
@@ -156,32 +110,6 @@ def test_outputs_that_are_no_logits_are_answered_with_the_other_way():
 
     with pytest.raises(TypeError, match=r"must be logits of .*not a dict.*interpolate_loss=True"):
         trainer.fit()
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"alpha": 0}, ValueError, r"alpha=0 must be greater than 0"),
-        ({"alpha": -0.2}, ValueError, r"alpha=-0\.2 must be greater than 0"),
-        ({"alpha": float("nan")}, ValueError, r"alpha=nan must be greater than 0"),
-        ({"alpha": float("inf")}, ValueError, "alpha=inf must be"),
-        ({"alpha": "0.2"}, TypeError, "alpha='0.2' must be a number"),
-        ({"alpha": True}, TypeError, "alpha=True must be a number"),
-        ({"per_sample": 1}, TypeError, "per_sample=1 must be True or False"),
-        ({"interpolate_loss": "no"}, TypeError, "interpolate_loss='no' must be True or False"),
-        ({"name": 3}, TypeError, "name"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        MixUp(**options)
-
-
-def test_an_algorithm_is_a_frozen_value():
-    assert MixUp(0.2) == MixUp(alpha=0.2)
-    assert repr(MixUp(0.3)) == "MixUp(alpha=0.3, per_sample=False, interpolate_loss=False)"
-    with pytest.raises(AttributeError):
-        MixUp().alpha = 1.0
 
 
 def test_inputs_of_several_tensors_are_refused():

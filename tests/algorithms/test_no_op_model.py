@@ -7,7 +7,7 @@ from torch import nn
 from composable import Event, State
 from composable.algorithms import EMA, GradientClipping, MixUp, NoOpModel
 from composable.functional import IdleModel
-from tests.helpers import Watch, batches, linear, make_trainer, sgd
+from tests.support.tiny import Watch, batches, linear, make_trainer, sgd
 
 
 def test_a_run_goes_through_all_its_steps():

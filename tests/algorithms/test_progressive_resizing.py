@@ -7,7 +7,7 @@ from torch import nn
 from composable import Event, Key
 from composable.algorithms import ProgressiveResizing
 from composable.functional import progressive_scale, resize_batch
-from tests.helpers import CLASSES, Watch, batches, make_trainer, seeded
+from tests.support.tiny import CLASSES, Watch, batches, make_trainer, seeded
 
 
 def images(count=3):
@@ -101,32 +101,3 @@ def test_signals_are_resized_too():
     net = seeded(lambda: nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(4, 3)))
 
     assert watched(data, net=net)[0][0].shape == (4, 1, 48)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"mode": "zoom"}, ValueError, r"mode='zoom' must be one of \['resize', 'crop'\]"),
-        ({"initial_scale": 0}, ValueError, r"initial_scale=0 must be in \(0, 1\]"),
-        ({"finetune_fraction": -0.1}, ValueError, r"finetune_fraction=-0.1 must be in \[0, 1\]"),
-        ({"delay_fraction": "1"}, TypeError, "delay_fraction='1' must be a number"),
-        (
-            {"delay_fraction": 0.9},
-            ValueError,
-            "delay_fraction=0.9 and finetune_fraction=0.2 must not sum to more than 1",
-        ),
-        ({"size_increment": 0}, ValueError, "size_increment=0 must be at least 1"),
-        ({"resize_targets": 1}, TypeError, "resize_targets=1 must be True or False"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        ProgressiveResizing(**options)
-
-
-def test_an_algorithm_is_a_frozen_value():
-    assert ProgressiveResizing("crop") == ProgressiveResizing(mode="crop")
-    assert repr(ProgressiveResizing()) == (
-        "ProgressiveResizing(mode='resize', initial_scale=0.5, finetune_fraction=0.2, "
-        "delay_fraction=0.5, size_increment=4, resize_targets=False)"
-    )

@@ -24,7 +24,7 @@ from composable.loggers import InMemoryLogger
 from composable.plan.compatibility import AmbiguousOrderWarning
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
 from composable.utils.reproducibility import seed_step
-from tests.runs import (
+from tests.support.runs import (
     Asks,
     Draws,
     Trace,
@@ -511,24 +511,3 @@ def test_its_turns_are_in_the_timeline():
     made = trainer(algorithms=SAM(interval=3))
 
     assert str(made.timeline()) == "SAM  gradients  from 0ep to 1ba, from 1ep to 4ba"
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"rho": -0.1}, ValueError, "rho=-0.1 must be at least 0"),
-        ({"rho": float("nan")}, ValueError, "rho=nan must be at least 0"),
-        ({"rho": float("inf")}, ValueError, "rho=inf must be at least 0 and finite"),
-        ({"rho": "1"}, TypeError, "rho='1' must be a number"),
-        ({"rho": True}, TypeError, "rho=True must be a number"),
-        ({"epsilon": 0}, ValueError, "epsilon=0 must be greater than 0"),
-        ({"epsilon": None}, TypeError, "epsilon=None must be a number"),
-        ({"interval": 0}, ValueError, "interval=0 must be at least 1"),
-        ({"interval": 1.5}, TypeError, "interval=1.5 must be an integer"),
-        ({"interval": True}, TypeError, "interval=True must be an integer"),
-        ({"interval": "2ba"}, TypeError, "interval='2ba' must be an integer"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        SAM(**options)

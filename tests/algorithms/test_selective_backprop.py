@@ -10,7 +10,7 @@ from composable.algorithms import SelectiveBackprop
 from composable.core.batch import BatchSpec
 from composable.core.loss import TargetLoss
 from composable.functional import select_using_loss
-from tests.helpers import CLASSES, Watch, batches, linear, make_trainer, same, seeded, weights
+from tests.support.tiny import CLASSES, Watch, batches, linear, make_trainer, same, seeded, weights
 
 ALWAYS = {"start": 0.0, "end": 1.0, "interrupt": 0}
 
@@ -192,25 +192,6 @@ def test_the_timestamp_counts_what_was_fetched():
     now = make_trainer(algorithms=[SelectiveBackprop(**ALWAYS)]).fit().timestamp
 
     assert now.sample == 24
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"start": -0.1}, ValueError, r"start=-0.1 must be in \[0, 1\]"),
-        ({"end": 1.1}, ValueError, r"end=1.1 must be in \[0.5, 1\]"),
-        ({"start": 0.6, "end": 0.5}, ValueError, r"end=0.5 must be in \[0.6, 1\]"),
-        ({"keep": 0}, ValueError, r"keep=0 must be in \(0, 1\]"),
-        ({"keep": 1.5}, ValueError, r"keep=1.5 must be in \(0, 1\]"),
-        ({"scale_factor": 0}, ValueError, r"scale_factor=0 must be in \(0, 1\]"),
-        ({"interrupt": -1}, ValueError, "interrupt=-1 must be at least 0"),
-        ({"interrupt": 1.5}, TypeError, "interrupt=1.5 must be an integer"),
-        ({"keep": "half"}, TypeError, "keep='half' must be a number"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        SelectiveBackprop(**options)
 
 
 @pytest.mark.parametrize(

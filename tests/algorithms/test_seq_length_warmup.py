@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from composable import Event
 from composable.algorithms import SeqLengthWarmup
 from composable.functional import set_sequence_length, warmed_up_length
-from tests.helpers import Watch, generator, make_trainer, same, seeded, weights
+from tests.support.tiny import Watch, generator, make_trainer, same, seeded, weights
 
 WORDS = 5
 
@@ -138,41 +138,6 @@ def test_evaluation_sees_whole_sequences():
     ).fit()
 
     assert set(watch.values) == {16}
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"duration": -0.1}, ValueError, r"duration=-0.1 must be in \[0, 1\]"),
-        ({"duration": "0.3dur"}, TypeError, "duration='0.3dur' must be a number"),
-        ({"min_seq_length": 0}, ValueError, "min_seq_length=0 must be at least 1"),
-        ({"min_seq_length": 8.0}, TypeError, "min_seq_length=8.0 must be an integer"),
-        ({"max_seq_length": 0}, ValueError, "max_seq_length=0 must be at least 8"),
-        (
-            {"max_seq_length": 7},
-            ValueError,
-            "max_seq_length=7 must be at least 8",
-        ),
-        ({"step_size": 0}, ValueError, "step_size=0 must be at least 1"),
-        ({"truncate": 1}, TypeError, "truncate=1 must be True or False"),
-        (
-            {"preserve_end_of_sequence": 1},
-            TypeError,
-            "preserve_end_of_sequence=1 must be True or False",
-        ),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        SeqLengthWarmup(**options)
-
-
-def test_an_algorithm_is_a_frozen_value():
-    assert SeqLengthWarmup(0.2) == SeqLengthWarmup(duration=0.2)
-    assert repr(SeqLengthWarmup()) == (
-        "SeqLengthWarmup(duration=0.3, min_seq_length=8, max_seq_length=1024, step_size=8, "
-        "truncate=True, preserve_end_of_sequence=False)"
-    )
 
 
 def test_the_length_of_the_run_must_be_known():

@@ -6,8 +6,8 @@ import torch
 from composable import Key
 from composable.algorithms import SqueezeExcite
 from composable.functional import squeeze_excite
-from tests.algorithms.surgery import check_surgery, convolutional, images
-from tests.helpers import make_trainer
+from tests.support.surgery import check_surgery, convolutional, images
+from tests.support.tiny import make_trainer
 
 
 def excited(algorithm, seed):
@@ -37,17 +37,3 @@ def test_the_new_weights_depend_on_the_seed_and_the_name_alone():
     assert torch.equal(first, same)
     assert not torch.equal(first, seed)
     assert not torch.equal(first, name)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"latent_channels": 0}, ValueError, "latent_channels=0 must be greater than 0"),
-        ({"latent_channels": 2.5}, ValueError, "latent_channels=2.5 must be an integer"),
-        ({"latent_channels": "4"}, TypeError, "latent_channels='4' must be a number"),
-        ({"min_channels": -1}, ValueError, "min_channels=-1 must be at least 0"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        SqueezeExcite(**options)

@@ -9,7 +9,7 @@ from composable import Event, State, chain
 from composable.algorithms import EMA, StochasticDepth
 from composable.functional import stochastic_depth
 from composable.integrations import adapt_loop
-from tests.helpers import CLASSES, Watch, batches, make_trainer, same, seeded, sgd, weights
+from tests.support.tiny import CLASSES, Watch, batches, make_trainer, same, seeded, sgd, weights
 
 
 class Block(nn.Module):
@@ -142,18 +142,3 @@ def test_a_loop_that_can_not_follow_a_warm_up_refuses_it():
             continue
         with pytest.raises(RuntimeError, match=r"replaced the model .* give it drop_warmup=0.0"):
             next(steps)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"method": "layer"}, ValueError, "method='layer' must be one of"),
-        ({"drop_rate": 1.5}, ValueError, r"drop_rate=1.5 must be in \[0, 1\]"),
-        ({"drop_distribution": "x"}, ValueError, "drop_distribution='x' must be one of"),
-        ({"drop_warmup": "x"}, ValueError, "drop_warmup='x'"),
-        ({"drop_warmup": -0.1}, ValueError, "negative"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        StochasticDepth(**options)

@@ -20,7 +20,7 @@ from composable.integrations.external_loop import UnsupportedRequestError
 from composable.loggers import InMemoryLogger
 from composable.optim import linear
 from composable.trainer.evaluation import evaluation_mode
-from tests.runs import Watch, batches, conv_net, mlp, same, sgd, stream, trainer, weights
+from tests.support.runs import Watch, batches, conv_net, mlp, same, sgd, stream, trainer, weights
 
 EARLY = {"swa_start": "0dur", "swa_end": "1dur"}
 
@@ -524,53 +524,3 @@ def test_the_timeline_says_when():
 
     expected = "SWA  average  from 70ep to 100ep, averaging every 1ep until 0.97dur"
     assert str(made.timeline()) == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (
-            {"swa_start": "0.98dur"},
-            ValueError,
-            "swa_end='0.97dur' must be after swa_start",
-        ),
-        ({"swa_start": "3ep", "swa_end": "3ep"}, ValueError, "swa_end='3ep' must be after"),
-        ({"swa_start": "soon"}, ValueError, "swa_start='soon': time 'soon' can't be read"),
-        ({"swa_start": 0.7}, TypeError, "swa_start=0.7: .* got 0.7"),
-        ({"swa_end": None}, TypeError, "swa_end=None"),
-        (
-            {"update_interval": "0ba"},
-            ValueError,
-            "update_interval='0ba' must be greater than 0, in ba",
-        ),
-        (
-            {"update_interval": "1sp"},
-            ValueError,
-            "update_interval='1sp' must be .* batches or",
-        ),
-        ({"update_interval": "0.1dur"}, ValueError, "update_interval='0.1dur' must be .* batches"),
-        ({"update_interval": 1.5}, TypeError, "update_interval=1.5"),
-        ({"schedule_swa_lr": 1, "swa_lr": 0.1}, TypeError, "schedule_swa_lr=1 must be True or Fal"),
-        (
-            {"schedule_swa_lr": True},
-            ValueError,
-            "schedule_swa_lr=True and swa_lr=None must be given together",
-        ),
-        ({"swa_lr": 0.1}, ValueError, "swa_lr=0.1 must be given together; .*neither"),
-        ({"anneal_strategy": "cosine"}, ValueError, r"anneal_strategy='cosine' must be one of \["),
-        ({"anneal_steps": -1}, ValueError, "anneal_steps=-1 must be at least 0"),
-        ({"anneal_steps": 1.0}, TypeError, "anneal_steps=1.0 must be an integer"),
-        ({"anneal_steps": True}, TypeError, "anneal_steps=True must be an integer"),
-        ({"schedule_swa_lr": True, "swa_lr": 0}, ValueError, "swa_lr=0 must be greater than 0"),
-        (
-            {"schedule_swa_lr": True, "swa_lr": float("nan")},
-            ValueError,
-            "swa_lr=nan must be greater than 0",
-        ),
-        ({"schedule_swa_lr": True, "swa_lr": True}, TypeError, "swa_lr=True must be a number"),
-        ({"schedule_swa_lr": True, "swa_lr": "0.1"}, TypeError, "swa_lr='0.1' must be a number"),
-    ],
-)
-def test_hyperparameters_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        SWA(**options)

@@ -7,7 +7,7 @@ from composable.callbacks import EarlyStopper
 from composable.core.control import Control
 from composable.core.logger import Logger
 from composable.core.time import Timestamp
-from tests.helpers import batches, linear, make_trainer
+from tests.support.tiny import batches, linear, make_trainer
 
 
 def replay(stopper, values, *, label="eval", name="loss", start=0, length=3, max_duration="100ep"):

@@ -7,7 +7,7 @@ from composable.callbacks import SpeedMonitor
 from composable.core.logger import Logger
 from composable.core.time import Timestamp
 from composable.loggers import InMemoryLogger
-from tests.helpers import NoRead, linear, make_trainer
+from tests.support.tiny import NoRead, linear, make_trainer
 
 
 def run(monitor, steps, now=None):

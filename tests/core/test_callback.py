@@ -6,7 +6,7 @@ from composable import Callback, Control, Event, Plan, State
 from composable.core.callback import FunctionCallback
 from composable.core.logger import Logger
 from composable.plan.dispatch import Dispatcher
-from tests.helpers import linear, make_trainer
+from tests.support.tiny import linear, make_trainer
 
 
 def dispatcher(*callbacks):

@@ -7,7 +7,7 @@ from torch import nn
 
 from composable import Control, FrozenStateError, Key, State, Time, Timestamp
 from composable.core.batch import BatchSpec
-from tests.helpers import linear
+from tests.support.tiny import linear
 
 
 def state(**fields):

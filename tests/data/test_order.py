@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from composable import Event, Key
 from composable.data import seeded_batches
 from composable.utils.reproducibility import seed_context, seed_fetch
-from tests.helpers import Watch, examples, linear, make_trainer
+from tests.support.tiny import Watch, examples, linear, make_trainer
 
 
 def shuffled():

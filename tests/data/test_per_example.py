@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from composable import Key
 from composable.data import PerExample, seeded_batches
-from tests.helpers import linear, make_trainer, same, weights
+from tests.support.tiny import linear, make_trainer, same, weights
 
 
 def jitter(x):

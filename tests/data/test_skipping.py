@@ -17,7 +17,7 @@ from composable.data import (
     seeded_batches,
 )
 from composable.utils.reproducibility import seed_context, seed_epoch
-from tests.helpers import linear, make_trainer, same, weights
+from tests.support.tiny import linear, make_trainer, same, weights
 
 
 class Noisy(Dataset):

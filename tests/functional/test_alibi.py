@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.runs import Attention, BiasedAttention, Places, language_model
+from tests.support.runs import Attention, BiasedAttention, Places, language_model
 
 # --- the paper ---
 
@@ -131,7 +131,7 @@ def test_a_conversion_must_return_a_module(register):
         F.alibi(nn.Sequential(Mine(2, 2)), max_sequence_length=3)
 
 
-# --- mistakes ---
+# --- invalid arguments ---
 
 
 def test_a_model_without_attention_that_is_known_is_reported():

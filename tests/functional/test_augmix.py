@@ -6,14 +6,12 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable.functional import (
-    AugMixDraw,
     RandAugmentDraw,
     apply_augmix,
     apply_randaugment,
     augmix,
     draw_augmix,
 )
-from tests.functional.no_sync import NoSync
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -123,54 +121,10 @@ def test_dtype_layout_and_arguments_stay(dtype, still_generators):
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("batch", [0, 1])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_small_batches_are_batches(batch, channels):
-    x = images(batch, channels)
-
-    assert augmix(x, generator=seeded()).shape == x.shape
-
-
 def test_the_safe_set_takes_any_number_of_channels():
     assert augmix(images(9, 2), augmentations="safe", generator=seeded()).shape == (9, 2, 16, 12)
     with pytest.raises(ValueError, match=r'1 or 3 channels for \w+, not 2.*augmentations="safe"'):
         augmix(images(9, 2), generator=seeded())
-
-
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        augmix(images(20), generator=seeded())
-
-
-def test_gradients_are_right():
-    x = torch.rand(2, 3, 5, 5, dtype=torch.float64, generator=seeded()).requires_grad_()
-    draw = AugMixDraw(
-        torch.tensor([[[11, 3], [9, -1]]]),
-        torch.tensor([[[0.5, 10.0], [0.7, 0.0]]]),
-        torch.tensor([[0.25, 0.5], [0.75, 0.5]]).double(),
-        torch.tensor([0.5, 0.9]).double(),
-    )
-
-    assert torch.autograd.gradcheck(lambda x: apply_augmix(x, draw), x)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"severity": 11}, ValueError, r"severity=11 must be in \[0, 10\]"),
-        ({"depth": 0}, ValueError, "depth=0 must be at least 1, or -1"),
-        ({"depth": -2}, ValueError, "depth=-2 must be at least -1. -1 draws 1, 2 or 3"),
-        ({"depth": 1.0}, TypeError, "depth=1.0 must be an integer"),
-        ({"width": 0}, ValueError, "width=0 must be at least 1"),
-        ({"alpha": 0.0}, ValueError, r"alpha=0.0 must be greater than 0"),
-        ({"alpha": float("nan")}, ValueError, "alpha=nan"),
-        ({"augmentations": "most"}, ValueError, "augmentations='most' must be one of"),
-        ({"generator": 0}, TypeError, "generator must be .* not an int"),
-    ],
-)
-def test_other_arguments_are_refused(options, error, message, unchecked):
-    with pytest.raises(error, match=message):
-        augmix(images(), **options)
 
 
 def test_the_draw_is_one_and_of_the_same_batch(unchecked):

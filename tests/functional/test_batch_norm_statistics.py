@@ -15,8 +15,7 @@ from composable.functional import (
     reset_batch_norm_statistics,
     with_tensors,
 )
-from tests.functional.no_sync import NoSync
-from tests.helpers import seeded
+from tests.support.tiny import seeded
 
 
 def net(dropout=0.0, **options):
@@ -182,58 +181,7 @@ def test_norms_without_statistics_are_left_alone():
     assert new(torch.randn(4, 2)).shape == (4, 2)
 
 
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        recompute_batch_norm_statistics(net(), images(8, 8))
-
-
 def test_gradients_are_not_recorded():
     model = recompute_batch_norm_statistics(net(), images(8))
 
     assert not model[1].running_mean.requires_grad
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: batch_norm_statistics("net"),
-            TypeError,
-            "model must be a torch.nn.Module, not a str",
-        ),
-        (
-            lambda: reset_batch_norm_statistics(None),
-            TypeError,
-            "model must be a torch.nn.Module, not None",
-        ),
-        (
-            lambda: recompute_batch_norm_statistics(nn.ReLU, []),
-            TypeError,
-            "model must be a torch.nn.Module, not the class ReLU",
-        ),
-        (
-            lambda: recompute_batch_norm_statistics(net(), None),
-            TypeError,
-            "batches must be an iterable of arguments of the model, not None",
-        ),
-        (
-            lambda: recompute_batch_norm_statistics(net(), []),
-            ValueError,
-            "batches must not be empty",
-        ),
-        (
-            lambda: recompute_batch_norm_statistics(net(), [], seen=True),
-            TypeError,
-            "seen=True must be an integer",
-        ),
-        (
-            lambda: recompute_batch_norm_statistics(net(), [], seen=-1),
-            ValueError,
-            "seen=-1 must be at least 0",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

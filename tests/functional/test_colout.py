@@ -4,10 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from torch.autograd import gradcheck
 
 from composable.functional import ColOutDraw, apply_colout, colout, draw_colout
-from tests.functional.no_sync import NoSync
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int64]
 SIZES = [(12,), (8, 10), (3, 6, 7)]
@@ -138,16 +136,6 @@ def test_leaving_out_is_drawing_and_then_applying(still_generators):
     assert torch.equal(x, images())
 
 
-def test_without_a_generator_the_global_one_is_used():
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        first = colout(images())
-        torch.manual_seed(5)
-        second = colout(images())
-
-    assert torch.equal(first.inputs, second.inputs)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_dtype_and_layout_stay(dtype, layout):
@@ -157,27 +145,6 @@ def test_dtype_and_layout_stay(dtype, layout):
 
     assert small.dtype == dtype
     assert small.is_contiguous(memory_format=layout)
-
-
-@pytest.mark.parametrize("batch", [0, 1])
-def test_small_batches_are_batches(batch):
-    small = colout(images(batch), images(batch)[:, 0], generator=seeded())
-
-    assert small.inputs.shape == (batch, 3, 7, 8)
-    assert small.targets.shape == (batch, 7, 8)
-
-
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        colout(images(), images()[:, 0], generator=seeded())
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_gradients_are_right(layout):
-    draw = draw_colout((8, 10), generator=seeded())
-    x = images(2, dtype=torch.float64).to(memory_format=layout).requires_grad_()
-
-    assert gradcheck(lambda x: apply_colout(x, None, draw).inputs, x)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -5,12 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from torch.autograd import gradcheck
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from composable.functional import CutMixDraw, apply_cutmix, cutmix, draw_cutmix
-from tests.functional.no_sync import NoSync
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8]
 SIZES = [(7,), (5, 6), (3, 4, 5)]
@@ -218,57 +216,11 @@ def test_dtype_and_layout_stay(dtype, per_sample):
     assert mixed.weight.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-@pytest.mark.parametrize("batch", [0, 1])
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_small_batches_are_batches(batch, per_sample):
-    mixed = cutmix(images(batch), labels(batch), per_sample=per_sample, generator=seeded())
-
-    assert torch.equal(mixed.inputs, images(batch))
-    assert mixed.soft_targets(5).shape == (batch, 5)
-
-
 def test_images_without_pixels_are_mixed():
     mixed = cutmix(torch.zeros(2, 3, 0, 4), labels(2), generator=seeded())
 
     assert mixed.inputs.shape == (2, 3, 0, 4)
     assert mixed.weight.isfinite()
-
-
-def test_arguments_and_global_generators_stay(still_generators):
-    x, y, maps = images(), labels(), images()[:, 0].long()
-
-    cutmix(x, y, generator=seeded())
-    cutmix(x, maps, per_sample=True, generator=seeded())
-
-    assert torch.equal(x, images())
-    assert torch.equal(y, labels())
-    assert torch.equal(maps, images()[:, 0].long())
-
-
-def test_without_a_generator_the_global_one_is_used():
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        first = cutmix(images(), labels())
-        torch.manual_seed(5)
-        second = cutmix(images(), labels())
-
-    assert torch.equal(first.inputs, second.inputs)
-
-
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        for per_sample in (False, True):
-            mixed = cutmix(images(), labels(), per_sample=per_sample, generator=seeded())
-            mixed.soft_targets(5)
-            mixed.loss(partial(cross_entropy, reduction="none"), torch.zeros(4, 5))
-
-
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_gradients_are_right(per_sample):
-    x = images(3, dtype=torch.float64).requires_grad_()
-    draw = draw_cutmix(3, (5, 6), per_sample=per_sample, generator=seeded())
-
-    assert gradcheck(lambda x: apply_cutmix(x, labels(3), draw).inputs, x)
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -297,15 +249,6 @@ def test_seeds_of_a_vmapped_run_may_differ():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_compiles_into_one_graph(per_sample):
-    draw = draw_cutmix(4, (5, 6), per_sample=per_sample, generator=seeded())
-    compiled = torch.compile(apply_cutmix, fullgraph=True, backend="aot_eager")
-
-    assert_close(compiled(images(), labels(), draw), apply_cutmix(images(), labels(), draw))
-
-
-@pytest.mark.compile
 def test_compiles_into_one_graph_with_its_draw_and_its_loss_at_any_size():
     @partial(torch.compile, fullgraph=True, backend="aot_eager")
     def loss(x, y):
@@ -319,31 +262,6 @@ def test_compiles_into_one_graph_with_its_draw_and_its_loss_at_any_size():
 
 
 # What is refused
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
-def test_alpha_must_be_positive(alpha):
-    with pytest.raises(ValueError, match=r"alpha=.* must be greater than 0"):
-        cutmix(images(), labels(), alpha=alpha)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"alpha": "1"}, TypeError, "alpha='1' must be a number"),
-        ({"per_sample": 1}, TypeError, "per_sample=1 must be True or False"),
-        ({"uniform_sampling": "no"}, TypeError, "uniform_sampling='no' must be True"),
-        ({"generator": 17}, TypeError, r"generator must be .* not an int; .*manual_seed\(seed\)"),
-        ({"batch_size": -1}, ValueError, "batch_size=-1 must be at least 0"),
-        ({"size": 8}, TypeError, r"size=8 must be the sizes .* inputs.shape\[2:\]"),
-        ({"size": ()}, TypeError, r"size=\(\) must be the sizes"),
-        ({"size": (8, -1)}, ValueError, r"size\[1\]=-1 must be at least 0"),
-        ({"size": (8, 2.0)}, TypeError, r"size\[1\]=2.0 must be an integer"),
-    ],
-)
-def test_a_draw_checks_its_arguments(unchecked, options, error, message):
-    with pytest.raises(error, match=message):
-        draw_cutmix(**{"batch_size": 4, "size": (5, 6), **options})
 
 
 def test_inputs_have_spatial_dimensions(unchecked):

@@ -4,11 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from composable.functional import apply_cutout, cutout, draw_cutout
-from tests.functional.no_sync import NoSync
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8]
 SIZES = [(7,), (5, 6), (3, 4, 5)]
@@ -141,48 +139,6 @@ def test_dtype_and_layout_stay(dtype, options):
     assert cut.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("batch", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"per_sample": False}, {"num_holes": 2}])
-def test_small_batches_are_batches(batch, options):
-    cut = cutout(images(batch), **options, generator=seeded())
-
-    assert cut.shape == (batch, 3, 5, 6)
-    assert bool((cut == 0).any()) is bool(batch)
-
-
-def test_arguments_and_global_generators_stay(still_generators):
-    x = images()
-
-    cutout(x, generator=seeded())
-    cutout(x, per_sample=False, generator=seeded())
-
-    assert torch.equal(x, images())
-
-
-def test_without_a_generator_the_global_one_is_used():
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        first = cutout(images())
-        torch.manual_seed(5)
-        second = cutout(images())
-
-    assert torch.equal(first, second)
-
-
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        cutout(images(), generator=seeded())
-        cutout(images(), num_holes=2, per_sample=False, generator=seeded())
-
-
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_gradients_are_right(per_sample):
-    x = images(2, dtype=torch.float64).requires_grad_()
-    draw = draw_cutout(2, (5, 6), per_sample=per_sample, generator=seeded())
-
-    assert gradcheck(partial(apply_cutout, draw=draw), x)
-
-
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_batches_of_batches_are_cut_by_vmap(per_sample):
     x = torch.randn(3, 4, 2, 5, 6, generator=seeded())
@@ -210,28 +166,6 @@ def test_compiles_into_one_graph_with_its_draw_at_any_size():
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"num_holes": -1}, ValueError, "num_holes=-1 must be at least 0"),
-        ({"num_holes": 1.5}, TypeError, "num_holes=1.5 must be an integer"),
-        ({"length": -0.1}, ValueError, r"length=-0.1 must be at least 0; below 1"),
-        ({"length": float("nan")}, ValueError, "length=nan must be at least 0"),
-        ({"length": float("inf")}, ValueError, r"length=inf must be at least 0"),
-        ({"length": 2.5}, ValueError, "length=2.5 must be a whole number of"),
-        ({"length": "half"}, TypeError, "length='half' must be a number"),
-        ({"uniform_sampling": 1}, TypeError, "uniform_sampling=1 must be True or False"),
-        ({"per_sample": 1}, TypeError, "per_sample=1 must be True or False"),
-        ({"generator": 17}, TypeError, "generator must be"),
-        ({"batch_size": -1}, ValueError, "batch_size=-1 must be at least 0"),
-        ({"size": 8}, TypeError, "size=8 must be the sizes"),
-    ],
-)
-def test_a_draw_checks_its_arguments(unchecked, options, error, message):
-    with pytest.raises(error, match=message):
-        draw_cutout(**{"batch_size": 4, "size": (5, 6), **options})
 
 
 def test_inputs_are_a_tensor_with_spatial_dimensions(unchecked):

@@ -6,7 +6,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from composable.functional import ema, ema_smoothing
-from tests.functional.no_sync import NoSync
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -113,39 +112,9 @@ def test_the_result_is_new_and_detached_and_in_order():
     assert_close({name: value.detach() for name, value in current.items()}, before)
 
 
-def test_layout_stays():
-    maps = {"w": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
-
-    new = ema(maps, maps, smoothing=0.5)
-
-    assert new["w"].is_contiguous(memory_format=torch.channels_last)
-
-
 def test_nothing_to_average_is_nothing():
     assert ema({}, {}, smoothing=0.5) == {}
     assert ema({"w": torch.zeros(0)}, {"w": torch.zeros(0)}, smoothing=0.5)["w"].shape == (0,)
-
-
-def test_arguments_and_global_generators_stay(still_generators):
-    a, c = named(0), named(1)
-
-    ema(a, c, smoothing=0.5)
-
-    assert_close(a, named(0), rtol=0, atol=0)
-    assert_close(c, named(1), rtol=0, atol=0)
-
-
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        ema(named(0), named(1), smoothing=0.5)
-
-
-def test_stacked_models_are_averaged_by_vmap():
-    a, c = ({"w": torch.randn(3, 4)} for _ in range(2))
-
-    new = torch.func.vmap(lambda a, c: ema(a, c, smoothing=0.9))(a, c)
-
-    assert_close(new, ema(a, c, smoothing=0.9))
 
 
 @pytest.mark.compile

@@ -10,7 +10,6 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.testing import assert_close
 
 from composable.functional import FactorizedLayer, NoEffectWarning, blurpool, factorize
-from tests.functional.no_sync import NoSync
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 small = partial(factorize, min_channels=0, min_features=0)
@@ -343,20 +342,6 @@ def test_what_requires_no_gradient_still_requires_none(trains):
     assert new.reduce.weight.requires_grad is new.expand.weight.requires_grad is trains
 
 
-@pytest.mark.parametrize(
-    ("build", "layout"),
-    [(nn.Conv2d, torch.channels_last), (nn.Conv3d, torch.channels_last_3d)],
-)
-def test_the_layout_stays(build, layout):
-    conv = build(8, 8, 3)
-    other = copy.deepcopy(conv).to(memory_format=layout)
-    plain, last = (small(each, latent_channels=2) for each in (conv, other))
-
-    assert plain.reduce.weight.is_contiguous()
-    assert last.reduce.weight.is_contiguous(memory_format=layout)
-    assert not last.reduce.weight.is_contiguous()
-
-
 def test_gradients_of_the_pair_are_those_of_the_product():
     new, x = small(filled(nn.Conv1d(4, 6, 3).double()), latent_channels=2), randn(2, 4, 7).double()
     leaf = new.weight.detach().requires_grad_()
@@ -369,33 +354,7 @@ def test_gradients_of_the_pair_are_those_of_the_product():
     assert_close(new.expand.weight.grad.flatten(1), leaf.grad.flatten(1) @ reduce.T)
 
 
-def test_ensembles_run_by_vmap():
-    new, x = small(nn.Conv2d(4, 4, 3), latent_channels=2), randn(3, 2, 4, 5, 5)
-
-    assert_close(torch.func.vmap(new)(x), torch.stack([new(each) for each in x]))
-
-
-def test_nothing_waits_for_the_device():
-    new = small(nn.Conv2d(4, 4, 3), latent_channels=2)
-    with NoSync():
-        new(randn(1, 4, 5, 5))
-
-
-@pytest.mark.parametrize("batch", [0, 1])
-def test_batches_of_none_and_of_one(batch):
-    new = small(nn.Conv2d(4, 4, 3), latent_channels=2)
-
-    assert new(randn(batch, 4, 5, 5)).shape == (batch, 4, 3, 3)
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    model, x = small(nn.Conv2d(4, 4, 3), latent_channels=2), randn(1, 4, 5, 5)
-
-    assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
-
-
-# --- mistakes ---
+# --- invalid arguments ---
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -411,47 +370,3 @@ def test_a_weight_that_is_not_finite_is_refused(bad):
 def test_a_weight_without_values_is_refused():
     with pytest.raises(ValueError, match=r"^0.weight must have values.* meta device"):
         small(nn.Sequential(nn.Linear(8, 8, device="meta")), latent_features=1)
-
-
-LATENT = r"must be in \(0, 1\); an integer is a count, a number below 1 a share"
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (
-            {"factorize_convs": False, "factorize_linears": False},
-            ValueError,
-            "factorize_convs=False and factorize_linears=False leave nothing",
-        ),
-        ({"factorize_convs": 1}, TypeError, "factorize_convs=1 must be True or False"),
-        ({"factorize_linears": None}, TypeError, "factorize_linears=None must be True"),
-        *(
-            row
-            for name in ("min_channels", "min_features")
-            for row in [
-                ({name: -1}, ValueError, f"{name}=-1 must be at least 0"),
-                ({name: 1.5}, TypeError, f"{name}=1.5 must be an integer"),
-                ({name: True}, TypeError, f"{name}=True must be an integer"),
-            ]
-        ),
-        *(
-            row
-            for name in ("latent_channels", "latent_features")
-            for row in [
-                ({name: 0}, ValueError, f"{name}=0 must be at least 1"),
-                ({name: 0.0}, ValueError, f"{name}=0.0 {LATENT}"),
-                ({name: 1.0}, ValueError, f"{name}=1.0 {LATENT}"),
-                ({name: 64.0}, ValueError, f"{name}=64.0 {LATENT}"),
-                ({name: float("nan")}, ValueError, f"{name}=nan {LATENT}"),
-                ({name: float("inf")}, ValueError, f"{name}=inf {LATENT}"),
-                ({name: True}, TypeError, f"{name}=True must be an integer"),
-                ({name: "4"}, TypeError, f"{name}='4' must be a number"),
-            ]
-        ),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_arguments_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        factorize(nn.Linear(4, 4), **options)

@@ -134,31 +134,3 @@ def test_nothing_is_touched():
     frozen_layers(model, elapsed=1.0)
 
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (row, kind, f"{name}={value!r} must be {allowed}")
-        for name in ("elapsed", "freeze_start", "freeze_level")
-        for value, kind, allowed in [
-            (-0.1, ValueError, r"in \[0, 1\]"),
-            (1.1, ValueError, r"in \[0, 1\]"),
-            (float("nan"), ValueError, r"in \[0, 1\]"),
-            (float("inf"), ValueError, r"in \[0, 1\]"),
-            (True, TypeError, r"a number in \[0, 1\]"),
-            (None, TypeError, r"a number in \[0, 1\]"),
-        ]
-        for row in [{"elapsed": 0.5, name: value}]
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_arguments_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        frozen_layers(chain(2), **options)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_something_else_than_a_module_is_refused():
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, not a list"):
-        frozen_layers([1], elapsed=0.5)

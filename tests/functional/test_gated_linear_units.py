@@ -11,8 +11,7 @@ from torch.nn.functional import linear
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.functional.no_sync import NoSync
-from tests.runs import Hidden
+from tests.support.runs import Hidden
 
 BIASES = pytest.mark.parametrize("gated", [False, True])
 OTHER_BIASES = pytest.mark.parametrize("other", [False, True])
@@ -108,17 +107,6 @@ def test_new_weights_are_drawn_from_the_generator_as_those_of_a_linear_layer(sti
     assert abs(weights[0].mean()) < 0.01
 
 
-def test_without_a_generator_the_global_one_is_drawn_from():
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        new = F.gated_linear_units(Hidden(4))
-        torch.manual_seed(1)
-        Hidden(4)
-        expected = torch.empty(12, 4).uniform_(-0.5, 0.5)
-
-    assert torch.equal(new[0].non_gated.weight, expected)
-
-
 def test_a_module_as_activation_is_copied_into_each_block():
     act = nn.PReLU()
     model = nn.Sequential(Hidden(4), Hidden(4)).double().eval()
@@ -163,40 +151,6 @@ def test_weights_that_two_blocks_share_stay_shared():
 
     assert new[0][0].weight is new[1][0].weight is first[0].weight
     assert new[0][0].non_gated.weight is not new[1][0].non_gated.weight
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_dtypes_stay(dtype):
-    new = gate(Hidden(4).to(dtype), non_gated_layer_bias=True)
-
-    assert {p.dtype for p in new.parameters()} == {dtype}
-    assert new(randn(2, 4).to(dtype)).dtype == dtype
-
-
-def test_nothing_waits_for_the_device():
-    new = gate(Hidden(4))
-    with NoSync():
-        new(randn(3, 4)).sum().backward()
-
-
-def test_derivatives_are_right():
-    new = gate(Hidden(4).double(), non_gated_layer_bias=True)
-    x = randn(2, 4).double().requires_grad_()
-
-    assert torch.autograd.gradcheck(new, (x,))
-
-
-def test_ensembles_run_under_vmap():
-    new, x = gate(Hidden(4)), randn(3, 2, 4)
-
-    assert_close(torch.func.vmap(new)(x), new(x))
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    new, x = gate(Hidden(4)), randn(3, 4)
-
-    assert_close(torch.compile(new, fullgraph=True, backend="eager")(x), new(x))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
@@ -263,27 +217,6 @@ def test_a_model_without_blocks_that_are_known_is_reported():
     model = nn.Linear(2, 2)
     with pytest.warns(F.NoEffectWarning, match=r"BertIntermediate.*GPT2MLP.* add others wi"):
         assert gate(model) is model
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"model": 3}, TypeError, "model must be a torch.nn.Module, not an int"),
-        ({"act_fn": "gelu"}, TypeError, "act_fn='gelu' must be a function of tensors"),
-        ({"act_fn": nn.GELU}, TypeError, "act_fn=<class .*GELU'> must be a function"),
-        *(
-            ({name: bad}, TypeError, f"{name}={bad!r} must be True or False")
-            for name in ("gated_layer_bias", "non_gated_layer_bias")
-            for bad in (1, None, "no", float("nan"))
-        ),
-        ({"generator": 3}, TypeError, "generator must be a torch.Generator"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_arguments_are_checked(options, error, message):
-    options = {"model": Hidden(4), **options}
-    with pytest.raises(error, match=message):
-        F.gated_linear_units(options.pop("model"), **options)
 
 
 @pytest.mark.parametrize(

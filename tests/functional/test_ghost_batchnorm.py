@@ -10,7 +10,6 @@ from torch.nn.functional import batch_norm
 from torch.testing import assert_close
 
 from composable.functional import GhostBatchNorm2d, ghost_batchnorm
-from tests.functional.no_sync import NoSync
 
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -131,30 +130,12 @@ def test_slices_of_a_single_value_have_no_variance():
     assert new(randn(3, 3, 2)).shape == (3, 3, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_dtypes_stay(dtype):
-    layer, x = norm().to(dtype), randn(6, 3, 2, 2, dtype=dtype)
-
-    outputs = ghost_batchnorm(layer, ghost_batch_size=4)(x)
-
-    assert outputs.dtype == dtype
-    assert_close(outputs, one_by_one(layer, x, 4), rtol=0.02, atol=0.02)
-
-
 def test_half_inputs_meet_full_parameters_as_in_mixed_precision():
     layer, x = norm(), randn(8, 3, 2, 2, dtype=torch.bfloat16)
     new = ghost_batchnorm(layer, ghost_batch_size=4)
 
     assert new(x).dtype == layer(x).dtype
     assert new.running_mean.dtype == torch.float32
-
-
-def test_layout_stays():
-    x = randn(8, 3, 4, 4).to(memory_format=torch.channels_last)
-
-    for size in (4, 3):
-        outputs = ghost_batchnorm(norm(), ghost_batch_size=size)(x)
-        assert outputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_gradients_are_those_of_the_slices():
@@ -194,23 +175,6 @@ def test_a_layer_built_by_hand_is_that_of_the_surgery():
     assert "ghost_batch_size=2" in repr(new)
 
 
-def test_nothing_waits_for_the_device():
-    for momentum in (0.1, None):
-        new = ghost_batchnorm(norm(momentum=momentum), ghost_batch_size=4)
-        with NoSync():
-            new(randn(9, 3, 2, 2))
-
-
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_without_running_statistics_batches_of_batches_are_normalised_by_vmap(layout):
-    new = ghost_batchnorm(norm(track_running_stats=False), ghost_batch_size=4)
-    batches = [randn(9, 3, 2, 2).roll(by).to(memory_format=layout) for by in range(3)]
-
-    together = torch.func.vmap(new)(torch.stack(batches))
-
-    torch.testing.assert_close(together, torch.stack([new(batch) for batch in batches]))
-
-
 def test_slices_are_one_operation_however_many():
     calls = []
 
@@ -228,14 +192,6 @@ def test_slices_are_one_operation_however_many():
         counts.append(len(calls))
 
     assert counts[0] == counts[1]
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    model, x = ghost_batchnorm(norm(), ghost_batch_size=4), randn(9, 3, 2, 2)
-    expected = copy.deepcopy(model)(x)
-
-    assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), expected)
 
 
 @pytest.mark.parametrize(

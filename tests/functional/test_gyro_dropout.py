@@ -9,7 +9,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from composable.functional import GyroDropoutLayer, gyro_dropout
-from tests.functional.no_sync import NoSync
 
 
 def generator(seed=0):
@@ -191,52 +190,9 @@ def test_dtypes_stay_and_have_the_same_masks(dtype):
     assert torch.equal(outputs.float(), layer()(x))
 
 
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_layout_stays(layout):
-    x = torch.rand(4, 3, 5, 6, generator=generator())
-
-    outputs = layer()(x.to(memory_format=layout))
-
-    assert outputs.is_contiguous(memory_format=layout)
-    assert torch.equal(outputs, layer()(x))
-
-
-def test_nothing_waits_for_the_device():
-    dropout = layer()
-    with NoSync():
-        dropout(torch.ones(4, 8))
-
-
 def test_an_ensemble_shares_its_masks_under_vmap():
     x = torch.rand(3, 4, 8, generator=generator())
 
     outputs = torch.func.vmap(layer())(x)
 
     assert torch.equal(outputs, torch.stack([layer()(each) for each in x]))
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    dropout, x = layer(), torch.ones(5, 8)
-    compiled = torch.compile(copy.deepcopy(dropout), fullgraph=True, backend="eager")
-
-    for _ in range(4):
-        assert torch.equal(compiled(x), dropout(x))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"p": 1.0}, ValueError, r"p=1.0 must be in \[0, 1\)"),
-        ({"sigma": 0}, ValueError, "sigma=0 must be at least 1"),
-        ({"tau": 0}, ValueError, "tau=0 must be at least 1"),
-        ({"sigma": 4, "tau": 5}, ValueError, "tau=5 must be at most sigma=4"),
-        ({"iters_per_epoch": 0}, ValueError, "iters_per_epoch=0 must be at least 1"),
-        ({"max_epoch": 1.5}, TypeError, "max_epoch=1.5 must be an integer"),
-        ({"generator": 1}, TypeError, "generator must be .* not an int"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_arguments_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        gyro_dropout(nn.Dropout(), **{"iters_per_epoch": 1, "max_epoch": 1, **options})

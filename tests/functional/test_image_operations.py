@@ -8,7 +8,6 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.functional.no_sync import NoSync
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -211,40 +210,6 @@ def test_dtype_and_layout_stay(operation, dtype):
         assert_close(plain.double(), exact, rtol=0, atol=torch.finfo(dtype).eps + 1e-4)
 
 
-@each_operation
-@pytest.mark.parametrize("shape", [(0, 3, 4, 5), (1, 3, 4, 5), (2, 1, 1, 1), (2, 3, 0, 5)])
-def test_small_batches_are_batches(operation, shape):
-    assert operation(noise(*shape)).shape == shape
-    assert operation(noise(*shape) / 255).shape == shape
-
-
-@each_operation
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_arguments_stay_and_nothing_waits_for_the_device(operation, dtype, still_generators):
-    images = noise(4, 3, 8, 8).to(dtype) / (255 if dtype.is_floating_point else 1)
-    images = images.to(dtype)
-    before = images.clone()
-
-    with NoSync():
-        result = operation(images)
-
-    assert torch.equal(images, before)
-    assert result.data_ptr() != images.data_ptr()
-
-
-SMOOTH = ["rotate", "shear_x", "shear_y", "translate_x", "solarize", "color", "contrast"]
-
-
-@pytest.mark.parametrize("name", [*SMOOTH, "brightness", "sharpness", "autocontrast"])
-def test_gradients_are_right(name):
-    images = torch.rand(2, 3, 4, 5, dtype=torch.float64, generator=seeded()).requires_grad_()
-    strength = {"rotate": 20, "translate_x": 1, "solarize": 128}.get(name, 0.7)
-    operation = getattr(F.images, name)
-
-    given = () if name == "autocontrast" else (strength,)
-    assert gradcheck(lambda images: operation(images, *given), images)
-
-
 @pytest.mark.parametrize(
     ("name", "strength"), [("rotate", 20.5), ("shear_x", 0.23), ("brightness", 0.7)]
 )
@@ -253,29 +218,6 @@ def test_gradients_flow_to_strengths_too(name, strength):
     strengths = torch.tensor([strength], dtype=torch.float64, requires_grad=True)
 
     assert gradcheck(lambda s: getattr(F.images, name)(images, s), strengths)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no rule for clamp_
-@each_operation
-def test_batches_of_batches_are_augmented_by_vmap(operation):
-    images = torch.rand(3, 4, 3, 6, 5, generator=seeded())
-
-    together = torch.func.vmap(operation)(images)
-
-    assert_close(together, torch.stack([operation(batch) for batch in images]))
-
-
-@pytest.mark.compile
-def test_operations_compile_into_one_graph():
-    images = noise(4, 3, 6, 5)
-
-    def each(images):
-        return [OPERATIONS[name](images) for name in ("equalize", "rotate", "shear_y", "color")]
-
-    compiled = torch.compile(each, fullgraph=True, backend="eager")
-
-    for ours, theirs in zip(compiled(images), each(images), strict=True):
-        assert largest_difference(ours, theirs) <= 1
 
 
 @pytest.mark.parametrize("name", ["color", "contrast"])

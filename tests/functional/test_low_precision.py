@@ -12,7 +12,7 @@ from composable.functional import (
     low_precision_groupnorm,
     low_precision_layernorm,
 )
-from tests.functional.no_sync import NoSync
+from composable.testing import NoSync
 
 LOW = [torch.float16, torch.bfloat16]
 

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch.autograd import gradcheck
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 from torch.testing import assert_close
 
@@ -16,7 +15,7 @@ from composable.functional import (
     draw_mixup,
     mixup,
 )
-from tests.functional.no_sync import NoSync
+from composable.testing import NoSync
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -134,46 +133,11 @@ def test_the_draw_does_not_depend_on_the_dtype():
     assert torch.equal(short.weight, long.weight)
 
 
-@pytest.mark.parametrize("batch", [0, 1])
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_small_batches_are_batches(batch, per_sample):
-    mixed = mixup(images(batch), labels(batch), per_sample=per_sample, generator=seeded())
-
-    assert_close(mixed.inputs, images(batch))
-    assert mixed.soft_targets(5).shape == (batch, 5)
-
-
-def test_arguments_and_global_generators_stay(still_generators):
-    x, y = images(), labels()
-
-    mixup(x, y, generator=seeded())
-
-    assert torch.equal(x, images())
-    assert torch.equal(y, labels())
-
-
-def test_without_a_generator_the_global_one_is_used():
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        first = mixup(images(), labels())
-        torch.manual_seed(5)
-        second = mixup(images(), labels())
-
-    assert torch.equal(first.inputs, second.inputs)
-
-
 def test_nothing_waits_for_the_device():
     with NoSync():
         mixed = mixup(images(), labels(), per_sample=True, generator=seeded())
         mixed.soft_targets(5)
         mixed.loss(partial(cross_entropy, reduction="none"), torch.zeros(4, 5))
-
-
-def test_gradients_are_right():
-    x = images(3, torch.float64).requires_grad_()
-    draw = draw_mixup(3, per_sample=True, generator=seeded())
-
-    assert gradcheck(lambda x: apply_mixup(x, labels(3), draw).inputs, x)
 
 
 def test_batches_of_batches_are_mixed_by_vmap():
@@ -200,14 +164,6 @@ def test_seeds_of_a_vmapped_run_may_differ():
         torch.manual_seed(0)
         mix = torch.func.vmap(lambda x: mixup(x, labels()), randomness="different")
         assert len(set(mix(x).weight.tolist())) == 3
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    draw = draw_mixup(4, generator=seeded())
-    compiled = torch.compile(apply_mixup, fullgraph=True, backend="aot_eager")
-
-    assert_close(compiled(images(), labels(), draw), apply_mixup(images(), labels(), draw))
 
 
 @pytest.mark.compile
@@ -301,22 +257,6 @@ def test_a_mixed_batch_gives_its_targets():
 
 
 # What is refused
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
-def test_alpha_must_be_positive(alpha):
-    with pytest.raises(ValueError, match=r"alpha=.* must be greater than 0"):
-        draw_mixup(4, alpha=alpha)
-
-
-def test_a_batch_has_no_negative_size():
-    with pytest.raises(ValueError, match="batch_size=-1 must be at least 0"):
-        draw_mixup(-1)
-
-
-def test_a_batch_size_is_a_whole_number(unchecked):
-    with pytest.raises(TypeError, match=r"batch_size=2.5 must be an integer"):
-        draw_mixup(2.5)
 
 
 def test_integers_have_nothing_in_between():

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from composable.functional import (
@@ -14,7 +13,6 @@ from composable.functional import (
     resize_batch,
     scaled_size,
 )
-from tests.functional.no_sync import NoSync
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int64]
 SIZES = [(9,), (8, 10), (4, 5, 6)]
@@ -183,55 +181,6 @@ def test_dtype_and_layout_stay(dtype, mode):
     assert mode == "crop" or small.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("batch", [0, 1])
-@pytest.mark.parametrize("mode", ["resize", "crop"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
-def test_small_batches_are_batches(batch, mode, dtype):
-    x = images(batch, dtype=dtype)
-
-    small = resize_batch(x, x[:, 0], scale_factor=0.5, mode=mode, resize_targets=True)
-
-    assert small.inputs.shape == (batch, 3, 4, 5)
-    assert small.targets.shape == (batch, 4, 5)
-
-
-@pytest.mark.parametrize("mode", ["resize", "crop"])
-def test_arguments_and_global_generators_stay(mode, still_generators):
-    x = images()
-
-    resize_batch(x, scale_factor=0.5, mode=mode, generator=seeded())
-
-    assert torch.equal(x, images())
-
-
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        for mode in ("resize", "crop"):
-            maps = images()[:, 0].long()
-            resize_batch(images(), maps, scale_factor=0.5, mode=mode, resize_targets=True)
-
-
-@pytest.mark.parametrize("mode", ["resize", "crop"])
-def test_gradients_are_right(mode):
-    def small(x):
-        return resize_batch(x, scale_factor=0.6, mode=mode, generator=seeded()).inputs
-
-    assert gradcheck(small, images(2, dtype=torch.float64).requires_grad_())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
-def test_batches_of_batches_are_resized_by_vmap(dtype):
-    x = torch.stack([images(dtype=dtype), images(dtype=dtype).flip(0)])
-    offsets = torch.tensor([[0, 3], [2, 1]])
-
-    resized = torch.func.vmap(lambda x: resize_batch(x, scale_factor=0.6).inputs)(x)
-    cropped = torch.func.vmap(lambda x, at: apply_crop(x, (4, 5), at))(x, offsets)
-
-    for i in range(2):
-        assert_close(resized[i], resize_batch(x[i], scale_factor=0.6).inputs)
-        assert torch.equal(cropped[i], apply_crop(x[i], (4, 5), offsets[i]))
-
-
 @pytest.mark.compile
 def test_compiles_into_one_graph_at_any_size():
     compiled = torch.compile(resize_batch, fullgraph=True, backend="aot_eager")
@@ -319,18 +268,3 @@ def test_without_a_delay_it_grows_at_once_and_without_a_finetune_to_the_end():
     options = {"delay_fraction": 0, "finetune_fraction": 0}
 
     assert [progressive_scale(t / 4, **options) for t in range(5)] == [0.5, 0.625, 0.75, 0.875, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"elapsed": -1}, ValueError, r"elapsed=-1 must be at least 0"),
-        ({"initial_scale": 0}, ValueError, r"initial_scale=0 must be in \(0, 1\]"),
-        ({"finetune_fraction": 1.1}, ValueError, "finetune_fraction=1.1 must be in"),
-        ({"delay_fraction": "a"}, TypeError, "delay_fraction='a' must be a number"),
-        ({"delay_fraction": 0.9}, ValueError, "must not sum to more than 1"),
-    ],
-)
-def test_a_schedule_checks_its_arguments(unchecked, options, error, message):
-    with pytest.raises(error, match=message):
-        progressive_scale(**{"elapsed": 0.0, **options})

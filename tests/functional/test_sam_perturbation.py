@@ -7,8 +7,7 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from composable.functional import sam_perturbation
-from tests.functional.no_sync import NoSync
-from tests.helpers import examples, linear
+from tests.support.tiny import examples, linear
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 X = torch.eye(3)
@@ -141,27 +140,6 @@ def test_the_result_is_new_and_detached_and_in_order():
     assert list(new) == ["weight", "bias"]
     assert not any(value.requires_grad for value in new.values())
     assert_close({name: value.detach() for name, value in params.items()}, before)
-
-
-def test_nothing_waits_for_the_device(still_generators):
-    with NoSync():
-        sam_perturbation(named(0), named(1))
-
-
-def test_stacked_models_are_moved_by_vmap():
-    params, grads = ({"w": torch.randn(5, 4)} for _ in range(2))
-
-    new = torch.func.vmap(sam_perturbation)(params, grads)
-
-    alone = [sam_perturbation({"w": params["w"][i]}, {"w": grads["w"][i]}) for i in range(5)]
-    assert_close(new["w"], torch.stack([one["w"] for one in alone]))
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    compiled = torch.compile(sam_perturbation, fullgraph=True, backend="aot_eager")
-
-    assert_close(compiled(named(0), named(1)), sam_perturbation(named(0), named(1)))
 
 
 @pytest.mark.usefixtures("unchecked")

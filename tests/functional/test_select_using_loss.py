@@ -12,7 +12,6 @@ from composable.functional import (
     select_using_loss,
     should_select,
 )
-from tests.functional.no_sync import NoSync
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -101,39 +100,6 @@ def test_nan_ranks_above_all_numbers():
     values = torch.tensor([1.0, float("nan"), float("inf")])
 
     assert apply_selection(values, torch.tensor([2])).tolist() == [1]
-
-
-def test_arguments_and_global_generators_stay(still_generators):
-    values = losses().requires_grad_()
-
-    select_using_loss(values, generator=seeded())
-
-    assert torch.equal(values.detach(), losses())
-
-
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        select_using_loss(losses(), generator=seeded())
-
-
-def test_batches_are_selected_from_by_vmap():
-    values = torch.stack([losses(), losses().flip(0)])
-    draws = torch.stack([draw_selection(8, generator=seeded(seed)) for seed in range(2)])
-
-    together = torch.func.vmap(apply_selection)(values, draws)
-
-    alone = [apply_selection(v, d) for v, d in zip(values, draws, strict=True)]
-    assert torch.equal(together, torch.stack(alone))
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    draw = draw_selection(8, generator=seeded())
-    compiled = torch.compile(apply_selection, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(losses(), draw), apply_selection(losses(), draw))
-
-    whole = torch.compile(select_using_loss, fullgraph=True, backend="aot_eager")
-    assert len(whole(losses())) == 4
 
 
 @pytest.mark.parametrize("keep", [0.0, -0.5, 1.5, float("nan")])

@@ -2,14 +2,12 @@
 
 from collections import OrderedDict, UserDict, namedtuple
 from fractions import Fraction
-from functools import partial
 from types import MappingProxyType
 
 import pytest
 import torch
 
 from composable.functional import set_sequence_length, warmed_up_length
-from tests.functional.no_sync import NoSync
 
 EXAMPLES, TOKENS = 3, 7
 
@@ -192,36 +190,6 @@ def test_a_mapping_that_is_no_dict_is_built_anew():
 
 
 @pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
-def test_arguments_dtypes_and_global_generators_stay(options, still_generators):
-    texts = batch(mask=torch.ones(EXAMPLES, TOKENS, dtype=torch.bool))
-    texts["half"] = torch.ones(EXAMPLES, TOKENS, dtype=torch.bfloat16)
-    before = dict(texts)
-
-    short = set_sequence_length(texts, 3, **options)
-
-    assert all(texts[name] is value for name, value in before.items())
-    assert torch.equal(texts["input_ids"], batch()["input_ids"])
-    for name in ("input_ids", "mask", "half"):
-        assert short[name].dtype == texts[name].dtype
-
-
-@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
-@pytest.mark.parametrize("count", [0, 1])
-def test_small_batches_are_batches(options, count):
-    texts = {k: v[:count] for k, v in batch().items()}
-
-    short = set_sequence_length(texts, 3, **options)
-
-    assert short["input_ids"].shape == (count * (1 if options.get("truncate", True) else 3), 3)
-
-
-@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
-def test_nothing_waits_for_the_device(options):
-    with NoSync():
-        set_sequence_length(batch(), 3, **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
 def test_gradients_flow_to_what_is_kept(options):
     embeddings = torch.randn(EXAMPLES, TOKENS, 2, requires_grad=True)
 
@@ -232,28 +200,6 @@ def test_gradients_flow_to_what_is_kept(options):
         assert often == [1, 1, 1, 1, 2, 2, 1]
     else:
         assert often == ([1, 1, 0, 0, 0, 0, 1] if options else [1, 1, 1, 0, 0, 0, 0])
-
-
-@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
-def test_batches_of_batches_are_cut_by_vmap(options):
-    names = ("input_ids", "attention_mask", "labels")
-    stacked = {k: torch.stack([batch()[k], batch()[k].flip(0)]) for k in names}
-
-    together = torch.func.vmap(partial(set_sequence_length, length=3, **options))(stacked)
-
-    for i in range(2):
-        alone = set_sequence_length({k: v[i] for k, v in stacked.items()}, 3, **options)
-        assert all(torch.equal(together[k][i], alone[k]) for k in names)
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    compiled = torch.compile(set_sequence_length, fullgraph=True, backend="aot_eager")
-    texts = {k: v for k, v in batch().items() if isinstance(v, torch.Tensor)}
-
-    for options in ({}, {"truncate": False}, {"preserve_end_of_sequence": True}):
-        ours, theirs = (f(texts, 3, **options) for f in (compiled, set_sequence_length))
-        assert all(torch.equal(ours[name], theirs[name]) for name in texts)
 
 
 @pytest.mark.parametrize(
@@ -326,19 +272,3 @@ def test_a_step_is_never_late_by_rounding(total):
     for k in range(total):
         exact = min(1 + Fraction(k, total) / Fraction("0.3") * 30 // 1, 31)
         assert warmed_up_length(k / total, **options) == exact
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"elapsed": -0.1}, ValueError, r"elapsed=-0.1 must be at least 0"),
-        ({"duration": 1.1}, ValueError, r"duration=1.1 must be in \[0, 1\]"),
-        ({"min_seq_length": 0}, ValueError, "min_seq_length=0 must be at least 1"),
-        ({"max_seq_length": 7}, ValueError, "max_seq_length=7 must be at least 8"),
-        ({"max_seq_length": 8.5}, TypeError, "max_seq_length=8.5 must be an integer"),
-        ({"step_size": 0}, ValueError, "step_size=0 must be at least 1"),
-    ],
-)
-def test_a_schedule_checks_its_arguments(unchecked, options, error, message):
-    with pytest.raises(error, match=message):
-        warmed_up_length(**{"elapsed": 0.0, **options})

@@ -3,12 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torch.autograd import gradcheck
 from torch.nn.functional import linear
 from torch.testing import assert_close
 
 from composable.functional import SqueezeExcitation, squeeze_excite
-from tests.functional.no_sync import NoSync
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -116,53 +114,3 @@ def test_a_layer_of_its_own_takes_inputs_of_any_rank():
         assert_close(
             layer(x), attended(x, layer) if len(shape) > 2 else layer(x[..., None])[..., 0]
         )
-
-
-def test_layout_stays():
-    new = squeeze_excite(nn.Conv2d(4, 4, 3), min_channels=1, generator=generator())
-    x = randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
-
-    assert new(x).is_contiguous(memory_format=torch.channels_last)
-
-
-def test_gradients_are_right():
-    new = squeeze_excite(nn.Conv1d(2, 2, 2).double(), min_channels=1, generator=generator())
-
-    assert gradcheck(new, randn(2, 2, 4, dtype=torch.float64).requires_grad_())
-
-
-def test_ensembles_are_excited_by_vmap():
-    new = squeeze_excite(nn.Conv2d(4, 4, 3), min_channels=1, generator=generator())
-    x = randn(3, 2, 4, 5, 5)
-
-    assert_close(torch.func.vmap(new)(x), torch.stack([new(each) for each in x]))
-
-
-def test_nothing_waits_for_the_device():
-    new = squeeze_excite(nn.Conv2d(4, 4, 3), min_channels=1, generator=generator())
-    with NoSync():
-        new(randn(1, 4, 5, 5))
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    model = squeeze_excite(nn.Conv2d(4, 4, 3), min_channels=1, generator=generator())
-    x = randn(1, 4, 5, 5)
-
-    assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"latent_channels": 0}, ValueError, r"latent_channels=0 must be greater than 0"),
-        ({"latent_channels": 1.5}, ValueError, "latent_channels=1.5 must be an integer"),
-        ({"latent_channels": "4"}, TypeError, "latent_channels='4' must be a number"),
-        ({"min_channels": -1}, ValueError, "min_channels=-1 must be at least 0"),
-        ({"generator": 1}, TypeError, "generator must be a torch.Generator"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_arguments_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        squeeze_excite(nn.Conv2d(4, 4, 3), **options)

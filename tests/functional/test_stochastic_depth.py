@@ -15,7 +15,6 @@ from composable.functional import (
     scale_drop_rates,
     stochastic_depth,
 )
-from tests.functional.no_sync import NoSync
 
 
 def randn(*shape, dtype=torch.float32):
@@ -292,14 +291,6 @@ def test_draws_are_those_of_the_global_generators():
         assert not torch.equal(new(x), first)
 
 
-@pytest.mark.parametrize("method", ["block", "sample"])
-def test_nothing_waits_for_the_device(method):
-    new = stochastic_depth(Block(), target=Block, method=method, drop_rate=0.5)
-    with NoSync():
-        new(randn(3, 4))
-        new.eval()(randn(3, 4))
-
-
 def test_ensembles_draw_by_vmap():
     new = stochastic_depth(Block(), target=Block, method="sample", drop_rate=0.5)
     x = randn(3, 2, 4)
@@ -373,21 +364,6 @@ def test_a_gradient_by_torch_func_is_that_of_a_backward_pass():
         )
 
 
-@pytest.mark.compile
-@pytest.mark.parametrize("method", ["block", "sample"])
-def test_compiles_into_one_graph(method):
-    new, x = (
-        stochastic_depth(block_of(OfTorchvision), method=method, drop_rate=0.5),
-        randn(8, 4, 5, 5),
-    )
-    compiled = torch.compile(copy.deepcopy(new), fullgraph=True, backend="eager")
-
-    dropped = {torch.allclose(compiled(x)[0], torch.relu(x[0])) for _ in range(12)}
-
-    assert dropped == {True, False}
-    assert_close(compiled.eval()(x), compiled._orig_mod(x))
-
-
 @pytest.mark.parametrize("method", ["block", "sample"])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "roberta"])
 def test_layers_of_hugging_face(family, method):
@@ -414,22 +390,6 @@ def test_layers_of_hugging_face(family, method):
     hidden = new.eval()(tokens, output_hidden_states=True).hidden_states
     plain = model(tokens, output_hidden_states=True).hidden_states
     assert_close(hidden[1], torch.lerp(plain[0], plain[1], 0.75))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"target": "Block"}, TypeError, "target='Block' must be a class of modules"),
-        ({"target": int}, TypeError, "target=<class 'int'> must be a class of modules"),
-        ({"method": "layer"}, ValueError, r"method='layer' must be one of \['block', 'sample'\]"),
-        ({"drop_rate": 1.5}, ValueError, r"drop_rate=1.5 must be in \[0, 1\]"),
-        ({"drop_distribution": "x"}, ValueError, r"must be one of \['linear', 'uniform'\]"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_arguments_are_checked(options, error, message):
-    with pytest.raises(error, match=message):
-        stochastic_depth(Block(), **options)
 
 
 def test_a_model_without_known_blocks_is_reported():

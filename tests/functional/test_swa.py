@@ -9,8 +9,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.testing import assert_close
 
 from composable.functional import swa
-from tests.functional.no_sync import NoSync
-from tests.helpers import generator, seeded
+from tests.support.tiny import generator, seeded
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 X = torch.eye(3)
@@ -112,24 +111,6 @@ def test_the_result_is_new_and_detached_and_in_order(still_generators):
     assert not any(value.requires_grad for value in new.values())
     assert all(new[name].data_ptr() != params[name].data_ptr() for name in params)
     assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
-
-
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        swa(named(0), named(1), 3)
-
-
-def test_stacked_models_are_averaged_by_vmap():
-    a, c = ({"w": torch.randn(3, 4)} for _ in range(2))
-
-    assert_close(torch.func.vmap(lambda a, c: swa(a, c, 2))(a, c), swa(a, c, 2))
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    compiled = torch.compile(swa, fullgraph=True, backend="aot_eager")
-
-    assert_close(compiled(named(0), named(1), 3), swa(named(0), named(1), 3))
 
 
 @pytest.mark.usefixtures("unchecked")

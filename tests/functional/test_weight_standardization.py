@@ -5,12 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.autograd import gradcheck
 from torch.nn.utils import parametrizations, parametrize
 from torch.testing import assert_close
 
 from composable.functional import NoEffectWarning, standardize_weight, weight_standardization
-from tests.functional.no_sync import NoSync
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -129,35 +127,6 @@ def test_tied_convolutions_stay_tied():
 def test_constant_weights_become_zero_in_half_precision_too(dtype):
     assert (standardize_weight(torch.full((2, 9), 0.1, dtype=dtype)) == 0).all()
     assert standardize_weight(randn(2, 9, dtype=dtype)).dtype == dtype
-
-
-def test_layout_stays():
-    weight = randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
-
-    assert standardize_weight(weight).is_contiguous(memory_format=torch.channels_last)
-
-
-def test_gradients_are_right():
-    assert gradcheck(standardize_weight, randn(2, 3, 2, dtype=torch.float64).requires_grad_())
-
-
-def test_ensembles_are_standardized_by_vmap():
-    weights = randn(3, 4, 2, 3)
-
-    expected = torch.stack([standardize_weight(weight) for weight in weights])
-    assert_close(torch.func.vmap(standardize_weight)(weights), expected)
-
-
-def test_nothing_waits_for_the_device():
-    with NoSync():
-        weight_standardization(nn.Conv2d(3, 4, 3))(randn(1, 3, 5, 5))
-
-
-@pytest.mark.compile
-def test_compiles_into_one_graph():
-    model, x = weight_standardization(nn.Conv2d(3, 4, 3)), randn(1, 3, 5, 5)
-
-    assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
 
 
 def test_a_number_of_layers_is_not_negative():

@@ -1,7 +1,6 @@
 """The table of docs/integrations.md, and what its cells are compared with."""
 
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -9,35 +8,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
-from composable.algorithms import (
-    SAM,
-    SWA,
-    Alibi,
-    AugMix,
-    ChannelsLast,
-    ColOut,
-    CutMix,
-    CutOut,
-    Factorize,
-    GatedLinearUnits,
-    GhostBatchNorm,
-    GyroDropout,
-    LayerFreezing,
-    LowPrecisionGroupNorm,
-    LowPrecisionLayerNorm,
-    NoOpModel,
-    ProgressiveResizing,
-    RandAugment,
-    SelectiveBackprop,
-    SeqLengthWarmup,
-    SqueezeExcite,
-    StochasticDepth,
-    WeightStandardization,
-)
+from composable.algorithms import SelectiveBackprop
 from composable.integrations import adapt_loop
 from composable.utils.reproducibility import seed_context
-from tests.runs import (
+from tests.support.cases import all_cases
+from tests.support.runs import (
     CLASSES,
+    VISION,
     Attention,
     Hidden,
     Places,
@@ -46,52 +23,24 @@ from tests.runs import (
     six_algorithms,
     weights,
 )
+from tools.pages import INTEGRATIONS, SIX
 
-PAGE = Path(__file__).parents[2] / "docs/integrations.md"
-ALL = "the first six together"
 WITHIN = "a window that begins within an epoch"
-NORMALIZED = {"mean": (0.5, 0.5), "std": (0.1, 0.1)}
-ONE_OF_EACH = [
-    *six_algorithms(),
-    Alibi(max_sequence_length=64),
-    AugMix(severity=9, width=2, augmentations="safe", **NORMALIZED),
-    ChannelsLast(),
-    ColOut(0.25, 0.25),
-    CutMix(per_sample=True),
-    CutOut(num_holes=2, length=3),
-    Factorize(min_channels=0, latent_channels=1, min_features=0, latent_features=1),
-    GatedLinearUnits(),
-    GhostBatchNorm(ghost_batch_size=2),
-    GyroDropout(sigma=4, tau=2),
-    LayerFreezing(freeze_start=0.2),
-    LowPrecisionGroupNorm(precision=torch.bfloat16),
-    LowPrecisionLayerNorm(precision=torch.bfloat16),
-    NoOpModel(),
-    ProgressiveResizing("crop", initial_scale=0.5, size_increment=2),
-    RandAugment(severity=9, depth=3, augmentations="safe", **NORMALIZED),
-    SAM(),
-    SeqLengthWarmup(duration=0.5, min_seq_length=4, max_seq_length=16, step_size=2),
-    SqueezeExcite(latent_channels=2, min_channels=0),
-    StochasticDepth(target=nn.BatchNorm2d, drop_rate=0.5),
-    SWA(swa_start="1ba", swa_end="4ba", update_interval="1ba"),
-    WeightStandardization(),
-]
+CASES = {case.algorithm.name: case.algorithm for case in all_cases() if case.algorithm}
 SETS = {
-    **{type(one).__name__: [one] for one in ONE_OF_EACH},
-    ALL: six_algorithms(),
+    **{name: [case.external_example] for name, case in CASES.items()},
+    SIX: six_algorithms(),
     WITHIN: [SelectiveBackprop(start=0.2, end=1.0, interrupt=0)],
 }
-ON_SEQUENCES = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup"}
+ON_SEQUENCES = {name for name, case in CASES.items() if not case.acts_on(VISION)}
 ASKS = r"asks the loop to .*, and this loop isn't ours"
-# Its masks are spread over the batches, of which a loop that isn't ours doesn't know how many
-# an epoch has when surgery is done.
-OPTIONS = {"GyroDropout": {"max_duration": "6ba"}}
+OPTIONS = {name: case.external_options for name, case in CASES.items()}
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 def table():
     """The cells of the table, by loop and algorithm."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    lines = [line for line in INTEGRATIONS.read_text().splitlines() if line.startswith("|")]
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
     return {
         (loop, row[0]): cell for row in rows for loop, cell in zip(head[1:], row[1:], strict=True)
@@ -135,12 +84,13 @@ class WordNet(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(9, 4), Places(16, 4)
         self.attention, self.hidden = Attention(4), Hidden(4)
+        self.norm = nn.LayerNorm(4)
         self.head = nn.Linear(4, CLASSES)
 
     def forward(self, ids):
         x = self.places(self.words(ids))
         x = x + self.attention(x)
-        return self.head((x + self.hidden(x)).mean(1))
+        return self.head(self.norm(x + self.hidden(x)).mean(1))
 
 
 def net(name):

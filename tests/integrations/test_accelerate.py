@@ -17,7 +17,7 @@ from tests.integrations.table import (
     refused_in,
     works_in,
 )
-from tests.runs import same
+from tests.support.runs import same
 
 
 def train(name, batches):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.functional.no_sync import NoSync
+from composable.testing import NoSync
 from tests.functional.test_alibi import slopes_of_the_paper
 
 TABLE, LONG, HEADS, WIDTH, WORDS = 8, 20, 3, 12, 17

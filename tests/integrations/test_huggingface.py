@@ -16,11 +16,11 @@ from composable.integrations.huggingface import LogitsModel, LoopAdapterCallback
 from composable.utils.reproducibility import seed_context, seed_step
 from tests.integrations import table
 from tests.integrations.table import (
-    ALL,
     ASKS,
     ON_SEQUENCES,
     SETS,
     SGD,
+    SIX,
     WITHIN,
     acts,
     dataset,
@@ -30,7 +30,7 @@ from tests.integrations.table import (
     start,
     works_in,
 )
-from tests.runs import same, weights
+from tests.support.runs import same, weights
 
 KEYS = {"loss_fn": None, "input_key": "pixel_values", "target_key": "labels"}
 # What these replace or need isn't in a residual net.
@@ -202,10 +202,10 @@ def test_every_algorithm_acts_on_this_model(name):
 
 def test_with_an_adaptive_optimizer_too(tmp_path):
     adamw = torch.optim.AdamW
-    t = begin(ALL)
+    t = begin(SIX)
     run(Composed, t, tmp_path, lambda parameters: adamw(parameters), adapter=t)
 
-    assert same(evaluated(t, probe()), trained_by_us(ALL, optimizers=lambda p: adamw(p)))
+    assert same(evaluated(t, probe()), trained_by_us(SIX, optimizers=lambda p: adamw(p)))
 
 
 def test_the_trainer_counts_the_batches_of_an_epoch(tmp_path):

@@ -12,9 +12,9 @@ from composable.integrations.external_loop import UnsupportedRequestError
 from composable.integrations.lightning import LoopAdapterCallback, LoopAdapterMixin
 from composable.utils.reproducibility import seed_step
 from tests.integrations.table import (
-    ALL,
     ASKS,
     SGD,
+    SIX,
     WITHIN,
     acts,
     begin,
@@ -27,7 +27,7 @@ from tests.integrations.table import (
     start,
     works_in,
 )
-from tests.runs import same, weights
+from tests.support.runs import same, weights
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
@@ -133,10 +133,10 @@ def test_an_average_that_needs_no_batch_works_by_callback():
 
 def test_with_an_adaptive_optimizer_too():
     adamw = partial(torch.optim.AdamW)
-    t = begin(ALL)
+    t = begin(SIX)
     fit(Composed(t, adamw))
 
-    assert same(evaluated(t, probe()), ours(ALL, optimizers=adamw))
+    assert same(evaluated(t, probe()), ours(SIX, optimizers=adamw))
 
 
 def test_the_trainer_counts_the_batches_of_an_epoch():

@@ -14,10 +14,10 @@ from composable.core.algorithm import FunctionAlgorithm
 from composable.integrations.external_loop import UnsupportedRequestError
 from tests.integrations import table
 from tests.integrations.table import (
-    ALL,
     ASKS,
     SETS,
     SGD,
+    SIX,
     WITHIN,
     acts,
     data,
@@ -26,7 +26,7 @@ from tests.integrations.table import (
     start,
     works_in,
 )
-from tests.runs import (
+from tests.support.runs import (
     batches,
     mlp,
     noisy_loader,
@@ -217,7 +217,7 @@ def test_after_evaluating_weights_modes_and_gradients_are_back():
 
 
 def test_evaluating_in_an_epoch_changes_no_weight():
-    t, optimizer = row(ALL)
+    t, optimizer = row(SIX)
     for _ in range(2):
         for inputs, _ in t.epoch(data()):
             t.loss(t.model(inputs)).backward()
@@ -226,7 +226,7 @@ def test_evaluating_in_an_epoch_changes_no_weight():
             with t.evaluating() as model:
                 model(inputs)
 
-    assert same(evaluated(t, ALL), ours(ALL))
+    assert same(evaluated(t, SIX), ours(SIX))
 
 
 def test_a_model_with_a_loss_of_its_own_needs_no_loss_fn():

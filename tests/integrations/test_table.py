@@ -1,34 +1,12 @@
-"""The page says what works where, and every yes is a test."""
+"""Every cell of the table is tested: a yes by its runs, a no by its error."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-import composable.algorithms
-from tests.integrations.table import ALL, PAGE, table
-
-LOOPS = {
-    "own loop": "test_own_loop.py",
-    "Fabric": "test_fabric.py",
-    "Accelerate": "test_accelerate.py",
-    "Lightning, callback": "test_lightning.py",
-    "Lightning, mixin": "test_lightning.py",
-    "HF, callback": "test_huggingface.py",
-    "HF, mixin": "test_huggingface.py",
-}
-
-
-def test_the_table_has_every_algorithm_and_every_loop():
-    rows = [*composable.algorithms.__all__, ALL]
-
-    assert set(table()) == {(loop, name) for loop in LOOPS for name in rows}
-
-
-def test_every_cell_is_a_yes_or_a_no_with_its_reason():
-    reasons = re.findall(r"^(\d)\. ", PAGE.read_text(), flags=re.MULTILINE)
-
-    assert set(table().values()) <= {"yes", *[f"no ({number})" for number in reasons]}
+from tests.integrations.table import table
+from tests.support.integrations import LOOPS
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -7,7 +7,7 @@ import pytest
 
 from composable.loggers import ConsoleLogger
 from composable.metrics import accuracy
-from tests.helpers import batches, make_trainer
+from tests.support.tiny import batches, make_trainer
 
 
 def printed(interval="1ep", **changes):

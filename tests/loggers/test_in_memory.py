@@ -4,7 +4,7 @@ import torch
 
 from composable import Timestamp
 from composable.loggers import InMemoryLogger
-from tests.helpers import batches, make_trainer
+from tests.support.tiny import batches, make_trainer
 
 
 def at(batch):

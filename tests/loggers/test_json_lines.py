@@ -10,8 +10,8 @@ import torch
 
 from composable import Callback, Timestamp
 from composable.loggers import JSONLinesLogger
-from tests.functional.no_sync import NoSync
-from tests.helpers import NoRead, batches, make_trainer
+from composable.testing import NoSync
+from tests.support.tiny import NoRead, batches, make_trainer
 
 
 def lines(path):

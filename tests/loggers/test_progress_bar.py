@@ -8,8 +8,8 @@ import torch
 
 from composable.loggers import ProgressBarLogger
 from composable.metrics import accuracy
-from tests.functional.no_sync import NoSync
-from tests.helpers import as_on_a_gpu, batches, make_trainer
+from composable.testing import NoSync
+from tests.support.tiny import as_on_a_gpu, batches, make_trainer
 
 
 def drawn(refresh_seconds=0, **changes):

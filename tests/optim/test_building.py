@@ -8,7 +8,7 @@ from torch import nn
 from composable import Event
 from composable.core.algorithm import Algorithm, Stage
 from composable.optim.building import build_optimizers, update_param_groups
-from tests.helpers import CLASSES, batches, make_trainer, seeded, sgd, weights
+from tests.support.tiny import CLASSES, batches, make_trainer, seeded, sgd, weights
 
 
 def two_layers():

@@ -21,7 +21,7 @@ from composable import (
 )
 from composable.algorithms import EMA, BlurPool, LabelSmoothing, MixUp
 from composable.optim import linear
-from tests.runs import trained, trainer
+from tests.support.runs import trained, trainer
 
 
 @attrs.frozen(repr=False)

@@ -20,7 +20,8 @@ from composable import (
     when,
 )
 from composable.algorithms import EMA, BlurPool, LabelSmoothing, MixUp
-from tests.core.stand_ins import (
+from tests.support.runs import trainer
+from tests.support.stand_ins import (
     SWA,
     CutMix,
     GhostBatchNorm,
@@ -29,7 +30,6 @@ from tests.core.stand_ins import (
     SqueezeExcite,
     stand_in,
 )
-from tests.runs import trainer
 
 
 def sometimes(state):

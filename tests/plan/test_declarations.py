@@ -8,7 +8,7 @@ import pytest
 from composable import Algorithm, Event, Plan, Stage, State, chain, choose, during, when
 from composable.algorithms import LabelSmoothing, MixUp
 from composable.core.algorithm import FunctionAlgorithm
-from tests.helpers import linear, make_trainer
+from tests.support.tiny import linear, make_trainer
 
 
 def declaring(**declared):

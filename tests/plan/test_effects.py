@@ -6,7 +6,7 @@ import torch
 
 from composable import Algorithm, EffectError, Event, chain, during
 from composable.algorithms import MixUp
-from tests.runs import trained
+from tests.support.runs import trained
 
 
 @attrs.frozen(repr=False)

@@ -13,7 +13,8 @@ from composable.algorithms import (
     MixUp,
     SelectiveBackprop,
 )
-from tests.core.stand_ins import (
+from tests.support.runs import conv_net, shuffling_loader, trainer
+from tests.support.stand_ins import (
     ChannelsLast,
     GhostBatchNorm,
     LowPrecisionLayerNorm,
@@ -21,7 +22,6 @@ from tests.core.stand_ins import (
     RandAugment,
     Unscale,
 )
-from tests.runs import conv_net, shuffling_loader, trainer
 
 EVERYTHING = [
     *(MixUp(), LabelSmoothing(), SelectiveBackprop(), BlurPool(), EMA("2ba")),

@@ -21,7 +21,13 @@ from composable.testing import LawViolation, check_algorithm
 from composable.testing.laws import LAWS, NotApplicable
 from composable.testing.problems import classifier, image_batch, smooth_classifier
 from composable.testing.runs import Case, Violation
-from tests.testing.saboteurs import TABLE, ActsWhenLookedAt, Good, HalvesAtEveryFit, loss_of_looks
+from tests.testing.broken_algorithms import (
+    TABLE,
+    ActsWhenLookedAt,
+    Good,
+    HalvesAtEveryFit,
+    loss_of_looks,
+)
 
 LIBRARY = [
     MixUp(),
@@ -46,10 +52,10 @@ def case_of(algorithm):
 
 
 @pytest.mark.parametrize(
-    ("law", "saboteur", "seen"), TABLE, ids=[f"{law}-{type(who).__name__}" for law, who, _ in TABLE]
+    ("law", "broken", "seen"), TABLE, ids=[f"{law}-{type(who).__name__}" for law, who, _ in TABLE]
 )
-def test_who_breaks_a_law_is_found_and_told_what_was_seen(law, saboteur, seen):
-    verdict = LAWS[law].check(case_of(saboteur))
+def test_who_breaks_a_law_is_found_and_told_what_was_seen(law, broken, seen):
+    verdict = LAWS[law].check(case_of(broken))
 
     assert isinstance(verdict, Violation)
     assert seen in verdict.what

@@ -12,7 +12,7 @@ from composable import Algorithm, Callback, Evaluator, Event, Trainer
 from composable.algorithms import MixUp
 from composable.loggers import ConsoleLogger, InMemoryLogger
 from composable.optim import cosine
-from tests.helpers import CLASSES, batches, linear, make_trainer
+from tests.support.tiny import CLASSES, batches, linear, make_trainer
 
 CUDA = torch.cuda.is_available()
 

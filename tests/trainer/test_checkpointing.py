@@ -26,8 +26,8 @@ from composable.checkpoint import (
 )
 from composable.metrics import accuracy
 from composable.trainer.resume import BrokenCheckpointWarning, ChangedRunWarning
-from tests.helpers import Ask, Watch, batches, linear, make_trainer, same, weights
-from tests.runs import conv_net
+from tests.support.runs import conv_net
+from tests.support.tiny import Ask, Watch, batches, linear, make_trainer, same, weights
 
 
 def saved(folder):

@@ -9,7 +9,7 @@ from composable import Callback, Evaluator, Event
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
-from tests.helpers import (
+from tests.support.tiny import (
     CLASSES,
     Watch,
     batches,

@@ -16,8 +16,8 @@ from composable import Callback, Event
 from composable.checkpoint import files
 from composable.loggers import InMemoryLogger
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
-from tests.helpers import Watch, batches, make_trainer, same, seeded, weights
-from tests.runs import conv_net, examples
+from tests.support.runs import conv_net, examples
+from tests.support.tiny import Watch, batches, make_trainer, same, seeded, weights
 
 # --- losses ---
 
@@ -490,7 +490,7 @@ DYING = """
     import os
     import torch
     from composable import Callback
-    from tests.helpers import linear, make_trainer
+    from tests.support.tiny import linear, make_trainer
 
     class Dies(torch.utils.data.Dataset):
         def __len__(self):

@@ -8,8 +8,8 @@ import torch
 from composable import Event, IdleAlgorithmWarning, Stage, chain, during, every
 from composable.algorithms import EMA, GradientClipping, MixUp, SelectiveBackprop
 from composable.optim import linear
-from tests.core.stand_ins import stand_in
-from tests.helpers import batches, make_trainer
+from tests.support.stand_ins import stand_in
+from tests.support.tiny import batches, make_trainer
 
 Evaluates = stand_in("Evaluates", Stage.OTHER, Event.EVAL_START, Event.EVAL_END, writes=())
 Schedules = stand_in("Schedules", Stage.OTHER, Event.AFTER_SCHEDULER_STEP, writes=())
@@ -41,7 +41,7 @@ def test_what_can_never_act_in_this_run_is_reported_once(algorithm, message):
         make_trainer(algorithms=algorithm)
 
     assert len(said) == 1
-    assert said[0].filename.endswith("helpers.py")  # whoever builds the Trainer
+    assert said[0].filename.endswith("tiny.py")  # whoever builds the Trainer
 
 
 def test_what_was_reported_of_the_plan_is_not_reported_again():

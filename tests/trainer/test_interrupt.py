@@ -15,7 +15,7 @@ import torch
 from composable import Callback, Event
 from composable.core.destination import LoggerDestination
 from composable.loggers import InMemoryLogger, JSONLinesLogger, ProgressBarLogger
-from tests.helpers import batches, linear, make_trainer, same, weights
+from tests.support.tiny import batches, linear, make_trainer, same, weights
 
 
 class Breaks(Callback):

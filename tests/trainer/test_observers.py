@@ -10,7 +10,7 @@ from composable import Callback, Control, Event, ObserverError, register_global_
 from composable.algorithms import MixUp
 from composable.core.destination import LoggerDestination
 from composable.loggers import InMemoryLogger
-from tests.helpers import Watch, batches, linear, make_trainer, same, weights
+from tests.support.tiny import Watch, batches, linear, make_trainer, same, weights
 
 CALLS = {
     "fit": (lambda trainer: trainer.fit(duration="1ep"), Event.FIT_START),

@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 from composable import Clock, Time, Timestamp
 from composable.loggers import InMemoryLogger
 from composable.optim import Schedule, constant, cosine, linear, step
-from tests.helpers import batches, make_trainer
+from tests.support.tiny import batches, make_trainer
 
 STEPS = 12
 

@@ -21,7 +21,7 @@ from composable import (
 from composable.algorithms import EMA, BlurPool, GradientClipping
 from composable.loggers import InMemoryLogger
 from composable.utils.reproducibility import seed_step
-from tests.helpers import (
+from tests.support.tiny import (
     CLASSES,
     Ask,
     Watch,

@@ -1,0 +1,89 @@
+"""AugMix."""
+
+from math import inf
+
+import torch
+
+import composable.functional as F
+from composable.algorithms import AugMix
+from composable.testing.problems import CLASSES
+from tests.support.arguments import a_batch, images, of_images, seeded
+from tests.support.cases import (
+    AUGMENTATION,
+    AlgorithmCase,
+    Case,
+    FunctionCase,
+    OrderMatters,
+    Overview,
+)
+from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
+from tests.support.invalid import (
+    NO_CHANNEL_VALUES,
+    NO_DEPTH,
+    NO_POSITIVE,
+    NO_TENSOR,
+    no_count,
+    no_number,
+    no_word,
+)
+from tests.support.meaning import on_inputs
+from tests.support.runs import LANGUAGE
+
+GROUPS = (
+    "the images are sorted by the operation that each of them gets, so sizes depend on the draw; "
+    "the single operations can"
+)
+MEAN_OF_NONE = "it is a mean, and that of no examples is NaN, as with PyTorch's own losses"
+
+CASE = Case(
+    functions=[
+        FunctionCase(
+            F.augmix, arguments=of_images, expected_failures={"compile": GROUPS, "vmap": GROUPS}
+        ),
+        FunctionCase(F.draw_augmix, arguments=a_batch),
+        FunctionCase(
+            F.apply_augmix,
+            arguments=lambda n: (images(n), F.draw_augmix(n, generator=seeded())),
+            invalid={"images": NO_TENSOR},
+            expected_failures={"compile": GROUPS, "vmap": GROUPS},
+        ),
+        FunctionCase(
+            F.jensen_shannon_loss,
+            arguments=lambda n: tuple(torch.randn(3, n, CLASSES)),
+            invalid={"logits": NO_TENSOR, "others": (*NO_TENSOR, torch.zeros(4, 2))},
+            expected_failures={"empty_batch": MEAN_OF_NONE},
+        ),
+    ],
+    algorithm=AlgorithmCase(
+        AugMix,
+        {"severity": [9, 3], "width": [2, 1], "augmentations": ["safe"]},
+        meaning=on_inputs(F.augmix, "mean", "std"),
+        invalid_sets=[
+            ({"std": (0.5,)}, r"mean=None and std=\(0.5,\) must be given together"),
+            ({"mean": (0.5,), "std": (0,)}, r"std=\(0,\) must be above 0"),
+        ],
+        cannot={LANGUAGE: "token ids are no images"},
+        order_matters=[
+            OrderMatters("CutOut RandAugment", "one changes the pixels that the other made")
+        ],
+        refused=in_callbacks(READ_ONLY_BATCH),
+        external={"mean": (0.5, 0.5), "std": (0.1, 0.1)},
+    ),
+    invalid={
+        "severity": no_number(-1, 11, inf),
+        "depth": NO_DEPTH,
+        "width": no_count(1),
+        "alpha": NO_POSITIVE,
+        "augmentations": no_word(),
+        "mean": NO_CHANNEL_VALUES,
+        "std": NO_CHANNEL_VALUES,
+    },
+    overview=Overview(
+        group=AUGMENTATION,
+        summary="mixes each image with augmentations of itself",
+        changes="images: mixed with augmentations of themselves",
+        cost="+5 %; with its loss three times as much",
+        evidence="paper: [Hendrycks et al. 2020](https://arxiv.org/abs/1912.02781)",
+        use_for="models that must be robust to noise, blur and weather",
+    ),
+)

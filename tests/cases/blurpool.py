@@ -1,0 +1,48 @@
+"""BlurPool."""
+
+import composable.functional as F
+from composable.algorithms import BlurPool
+from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.invalid import NO_FLAG, NO_FLOAT_IMAGES, no_count, no_word
+from tests.support.meaning import surgery
+from tests.support.runs import LANGUAGE
+
+CASE = Case(
+    functions=[
+        FunctionCase(F.blurpool),
+        FunctionCase(F.blurpool, {"blur_first": False}),
+        FunctionCase(
+            F.blur,
+            needs={"stride": 2},
+            invalid={
+                "inputs": NO_FLOAT_IMAGES,
+                "stride": (0, -1, 2.5, "2", None, (2,), (0, 1)),
+                "padding_mode": no_word(),
+            },
+        ),
+    ],
+    algorithm=AlgorithmCase(
+        BlurPool,
+        {"min_channels": [0], "blur_first": [True, False], "replace_maxpools": [True, False]},
+        meaning=surgery(F.blurpool),
+        neutral="its blur has one strength; it is the identity on what is the same everywhere",
+        invalid_sets=[
+            ({"replace_convs": False, "replace_maxpools": False}, "leave nothing to replace")
+        ],
+        cannot={LANGUAGE: "it has no strided layers"},
+    ),
+    invalid={
+        "replace_convs": NO_FLAG,
+        "replace_maxpools": NO_FLAG,
+        "blur_first": NO_FLAG,
+        "min_channels": no_count(0),
+    },
+    overview=Overview(
+        group=SURGERY,
+        summary="blurs before strided layers subsample",
+        changes="strides and max-pools: a blur before subsampling",
+        cost="× 1.65",
+        evidence="paper: [Zhang 2019](https://arxiv.org/abs/1904.11486)",
+        use_for="where a shift by a pixel should not change the prediction",
+    ),
+)

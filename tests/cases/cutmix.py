@@ -1,0 +1,55 @@
+"""CutMix."""
+
+import composable.functional as F
+from composable.algorithms import CutMix
+from tests.support.arguments import a_batch_of_images, labelled, seeded
+from tests.support.cases import (
+    AUGMENTATION,
+    BOTH_FAIL,
+    AlgorithmCase,
+    Case,
+    FunctionCase,
+    OrderMatters,
+    Overview,
+)
+from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
+from tests.support.invalid import NO_IMAGES, NO_POSITIVE
+from tests.support.meaning import mixing
+from tests.support.runs import LANGUAGE
+
+CASE = Case(
+    functions=[
+        FunctionCase(F.cutmix, invalid={"inputs": NO_IMAGES}),
+        FunctionCase(F.cutmix, {"per_sample": True}),
+        FunctionCase(F.draw_cutmix, arguments=a_batch_of_images),
+        FunctionCase(
+            F.apply_cutmix,
+            arguments=lambda n: (*labelled(n), F.draw_cutmix(n, (8, 8), generator=seeded())),
+        ),
+    ],
+    algorithm=AlgorithmCase(
+        CutMix,
+        {
+            "per_sample": [True, False],
+            "uniform_sampling": [False, True],
+            "interpolate_loss": [False, True],
+        },
+        meaning=mixing(F.cutmix),
+        cannot={LANGUAGE: "token ids are no images"},
+        order_matters=[
+            OrderMatters(
+                "MixUp", "both mix the batch, and a mixed batch can't be mixed again", BOTH_FAIL
+            )
+        ],
+        refused=in_callbacks(READ_ONLY_BATCH),
+    ),
+    invalid={"alpha": NO_POSITIVE},
+    overview=Overview(
+        group=AUGMENTATION,
+        summary="replaces a box of each image by that of another",
+        changes="inputs and targets: a box of another example",
+        cost="+0.1 %",
+        evidence="wide: [Yun et al. 2019](https://arxiv.org/abs/1905.04899)",
+        use_for="as MixUp; also for models that must localize objects",
+    ),
+)

@@ -1,0 +1,48 @@
+"""CutOut."""
+
+from math import inf
+
+import composable.functional as F
+from composable.algorithms import CutOut
+from tests.support.arguments import a_batch_of_images, images, seeded
+from tests.support.cases import (
+    AUGMENTATION,
+    AlgorithmCase,
+    Case,
+    FunctionCase,
+    OrderMatters,
+    Overview,
+)
+from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
+from tests.support.invalid import NO_IMAGES, no_count, no_number
+from tests.support.meaning import on_inputs
+from tests.support.runs import LANGUAGE
+
+CASE = Case(
+    functions=[
+        FunctionCase(F.cutout, invalid={"inputs": NO_IMAGES}),
+        FunctionCase(F.cutout, {"per_sample": False}),
+        FunctionCase(F.draw_cutout, arguments=a_batch_of_images),
+        FunctionCase(
+            F.apply_cutout,
+            arguments=lambda n: (images(n), F.draw_cutout(n, (8, 8), generator=seeded())),
+        ),
+    ],
+    algorithm=AlgorithmCase(
+        CutOut,
+        {"num_holes": [2, 1], "length": [3, 0.5], "per_sample": [True, False]},
+        meaning=on_inputs(F.cutout),
+        cannot={LANGUAGE: "token ids are no images"},
+        order_matters=[OrderMatters("RandAugment", "one changes the pixels that the other made")],
+        refused=in_callbacks(READ_ONLY_BATCH),
+    ),
+    invalid={"num_holes": no_count(0), "length": no_number(-0.1, -1, 1.5, inf)},
+    overview=Overview(
+        group=AUGMENTATION,
+        summary="masks random squares of each image",
+        changes="images: square holes",
+        cost="+0.2 %",
+        evidence="paper: [DeVries and Taylor 2017](https://arxiv.org/abs/1708.04552)",
+        use_for="small images, long training",
+    ),
+)

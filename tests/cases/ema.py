@@ -1,0 +1,81 @@
+"""Exponential moving average of the weights."""
+
+from collections.abc import Mapping
+from math import nan
+from typing import Any
+
+import torch
+
+import composable.functional as F
+from composable import State
+from composable.algorithms import EMA
+from composable.algorithms.ema import tensors_of
+from composable.testing.problems import feature_maps
+from tests.support.arguments import named
+from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.integrations import NO_EVALUATION_CALLBACK
+from tests.support.invalid import NO_INTERVAL, NO_POSITIVE, NO_SHARE, NO_TENSORS, NO_TIME
+
+
+def averaged(a: Any, s: State) -> Mapping[str, Any]:
+    """Update the average."""
+    average = s.memory[a.name]["average"]
+    return {"memory": {a.name: {"average": F.ema(average, tensors_of(s), smoothing=a.share_kept)}}}
+
+
+CASE = Case(
+    functions=[
+        FunctionCase(
+            F.ema,
+            needs={"smoothing": 0.9},
+            arguments=named(0, 1),
+            invalid={"smoothing": NO_SHARE},
+            expected_failures={
+                "gradients": "an average is no part of the graph: its results are detached"
+            },
+        ),
+        FunctionCase(
+            F.with_tensors,
+            arguments=lambda n: (feature_maps(), {"0.bias": torch.zeros(16)}),
+            invalid={"tensors": NO_TENSORS},
+        ),
+        FunctionCase(
+            F.ema_smoothing,
+            arguments=(100.0,),
+            invalid={"half_life": NO_POSITIVE, "update_interval": NO_POSITIVE},
+        ),
+    ],
+    algorithm=AlgorithmCase(
+        EMA,
+        {"half_life": ["2ba", "1ba", "1ep"], "ema_start": ["0dur", "3ba", "0.5dur"]},
+        meaning=averaged,
+        invalid_sets=[
+            ({"smoothing": 0.9}, "half_life='1000ba' and smoothing=0.9: give .*half_life=None"),
+            ({"half_life": None}, "half_life=None and smoothing=None: give exactly one"),
+            ({"half_life": "10ba", "update_interval": "1ep"}, "must be in one unit: batches or"),
+            (
+                {"half_life": None, "smoothing": 0.9, "update_interval": "1sp"},
+                "update_interval='1sp' must be .* in batches or epochs, such as '1ba'",
+            ),
+            ({"half_life": None, "smoothing": 1.5}, r"smoothing=1.5 must be in \[0, 1\]"),
+            ({"half_life": None, "smoothing": "1"}, "smoothing='1' must be a number"),
+        ],
+        refused={"HF, callback": NO_EVALUATION_CALLBACK},
+    ),
+    invalid={
+        "average": NO_TENSORS,
+        "current": NO_TENSORS,
+        "half_life": (*NO_INTERVAL, "-1ba"),
+        "smoothing": (-0.1, 1.0, 1.1, nan, "x", True),
+        "ema_start": NO_TIME,
+        "update_interval": NO_INTERVAL,
+    },
+    overview=Overview(
+        group=OPTIMIZATION,
+        summary="evaluates an exponential moving average of the weights",
+        changes="the weights that are evaluated: a moving average",
+        cost="+0.1 %",
+        evidence="wide: [Tarvainen and Valpola 2017](https://arxiv.org/abs/1703.01780)",
+        use_for="evaluation before the learning rate has decayed",
+    ),
+)

@@ -1,0 +1,75 @@
+"""Factorization of layers."""
+
+from math import nan
+
+import composable.functional as F
+from composable.algorithms import Factorize
+from tests.support.cases import (
+    ONE_FAILS,
+    SURGERY,
+    AlgorithmCase,
+    Case,
+    FunctionCase,
+    OrderMatters,
+    Overview,
+)
+from tests.support.invalid import NO_FLAG, no_count
+from tests.support.meaning import surgery
+
+NO_RANK = (0, -1, 0.0, 1.0, 1.5, -0.5, nan, "3", None, True)
+
+CASE = Case(
+    functions=[
+        FunctionCase(
+            F.factorize,
+            needs={"min_channels": 4},
+            invalid_sets=[
+                (
+                    {"factorize_convs": False, "factorize_linears": False},
+                    "factorize_convs and factorize_linears are both False",
+                )
+            ],
+        )
+    ],
+    algorithm=AlgorithmCase(
+        Factorize,
+        {
+            "min_channels": [0],
+            "latent_channels": [1, 0.25],
+            "min_features": [0],
+            "latent_features": [1, 0.25],
+        },
+        meaning=surgery(F.factorize),
+        neutral="it replaces a layer only if a pair saves work, which can't hold every weight",
+        invalid_sets=[
+            ({"factorize_convs": False, "factorize_linears": False}, "leave nothing to replace")
+        ],
+        order_matters=[
+            OrderMatters(
+                "BlurPool SqueezeExcite WeightStandardization",
+                "factors are made of plain convolutions, and the other one leaves none",
+            ),
+            OrderMatters(
+                "GatedLinearUnits",
+                "the gate is made of a linear layer, and factorized layers are none",
+                ONE_FAILS,
+            ),
+        ],
+    ),
+    invalid={
+        "factorize_convs": NO_FLAG,
+        "factorize_linears": NO_FLAG,
+        "min_channels": no_count(0),
+        "latent_channels": NO_RANK,
+        "min_features": no_count(0),
+        "latent_features": NO_RANK,
+    },
+    overview=Overview(
+        group=SURGERY,
+        summary="replaces wide layers with low-rank factorizations",
+        changes="wide layers: low-rank pairs of layers",
+        cost="× 0.64 of two linear layers of 1024",
+        evidence="practice: [Zhang et al. 2015](https://arxiv.org/abs/1505.06798)",
+        use_for="wide linear layers and convolutions, where a small loss of accuracy is acceptable",
+    ),
+)

@@ -1,0 +1,64 @@
+"""RandAugment."""
+
+from math import inf
+
+import composable.functional as F
+from composable.algorithms import RandAugment
+from tests.support.arguments import a_batch, images, of_images, seeded
+from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
+from tests.support.invalid import NO_CHANNEL_VALUES, NO_TENSOR, no_count, no_number, no_word
+from tests.support.meaning import on_inputs
+from tests.support.runs import LANGUAGE
+
+GROUPS = (
+    "the images are sorted by the operation that each of them gets, so sizes depend on the draw; "
+    "the single operations can"
+)
+
+CASE = Case(
+    functions=[
+        FunctionCase(
+            F.randaugment,
+            arguments=of_images,
+            expected_failures={"compile": GROUPS, "vmap": GROUPS},
+        ),
+        FunctionCase(F.draw_randaugment, arguments=a_batch),
+        FunctionCase(
+            F.apply_randaugment,
+            arguments=lambda n: (images(n), F.draw_randaugment(n, generator=seeded())),
+            invalid={"images": NO_TENSOR},
+            expected_failures={"compile": GROUPS, "vmap": GROUPS},
+        ),
+    ],
+    algorithm=AlgorithmCase(
+        RandAugment,
+        {"severity": [9, 3], "depth": [3, 1], "augmentations": ["safe"]},
+        meaning=on_inputs(F.randaugment, "mean", "std"),
+        invalid_sets=[
+            ({"mean": (0.5,)}, r"mean=\(0.5,\) and std=None must be given together"),
+            ({"std": (0.5,)}, r"mean=None and std=\(0.5,\) must be given together"),
+            ({"mean": (0.5,), "std": (0,)}, r"std=\(0,\) must be above 0"),
+            ({"mean": ("a",), "std": (1,)}, r"mean=\('a',\) must be numbers, one"),
+            ({"mean": 0.5, "std": 0.5}, "mean=0.5 must be numbers, one per channel"),
+        ],
+        cannot={LANGUAGE: "token ids are no images"},
+        refused=in_callbacks(READ_ONLY_BATCH),
+        external={"mean": (0.5, 0.5), "std": (0.1, 0.1)},
+    ),
+    invalid={
+        "severity": no_number(-1, 11, inf),
+        "depth": no_count(0),
+        "augmentations": no_word(),
+        "mean": NO_CHANNEL_VALUES,
+        "std": NO_CHANNEL_VALUES,
+    },
+    overview=Overview(
+        group=AUGMENTATION,
+        summary="applies a few random operations to each image",
+        changes="images: a few random operations",
+        cost="+2 %",
+        evidence="wide: [Cubuk et al. 2019](https://arxiv.org/abs/1909.13719)",
+        use_for="image classification, long training; not where orientation or colour matters",
+    ),
+)

@@ -1,0 +1,165 @@
+"""Strategies over every algorithm of the library: see `tests/cases`."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import attrs
+from hypothesis import strategies as st
+
+from composable import (
+    Algorithm,
+    State,
+    Time,
+    always,
+    anneal,
+    chain,
+    choose,
+    during,
+    every,
+    identity,
+    never,
+    when,
+)
+from tests.support.cases import AlgorithmCase, all_cases
+from tests.support.pairs import can_be_combined
+from tests.support.runs import (
+    LANGUAGE,
+    PROBLEMS,
+    VISION,
+    Draws,
+    GradientNoise,
+    Jitter,
+    Problem,
+    WordNoise,
+)
+
+ALGORITHMS = [case.algorithm for case in all_cases() if case.algorithm]
+"""Every algorithm of the library."""
+
+EXTRAS = [
+    AlgorithmCase(Jitter, cannot={LANGUAGE: "token ids can't be scaled"}),
+    AlgorithmCase(WordNoise, cannot={VISION: "pixels are no words"}),
+    AlgorithmCase(GradientNoise),
+    AlgorithmCase(Draws),
+]
+"""Algorithms of the tests, which do what no algorithm of the library does."""
+
+
+def cases_on(problem: Problem, *, extras: bool = True) -> list[AlgorithmCase]:
+    """Those that can act on a problem."""
+    return [one for one in ALGORITHMS + EXTRAS * extras if one.acts_on(problem)]
+
+
+def combinable(problem: Problem, *, extras: bool = True) -> list[AlgorithmCase]:
+    """Those that can act on a problem together with others."""
+    return [one for one in cases_on(problem, extras=extras) if not one.alone]
+
+
+def instances_of(kind: type[Algorithm]) -> st.SearchStrategy[Any]:
+    """A strategy for instances of one class."""
+    return next(one.instances for one in ALGORITHMS + EXTRAS if one.kind is kind)
+
+
+def algorithms(problem: Problem = VISION) -> st.SearchStrategy[Algorithm]:
+    """Any one algorithm that can act on a problem."""
+    return st.sampled_from(cases_on(problem)).flatmap(lambda one: one.instances)
+
+
+@st.composite
+def algorithm_sets(
+    draw: Any,
+    problem: Problem = VISION,
+    *,
+    min_size: int = 0,
+    max_size: int | None = None,
+    but: Callable[[AlgorithmCase], Any] = lambda case: False,
+) -> list[Algorithm]:
+    """A subset of all algorithms that can act on a problem together, in any order.
+
+    Args:
+        draw: Given by Hypothesis.
+        problem: What they act on.
+        min_size: How many there are at least, where all can be combined.
+        max_size: How many there are at most.
+        but: Says which are left out.
+    """
+    pool = [one for one in combinable(problem) if not but(one)]
+    chosen: list[AlgorithmCase] = []
+    some = st.lists(st.sampled_from(pool), unique_by=id, min_size=min_size, max_size=max_size)
+    for one in draw(some):
+        if all(can_be_combined(one.name, other.name) for other in chosen):
+            chosen.append(one)
+    return [draw(one.instances) for one in chosen]
+
+
+def everything(problem: Problem) -> list[Algorithm]:
+    """Each algorithm that can act on a problem, but for those that can't be combined."""
+    chosen: list[AlgorithmCase] = []
+    for one in combinable(problem):
+        if all(can_be_combined(one.name, other.name) for other in chosen):
+            chosen.append(one)
+    return [one.example for one in chosen]
+
+
+# --- under combinators ---
+
+
+def early(state: State) -> bool:
+    """The condition that holds in the first batches, at all events of a step."""
+    return state.timestamp.batch < 3
+
+
+def annealed(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with hyperparameters that are functions of time, and stay what they are."""
+    given = {f.name: getattr(algorithm, f.name) for f in attrs.fields(type(algorithm))}
+    name = given.pop("name")
+    return anneal(
+        type(algorithm), name=name, **{key: _constant(value) for key, value in given.items()}
+    )
+
+
+def _constant(value: Any) -> Callable[[Any], Any]:
+    return lambda clock: value
+
+
+@st.composite
+def wrapped(draw: Any, algorithm: Algorithm) -> Algorithm:
+    """The algorithm under a combinator."""
+    kinds = ["when", "during", "every", "choose", "chain", "split"]
+    kind = draw(st.sampled_from(kinds + ["anneal"] * (not algorithm.parts)))
+    if kind == "when":
+        return when(draw(st.sampled_from([always, early, never])), algorithm)
+    if kind == "every":
+        return every(draw(st.sampled_from(["2ba", "1ba", "3ba", "1ep", "2ep"])), algorithm)
+    if kind == "choose":
+        return choose([algorithm, identity], weights=[draw(st.integers(1, 3)), 1])
+    if kind == "anneal":
+        return annealed(algorithm)
+    if kind == "chain":
+        return chain(*draw(st.permutations([identity, algorithm])))
+    unit, whole = draw(st.sampled_from([("ba", 1), ("dur", 6)]))
+    points = sorted(draw(st.lists(st.integers(0, 6), min_size=3, max_size=3)))
+    start, middle, end = (Time(Fraction(point, whole), unit) for point in points)
+    if kind == "during":
+        return during(start, end, algorithm)
+    return chain(during(start, middle, algorithm), during(middle, end, algorithm))
+
+
+@st.composite
+def combinations(draw: Any, problem: Problem = VISION, *, min_size: int = 0) -> list[Algorithm]:
+    """A list of algorithms, some of them under combinators, nested at random."""
+    listed = []
+    for algorithm in draw(algorithm_sets(problem, min_size=min_size)):
+        for _ in range(draw(st.integers(0, 2))):
+            algorithm = draw(wrapped(algorithm))
+        listed.append(algorithm)
+    return listed
+
+
+problems = st.sampled_from(PROBLEMS)
+
+
+def on_a_problem(strategy: Callable[[Problem], Any]) -> st.SearchStrategy[tuple[Problem, Any]]:
+    """A problem, and what a strategy draws for it."""
+    return problems.flatmap(lambda problem: st.tuples(st.just(problem), strategy(problem)))

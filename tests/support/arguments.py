@@ -1,0 +1,98 @@
+"""Arguments for the public functions, by the size of the batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composable.testing.problems import CLASSES, image_batch
+from tests.support.runs import LENGTH, WORDS
+
+
+def images(size: int) -> Tensor:
+    """Images `[size, 3, 8, 8]` within [0, 1], away from both ends."""
+    return image_batch(size)[0].sigmoid()
+
+
+def of_images(size: int) -> tuple[Tensor]:
+    """Images as the only argument."""
+    return (images(size),)
+
+
+def labelled(size: int) -> tuple[Tensor, Tensor]:
+    """Inputs and class indices."""
+    return image_batch(size)
+
+
+def with_maps(size: int) -> tuple[Tensor, Tensor]:
+    """Inputs, and targets for each of their pixels."""
+    return image_batch(size)[0], image_batch(size, seed=1)[0]
+
+
+def a_batch(size: int) -> tuple[int]:
+    """The size of the batch itself."""
+    return (size,)
+
+
+def a_batch_of_images(size: int) -> tuple[int, tuple[int, int]]:
+    """The size of the batch, and of its images."""
+    return size, (8, 8)
+
+
+def with_strengths(low: float, high: float) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Images, and a strength for each."""
+    return lambda size: (images(size), torch.linspace(low, high, size))
+
+
+def rows(*shape: int) -> Callable[[int], Tensor]:
+    """Inputs of a shape that is not that of images."""
+    return lambda size: torch.randn(size, *shape)
+
+
+def probabilities(size: int) -> tuple[Tensor]:
+    """Class probabilities."""
+    return (torch.randn(size, CLASSES).softmax(1),)
+
+
+def texts(size: int) -> tuple[dict[str, Tensor]]:
+    """Embedded texts of eight tokens, with their masks."""
+    return ({"input_ids": torch.randn(size, 8, 2), "attention_mask": torch.ones(size, 8)},)
+
+
+def token_ids(size: int) -> Tensor:
+    """Texts as token ids."""
+    return torch.randint(WORDS, (size, LENGTH))
+
+
+def named(*seeds: int) -> tuple[dict[str, Tensor], ...]:
+    """Named tensors of a small model."""
+
+    def drawn(seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        shapes = {"weight": (3, 2), "bias": (3,)}
+        return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+    return tuple(map(drawn, seeds))
+
+
+def seeded() -> torch.Generator:
+    """A generator for the draw of a deterministic half."""
+    return torch.Generator().manual_seed(0)
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block."""
+        return x + self.conv(x)
+
+
+def model_of(*layers: Callable[[], nn.Module]) -> Callable[[int], tuple[Any, ...]]:
+    """A model of new layers, in training mode."""
+    return lambda size: (nn.Sequential(*(layer() for layer in layers)),)

@@ -1,0 +1,362 @@
+"""One case a method: what the laws, the tables and the pages are generated from.
+
+Each file in `tests/cases` holds one `CASE`. A function or an algorithm that is exported and has
+none fails with the name of the file to write.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import attrs
+from hypothesis import strategies as st
+
+import composable.algorithms
+import composable.functional
+from composable import Algorithm, Event
+from composable.functional import NoEffectWarning
+from composable.testing import FunctionReport, check_function
+from composable.testing.functions import _default as default_arguments
+from tests.support.invalid import BY_NAME, Invalid
+from tests.support.meaning import Meaning
+from tests.support.runs import Problem
+
+Function = Callable[..., Any]
+FOLDER = "tests/cases"
+InvalidSets = Sequence[tuple[Mapping[str, Any], str]]
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+class MissingCaseError(LookupError):
+    """A function, an algorithm or an argument of one that no case is about."""
+
+
+# --- a function ---
+
+
+@attrs.frozen(eq=False)
+class FunctionCase:
+    """A public function and its arguments: a row of the matrix of properties.
+
+    Args:
+        function: The function. It may have several cases; the invalid values are those of its
+            first.
+        options: The hyperparameters that the row is about, by name.
+        of: What it is called with, in words, where the row is about that.
+        needs: Further hyperparameters that have no default.
+        arguments: The arguments: a function of the size of the batch, or a tuple or dictionary
+            where there is no batch. By default they follow from the names of the parameters:
+            `model`, `inputs`, `images`, `targets`, `labels`, `losses`, `outputs`.
+        inputs: What a module that it returns is called on, by the size of the batch; by default
+            images `[size, 3, 8, 8]`.
+        invalid: Invalid values of its arguments, in addition to those of the method.
+        invalid_sets: Arguments that are invalid together, or with the defaults of the others,
+            each with a pattern of the error message.
+        expected_failures: The properties that it lacks, each with the reason.
+        no_row: Why it is not in the matrix, if it isn't: it computes nothing, say.
+    """
+
+    function: Function
+    options: Mapping[str, Any] = EMPTY
+    of: str = ""
+    needs: Mapping[str, Any] = EMPTY
+    arguments: Any = None
+    inputs: Callable[[int], Any] | None = None
+    invalid: Invalid = EMPTY
+    invalid_sets: InvalidSets = ()
+    expected_failures: Mapping[str, str] = EMPTY
+    no_row: str = ""
+
+    @property
+    def name(self) -> str:
+        """The heading of the row, in Markdown."""
+        given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        call = f"{self.function.__name__}({given})" if given else self.function.__name__
+        return f"`{call}`".replace("'", '"') + f" of {self.of}" * bool(self.of)
+
+    @property
+    def bound(self) -> Function:
+        """The function with its hyperparameters."""
+        given = {**self.options, **self.needs}
+        return partial(self.function, **given) if given else self.function
+
+    def valid(self) -> dict[str, Any]:
+        """Make valid arguments, by name."""
+        make = default_arguments(self.bound) if self.arguments is None else self.arguments
+        given = make(4) if callable(make) else make
+        if not isinstance(given, Mapping):
+            given = inspect.signature(self.function).bind_partial(*given).arguments
+        return {**given, **self.options, **self.needs}
+
+    def report(self) -> FunctionReport:
+        """Check every property.
+
+        Raises:
+            MissingCaseError: It can't even be called.
+        """
+        try:
+            with warnings.catch_warnings():  # a surgery that finds nothing shows nothing
+                warnings.simplefilter("error", NoEffectWarning)
+                return check_function(
+                    self.bound, self.arguments, inputs=self.inputs, name=self.name
+                )
+        except Exception as error:
+            name = self.function.__name__
+            raise MissingCaseError(
+                f"{name} can't be called for the matrix of properties: {error}\nGive its case in "
+                f"{FOLDER} arguments, as in FunctionCase({name}, arguments=lambda n: (images(n),))."
+            ) from error
+
+    def __repr__(self) -> str:
+        return self.name.replace("`", "")
+
+
+# --- an algorithm ---
+
+LAST_BITS = "in the last bits"
+"""The two orders are equal to rounding."""
+OTHER_WEIGHTS = "in the result"
+"""The two orders train differently."""
+ONE_FAILS = "in one order it fails"
+"""One of the two orders raises an error; a list runs in the other."""
+BOTH_FAIL = "together they fail"
+"""Both orders raise an error: these two can't be combined."""
+
+
+@attrs.frozen
+class OrderMatters:
+    """Algorithms with which an algorithm doesn't commute: their order in a chain matters.
+
+    Args:
+        others: The names of their classes, separated by spaces.
+        why: The reason, in a few words.
+        how: How the two orders differ: one of the four above.
+    """
+
+    others: str
+    why: str
+    how: str = OTHER_WEIGHTS
+
+
+@attrs.frozen(eq=False)
+class AlgorithmCase:
+    """An algorithm, with hyperparameters that make it act in a run of a few batches.
+
+    Args:
+        kind: Its class.
+        hyperparameters: The values that each may have; all combinations must be allowed. The
+            first of each make the instance that the table of pairs is about.
+        meaning: The fields of the state that its function changes, as a function of the algorithm
+            and the state: see `tests/support/meaning.py`.
+        acts_at: The event at which it calls its function, if not at its first.
+        neutral: Of a surgery: an instance that changes no result, or why there is none.
+        invalid_sets: Hyperparameters that are invalid together, or with the defaults of the
+            others, each with a pattern of the error message.
+        cannot: The problems on which it can't act, each with the reason.
+        sees_microbatches: Why its gradients depend on how a batch is split, if they do: it takes
+            statistics of a microbatch, say, or draws for each.
+        alone: Why it is excluded from random sets and from the table of pairs, if it is: the laws
+            test it by itself.
+        order_matters: The algorithms with which it doesn't commute. A pair may stand in the case
+            of either.
+        refused: The loops of other libraries in which it is refused, each with the reason.
+        external: Hyperparameters for those loops, where the first values don't suit.
+        external_options: Options of `transforms` that it needs there.
+    """
+
+    kind: type[Algorithm]
+    hyperparameters: Mapping[str, Sequence[Any]] = EMPTY
+    meaning: Meaning | None = None
+    acts_at: Callable[[Any], Event] | None = None
+    neutral: Algorithm | str = ""
+    invalid_sets: InvalidSets = ()
+    cannot: Mapping[Problem, str] = EMPTY
+    sees_microbatches: str = ""
+    alone: str = ""
+    order_matters: Sequence[OrderMatters] = ()
+    refused: Mapping[str, str] = EMPTY
+    external: Mapping[str, Any] = EMPTY
+    external_options: Mapping[str, Any] = EMPTY
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return self.kind.__name__
+
+    @property
+    def first_values(self) -> dict[str, Any]:
+        """The first value of each hyperparameter."""
+        return {name: values[0] for name, values in self.hyperparameters.items()}
+
+    @property
+    def example(self) -> Algorithm:
+        """The instance with the first of all values."""
+        return self.kind(**self.first_values)
+
+    @property
+    def external_example(self) -> Algorithm:
+        """The instance for the loops of other libraries."""
+        return self.kind(**{**self.first_values, **self.external})
+
+    @property
+    def instances(self) -> st.SearchStrategy[Algorithm]:
+        """A strategy for instances."""
+        values = {n: st.sampled_from(list(v)) for n, v in self.hyperparameters.items()}
+        return st.builds(self.kind, **values)
+
+    def valid(self) -> dict[str, Any]:
+        """Return the hyperparameters that have no default."""
+        required = {f.name for f in attrs.fields(self.kind) if f.default is attrs.NOTHING}
+        return {name: value for name, value in self.first_values.items() if name in required}
+
+    def acts_on(self, problem: Problem) -> bool:
+        """Whether it can act on a problem."""
+        return problem not in self.cannot
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+# --- a method ---
+
+AUGMENTATION = "Data augmentation and targets"
+COMPUTE = "Reduce compute per step"
+SURGERY = "Model surgery"
+OPTIMIZATION = "Optimization and weight averaging"
+DIAGNOSTICS = "Diagnostics"
+GROUPS = (AUGMENTATION, COMPUTE, SURGERY, OPTIMIZATION, DIAGNOSTICS)
+
+
+@attrs.frozen(kw_only=True)
+class Overview:
+    """A method's row in the overview of the methods, and in the README.
+
+    Args:
+        group: The table: one of `GROUPS`.
+        summary: What it does: a verb phrase.
+        changes: What it changes in training.
+        cost: What a step costs; its figures are on the card.
+        evidence: "wide", "paper", "disputed" or "practice", and the source.
+        use_for: When to use it.
+    """
+
+    group: str = attrs.field(validator=attrs.validators.in_(GROUPS))
+    summary: str
+    changes: str
+    cost: str
+    evidence: str
+    use_for: str
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Case:
+    """A method: its functions, its algorithm, and its row in the overview.
+
+    Args:
+        functions: The functions of its module, and others that its card is about.
+        algorithm: Its algorithm. Only a file of helpers, such as single operations on images, has
+            none.
+        overview: Its row in the overview.
+        invalid: Invalid values of the arguments of its functions and its algorithm, by name; those
+            of `tests/support/invalid.py` (`BY_NAME`) needn't be repeated.
+    """
+
+    functions: Sequence[FunctionCase]
+    algorithm: AlgorithmCase | None = None
+    overview: Overview | None = None
+    invalid: Invalid = EMPTY
+    name: str = ""
+
+    def invalid_values(self, callable_: Function, own: Invalid = EMPTY) -> Invalid:
+        """Return the invalid values of each argument of a function or an algorithm of the method.
+
+        Raises:
+            MissingCaseError: There is none for an argument.
+        """
+        known = {**BY_NAME, **self.invalid, **own}
+        names = [name for name in inspect.signature(callable_).parameters if name != "name"]
+        if missing := [name for name in names if name not in known]:
+            raise MissingCaseError(
+                f"{callable_.__name__} has arguments without invalid values: {missing}. Add them "
+                f"to invalid= in {FOLDER}/{self.name}.py."
+            )
+        return {name: known[name] for name in names}
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Load the cases of all methods, by name.
+
+    Raises:
+        MissingCaseError: A file holds none, or an exported function or algorithm has none.
+    """
+    package = importlib.import_module(FOLDER.replace("/", "."))
+    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+    cases = tuple(map(_load, names))
+    check_complete(cases)
+    return cases
+
+
+def _load(name: str) -> Case:
+    module = importlib.import_module(f"{FOLDER.replace('/', '.')}.{name}")
+    if not isinstance(case := getattr(module, "CASE", None), Case):
+        raise MissingCaseError(f"{FOLDER}/{name}.py must define CASE = Case(...).")
+    return attrs.evolve(case, name=name)
+
+
+def check_complete(cases: Sequence[Case]) -> None:
+    """Check that every exported function and algorithm has a case.
+
+    Raises:
+        MissingCaseError: One has none.
+    """
+    functions = {one.function for case in cases for one in case.functions}
+    kinds = {case.algorithm.kind for case in cases if case.algorithm}
+    for exported in (*public_functions(), *exported_algorithms()):
+        if exported in functions or exported in kinds:
+            continue
+        stem = exported.__module__.rpartition(".")[2]
+        raise MissingCaseError(
+            f"{exported.__module__}.{exported.__name__} has no case: write {FOLDER}/{stem}.py, or "
+            f"add it to the case of its method in {FOLDER} (docs/contributing.md, step 4)."
+        )
+
+
+# --- what the package exports ---
+
+
+def exported_algorithms() -> list[type[Algorithm]]:
+    """List the algorithms that the package exports."""
+    found = [getattr(composable.algorithms, name) for name in composable.algorithms.__all__]
+    return [one for one in found if isinstance(one, type) and issubclass(one, Algorithm)]
+
+
+def public_functions(package: ModuleType = composable.functional) -> list[Function]:
+    """List the functions that a package exports, or that one of its public modules does."""
+    found = {}
+    for module in _modules(package):
+        for name in module.__all__:
+            if inspect.isfunction(one := getattr(module, name)):
+                found[one] = None
+    return list(found)
+
+
+def _modules(package: ModuleType) -> Iterator[ModuleType]:
+    yield package
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not info.name.rpartition(".")[2].startswith("_"):
+            module = importlib.import_module(info.name)
+            yield from _modules(module) if info.ispkg else [module]
+
+
+ROOT = Path(__file__).parents[2]
+METHODS = ROOT / "docs/methods"

@@ -1,0 +1,71 @@
+"""Invalid values, by kind of argument: what every function and algorithm must refuse by name."""
+
+from collections.abc import Mapping
+from math import inf, nan
+from typing import Any
+
+import torch
+from torch import nn
+
+Invalid = Mapping[str, tuple[Any, ...]]
+"""Invalid values, by the name of the argument."""
+
+NO_TENSOR = (3, "x", None, [1.0])
+NO_TENSORS = (3, "x", None, [torch.zeros(2)], {"weight": 3})
+NO_GRADS = (3, "x", None, iter(()), {"weight": 3})
+NO_MODEL = (3, None, nn.Linear, lambda x: x)
+NO_GENERATOR = (3, "x", True)
+NO_FLAG = (1, 0, "yes", None)
+NO_DRAW = (3, None, (torch.zeros(2),))
+NO_IMAGES = (*NO_TENSOR, torch.zeros(4))
+NO_FLOAT_IMAGES = (*NO_IMAGES, torch.zeros(4, 3, 8, 8).long())
+NO_DENSE_TARGETS = (3, "x", [1.0])
+NO_SIZE = (3, None, "xy", (), (4, 2.5), (4, -1))
+NO_BLOCK = (3, "Block", nn.Linear(1, 1), [3])
+NO_CLASS = (3, None, nn.Linear(1, 1), int)
+NO_DEVICE = ("nowhere", 2.5)
+NO_FLOAT_DTYPE = ("float32", 3, torch.int64)
+NO_LOW_PRECISION = (torch.float32, torch.int8, "bfloat16", 16)
+NO_LATENT = (0, -1, 0.0, 1.5, nan, "3", None, True)
+NO_DEPTH = (-2, 0, 2.5, nan, "3", None)
+NO_TIME = ("soon", "3", -1, 2.5, None)
+NO_INTERVAL = ("soon", "3", -1, 1.5, "0ba", "1sp", "0.1dur")
+NO_NAME = (3, "", b"x")
+NO_CHANNEL_VALUES = (3, "x", (0.5, "x"), ())
+
+
+def no_count(low: int) -> tuple[Any, ...]:
+    """No integer from `low` on."""
+    return (low - 1, 2.5, nan, "3", None, True)
+
+
+def no_number(*outside: float) -> tuple[Any, ...]:
+    """No number, or one of these, which are out of range."""
+    return (*outside, nan, "0.5", None, True)
+
+
+def no_word() -> tuple[Any, ...]:
+    """Neither one of the words that are allowed, nor a word at all."""
+    return ("nothing", "", 3, None, ["norm"])
+
+
+NO_SHARE = no_number(-0.1, 1.1, inf, -inf)
+NO_PROBABILITY_BELOW_ONE = no_number(-0.1, 1.0, 1.1, inf)
+NO_POSITIVE = no_number(0, -1, inf, -inf)
+NO_SCALE = no_number(0, -0.1, 1.1, inf)
+
+BY_NAME: Invalid = {
+    "batch_size": no_count(0),
+    "draw": NO_DRAW,
+    "elapsed": no_number(-0.1, -inf),
+    "generator": NO_GENERATOR,
+    "images": NO_FLOAT_IMAGES,
+    "inputs": NO_TENSOR,
+    "interpolate_loss": NO_FLAG,
+    "model": NO_MODEL,
+    "per_sample": NO_FLAG,
+    "size": NO_SIZE,
+    "targets": NO_TENSOR,
+    "uniform_sampling": NO_FLAG,
+}
+"""Invalid values of arguments that many functions have, unless a case says otherwise."""

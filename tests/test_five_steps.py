@@ -1,0 +1,136 @@
+"""A method is added in five steps: those of docs/contributing.md, done in a copy of the tree."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COPIED = ["composable", "docs", "property_tests", "tests", "tools", "examples"]
+FILES = ["README.md", "conftest.py", "pyproject.toml"]
+GUIDE = (ROOT / "docs/contributing.md").read_text()
+STEPS = ["The function", "The algorithm", "The tests", "The case", "The card"]
+WRITTEN = re.compile(r"^`([\w/.]+)`:\n\n(`{3,})\w+\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
+
+LAWS = [
+    "tests/functional/test_flip.py",
+    "tests/test_invalid_arguments.py",
+    "tests/test_pages.py",
+    "tests/integrations/test_own_loop.py",
+    "property_tests/test_accumulation.py",
+    "property_tests/test_algorithm_cases.py",
+    "property_tests/test_explain.py",
+    "property_tests/test_matrix.py",
+    "property_tests/test_meaning.py",
+    "property_tests/test_pairs.py",
+    "property_tests/test_resume.py",
+    "docs/methods/flip.md",
+    "composable/functional/flip.py",
+    "composable/algorithms/flip.py",
+]
+"""The tests, the general laws and the examples, of which those of the new method are run."""
+
+
+def steps() -> dict[str, dict[str, str]]:
+    """Read the steps of the guide: the files that each of them writes, by path."""
+    sections = re.split(r"^## \d\. (.+)\n", GUIDE, flags=re.MULTILINE)[1:]
+    return {
+        title: {path: text for path, _, text in WRITTEN.findall(body)}
+        for title, body in zip(sections[::2], sections[1::2], strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the repository in which the method is added, and its lists are written."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in COPIED:
+        ignored = shutil.ignore_patterns("__pycache__", "_build", "*.png")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+    for name in FILES:
+        shutil.copy(ROOT / name, copy / name)
+    for files in steps().values():
+        for path, text in files.items():
+            assert not (copy / path).exists()
+            (copy / path).write_text(text)
+    succeeds(copy, "tools.write_pages")
+    return copy
+
+
+def call(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python module in a tree."""
+    # OMP_NUM_THREADS: results on one thread and on two differ in the last bits.
+    variables = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=tree,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+
+
+def succeeds(tree: Path, *command: str) -> str:
+    """Run a Python module that must succeed, and return its output."""
+    done = call(tree, *command)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+def fails_with(tree: Path, message: str, *command: str) -> None:
+    """Run a Python module that must fail with a message."""
+    done = call(tree, *command)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode
+    assert message in said, said[-5000:]
+
+
+def test_the_guide_has_five_steps_and_each_writes_one_file():
+    assert list(steps()) == STEPS
+    assert all(len(files) == 1 for files in steps().values())
+
+
+def test_a_method_that_is_added_by_the_five_steps_passes_every_check(tree):
+    python = [path for files in steps().values() for path in files if path.endswith(".py")]
+    exports = ["composable/functional/__init__.py", "composable/algorithms/__init__.py"]
+
+    succeeds(tree, "ruff", "check", *python, *exports)
+    succeeds(tree, "ruff", "format", "--check", *python, *exports)
+    passed = succeeds(tree, "pytest", "-q", "-k", "flip or Flip or page", *LAWS)
+
+    assert int(re.search(r"(\d+) passed", passed)[1]) > 60
+
+
+@pytest.mark.parametrize(
+    ("step", "command", "message"),
+    [
+        (
+            "The case",
+            ["pytest", "-q", "property_tests/test_meaning.py"],
+            "has no case: write tests/cases/flip.py",
+        ),
+        ("The card", ["tools.write_pages"], "flip has no card: write docs/methods/flip.md"),
+    ],
+)
+def test_a_step_that_is_skipped_is_named_with_the_file_to_write(tree, step, command, message):
+    (path,) = steps()[step]
+    text = (tree / path).read_text()
+    (tree / path).unlink()
+    try:
+        fails_with(tree, message, *command)
+    finally:
+        (tree / path).write_text(text)
+
+
+def test_a_page_that_is_out_of_date_is_named_with_the_command_that_rewrites_it(tree):
+    readme = (tree / "README.md").read_text()
+    (tree / "README.md").write_text(readme.replace("flips images", "turns images"))
+    try:
+        command = "rewrite it with `python -m tools.write_pages`"
+        fails_with(tree, command, "pytest", "-q", "tests/test_pages.py", "-k", "README")
+    finally:
+        (tree / "README.md").write_text(readme)

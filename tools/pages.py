@@ -1,0 +1,277 @@
+"""The generated parts of the documentation: tables of methods, properties, pairs and loops.
+
+Everything comes from the cases in `tests/cases`, but for the answers in the matrix of properties:
+those come from a run, and are kept on its page.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from composable.testing import FunctionReport
+from composable.testing.properties import PROPERTIES
+from tests.support.cases import GROUPS, METHODS, ROOT, Case, FunctionCase, Overview, all_cases
+from tests.support.function_cases import all_function_cases
+from tests.support.integrations import LOOPS, REASONS
+from tests.support.pairs import PAIRS
+from tests.support.runs import six_algorithms
+
+MATRIX = METHODS / "matrix.md"
+INDEX = METHODS / "index.md"
+README = ROOT / "README.md"
+LAWS = ROOT / "docs/laws.md"
+INTEGRATIONS = ROOT / "docs/integrations.md"
+
+REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages`"
+
+SIX = "six of them together"
+FIRST_SIX = {type(one).__name__ for one in six_algorithms()}
+
+COLUMNS = {
+    "pure": "pure",
+    "generator": "generator",
+    "global_generators": "global RNG",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float64": "float64",
+    "channels_last": "channels last",
+    "compile": "compile",
+    "vmap": "vmap",
+    "gradients": "gradients",
+    "no_sync": "no sync",
+    "batch_of_one": "batch of 1",
+    "empty_batch": "batch of 0",
+}
+"""The properties, and the heading of the column of each."""
+
+SHOWN = {"yes": "yes", "no": "no", "not applicable": "–"}
+
+EVIDENCE = ["wide", "paper", "disputed", "practice"]
+"""From the best on."""
+
+Answers = Mapping[str, tuple[str, ...]]
+"""The answer for each property, as it is shown, by the name of a function case."""
+
+
+def pages(answers: Answers) -> dict[Path, str]:
+    """Render every page that has a generated part."""
+    rendered = {
+        README: with_generated(README, "methods", readme_table()),
+        LAWS: with_generated(LAWS, "pairs", pairs_table()),
+        INTEGRATIONS: with_generated(INTEGRATIONS, "loops", loops_table()),
+        MATRIX: with_generated(MATRIX, "matrix", matrix_table(answers)),
+        INDEX: index_page(),
+    }
+    return rendered | {card(case): card_page(case, answers) for case in methods()}
+
+
+def with_generated(path: Path, name: str, lines: Iterable[str]) -> str:
+    """Return the text of a page with these lines between its marks.
+
+    Raises:
+        ValueError: The page has no such marks.
+    """
+    return _between(path.read_text(), name, lines, path)
+
+
+def _between(text: str, name: str, lines: Iterable[str], path: Path) -> str:
+    begin, end = f"<!-- {name}: written by tools/write_pages.py -->\n", f"<!-- end of {name} -->\n"
+    if begin not in text or end not in text:
+        raise ValueError(f"{path.relative_to(ROOT)} has no lines {begin.strip()} and {end.strip()}")
+    before, rest = text.split(begin)
+    shown = "\n".join(lines)
+    return f"{before}{begin}\n{shown}\n\n{end}{rest.split(end)[1]}"
+
+
+# --- the methods ---
+
+
+def methods() -> list[Case]:
+    """List the methods: by group, the better evidence first, among equals the cheaper first."""
+    return sorted((case for case in all_cases() if case.overview), key=lambda case: _order(case))
+
+
+def _order(case: Case) -> tuple[int, int, float, str]:
+    overview = _overview(case)
+    return GROUPS.index(overview.group), strength(overview), _cost(overview.cost), case.name
+
+
+def _overview(case: Case) -> Overview:
+    assert case.overview is not None
+    return case.overview
+
+
+def strength(overview: Overview) -> int:
+    """Rank the evidence for a method, 0 for the best."""
+    return EVIDENCE.index(re.split(r"\W", overview.evidence)[0])
+
+
+def _cost(words: str) -> float:
+    """Read the time of a step, relative to one without the method, from words about it."""
+    if match := re.match(r"\+([\d.]+) %", words):
+        return 1 + float(match[1]) / 100
+    match = re.match(r"× ([\d.]+)", words.replace("half", "× 0.5"))
+    return float(match[1]) if match else float("inf")
+
+
+def card(case: Case) -> Path:
+    """Return the path of a method's card.
+
+    Raises:
+        FileNotFoundError: It isn't written.
+    """
+    path = METHODS / f"{case.name}.md"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{case.name} has no card: write {path.relative_to(ROOT)} (docs/contributing.md, "
+            "step 5)"
+        )
+    return path
+
+
+def readme_table() -> list[str]:
+    """Render the table of methods in the README."""
+    return [
+        "| function | algorithm | what it does |",
+        "|---|---|---|",
+        *(
+            _row(
+                f"[`{case.name}`](docs/methods/{case.name}.md)",
+                [f"`{case.algorithm}`", _overview(case).summary],
+            )
+            for case in methods()
+        ),
+    ]
+
+
+def index_page() -> str:
+    """Render the overview of the methods."""
+    lines: list[str] = []
+    for group in GROUPS:
+        shown = [case for case in methods() if _overview(case).group == group]
+        lines += [f"### {group}", ""] * bool(shown)
+        lines += [
+            "| method | algorithm | changes | a step | evidence | use it for |",
+            "|---|---|---|---|---|---|",
+        ] * bool(shown)
+        for case in shown:
+            o = _overview(case)
+            cells = [f"`{case.algorithm}`", o.changes, o.cost, o.evidence, o.use_for]
+            lines.append(_row(f"[`{case.name}`]({case.name}.md)", cells))
+        lines += [""] * bool(shown)
+    contents = ["```{toctree}", ":hidden:", "", "matrix", *(c.name for c in methods()), "```"]
+    text = with_generated(INDEX, "methods", lines[:-1])
+    return _between(text, "contents", contents, INDEX)
+
+
+def pairs_table() -> list[str]:
+    """Render the table of pairs whose order in a chain matters."""
+    return [
+        "| pair | on | differs | why |",
+        "|---|---|---|---|",
+        *(
+            _row(f"`{p.first}`, `{p.second}`", [" and ".join(p.on), p.how, p.why])
+            for p in sorted(PAIRS, key=lambda pair: (pair.how, pair.why, pair.first, pair.second))
+        ),
+    ]
+
+
+def loops_table() -> list[str]:
+    """Render the table of the loops in which the algorithms work."""
+    algorithms = sorted((c.algorithm for c in all_cases() if c.algorithm), key=repr)
+    rows = [_row(f"`{a.name}`", [_cell(a.refused.get(loop)) for loop in LOOPS]) for a in algorithms]
+    together = [a.refused for a in algorithms if a.name in FIRST_SIX]
+    refused = {
+        loop: min(found, key=REASONS.index)
+        for loop in LOOPS
+        if (found := [one[loop] for one in together if loop in one])
+    }
+    rows.append(_row(SIX, [_cell(refused.get(loop)) for loop in LOOPS]))
+    reasons = [f"{number}. {reason}" for number, reason in enumerate(REASONS, 1)]
+    return [_row("", LOOPS), "|---" * (len(LOOPS) + 1) + "|", *rows, "", *reasons]
+
+
+def _cell(reason: str | None) -> str:
+    return "yes" if reason is None else f"no ({REASONS.index(reason) + 1})"
+
+
+# --- the matrix of properties ---
+
+
+def shown_answers(report: FunctionReport) -> tuple[str, ...]:
+    """Return the answers of a run, as they are shown."""
+    return tuple(SHOWN[report.answers[asked].says] for asked in PROPERTIES)
+
+
+def recorded_answers() -> Answers:
+    """Read the answers from the page of the matrix."""
+    table = MATRIX.read_text().partition("<!-- matrix:")[2].partition("<!-- end of matrix")[0]
+    rows = re.findall(r"^\| \[?(`[^|]*?)(?:\]\(\w+\.md\))? \| (.*) \|$", table, re.M)
+    return {name: tuple(c.split()[0] for c in cells.split(" | ")) for name, cells in rows}
+
+
+def ask(cases: Iterable[FunctionCase]) -> Answers:
+    """Check the properties of functions in a run.
+
+    Raises:
+        PropertyBroken: One fails without a reason, or has a reason and doesn't fail.
+    """
+    return {
+        case.name: shown_answers(case.report().require(except_=case.expected_failures))
+        for case in cases
+    }
+
+
+def matrix_table(answers: Answers) -> list[str]:
+    """Render the matrix, and the reasons of its noes."""
+    every = list(all_function_cases())
+    reasons = list(
+        dict.fromkeys(reason for _, case in every for reason in case.expected_failures.values())
+    )
+    lines = _head("function")
+    for case, row in every:
+        failures = row.expected_failures
+        cells = [
+            f"no ({reasons.index(failures[asked]) + 1})" if asked in failures else cell
+            for asked, cell in zip(PROPERTIES, answers[row.name], strict=True)
+        ]
+        lines.append(_row(f"[{row.name}]({case.name}.md)" if case.overview else row.name, cells))
+    numbered = [f"{number}. {_sentence(reason)}" for number, reason in enumerate(reasons, 1)]
+    return [*lines, "", "Reasons for each *no*:", "", *numbered]
+
+
+def card_page(case: Case, answers: Answers) -> str:
+    """Render a card: its rows of the matrix are added at its end if it has none yet."""
+    text = card(case).read_text()
+    if "<!-- matrix:" not in text:
+        marks = "<!-- matrix: written by tools/write_pages.py -->\n<!-- end of matrix -->\n"
+        text = f"{text.rstrip()}\n\n## Properties\n\n{marks}"
+    shown = [row for row in case.functions if not row.no_row]
+    failures: dict[tuple[str, str], list[str]] = {}
+    for row in shown:
+        for reason in dict.fromkeys(row.expected_failures.values()):
+            lacked = " and ".join(
+                COLUMNS[asked] for asked, why in row.expected_failures.items() if why == reason
+            )
+            failures.setdefault((lacked, reason), []).append(row.name)
+    why = [
+        f"- No {lacked}: {', '.join(names)}. {_sentence(reason)}"
+        for (lacked, reason), names in failures.items()
+    ]
+    lines = [*_head(""), *(_row(row.name, answers[row.name]) for row in shown), ""]
+    return _between(text, "matrix", [*lines, *why, *[""] * bool(why), MEANING], card(case))
+
+
+MEANING = "[What these words mean](matrix.md), and the rows of all functions."
+
+
+def _head(first: str) -> list[str]:
+    return [_row(first, COLUMNS.values()), "|---" * (len(COLUMNS) + 1) + "|"]
+
+
+def _row(first: str, cells: Iterable[str]) -> str:
+    return f"| {' | '.join([first, *cells])} |"
+
+
+def _sentence(reason: str) -> str:
+    return f"{reason[:1].upper()}{reason[1:]}."

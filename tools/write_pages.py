@@ -1,0 +1,44 @@
+"""Write the exports of the package and the generated parts of the documentation.
+
+python -m tools.write_pages             # new functions are asked for their properties
+python -m tools.write_pages --matrix    # all are, which takes minutes
+"""
+
+import argparse
+from pathlib import Path
+
+from tools.exports import PACKAGES, exports
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    """Write what is out of date, and print its path."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--matrix", action="store_true", help="check the properties of all again")
+    every = parser.parse_args().matrix
+    for name in PACKAGES:  # before anything imports the package
+        package = ROOT / "composable" / name
+        write(package / "__init__.py", exports(package))
+
+    from tests.support.function_cases import all_function_cases
+    from tools import pages
+
+    recorded = {} if every else pages.recorded_answers()
+    rows = [row for _, row in all_function_cases()]
+    asked = pages.ask(row for row in rows if row.name not in recorded)
+    for path, text in pages.pages({**recorded, **asked}).items():
+        write(path, text)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file unless it has this text."""
+    if path.read_text() != text:
+        path.write_text(text)
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
