@@ -10,8 +10,8 @@ from composable.checkpoint.compare import describe_difference, digest, mismatche
 from composable.cli import main
 from composable.runs import RunRecorder, records
 from composable.runs.diff import compare
-from tests.runs.test_replay import Nudges, build, edit_line
 from tests.support.runs import batches, examples, mlp, trainer
+from tests.test_replay import Nudges, build, edit_line
 
 
 def rate_drops_at(batch):

@@ -200,7 +200,7 @@ def _cell(reason: str | None) -> str:
 
 def shown_answers(report: FunctionReport) -> tuple[str, ...]:
     """Return the answers of a run, as they are shown."""
-    return tuple(SHOWN[report.answers[asked].says] for asked in PROPERTIES)
+    return tuple(SHOWN[report.answers[asked].verdict] for asked in PROPERTIES)
 
 
 def recorded_answers() -> Answers:
@@ -214,7 +214,7 @@ def ask(cases: Iterable[FunctionCase]) -> Answers:
     """Check the properties of functions in a run.
 
     Raises:
-        PropertyBroken: One fails without a reason, or has a reason and doesn't fail.
+        PropertyViolation: One fails without a reason, or has a reason and doesn't fail.
     """
     return {
         case.name: shown_answers(case.report().require(except_=case.expected_failures))

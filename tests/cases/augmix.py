@@ -60,7 +60,7 @@ CASE = Case(
         meaning=on_inputs(F.augmix, "mean", "std"),
         invalid_sets=[
             ({"std": (0.5,)}, r"mean=None and std=\(0.5,\) must be given together"),
-            ({"mean": (0.5,), "std": (0,)}, r"std=\(0,\) must be above 0"),
+            ({"mean": (0.5,), "std": (0,)}, r"std=\(0,\) must be greater than 0"),
         ],
         cannot={LANGUAGE: "token ids are no images"},
         order_matters=[

@@ -50,9 +50,18 @@ CASE = Case(
         {"half_life": ["2ba", "1ba", "1ep"], "ema_start": ["0dur", "3ba", "0.5dur"]},
         meaning=averaged,
         invalid_sets=[
-            ({"smoothing": 0.9}, "half_life='1000ba' and smoothing=0.9: give .*half_life=None"),
-            ({"half_life": None}, "half_life=None and smoothing=None: give exactly one"),
-            ({"half_life": "10ba", "update_interval": "1ep"}, "must be in one unit: batches or"),
+            (
+                {"smoothing": 0.9},
+                "half_life='1000ba' and smoothing=0.9 must not both .*half_life=None",
+            ),
+            (
+                {"half_life": None},
+                "half_life=None and smoothing=None must not both be given or both be None",
+            ),
+            (
+                {"half_life": "10ba", "update_interval": "1ep"},
+                "must have the same unit, batches or",
+            ),
             (
                 {"half_life": None, "smoothing": 0.9, "update_interval": "1sp"},
                 "update_interval='1sp' must be .* in batches or epochs, such as '1ba'",

@@ -26,7 +26,7 @@ CASE = Case(
             invalid_sets=[
                 (
                     {"factorize_convs": False, "factorize_linears": False},
-                    "factorize_convs and factorize_linears are both False",
+                    "factorize_convs=False and factorize_linears=False leave nothing",
                 )
             ],
         )

@@ -38,9 +38,9 @@ CASE = Case(
         invalid_sets=[
             ({"mean": (0.5,)}, r"mean=\(0.5,\) and std=None must be given together"),
             ({"std": (0.5,)}, r"mean=None and std=\(0.5,\) must be given together"),
-            ({"mean": (0.5,), "std": (0,)}, r"std=\(0,\) must be above 0"),
-            ({"mean": ("a",), "std": (1,)}, r"mean=\('a',\) must be numbers, one"),
-            ({"mean": 0.5, "std": 0.5}, "mean=0.5 must be numbers, one per channel"),
+            ({"mean": (0.5,), "std": (0,)}, r"std=\(0,\) must be greater than 0"),
+            ({"mean": ("a",), "std": (1,)}, r"mean=\('a',\) must be a sequence of numbers, one"),
+            ({"mean": 0.5, "std": 0.5}, "mean=0.5 must be a sequence of numbers, one per channel"),
         ],
         cannot={LANGUAGE: "token ids are no images"},
         refused=in_callbacks(READ_ONLY_BATCH),

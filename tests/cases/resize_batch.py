@@ -57,7 +57,7 @@ CASE = Case(
         FunctionCase(
             F.progressive_scale,
             arguments=(0.5,),
-            invalid_sets=[({"delay_fraction": 0.9}, "together they must be at most 1")],
+            invalid_sets=[({"delay_fraction": 0.9}, "must not sum to more than 1")],
         ),
     ],
     algorithm=AlgorithmCase(
@@ -67,7 +67,7 @@ CASE = Case(
         invalid_sets=[
             (
                 {"delay_fraction": 0.9},
-                "delay_fraction=0.9 and finetune_fraction=0.2 must be at most 1 together",
+                "delay_fraction=0.9 and finetune_fraction=0.2 must not sum to more than 1",
             )
         ],
         cannot={LANGUAGE: "token ids are no images"},

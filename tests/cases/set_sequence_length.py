@@ -41,7 +41,7 @@ CASE = Case(
         FunctionCase(
             F.warmed_up_length,
             arguments=(0.1,),
-            invalid_sets=[({"max_seq_length": 7}, "max_seq_length is 7, but must be at least 8")],
+            invalid_sets=[({"max_seq_length": 7}, "max_seq_length=7 must be at least 8")],
         ),
         FunctionCase(F.sequence_length, arguments=texts, invalid={"batch": (3, "x", None, {})}),
     ],
@@ -55,7 +55,7 @@ CASE = Case(
         },
         meaning=shortened,
         invalid_sets=[
-            ({"max_seq_length": 7}, "max_seq_length=7 must not be below min_seq_length=8"),
+            ({"max_seq_length": 7}, "max_seq_length=7 must be at least 8"),
         ],
         cannot={VISION: "images are no sequences of tokens"},
         refused=in_callbacks(READ_ONLY_BATCH),

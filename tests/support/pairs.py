@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.plan.ordering import in_order
+from composable.plan.ordering import topological_sort
 from tests.support.cases import BOTH_FAIL, ONE_FAILS, AlgorithmCase, OrderMatters, all_cases
 from tests.support.runs import PROBLEMS
 
