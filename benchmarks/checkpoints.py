@@ -1,8 +1,9 @@
-"""How long a step waits for a checkpoint of 100 MB, beside torch.save, interleaved in one run.
+"""Measure how long a 104 MB checkpoint blocks a step, relative to torch.save.
 
     python benchmarks/checkpoints.py [--rounds 9] [--folder FOLDER]
 
-Times are those on the wall, since disks are what is measured; medians and the quickest.
+The savers run in turns. Times are wall-clock times, because they include the disk; the table shows
+the median and the minimum.
 """
 
 import argparse
@@ -24,7 +25,7 @@ WIDTH = 1700  # three layers of this width, with Adam's two moments: 104 MB
 
 
 def build() -> Trainer:
-    """A run that has trained a little, so that its optimizer has a state."""
+    """Train for one batch, so that the optimizer has a state."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
     data = [(torch.randn(8, WIDTH), torch.randn(8, WIDTH))]
@@ -43,12 +44,12 @@ def build() -> Trainer:
 
 
 def measure(rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Seconds by way of saving, each way once a round."""
+    """Measure the seconds of each saver, once per round."""
     trainer = build()
     tree = trainer._take(False)
     run = trainer._describe(trainer.state)
     savers = {
-        "save_in_background (the step waits)": CheckpointSaver(folder / "b", background=True),
+        "save_in_background (blocking time)": CheckpointSaver(folder / "b", background=True),
         "save_folder": CheckpointSaver(folder / "f"),
     }
     for saver in savers.values():
@@ -75,7 +76,7 @@ def measure(rounds: int, folder: Path) -> dict[str, list[float]]:
             began = time.perf_counter()
             save()
             times[name].append(time.perf_counter() - began)
-            savers["save_in_background (the step waits)"].close()
+            savers["save_in_background (blocking time)"].close()
     return times
 
 
@@ -88,7 +89,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         times = measure(given.rounds, Path(folder))
     base = statistics.median(times["torch.save"])
-    print(f"{'':38} {'median':>9} {'quickest':>9} {'ratio':>6}")
+    print(f"{'':38} {'median':>9} {'minimum':>9} {'ratio':>6}")
     for name, taken in times.items():
         median = statistics.median(taken)
         print(f"{name:38} {median * 1e3:6.0f} ms {min(taken) * 1e3:6.0f} ms {median / base:6.2f}")

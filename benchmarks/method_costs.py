@@ -1,14 +1,14 @@
-"""What each method costs, beside the step that it goes with: the figures on the method cards.
+"""Measure the cost of each method relative to a training step, for the method cards.
 
 A step is one training step (forward, backward, SGD) of a residual network with 1.2 million
 parameters on 64 images of 64 x 64, in float32 on one thread. The candidates of a table run in
-turns, and ratios are taken turn by turn, so that what else the machine does matters little.
+turns, and ratios are computed per turn, so that other load on the machine has little effect.
 
     python benchmarks/method_costs.py                  # all tables, a few minutes
-    python benchmarks/method_costs.py mixup blurpool   # some of them
+    python benchmarks/method_costs.py mixup blurpool   # only these
 
-In each table the first line is what the others are compared with: the best CPU time of each, and
-the median over the turns of its ratio to the first.
+The first line of each table is the baseline. A table shows the best CPU time of each candidate, and
+the median over the turns of its ratio to the baseline.
 """
 
 import argparse
@@ -29,7 +29,7 @@ Candidates = dict[str, Callable[[], object]]
 
 
 def conv(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
-    """A convolution and its normalisation."""
+    """Build a convolution and its batch norm."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False),
         nn.BatchNorm2d(outputs),
@@ -48,12 +48,12 @@ class Block(nn.Module):
         self.shortcut = nn.Identity() if same else conv(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block."""
+        """Compute the block."""
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
 def network() -> nn.Module:
-    """The residual network of a step: a max-pool and three blocks with strides."""
+    """Build the residual network of a step: a max-pool and three blocks with strides."""
     return nn.Sequential(
         *(conv(3, 32, 3, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
         *(Block(32, 32, 1), Block(32, 64, 2), Block(64, 128, 2), Block(128, 256, 2)),
@@ -62,12 +62,12 @@ def network() -> nn.Module:
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """The images and labels of a step."""
+    """Draw the images and labels of a step."""
     return torch.randn(64, 3, 64, 64), torch.randint(10, (64,))
 
 
 def train_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
-    """A training step that leaves the weights where they are."""
+    """Build a training step with a learning rate of 0."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     def step() -> None:
@@ -79,15 +79,15 @@ def train_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[],
 
 
 def scoring(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
-    """A forward pass without gradients."""
+    """Build a forward pass without gradients."""
     return torch.no_grad()(lambda: model(images))
 
 
 def take_turns(candidates: Candidates, *, rounds: int) -> dict[str, list[float]]:
-    """The CPU seconds of a call of each candidate, a number for each round."""
+    """Measure the CPU seconds of a call of each candidate, once per round."""
     calls = {}
     for name, candidate in candidates.items():
-        candidate()  # the first call of many a torch function takes longer
+        candidate()  # the first call of some torch functions takes longer
         started = time.thread_time()
         candidate()
         calls[name] = max(1, int(0.005 / (time.thread_time() - started + 1e-9)))
@@ -102,7 +102,7 @@ def take_turns(candidates: Candidates, *, rounds: int) -> dict[str, list[float]]
 
 
 def mixup() -> list[Candidates]:
-    """The mixing, the draw alone, and the two losses."""
+    """Compare the mixing, the draw alone, and the losses."""
     images, labels = batch()
     generator = torch.Generator().manual_seed(0)
     order, outputs = torch.randperm(64), torch.randn(64, 10)
@@ -121,7 +121,7 @@ def mixup() -> list[Candidates]:
 
 
 def cutmix() -> list[Candidates]:
-    """The same box pasted by hand, one for the batch and one an example; and the draw."""
+    """Compare with a box pasted by hand, per batch and per example; and the draw."""
     images, labels = batch()
     generator = torch.Generator().manual_seed(0)
     order, box = torch.randperm(64), torch.tensor([[16, 48], [16, 48]])
@@ -136,14 +136,14 @@ def cutmix() -> list[Candidates]:
         {
             "a box pasted by hand": by_hand,
             "apply_cutmix": lambda: F.apply_cutmix(images, labels, one),
-            "apply_cutmix, a box an example": lambda: F.apply_cutmix(images, labels, each),
+            "apply_cutmix, a box per example": lambda: F.apply_cutmix(images, labels, each),
             "draw_cutmix": lambda: F.draw_cutmix(64, (64, 64), generator=generator),
         }
     ]
 
 
 def cutout() -> list[Candidates]:
-    """The same hole cut by hand, one for the batch and one an example; and the draw."""
+    """Compare with a hole cut by hand, per batch and per example; and the draw."""
     images, _ = batch()
     generator = torch.Generator().manual_seed(0)
     hole = torch.tensor([[[16, 48], [16, 48]]])
@@ -159,8 +159,8 @@ def cutout() -> list[Candidates]:
         {
             "a hole cut by hand": by_hand,
             "apply_cutout": lambda: F.apply_cutout(images, hole),
-            "masked_fill, a hole an example": lambda: images.masked_fill(mask, 0),
-            "apply_cutout, a hole an example": lambda: F.apply_cutout(
+            "masked_fill, a hole per example": lambda: images.masked_fill(mask, 0),
+            "apply_cutout, a hole per example": lambda: F.apply_cutout(
                 images, hole.repeat(64, 1, 1, 1)
             ),
             "draw_cutout": lambda: F.draw_cutout(64, (64, 64), generator=generator),
@@ -169,7 +169,7 @@ def cutout() -> list[Candidates]:
 
 
 def colout() -> list[Candidates]:
-    """Leaving out by two indices, and steps on the smaller images."""
+    """Compare with two indexing operations; and steps on the smaller images."""
     model, (images, labels) = network(), batch()
     draw = F.draw_colout((64, 64), generator=torch.Generator().manual_seed(0))
     small = F.apply_colout(images, None, draw).inputs
@@ -187,7 +187,7 @@ def colout() -> list[Candidates]:
 
 
 def resize_batch() -> list[Candidates]:
-    """Both modes at half the size, and steps on smaller images."""
+    """Compare both modes at half the size, and steps on smaller images."""
     model, (images, labels) = network(), batch()
 
     def small(scale: float, mode: str = "resize") -> Tensor:
@@ -208,7 +208,7 @@ def resize_batch() -> list[Candidates]:
 
 
 def set_sequence_length() -> list[Candidates]:
-    """Three tensors of 32 texts of 512 tokens, cut to 128; slices by hand come first."""
+    """Compare cutting three tensors of 32 texts of 512 tokens to 128 with plain slices."""
     ids = torch.randint(1000, (32, 512))
     texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
@@ -226,7 +226,7 @@ def set_sequence_length() -> list[Candidates]:
 
 
 def smooth_labels() -> list[Candidates]:
-    """The targets of 256 examples of 1000 classes, and the loss on them."""
+    """Compare the targets of 256 examples of 1000 classes, and the loss on them."""
     outputs, labels = torch.randn(256, 1000), torch.randint(1000, (256,))
     return [
         {
@@ -244,7 +244,7 @@ def smooth_labels() -> list[Candidates]:
 
 
 def select_using_loss() -> list[Candidates]:
-    """Scoring a batch, training on half of it, and the choice itself."""
+    """Compare scoring a batch, training on half of it, and the selection itself."""
     model, (images, labels) = network(), batch()
     small = interpolate(images, scale_factor=0.5, mode="bilinear")
     losses, generator = torch.rand(64), torch.Generator().manual_seed(0)
@@ -260,7 +260,7 @@ def select_using_loss() -> list[Candidates]:
 
 
 def blurpool() -> list[Candidates]:
-    """Steps of the network with blurred layers, in both layouts, and the surgery."""
+    """Compare steps with blurred layers, in both memory formats, and the surgery."""
     model, (images, labels) = network(), batch()
     last = copy.deepcopy(model).to(memory_format=torch.channels_last)
     images_last = images.to(memory_format=torch.channels_last)
@@ -283,7 +283,7 @@ def blurpool() -> list[Candidates]:
 
 
 def factorize() -> list[Candidates]:
-    """Steps of the network with its wide convolutions in pairs, and of two wide linear layers."""
+    """Compare steps with factorized convolutions, and of two wide linear layers."""
     model, (images, labels) = network(), batch()
     linear = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
     rows, classes = torch.randn(256, 1024), torch.randint(1024, (256,))
@@ -304,7 +304,7 @@ def factorize() -> list[Candidates]:
 
 
 def frozen_layers() -> list[Candidates]:
-    """Steps with a part of the layers frozen, and saying which they are."""
+    """Compare steps with frozen layers, and the computation of the layers to freeze."""
     images, labels = batch()
 
     def step(share: float) -> Callable[[], None]:
@@ -325,7 +325,7 @@ def frozen_layers() -> list[Candidates]:
 
 
 def steps_with(change: Callable[[nn.Module], nn.Module], name: str) -> list[Candidates]:
-    """Steps of the network as it is, and after a surgery; and the surgery."""
+    """Compare steps of the plain network and of a changed one, and the surgery."""
     model, (images, labels) = network(), batch()
     changed = change(model)
     return [
@@ -338,22 +338,22 @@ def steps_with(change: Callable[[nn.Module], nn.Module], name: str) -> list[Cand
 
 
 def ghost_batchnorm() -> list[Candidates]:
-    """Steps with norms over slices of 16."""
+    """Compare steps with norms over slices of 16."""
     return steps_with(partial(F.ghost_batchnorm, ghost_batch_size=16), "ghost_batchnorm, by 16")
 
 
 def squeeze_excite() -> list[Candidates]:
-    """Steps with attention after each convolution of 64 channels or more."""
+    """Compare steps with attention after each convolution of 64 channels or more."""
     return steps_with(partial(F.squeeze_excite, min_channels=64), "squeeze_excite from 64 on")
 
 
 def weight_standardization() -> list[Candidates]:
-    """Steps with standardized weights."""
+    """Compare steps with standardized weights."""
     return steps_with(F.weight_standardization, "weight_standardization")
 
 
 def stochastic_depth() -> list[Candidates]:
-    """Steps that drop half of the blocks, or the residuals of half of the examples."""
+    """Compare steps that drop half of the blocks, or the residuals of half of the examples."""
     model, (images, labels) = network(), batch()
     block = F.ResidualBlock(
         Block,
@@ -375,7 +375,7 @@ def stochastic_depth() -> list[Candidates]:
 
 
 def gyro_dropout() -> list[Candidates]:
-    """A layer of 1024 features, forward and backward, for 512 examples."""
+    """Compare a layer of 1024 features, forward and backward, for 512 examples."""
     x = torch.randn(512, 1024, requires_grad=True)
     plain = nn.Dropout()
     gyro = F.gyro_dropout(plain, iters_per_epoch=100, max_epoch=10)
@@ -387,7 +387,7 @@ def gyro_dropout() -> list[Candidates]:
 
 
 def channels_last() -> list[Candidates]:
-    """Steps in both layouts."""
+    """Compare steps in both memory formats."""
     model, (images, labels) = network(), batch()
     last = images.to(memory_format=torch.channels_last)
     return [
@@ -399,7 +399,7 @@ def channels_last() -> list[Candidates]:
 
 
 def randaugment() -> list[Candidates]:
-    """Augmenting the images of a step, of which AugMix makes three chains."""
+    """Compare augmenting the images of a step; AugMix uses three chains."""
     images, generator = batch()[0].sigmoid(), torch.Generator().manual_seed(0)
     return [
         {
@@ -410,13 +410,13 @@ def randaugment() -> list[Candidates]:
 
 
 def ema() -> list[Candidates]:
-    """One update of the average, and giving it to a model."""
+    """Compare an update of the average, and building a model with it."""
     model = network()
     current = model.state_dict()
     average = {name: tensor.clone() for name, tensor in current.items()}
     return [
         {
-            "s * a + (1 - s) * c, a tensor at a time": lambda: {
+            "s * a + (1 - s) * c, tensor by tensor": lambda: {
                 name: 0.99 * tensor + 0.01 * current[name] for name, tensor in average.items()
             },
             "ema": lambda: F.ema(average, current, smoothing=0.99),
@@ -426,7 +426,7 @@ def ema() -> list[Candidates]:
 
 
 def swa() -> list[Candidates]:
-    """One update of the mean, against torch's own, and statistics of batch norms for it."""
+    """Compare an update of the mean with PyTorch's, and recompute batch norm statistics."""
     model, (images, _) = network(), batch()
     averaged = AveragedModel(model, use_buffers=True)
     current = model.state_dict()
@@ -443,7 +443,7 @@ def swa() -> list[Candidates]:
 
 
 def sam_perturbation() -> list[Candidates]:
-    """The step to the worst point, and a training step with it."""
+    """Compare the perturbation, and a training step with it."""
     model, (images, labels) = network(), batch()
     train_step(model, images, labels)()
     params = dict(model.named_parameters())
@@ -467,22 +467,22 @@ def sam_perturbation() -> list[Candidates]:
 
     return [
         {
-            "w + rho * g / norm, a tensor at a time": by_hand,
+            "w + rho * g / norm, tensor by tensor": by_hand,
             "sam_perturbation": lambda: F.sam_perturbation(params, grads),
         },
-        {"a step": train_step(model, images, labels), "a step of two passes": both_passes},
+        {"a step": train_step(model, images, labels), "a step with two passes": both_passes},
     ]
 
 
 @torch.no_grad()
 def copy_into(params: dict[str, Tensor], values: dict[str, Tensor]) -> None:
-    """Write values into parameters."""
+    """Copy values into parameters."""
     for name, param in params.items():
         param.copy_(values[name])
 
 
 def clip_gradients() -> list[Candidates]:
-    """The three methods, the first two against torch's functions, which work in place."""
+    """Compare the three methods, two of them with PyTorch's in-place functions."""
     model, (images, labels) = network(), batch()
     train_step(model, images, labels)()
     params = list(model.parameters())
@@ -505,8 +505,8 @@ def clip_gradients() -> list[Candidates]:
 
 
 def gpt2(**options: int) -> nn.Module:
-    """A GPT-2 of two layers, 8 heads and a width of 256, without dropout."""
-    import transformers  # an extra, which two tables need
+    """Build a GPT-2 with two layers, 8 heads and a width of 256, without dropout."""
+    import transformers  # an optional dependency of two tables
 
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     config = transformers.GPT2Config(
@@ -517,7 +517,7 @@ def gpt2(**options: int) -> nn.Module:
 
 
 def text_step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
-    """A training step on texts that leaves the weights where they are."""
+    """Build a training step on texts with a learning rate of 0."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     def step() -> None:
@@ -529,7 +529,7 @@ def text_step(model: nn.Module, ids: Tensor) -> Callable[[], None]:
 
 
 def alibi() -> list[Candidates]:
-    """Steps of a GPT-2 on 4 texts of 512 tokens, and on the pieces that training sees."""
+    """Compare steps of a GPT-2 on 4 texts of 512 tokens, and on pieces of them."""
     model, ids = gpt2(), torch.randint(1000, (4, 512))
     converted = F.alibi(model, max_sequence_length=512)
     pieces = F.set_sequence_length({"input_ids": ids}, 128, truncate=False)["input_ids"]
@@ -538,7 +538,7 @@ def alibi() -> list[Candidates]:
             "a step of GPT-2": text_step(model, ids),
             "with alibi": text_step(converted, ids),
             "on pieces of 128 tokens": text_step(model, pieces),
-            "with alibi on such pieces": text_step(converted, pieces),
+            "with alibi on these pieces": text_step(converted, pieces),
             "the surgery": lambda: F.alibi(model, max_sequence_length=512),
         },
         {
@@ -549,7 +549,7 @@ def alibi() -> list[Candidates]:
 
 
 def gated_linear_units() -> list[Candidates]:
-    """Steps of a GPT-2 on 4 texts of 512 tokens; as wide, and with as many weights as before."""
+    """Compare steps of a GPT-2 on 4 texts of 512 tokens, with equal width and equal weights."""
     ids = torch.randint(1000, (4, 512))
     model, narrow = gpt2(), gpt2(n_inner=683)
     return [
@@ -576,7 +576,7 @@ METHODS = {
 
 
 def print_table(title: str, times: dict[str, list[float]], step: float) -> None:
-    """Milliseconds, times the first line, and percent of a step."""
+    """Print milliseconds, the ratio to the first line, and the percentage of a step."""
     first = next(iter(times.values()))
     print(f"\n{title:<40} {'ms':>9} {'times':>7} {'of a step':>10}")
     for name, seconds in times.items():
@@ -586,10 +586,10 @@ def print_table(title: str, times: dict[str, list[float]], step: float) -> None:
 
 
 def main() -> None:
-    """Measure the methods that were named, or all."""
+    """Measure the given methods, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("methods", nargs="*", choices=[*METHODS, []], help="all by default")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each candidate")
+    parser.add_argument("--rounds", type=int, default=10, help="number of turns per candidate")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""What other trainers cost above the same plain loop, measured as benchmarks/overhead.py does.
+"""Measure the overhead of other trainers over a plain loop, as benchmarks/overhead.py does.
 
-Peers that are not installed are left out. To have them: pip install lightning accelerate
-pytorch-ignite. Everything that they offer beyond the loop is off: loggers, bars, checkpoints.
+Trainers that are not installed are skipped. To install them: pip install lightning accelerate
+pytorch-ignite. Features beyond the loop are disabled: loggers, progress bars, checkpoints.
 
     python benchmarks/peers.py
 """
@@ -116,7 +116,7 @@ PEERS = [plain, composable, fabric, ignite, accelerate, lightning]
 
 
 def measure(run: Callable[[nn.Module, Interleaved], None], blocks: int) -> float:
-    """A loop against the plain one: the median of the ratios of alternating blocks."""
+    """Compare a loop with the plain one: the median of the ratios of alternating blocks."""
     torch.manual_seed(0)
     batches = [(torch.randn(32, 64), torch.randint(10, (32,))) for _ in range(8)]
     model, twin = tiny(), tiny()
@@ -132,16 +132,16 @@ def measure(run: Callable[[nn.Module, Interleaved], None], blocks: int) -> float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=60, help=f"blocks of {BLOCK} steps")
-    parser.add_argument("--rounds", type=int, default=3, help="times that all are gone through")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds over all trainers")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     names = {run: NEEDS.get(run.__name__) for run in PEERS}
-    at_hand = [run for run, need in names.items() if not need or importlib.util.find_spec(need)]
-    results: dict[str, list[float]] = {run.__name__: [] for run in at_hand}
+    installed = [run for run, need in names.items() if not need or importlib.util.find_spec(need)]
+    results: dict[str, list[float]] = {run.__name__: [] for run in installed}
     for _ in range(arguments.rounds):
-        for run in at_hand:
+        for run in installed:
             results[run.__name__].append(measure(run, arguments.blocks))
     for name, measured in results.items():
         rounds = sorted(round(ratio, 3) for ratio in measured)

@@ -1,7 +1,7 @@
-"""What an algorithm that does nothing costs at an event, by how many of them there are.
+"""Measure the cost of an inactive algorithm at an event.
 
-An event is fired with 0, 10, 100 and 1000 algorithms in the plan, in turns, so that the machine's
-drift cancels; the slope over their number, in CPU time of the thread, is the cost of one more.
+An event fires with 0, 10, 100 and 1000 algorithms in the plan, in turns, so that the drift of the
+machine cancels. The slope of the CPU time over the number is the cost of one algorithm.
 
     python benchmarks/plan.py
 
@@ -28,7 +28,7 @@ ROUNDS, ALGORITHMS_A_TURN = 60, 2000
 
 @attrs.frozen(repr=False)
 class Elsewhere(Algorithm):
-    """Listens to another event."""
+    """An algorithm that listens to another event."""
 
     events = frozenset({Event.FIT_END})
 
@@ -38,7 +38,7 @@ class Elsewhere(Algorithm):
 
 @attrs.frozen(repr=False)
 class Declines(Algorithm):
-    """Listens, and never acts."""
+    """An algorithm that listens and never acts."""
 
     events = frozenset({Event.BATCH_START})
 
@@ -91,12 +91,12 @@ CASES: dict[str, tuple[Event, Callable[[str], object]]] = {
 
 
 def measure(event: Event, make: Callable[[str], object]) -> dict[int, float]:
-    """Microseconds to fire an event, by the number of algorithms."""
+    """Measure the microseconds to fire an event, by the number of algorithms."""
     now = Timestamp(epoch=9, batch=901, batch_in_epoch=1)
     state = State(torch.nn.Linear(1, 1), max_duration="10ep", epoch_length=100, timestamp=now)
     state = state.evolve(previous_timestamp=now)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nobody says which of a thousand comes first
+        warnings.simplefilter("ignore")  # the order of a thousand equal algorithms is ambiguous
         fires = {
             n: Dispatcher(Plan.compile([make(f"{i:04}") for i in range(n)]), Logger()).fire
             for n in COUNTS
@@ -113,7 +113,7 @@ def measure(event: Event, make: Callable[[str], object]) -> dict[int, float]:
 
 
 def slope(taken: dict[int, float]) -> float:
-    """Microseconds for one more algorithm: least squares through the means."""
+    """Fit the microseconds of one more algorithm: least squares through the means."""
     mean_n, mean_t = statistics.mean(taken), statistics.mean(taken.values())
     above = sum((n - mean_n) * (t - mean_t) for n, t in taken.items())
     return above / sum((n - mean_n) ** 2 for n in taken)
@@ -121,7 +121,7 @@ def slope(taken: dict[int, float]) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"{'an algorithm that does nothing':32}  µs each   µs an event with {COUNTS}")
+    print(f"{'an inactive algorithm':32}  µs each   µs per event with {COUNTS}")
     for name, (event, make) in CASES.items():
         taken = measure(event, make)
         each = "  ".join(f"{t:8.2f}" for t in taken.values())

@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation; the Markdown is plain, and its examples are tests."""
+"""Sphinx configuration; the pages are plain Markdown, and their examples are tests."""
 
 import re
 from importlib import metadata
@@ -22,13 +22,13 @@ html_title = f"composable {release}"
 myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
-# In the signature a type is what the code says; the list of arguments below it says the rest.
+# Show types in signatures only; the list of arguments describes them.
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 python_maximum_signature_line_length = 88
 
-# Docstrings write `name` as Markdown does, and it becomes a link where there is such a name.
+# `name` in a docstring becomes a link if the name exists.
 default_role = "py:obj"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -37,7 +37,7 @@ napoleon_custom_sections = [("Source", "References")]
 
 
 def _equations(app, what, name, obj, options, lines):
-    """Let docstrings write equations as the Markdown pages do: $x$, and $$x$$ on its own."""
+    """Convert the equations of docstrings, written as in Markdown: $x$ and $$x$$."""
     text = "\n".join(lines)
     text = re.sub(r"^( *)\$\$(.+?)\$\$", _display, text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"(?<![\\$`\w])\$([^$`]+)\$", r":math:`\1`", text)
@@ -50,7 +50,7 @@ def _display(match):
 
 
 def _skip_field(app, what, name, obj, skip, options):
-    """Leave out the fields of named tuples; Python says no more than their numbers."""
+    """Skip the fields of named tuples, whose docstrings only give their indices."""
     return True if (obj.__doc__ or "").startswith("Alias for field number") else None
 
 

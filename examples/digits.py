@@ -1,12 +1,12 @@
-"""Train a small convolutional net on handwritten digits, plainly and with six methods composed.
+"""Train a small convolutional network on handwritten digits, with and without six methods.
 
 The data are the 1,797 scans of 8 x 8 pixels that ship with scikit-learn; nothing is downloaded.
-Each way of training is run with several seeds, and a table compares what came out:
+A plain run and a composed recipe are trained with several seeds, and a table compares the results:
 
     python examples/digits.py                      # about a minute on two cores
     python examples/digits.py --seeds 3 --epochs 8
 
-A run folder keeps the metrics of every run (JSON lines), the plan, the table and the curves.
+The run folder contains the metrics of every run (JSON Lines), the plan, the table and the curves.
 """
 
 import argparse
@@ -41,16 +41,16 @@ try:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    mpl.use("Agg")  # a window is not needed, and not always possible
+    mpl.use("Agg")  # no window is needed, and a display may be missing
     import matplotlib.pyplot as plt
 except ModuleNotFoundError as error:
-    sys.exit(f'{error}. The demo needs more than the library: pip install ".[demo]".')
+    sys.exit(f'{error}. Install the demo dependencies: pip install ".[demo]".')
 
-TARGET = 0.98  # the accuracy that runs are timed to
+TARGET = 0.98  # the time to this accuracy is reported
 
 
 def methods() -> list:
-    """The methods of the second arm, in any order."""
+    """Return the methods of the composed recipe, in any order."""
     return [
         MixUp(alpha=0.2),
         LabelSmoothing(0.1),
@@ -62,7 +62,7 @@ def methods() -> list:
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """The fixed split: 1,437 scans to train on and 360 to test on."""
+    """Load a fixed split: 1,437 training scans and 360 test scans."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
     tensors = [torch.as_tensor(part) for part in parts]
@@ -72,7 +72,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def convnet(seed: int) -> nn.Module:
-    """Two convolutions, of which the second has a stride, and a linear layer."""
+    """Build a network of two convolutions, the second with a stride, and a linear layer."""
     with seed_context(seed):
         return nn.Sequential(
             nn.Conv2d(1, 32, 3, padding=1),
@@ -88,7 +88,7 @@ def convnet(seed: int) -> nn.Module:
 
 
 def train(name: str, algorithms: list, seed: int, epochs: int, folder: Path) -> dict:
-    """One run: its results, and the trainer that has its plan."""
+    """Train once; return the results and the trainer."""
     train_set, test_set = digits()
     memory = InMemoryLogger()
     trainer = Trainer(
@@ -120,8 +120,8 @@ def train(name: str, algorithms: list, seed: int, epochs: int, folder: Path) -> 
     }
 
 
-def summarise(name: str, runs: list[dict]) -> dict:
-    """A row of the table."""
+def summarize(name: str, runs: list[dict]) -> dict:
+    """Compute a row of the table."""
     accuracies = [run["accuracy"] for run in runs]
     times = [run["seconds_to_target"] for run in runs if run["seconds_to_target"] is not None]
     return {
@@ -137,10 +137,10 @@ def summarise(name: str, runs: list[dict]) -> dict:
 
 
 def print_table(rows: list[dict]) -> str:
-    """The comparison, for people."""
+    """Format the comparison as a table."""
     lines = [
-        f"{'':10} {'test accuracy':>18} {'steps/s':>9}   time to {TARGET:.0%} (median of those "
-        "that reached it)"
+        f"{'':10} {'test accuracy':>18} {'steps/s':>9}   time to {TARGET:.0%} (median of the "
+        "seeds that reached it)"
     ]
     for row in rows:
         time_to = row["seconds_to_target"]
@@ -154,10 +154,10 @@ def print_table(rows: list[dict]) -> str:
 
 
 def draw(arms: dict[str, list[dict]], path: Path) -> None:
-    """Loss, test accuracy and learning rate, a line for each run."""
+    """Plot loss, test accuracy and learning rate, one line per run."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), constrained_layout=True)
     panels = {
-        "loss/train": "training loss (of what each way trains on)",
+        "loss/train": "training loss (on modified batches)",
         "metrics/test/accuracy": "test accuracy",
         "lr": "learning rate",
     }
@@ -179,16 +179,16 @@ def draw(arms: dict[str, list[dict]], path: Path) -> None:
 
 
 def main() -> None:
-    """Run both arms and report."""
+    """Train both recipes and report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each way of training")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds per recipe")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--folder", type=Path, help="the run folder; runs/digits-<time> by default")
+    parser.add_argument("--folder", type=Path, help="run folder (default: runs/digits-<time>)")
     arguments = parser.parse_args()
     folder = arguments.folder or Path("runs") / time.strftime("digits-%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
 
-    torch.set_num_threads(1)  # the net is too small for more to pay
+    torch.set_num_threads(1)  # the network is too small to benefit from more threads
     arms: dict[str, list[dict]] = {}
     for name, algorithms in {"plain": [], "composed": methods()}.items():
         arms[name] = [
@@ -196,20 +196,20 @@ def main() -> None:
             for seed in range(arguments.seeds)
         ]
     plan = arms["composed"][0]["trainer"].plan
-    table = print_table([summarise(name, runs) for name, runs in arms.items()])
-    print(f"\nThe plan of the composed runs:\n\n{plan.explain()}\n\n{table}\n")
+    table = print_table([summarize(name, runs) for name, runs in arms.items()])
+    print(f"\nPlan of the composed runs:\n\n{plan.explain()}\n\n{table}\n")
 
     (folder / "plan.txt").write_text(plan.explain() + "\n")
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
-    rows = [summarise(name, runs) for name, runs in arms.items()]
+    rows = [summarize(name, runs) for name, runs in arms.items()]
     (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
     (folder / "results.txt").write_text(table + "\n")
     draw(arms, folder / "curves.png")
-    print(f"Metrics, plan, table and curves are in {folder}")
+    print(f"Metrics, plan, table and curves were written to {folder}")
 
 
 if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("\nInterrupted: the metrics so far are in the run folder.")
+        sys.exit("\nInterrupted. The run folder contains the metrics so far.")

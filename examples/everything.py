@@ -1,10 +1,10 @@
-"""Train with all methods that go together at once, twice, and compare the two runs bit for bit.
+"""Train twice with all compatible methods, and compare the two runs bit for bit.
 
     python examples/everything.py images      # handwritten digits, which ship with scikit-learn
     python examples/everything.py language    # Python's own standard library, as bytes
 
-Nobody should train like this: which methods pay is a question of the data. It shows that they
-compose, in any order of the list, and that a run with all of them can be repeated.
+This is a test of composability, not a recommended recipe: which methods help depends on the task.
+It shows that the methods compose, in any order of the list, and that such a run is repeatable.
 """
 
 import argparse
@@ -67,7 +67,7 @@ Split = tuple[Dataset[Any], Dataset[Any]]
 
 @attrs.frozen
 class Task:
-    """What is trained on, with what, and how well it did."""
+    """The data, model, algorithms and options of a task."""
 
     data: Callable[[], Split]
     model: Callable[[], nn.Module]
@@ -82,7 +82,7 @@ class Task:
 
 
 class Residual(nn.Module):
-    """A block that adds what two convolutions make of its input."""
+    """A residual block of two convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -95,12 +95,12 @@ class Residual(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images to images of the same size."""
+        """Map images to images of the same size."""
         return torch.relu(inputs + self.branch(inputs))
 
 
 def residual_net() -> nn.Module:
-    """A net with something to replace for every surgery on images."""
+    """Build a network with a layer for every surgery on image models."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.BatchNorm2d(32),
@@ -121,12 +121,12 @@ def residual_net() -> nn.Module:
 
 
 def digits() -> Split:
-    """1,437 scans to train on and 360 to test on, in three channels of 16 x 16 pixels."""
+    """Load 1,437 training scans and 360 test scans, in three channels of 16 x 16 pixels."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ModuleNotFoundError as error:
-        sys.exit(f'{error}. The images need more than the library: pip install ".[demo]".')
+        sys.exit(f'{error}. Install the demo dependencies: pip install ".[demo]".')
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
     scans = [torch.as_tensor(part).float().reshape(-1, 1, 8, 8) / 16 for part in parts[:2]]
@@ -136,10 +136,10 @@ def digits() -> Split:
 
 
 def for_images() -> list[Algorithm]:
-    """All methods for images.
+    """Return all methods for images.
 
-    Of those that exclude each other, one is drawn for each batch; of those whose order matters, it
-    is said. The order of the list says nothing.
+    `choose` selects one of the incompatible methods per batch, and `chain` fixes the order where it
+    matters. The order of the list has no effect.
     """
     block = ResidualBlock(
         Residual,
@@ -181,19 +181,19 @@ CONTEXT = 64
 
 
 class Positions(nn.Module):
-    """What is added to tokens for where they stand."""
+    """Learned position embeddings."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.table = nn.Embedding(CONTEXT, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors of tokens, placed."""
+        """Add position embeddings to token embeddings."""
         return tokens + self.table(torch.arange(tokens.shape[1], device=tokens.device))
 
 
 class Attention(nn.Module):
-    """Causal attention of several heads."""
+    """Causal multi-head attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Attention(nn.Module):
         self.mix = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Vectors of tokens to vectors of tokens."""
+        """Map token vectors to token vectors."""
         batch, tokens, width = inputs.shape
         parts = self.queries_keys_values(inputs).chunk(3, -1)
         q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in parts)
@@ -214,7 +214,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Sequential):
-    """What a block does to each token by itself."""
+    """The feed-forward part of a block."""
 
     def __init__(self, width: int) -> None:
         wide = [nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
@@ -222,7 +222,7 @@ class FeedForward(nn.Sequential):
 
 
 class Block(nn.Module):
-    """A transformer block, normalised before its two residuals."""
+    """A pre-norm transformer block."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -230,23 +230,23 @@ class Block(nn.Module):
         self.feed_forward = nn.Sequential(nn.LayerNorm(width), FeedForward(width))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Vectors of tokens to vectors of tokens."""
+        """Map token vectors to token vectors."""
         hidden = inputs + self.attention(inputs)
         return hidden + self.feed_forward(hidden)
 
 
-# What the library can't know of classes that are ours.
+# How to convert the classes of this file.
 
 
 @register_alibi(Positions)
-def leave_out(positions: nn.Module, max_sequence_length: int) -> nn.Module:
-    """No positions are added where attention knows distances."""
+def remove_positions(positions: nn.Module, max_sequence_length: int) -> nn.Module:
+    """Remove position embeddings; the attention biases replace them."""
     return nn.Identity()
 
 
 @register_alibi(Attention)
 def add_biases(attention: Any, max_sequence_length: int) -> nn.Module:
-    """Attention that knows distances."""
+    """Add biases by distance to the attention."""
     attention.biased = True
     return attention
 
@@ -255,7 +255,7 @@ register_gated_linear_units(FeedForward, linear="0", activation="1")
 
 
 class ByteModel(nn.Module):
-    """A small transformer that tells the next byte."""
+    """A small transformer that predicts the next byte."""
 
     def __init__(self, width: int = 64, heads: int = 4, depth: int = 2) -> None:
         super().__init__()
@@ -266,13 +266,13 @@ class ByteModel(nn.Module):
         self.head = nn.Linear(width, 256)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ids `[batch, tokens]` to logits `[batch, 256, tokens]`."""
+        """Map ids `[batch, tokens]` to logits `[batch, 256, tokens]`."""
         hidden = self.blocks(self.positions(self.bytes(ids)))
         return self.head(self.norm(hidden)).transpose(1, 2)
 
 
 def standard_library(size: int = 200_000) -> Split:
-    """The begin of some modules of the standard library, cut into windows of 64 bytes."""
+    """Load the start of standard library modules, in windows of 64 bytes."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     names = sorted(path.name for path in folder.glob("*.py"))
     text = b"".join((folder / name).read_bytes()[:5000] for name in names)[: size + 1]
@@ -288,7 +288,7 @@ def standard_library(size: int = 200_000) -> Split:
 
 
 def for_language() -> list[Algorithm]:
-    """All methods for sequences of tokens."""
+    """Return all methods for token sequences."""
     return [
         chain(
             SeqLengthWarmup(duration=0.3, min_seq_length=16, max_seq_length=CONTEXT, step_size=16),
@@ -330,7 +330,7 @@ TASKS = {
 
 
 def train(task: Task, seed: int, *, epochs: int | None = None, bar: bool = True) -> Trainer:
-    """One run."""
+    """Train once."""
     train_set, test_set = task.data()
     with seed_context(seed):
         model = task.model()
@@ -353,7 +353,7 @@ def train(task: Task, seed: int, *, epochs: int | None = None, bar: bool = True)
 
 
 def digest(trainer: Trainer) -> str:
-    """What a run left behind, as a number: the weights, the average of them, the metrics."""
+    """Hash the result of a run: the weights, their averages and the metrics."""
     state, bits = trainer.state, hashlib.sha256()
     averages = state.memory.values()
     tensors = [state.model.state_dict(), *(m for m in averages if isinstance(m, Mapping))]
@@ -371,10 +371,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--epochs", type=int, help="how long; the default takes about a minute")
+    parser.add_argument("--epochs", type=int, help="number of epochs (default: about a minute)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    torch.set_num_threads(1)  # the nets are too small for more to pay
+    torch.set_num_threads(1)  # the networks are too small to benefit from more threads
     task = TASKS[given.task]
     runs = [train(task, given.seed, epochs=given.epochs) for _ in range(2)]
     print(runs[0].plan.explain())
@@ -384,7 +384,7 @@ def main() -> None:
         print(f"run {number}: {name}: {shown}; {digest(run)[:16]}")
     if digest(runs[0]) != digest(runs[1]):
         sys.exit("the two runs differ")
-    print("the two runs are the same to the last bit")
+    print("the two runs are bit-identical")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ SECTIONS = {
 SAVES = 1 + 2 * EPOCHS  # after batch 2, and after each epoch and iteration
 EVALUATIONS = 1 + EPOCHS
 TIMES = {
-    "once a Trainer": 1,
+    "once per Trainer": 1,
     "each fit": 1,
     "each iteration": EPOCHS,
     "each epoch": EPOCHS,

@@ -262,7 +262,7 @@ def card_page(case: Case, answers: Answers) -> str:
     return _between(text, "matrix", [*lines, *why, *[""] * bool(why), MEANING], card(case))
 
 
-MEANING = "[What these words mean](matrix.md), and the rows of all functions."
+MEANING = "See the [property matrix](matrix.md) for definitions and for all functions."
 
 
 def _head(first: str) -> list[str]:

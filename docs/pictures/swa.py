@@ -1,4 +1,4 @@
-"""Draws the schedule on the card of SWA, from a run: python docs/pictures/swa.py."""
+"""Draw the schedule on the card of SWA, from a run: python docs/pictures/swa.py."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -21,7 +21,7 @@ GREY, BLUE, ORANGE = "#777", "#2166ac", "#d6604d"
 
 
 def learning_rates(*algorithms: SWA) -> tuple[list[float], list[float]]:
-    """The rate of each batch, and at which batches a model was taken into the mean."""
+    """Return the learning rate of each batch, and the batches of the updates of the mean."""
     logger, taken = InMemoryLogger(), [0]
 
     def note(event: Event, state: State, _: Any) -> None:
@@ -47,28 +47,28 @@ def learning_rates(*algorithms: SWA) -> tuple[list[float], list[float]]:
 
 
 def line(rates: Iterable[float], color: str, dashed: str = "") -> str:
-    """A curve of learning rates."""
+    """Draw a curve of learning rates."""
     points = " ".join(f"{x(k):.1f},{y(rate):.1f}" for k, rate in enumerate(rates))
     return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{dashed}/>'
 
 
 def x(batch: float) -> float:
-    """Where a batch is."""
+    """Return the horizontal position of a batch."""
     return LEFT + WIDTH * batch / (EPOCHS * LENGTH)
 
 
 def y(rate: float) -> float:
-    """Where a learning rate is."""
+    """Return the vertical position of a learning rate."""
     return TOP + HEIGHT * (1 - rate / 0.1)
 
 
 def text(at: float, height: float, words: str, color: str = GREY, anchor: str = "middle") -> str:
-    """A few words."""
+    """Draw a label."""
     return f'<text x="{at:.1f}" y="{height}" fill="{color}" text-anchor="{anchor}">{words}</text>'
 
 
 def picture() -> str:
-    """The picture, as the text of an SVG file."""
+    """Draw the picture, as an SVG document."""
     plain, _ = learning_rates()
     ours, taken = learning_rates(
         SWA("0.7dur", "0.97dur", schedule_swa_lr=True, anneal_steps=3, swa_lr=0.04)
@@ -85,8 +85,8 @@ def picture() -> str:
         f'fill="{BLUE}"/>',
         *(text(LEFT - 8, y(rate) + 4, str(rate), anchor="end") for rate in (0.0, 0.04, 0.1)),
         text(x(30), y(0.06), "learning rate", BLUE),
-        text(x(130), base + 26, "a model is taken into the mean", ORANGE, "end"),
-        text(start - 8, base + 43, "statistics of batch norms for the mean", BLUE, "end"),
+        text(x(130), base + 26, "update of the mean", ORANGE, "end"),
+        text(start - 8, base + 43, "batch norm statistics of the mean", BLUE, "end"),
         *(text(x(part * whole), base + 64, f"{part}dur") for part in (0, 0.7, 1)),
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 30} {base + 75}"'

@@ -1,4 +1,4 @@
-"""Draw the timeline of the page on combinators: python docs/pictures/timeline.py."""
+"""Draw the timeline on the page about combinators: python docs/pictures/timeline.py."""
 
 from pathlib import Path
 

@@ -33,7 +33,9 @@ CASE = Case(
         neutral="it replaces position embeddings",
         cannot={VISION: "images are no sequences of tokens"},
         order_matters=[
-            OrderMatters("SeqLengthWarmup", "one takes a share of the length that the other made")
+            OrderMatters(
+                "SeqLengthWarmup", "one takes a fraction of the length that the other produced"
+            )
         ],
         refused=in_callbacks(READ_ONLY_BATCH),
         external={"max_sequence_length": 64, "train_sequence_length_scaling": 0.25},

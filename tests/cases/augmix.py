@@ -30,10 +30,10 @@ from tests.support.meaning import on_inputs
 from tests.support.runs import LANGUAGE
 
 GROUPS = (
-    "the images are sorted by the operation that each of them gets, so sizes depend on the draw; "
-    "the single operations can"
+    "the images are grouped by operation, so tensor sizes depend on the draw; "
+    "the single operations support both"
 )
-MEAN_OF_NONE = "it is a mean, and that of no examples is NaN, as with PyTorch's own losses"
+MEAN_OF_NONE = "the mean over no examples is NaN, as for PyTorch's own losses"
 
 CASE = Case(
     functions=[
@@ -64,7 +64,7 @@ CASE = Case(
         ],
         cannot={LANGUAGE: "token ids are no images"},
         order_matters=[
-            OrderMatters("CutOut RandAugment", "one changes the pixels that the other made")
+            OrderMatters("CutOut RandAugment", "each modifies the pixels that the other produced")
         ],
         refused=in_callbacks(READ_ONLY_BATCH),
         external={"mean": (0.5, 0.5), "std": (0.1, 0.1)},

@@ -31,7 +31,7 @@ CASE = Case(
             needs={"threshold": 0.1},
             arguments=dict(zip(["grads", "params"], named(0, 1), strict=True)),
             expected_failures={
-                "gradients": "the weights are taken as constants: only the gradients are clipped"
+                "gradients": "the weights are treated as constants; only the gradients are clipped"
             },
         ),
     ],

@@ -38,7 +38,7 @@ CASE = Case(
         cannot={LANGUAGE: "token ids are no images"},
         order_matters=[
             OrderMatters(
-                "MixUp", "both mix the batch, and a mixed batch can't be mixed again", BOTH_FAIL
+                "MixUp", "both mix the batch, and a mixed batch cannot be mixed again", BOTH_FAIL
             )
         ],
         refused=in_callbacks(READ_ONLY_BATCH),

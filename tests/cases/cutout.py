@@ -33,7 +33,9 @@ CASE = Case(
         {"num_holes": [2, 1], "length": [3, 0.5], "per_sample": [True, False]},
         meaning=on_inputs(F.cutout),
         cannot={LANGUAGE: "token ids are no images"},
-        order_matters=[OrderMatters("RandAugment", "one changes the pixels that the other made")],
+        order_matters=[
+            OrderMatters("RandAugment", "each modifies the pixels that the other produced")
+        ],
         refused=in_callbacks(READ_ONLY_BATCH),
     ),
     invalid={"num_holes": no_count(0), "length": no_number(-0.1, -1, 1.5, inf)},

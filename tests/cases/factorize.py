@@ -47,11 +47,11 @@ CASE = Case(
         order_matters=[
             OrderMatters(
                 "BlurPool SqueezeExcite WeightStandardization",
-                "factors are made of plain convolutions, and the other one leaves none",
+                "only plain convolutions are factorized, and the other replaces them",
             ),
             OrderMatters(
                 "GatedLinearUnits",
-                "the gate is made of a linear layer, and factorized layers are none",
+                "the gate needs an `nn.Linear`, and factorized layers are not `nn.Linear`",
                 ONE_FAILS,
             ),
         ],

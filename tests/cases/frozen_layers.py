@@ -25,7 +25,7 @@ CASE = Case(
             needs={"elapsed": 0.75},
             invalid={"elapsed": NO_SHARE},
             expected_failures={
-                "compile": "it gives names of layers, before a step: there is nothing to compile"
+                "compile": "it returns layer names before a step, so there is nothing to compile"
             },
         )
     ],

@@ -13,8 +13,8 @@ from tests.support.meaning import surgery
 from tests.support.runs import LANGUAGE
 
 STATISTICS = (
-    "it writes running statistics, as a batch norm does, which the mapped models would have to "
-    "share; without them it can"
+    "it updates running statistics, which the mapped models would share, as for batch norm; "
+    "without running statistics it is supported"
 )
 
 CASE = Case(

@@ -8,7 +8,7 @@ from composable.functional import images as I
 from tests.support.arguments import of_images, with_strengths
 from tests.support.cases import Case, FunctionCase
 
-STEPS = {"gradients": "its values are steps, whose derivative is 0"}
+STEPS = {"gradients": "the result is piecewise constant, so its derivative is 0"}
 NO_STRENGTH = (nan, "1", None, torch.zeros(3))
 
 CASE = Case(

@@ -12,8 +12,8 @@ from tests.support.meaning import on_inputs
 from tests.support.runs import LANGUAGE
 
 GROUPS = (
-    "the images are sorted by the operation that each of them gets, so sizes depend on the draw; "
-    "the single operations can"
+    "the images are grouped by operation, so tensor sizes depend on the draw; "
+    "the single operations support both"
 )
 
 CASE = Case(

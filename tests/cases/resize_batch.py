@@ -74,7 +74,7 @@ CASE = Case(
         order_matters=[
             OrderMatters(
                 "AugMix ColOut CutOut RandAugment",
-                "one places what it draws by the size that the other made",
+                "one draws positions for the image size that the other produced",
             )
         ],
         refused=in_callbacks(READ_ONLY_BATCH),

@@ -28,7 +28,9 @@ CASE = Case(
         FunctionCase(
             F.sam_perturbation,
             arguments=named(0, 1),
-            expected_failures={"gradients": "the step is taken as a constant, as in the paper"},
+            expected_failures={
+                "gradients": "the perturbation is treated as a constant, as in the paper"
+            },
         )
     ],
     algorithm=AlgorithmCase(

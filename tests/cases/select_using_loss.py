@@ -45,7 +45,7 @@ CASE = Case(
         order_matters=[
             OrderMatters(
                 "Alibi AugMix ColOut CutOut ProgressiveResizing RandAugment",
-                "examples are chosen by the loss that they have before, or after, they are changed",
+                "examples are selected by their loss before or after they are modified",
             )
         ],
         refused=in_callbacks(READ_ONLY_BATCH),

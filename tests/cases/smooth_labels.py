@@ -35,7 +35,7 @@ CASE = Case(
         order_matters=[
             OrderMatters(
                 "MixUp CutMix",
-                "both are linear in the targets, and sums in another order round differently",
+                "both are linear in the targets, and the order of sums changes rounding",
                 LAST_BITS,
             )
         ],

@@ -12,7 +12,7 @@ from tests.support.runs import LANGUAGE
 
 LIKE_DROPOUT = {
     "global_generators": (
-        "the layers draw at each step from PyTorch's global generators, as dropout does"
+        "the layers draw from PyTorch's global generators at each step, like dropout"
     )
 }
 

@@ -25,8 +25,8 @@ from tests.support.integrations import LATE_STATISTICS, in_callbacks
 from tests.support.invalid import NO_FLAG, NO_INTERVAL, NO_TENSORS, NO_TIME, no_count, no_word
 
 STATISTICS = (
-    "it writes running statistics, as a batch norm does, which the mapped models would have to "
-    "share; without them it can"
+    "it updates running statistics, which the mapped models would share, as for batch norm; "
+    "without running statistics it is supported"
 )
 
 
@@ -43,9 +43,7 @@ CASE = Case(
             F.swa,
             needs={"count": 2},
             arguments=named(0, 1),
-            expected_failures={
-                "gradients": "an average is no part of the graph: its results are detached"
-            },
+            expected_failures={"gradients": "the average is detached from the autograd graph"},
         ),
         FunctionCase(F.batch_norm_statistics, arguments=model_of(partial(nn.BatchNorm2d, 3))),
         FunctionCase(
@@ -89,7 +87,9 @@ CASE = Case(
             ({"schedule_swa_lr": True, "swa_lr": nan}, "swa_lr=nan must be greater than 0"),
             ({"schedule_swa_lr": True, "swa_lr": "0.1"}, "swa_lr='0.1' must be a number"),
         ],
-        order_matters=[OrderMatters("EMA", "both replace the model that is evaluated", BOTH_FAIL)],
+        order_matters=[
+            OrderMatters("EMA", "both replace the weights used for evaluation", BOTH_FAIL)
+        ],
         refused=in_callbacks(LATE_STATISTICS),
         external={
             "swa_start": "1ba",

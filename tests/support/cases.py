@@ -119,13 +119,13 @@ class FunctionCase:
 
 # --- an algorithm ---
 
-LAST_BITS = "in the last bits"
+LAST_BITS = "by rounding"
 """The two orders are equal to rounding."""
-OTHER_WEIGHTS = "in the result"
+OTHER_WEIGHTS = "in the weights"
 """The two orders train differently."""
-ONE_FAILS = "in one order it fails"
+ONE_FAILS = "one order fails"
 """One of the two orders raises an error; a list runs in the other."""
-BOTH_FAIL = "together they fail"
+BOTH_FAIL = "both orders fail"
 """Both orders raise an error: these two can't be combined."""
 
 

@@ -13,28 +13,28 @@ LOOPS = {
 
 CALLBACKS = ("Lightning, callback", "HF, callback")
 
-READ_ONLY_BATCH = "A callback sees the batch and can't replace it."
+READ_ONLY_BATCH = "A callback can read the batch but not replace it."
 LOSS_INSIDE = (
     "The loss is computed inside the training step, where no callback is called. `NoOpModel` "
-    "brings a loss with its model; most others fail on the number that this model gives."
+    "provides a loss with its model; most other losses fail on the scalar that this model returns."
 )
 NO_EVALUATION_CALLBACK = (
-    "No callback is called before an evaluation, so it would be one of the training weights. The "
-    "average is kept all the same: `with t.evaluating(): trainer.evaluate()` uses it."
+    "No callback is called before an evaluation, so the evaluation would use the training weights. "
+    "The average is still computed: `with t.evaluating(): trainer.evaluate()` uses it."
 )
-OWN_MODEL = "This Trainer needs a model of its own kind, and `NoOpModel` replaces the model."
+OWN_MODEL = "This trainer requires a model of its own type, which `NoOpModel` would replace."
 SECOND_PASS = (
-    "It needs a second pass over the batch, and an external loop can't be made to repeat its "
-    "forward and backward pass: `transforms` raises an `UnsupportedRequestError`. In a loop of your own, "
-    "`sam_perturbation` takes a few lines: see [its card](methods/sam_perturbation.md)."
+    "SAM needs a second pass over the batch, which cannot be added to an external loop. "
+    "`transforms` raises an `UnsupportedRequestError`. In your own loop, `sam_perturbation` takes a few "
+    "lines: see [its card](methods/sam_perturbation.md)."
 )
 LATE_STATISTICS = (
-    "It computes statistics of batch norms on the batches after `swa_end`, which a callback "
-    'doesn\'t get. With `swa_end="1dur"` there are none, and it works, but for (3).'
+    "SWA recomputes batch norm statistics on the batches after `swa_end`, to which the callback "
+    'has no access. With `swa_end="1dur"` there are no such batches, and only (3) applies.'
 )
 FREEZES_BEFORE = (
-    "Which parameters a batch doesn't train must be known before its forward pass, where "
-    "`start_batch` is called."
+    "The frozen parameters of a batch must be known before its forward pass, where `start_batch` "
+    "is called."
 )
 
 REASONS = [
