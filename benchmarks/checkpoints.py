@@ -46,8 +46,8 @@ def build() -> Trainer:
 def measure(rounds: int, folder: Path) -> dict[str, list[float]]:
     """Measure the seconds of each saver, once per round."""
     trainer = build()
-    tree = trainer._take(False)
-    run = trainer._describe(trainer.state)
+    tree = trainer._saving.capture(False)
+    run = trainer._saving.describe(trainer.state)
     savers = {
         "save_in_background (blocking time)": CheckpointSaver(folder / "b", background=True),
         "save_folder": CheckpointSaver(folder / "f"),

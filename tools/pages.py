@@ -223,7 +223,7 @@ def ask(cases: Iterable[FunctionCase]) -> Answers:
 
 
 def matrix_table(answers: Answers) -> list[str]:
-    """Render the matrix, and the reasons of its noes."""
+    """Render the matrix, and the reason of each *no*."""
     every = list(all_function_cases())
     reasons = list(
         dict.fromkeys(reason for _, case in every for reason in case.expected_failures.values())

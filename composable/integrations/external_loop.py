@@ -90,8 +90,8 @@ def adapt_loop(
         target_key: Which part is the target.
 
     Raises:
-        UnsupportedRequestError: An algorithm asks the loop for what a loop that isn't ours can't do: to
-            compute gradients twice, as `SAM` does, or to step with other learning rates.
+        UnsupportedRequestError: An algorithm requests something that an external loop can't do:
+            a second pass, as `SAM` does, or a step with other learning rates.
 
     Example:
         >>> from composable.algorithms import EMA, GradientClipping, MixUp

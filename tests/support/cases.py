@@ -167,7 +167,7 @@ class AlgorithmCase:
             of either.
         refused: The loops of other libraries in which it is refused, each with the reason.
         external: Hyperparameters for those loops, where the first values don't suit.
-        external_options: Options of `transforms` that it needs there.
+        external_options: Options of `adapt_loop` that it needs there.
     """
 
     kind: type[Algorithm]

@@ -25,8 +25,8 @@ NO_EVALUATION_CALLBACK = (
 OWN_MODEL = "This trainer requires a model of its own type, which `NoOpModel` would replace."
 SECOND_PASS = (
     "SAM needs a second pass over the batch, which cannot be added to an external loop. "
-    "`transforms` raises an `UnsupportedRequestError`. In your own loop, `sam_perturbation` takes a few "
-    "lines: see [its card](methods/sam_perturbation.md)."
+    "`adapt_loop` raises an `UnsupportedRequestError`. In your own loop, `sam_perturbation` takes "
+    "a few lines: see [its card](methods/sam_perturbation.md)."
 )
 LATE_STATISTICS = (
     "SWA recomputes batch norm statistics on the batches after `swa_end`, to which the callback "

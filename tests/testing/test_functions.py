@@ -321,7 +321,7 @@ def test_arguments_without_a_default_are_asked_for():
 
 
 def test_a_function_that_can_not_be_called_raises_its_own_error():
-    with pytest.raises(ValueError, match="num_classes is None"):
+    with pytest.raises(ValueError, match="num_classes=None"):
         check_function(F.smooth_labels)
 
 
