@@ -24,6 +24,7 @@ from composable.plan.plan import Plan
 from composable.runs.recorder import RunRecorder
 from composable.trainer import arguments as check
 from composable.trainer.guards import NonFiniteGuard
+from composable.trainer.microbatches import Microbatches
 from composable.trainer.resume import (
     ResumePoint,
     check_folder_is_ours,
@@ -31,7 +32,6 @@ from composable.trainer.resume import (
     new_run_id,
 )
 from composable.trainer.run import Run
-from composable.trainer.step import Microbatches
 
 __all__ = ["TrainerOptions", "overridden_runs", "run_overrides"]
 
