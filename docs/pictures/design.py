@@ -6,10 +6,6 @@ The layers are read from the import contract in pyproject.toml, which the checks
 import re
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "composable"
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
@@ -107,5 +103,6 @@ def draw_way() -> None:
 
 
 if __name__ == "__main__":
+    plt.rcParams["svg.hashsalt"] = "composable"  # the same file from the same picture
     draw_layers()
     draw_way()
