@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from . import _compiled
 from ._checks import check_count, check_draw, check_generator, check_range
 from ._operations import apply_operations, check_set, draw_operations
 from ._sampling import draw_beta, draw_dirichlet, generator_device
@@ -194,12 +195,15 @@ def apply_augmix(
     steps, width, batch = draw.operations.shape
     if not steps:
         return images.clone()
+    weights = draw.weight * draw.chain_weights
+    if _compiled.serves(images, *draw):
+        return _compiled.augment_and_mix(images, draw.operations, draw.strengths, weights)
     operations, strengths = (
         part.reshape(steps, width * batch) for part in (draw.operations, draw.strengths)
     )
     chains = apply_operations(images, operations, strengths).reshape(width, *images.shape)
     values = values_of(images)
-    shares = (draw.weight * draw.chain_weights).to(values, non_blocking=True)
+    shares = weights.to(values, non_blocking=True)
     mixed = values * (1 - shares.sum(0))[:, None, None, None]
     for chain, share in zip(chains, shares, strict=True):
         mixed = mixed.addcmul_(values_of(chain), share[:, None, None, None])

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from . import _compiled
 from ._checks import check_count, check_draw, check_generator, check_range
 from ._operations import apply_operations, check_set, draw_operations
 from .images._values import check_images
@@ -165,4 +166,6 @@ def apply_randaugment(
             f"draw is for {tuple(draw.operations.shape)[1:]} images, but images has {len(images)}; "
             "draw with batch_size=len(images)."
         )
+    if _compiled.serves(images, *draw):
+        return _compiled.augment(images, *draw)
     return apply_operations(images, *draw)

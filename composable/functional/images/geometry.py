@@ -16,7 +16,7 @@ __all__ = ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"]
 # The left and the upper edge belong to the image, the right and the lower don't. What comes from an
 # edge to within what float32 loses is taken to come from the edge itself: this far, in tenths of a
 # pixel when shifting, and as a part of half the width or height when rotating.
-_EDGE = 1e-6
+EDGE = 1e-6
 
 
 def rotate(
@@ -59,8 +59,8 @@ def rotate(
     # Only the places have a gradient, and not whether they are inside.
     by_x, by_y = by_x.detach(), by_y.detach()
     edge = torch.maximum(
-        ((by_x.real + _EDGE) + by_y.real).abs_(),
-        ((by_x.imag + _EDGE) + by_y.imag).abs_(),
+        ((by_x.real + EDGE) + by_y.real).abs_(),
+        ((by_x.imag + EDGE) + by_y.imag).abs_(),
     )
     inside = (edge <= 1)[:, None]
     return finish(_cut_off(sampled, images).mul_(inside), images)
@@ -196,7 +196,7 @@ def _shift_rows(images: Tensor, shift: Tensor) -> Tensor:
     whole = not shift.is_floating_point()
     pixels, nearest = shift, shift
     if not whole:
-        pixels, nearest = shift.floor().long(), (shift + (0.5 + 10 * _EDGE)).floor().long()
+        pixels, nearest = shift.floor().long(), (shift + (0.5 + 10 * EDGE)).floor().long()
     # Both ends of a row are there twice, for what lies outside of the centres of its pixels.
     rows = torch.cat([images[..., :1], images, images[..., -1:]], -1)
     memory = pad(rows.reshape(-1), (width + 2, width + 2))
