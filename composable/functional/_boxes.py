@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._sampling import draw_uniform, numbers
+from ._sampling import draw_uniform
 
-__all__ = ["broadcast", "clip_boxes", "draw_boxes", "inside", "place_boxes", "regions"]
+__all__ = ["broadcast", "clip_boxes", "clip_region", "draw_boxes", "inside", "place_boxes"]
 
 
 def draw_boxes(
@@ -45,17 +45,17 @@ def place_boxes(
 
 
 def clip_boxes(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """Cut off what reaches over the border."""
+    """Cut off the parts of boxes that reach over the border."""
     clipped = [boxes[..., dim, :].clamp(0, length) for dim, length in enumerate(size)]
     return torch.stack(clipped, -2)
 
 
-def regions(boxes: Tensor) -> list[tuple[Any, ...]] | None:
-    """Give clipped boxes `[count, dims, 2]` as indices, or None where that would make one wait."""
-    found = numbers(boxes)
-    if found is None:
-        return None
-    return [(..., *(slice(start, stop) for start, stop in box)) for box in found]
+def clip_region(box: Sequence[Sequence[int]], size: Sequence[int]) -> tuple[Any, ...]:
+    """Clip one box, given as numbers, and return the slices of the last dimensions."""
+    return tuple(
+        slice(min(max(start, 0), length), min(max(stop, 0), length))
+        for (start, stop), length in zip(box, size, strict=True)
+    )
 
 
 def inside(boxes: Tensor, size: Sequence[int], device: torch.device) -> Tensor:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._checks import check_tensor
 
-__all__ = ["check_spatial", "is_dense", "laid_out_like", "select_rows", "take"]
+__all__ = ["check_spatial", "select_rows", "is_dense", "laid_out_like", "may_write_out", "take"]
 
 
 def laid_out_like(tensor: Tensor, images: Tensor) -> Tensor:
@@ -49,6 +51,13 @@ def select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     if tensor.ndim > 3 and tensor.shape[1] > 1 and tensor.stride(1) == 1:
         return tensor.movedim(1, -1).index_select(0, rows).movedim(-1, 1)
     return tensor.index_select(0, rows)
+
+
+def may_write_out(tensor: Tensor) -> bool:
+    """Say whether an operation on this tensor may write into a given one: no gradients, no vmap."""
+    recorded = tensor.requires_grad and torch.is_grad_enabled()
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not (recorded or wrapped or forward_ad._current_level >= 0)
 
 
 def take(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:

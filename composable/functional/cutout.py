@@ -6,12 +6,13 @@ https://arxiv.org/abs/1708.04552
 
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ._boxes import broadcast, clip_boxes, draw_boxes, inside, regions
+from ._boxes import broadcast, clip_region, draw_boxes, inside
 from ._checks import (
     check_count,
     check_flag,
@@ -20,7 +21,7 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._sampling import generator_device
+from ._sampling import generator_device, numbers
 from ._spatial import check_spatial
 
 __all__ = ["apply_cutout", "cutout", "draw_cutout"]
@@ -162,9 +163,10 @@ def apply_cutout(
     _check(inputs, draw)
     dims = draw.shape[-2]
     size = inputs.shape[inputs.ndim - dims :]
-    if draw.ndim == 3 and (found := regions(clip_boxes(draw, size))) is not None:
+    if draw.ndim == 3 and (holes_of_all := numbers(draw)) is not None:
         cut = inputs.clone()
-        for region in found:
+        for hole in holes_of_all:
+            region: tuple[Any, ...] = (..., *clip_region(hole, size))
             cut[region] = 0
         return cut
     holes = inside(draw, size, inputs.device)

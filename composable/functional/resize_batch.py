@@ -4,15 +4,16 @@ Howard et al., fast.ai's entry to DAWNBench, 2018,
 https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import floor
+from typing import Any
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ._boxes import regions
 from ._checks import (
     check_count,
     check_flag,
@@ -22,7 +23,7 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._sampling import draw_uniform
+from ._sampling import draw_uniform, numbers
 from ._spatial import check_spatial, take
 from .resized import ResizedBatch
 
@@ -84,13 +85,15 @@ def resize_batch(
         _check_dense(targets, size)
     if scale_factor == 1:
         return ResizedBatch(inputs, targets)
-    offset = draw_crop(size, new, generator=generator) if mode == "crop" else None
-    small = [
-        _shrink(tensor, new) if offset is None else apply_crop(tensor, new, offset)
-        for tensor in (inputs, targets)[: 1 + resize_targets]
-        if tensor is not None
-    ]
-    return ResizedBatch(small[0], small[1] if resize_targets else targets)
+    make: Callable[[Tensor], Tensor]
+    if mode == "crop":
+        share = draw_uniform((len(size),), generator=generator)
+        make = partial(_cut_out, new_size=new, offset=_offset(share, size, new))
+    else:
+        make = partial(_shrink, size=new)
+    return ResizedBatch(
+        make(inputs), make(targets) if targets is not None and resize_targets else targets
+    )
 
 
 def scaled_size(
@@ -198,8 +201,8 @@ def draw_crop(
     if len(size) != len(new_size) or any(a < b for a, b in zip(size, new_size, strict=True)):
         raise ValueError(f"new_size={tuple(new_size)} must fit into size={tuple(size)}.")
     share = draw_uniform((len(size),), generator=generator)
-    places = share.new_tensor([a - b + 1 for a, b in zip(size, new_size, strict=True)])
-    return (share * places).long()
+    offset = _offset(share, size, new_size)
+    return offset if isinstance(offset, Tensor) else torch.tensor(offset)
 
 
 def apply_crop(
@@ -233,11 +236,26 @@ def apply_crop(
             f"new_size={tuple(new_size)} must fit into the last dimensions of tensor, of shape "
             f"{tuple(tensor.shape)}."
         )
-    stop = offset + offset.new_tensor(new_size)
-    found = regions(torch.stack([offset, stop], -1).unsqueeze(0))
-    if found is not None:
-        return tensor[found[0]]
-    return take(tensor, [at + torch.arange(n) for at, n in zip(offset, new_size, strict=True)])
+    starts = numbers(offset)
+    return _cut_out(tensor, new_size, offset if starts is None else starts)
+
+
+def _offset(share: Tensor, size: Sequence[int], new_size: Sequence[int]) -> Tensor | list[int]:
+    """Turn a share of all places into a place: numbers if they can be read without a wait."""
+    places = [old - new + 1 for old, new in zip(size, new_size, strict=True)]
+    shares = numbers(share)
+    if shares is None:
+        return (share * share.new_tensor(places)).long()
+    return [int(part * count) for part, count in zip(shares, places, strict=True)]
+
+
+def _cut_out(tensor: Tensor, new_size: Sequence[int], offset: Tensor | list[int]) -> Tensor:
+    """Return a view where the offset is known, and a copy where only the device knows it."""
+    if isinstance(offset, Tensor):
+        return take(tensor, [at + torch.arange(n) for at, n in zip(offset, new_size, strict=True)])
+    places = zip(offset, new_size, strict=True)
+    region: tuple[Any, ...] = (..., *(slice(at, at + length) for at, length in places))
+    return tensor[region]
 
 
 def _shrink(tensor: Tensor, size: Sequence[int]) -> Tensor:

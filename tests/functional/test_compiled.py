@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import composable.functional as F
 from composable.functional import _compiled
 from composable.functional._operations import OPERATIONS, apply_operations
+from composable.functional.images import _kernels
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 64)
@@ -25,8 +27,8 @@ EDGES = {
     "posterize": [1.0, 2.0, 4.0, 7.0, 8.0],
     "rotate": [0.0, -0.0, 1.0, 45.0, -90.0, 90.0, 180.0, 359.5, 720.0],
     "solarize": [0.0, 0.5, 1.0, 127.5, 128.0, 255.0, 255.5, 256.0],
-    "shear_x": [0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
-    "shear_y": [0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
+    "shear_x": [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
+    "shear_y": [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
     "translate_x": [0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0],
     "translate_y": [0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0],
     "color": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
@@ -89,6 +91,69 @@ def test_an_operation_is_that_on_tensors(name, data, x):
 
     expected = apply_operations(x, operations, torch.tensor(drawn, dtype=torch.float64))
     assert torch.equal(ours, expected)
+
+
+# A difference in the last bit of a float shows in one level of a hundred thousand.
+
+
+def floats(*low_and_high, count=2000):
+    """Random float32, a column for each range."""
+    ends = torch.tensor(low_and_high, dtype=torch.float32)
+    share = torch.rand(count, len(ends), generator=seeded())
+    return (ends[:, 0] + share * (ends[:, 1] - ends[:, 0])).T.contiguous()
+
+
+def each(function, *columns):
+    rows = zip(*(column.numpy() for column in columns), strict=True)
+    return torch.tensor([function(*row) for row in rows])
+
+
+def test_the_rounding_of_blends_and_shears_is_that_of_lerp():
+    value, other, weight = floats((0, 256), (0, 256), (-9, 2))
+
+    ours = each(_kernels._lerp, value.floor(), other.floor(), weight)
+
+    assert torch.equal(ours, torch.lerp(value.floor(), other.floor(), weight))
+
+
+def test_the_rounding_of_mixing_is_that_of_addcmul():
+    total, level, share = floats((0, 256), (0, 256), (0, 1))
+
+    ours = each(_kernels._add_product, total, level.floor(), share)
+
+    assert torch.equal(ours, torch.addcmul(total, level.floor(), share))
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (37, 53), (1, 7), (224, 224)])
+def test_the_rounding_of_rotations_is_that_of_grid_sample(height, width):
+    x = noise(1, 1, height, width)
+    columns, rows = floats((-1.2, 1.2), (-1.2, 1.2))
+    four = torch.empty(height * width, dtype=torch.int32)
+    _kernels._pack_neighbours(x[0, 0].numpy(), four.numpy())
+
+    def sample(column, row):
+        column, row = _kernels._place(column, width), _kernels._place(row, height)
+        place = int(row) * width + int(column)
+        east, south = (np.float32(at - int(at)) for at in (column, row))
+        return _kernels._between(four.numpy()[place], east, south)
+
+    expected = torch.nn.functional.grid_sample(
+        x.float(),
+        torch.stack([columns, rows], -1)[None, None],
+        padding_mode="border",
+        align_corners=False,
+    )
+    assert torch.equal(each(sample, columns, rows), expected.flatten())
+
+
+def test_autocontrast_is_that_on_tensors_for_every_range_of_levels():
+    low, high = torch.triu_indices(256, 256)
+    levels = torch.arange(256).clamp(low[:, None], high[:, None])
+    x = levels.to(torch.uint8)[:, None, None]
+
+    ours = _compiled.augment(x, torch.zeros(1, len(x), dtype=torch.int64), torch.zeros(1, len(x)))
+
+    assert torch.equal(ours, F.images.autocontrast(x))
 
 
 @given(
@@ -296,8 +361,6 @@ def test_a_numba_that_fails_to_import_is_reported(monkeypatch):
 
 def test_a_result_that_cannot_be_kept_on_the_disk_is_reported(monkeypatch):
     from numba.core.dispatcher import Dispatcher
-
-    from composable.functional.images import _kernels
 
     def refuse(self):
         raise RuntimeError("cannot cache function: no locator available")

@@ -108,6 +108,12 @@ def _lerp(value: float, other: float, weight: float) -> Number:
 
 
 @_loops
+def _add_product(value: float, factor: float, other: float) -> Number:
+    """Compute `torch.addcmul`."""
+    return _fma(factor, other, value)
+
+
+@_loops
 def _copy(source: Row, target: Row) -> None:
     for i in range(target.size):
         target[i] = source[i]
@@ -528,6 +534,6 @@ def augment_and_mix(
             )
             share = shares[k, i]
             for j in range(values.size):
-                values[j] = _fma(float32(augmented[j]), share, values[j])
+                values[j] = _add_product(values[j], float32(augmented[j]), share)
         for j in range(values.size):
             new[j] = uint8(int32(values[j] + float32(0.5)))
