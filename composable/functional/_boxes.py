@@ -1,7 +1,7 @@
 """Boxes of pixels, of any number of dimensions.
 
-A box is an integer tensor `[dims, 2]`: where it starts, and where it has stopped, in each
-dimension. Boxes may stand in a batch, and may reach over the border.
+A box is an integer tensor `[dims, 2]`: its start and its stop (exclusive) in each dimension. Boxes
+may have batch dimensions, and may extend over the border.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ def draw_boxes(
 ) -> Tensor:
     """Place boxes with these sides, float64 `[..., dims]` and whole, at random.
 
-    A box has its centre in any pixel. With `uniform_sampling` it stands in any place where it
-    covers a pixel at all, and that covers each pixel equally often.
+    The centre of a box is any pixel. With `uniform_sampling`, a box is anywhere that it covers at
+    least one pixel, so that each pixel is covered equally often.
     """
     share = draw_uniform(sides.shape, generator=generator)
     return place_boxes(share, sides, size, uniform_sampling=uniform_sampling)
@@ -45,7 +45,7 @@ def place_boxes(
 
 
 def clip_boxes(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """Cut off the parts of boxes that reach over the border."""
+    """Clip boxes to the image."""
     clipped = [boxes[..., dim, :].clamp(0, length) for dim, length in enumerate(size)]
     return torch.stack(clipped, -2)
 
@@ -59,7 +59,7 @@ def clip_region(box: Sequence[Sequence[int]], size: Sequence[int]) -> tuple[Any,
 
 
 def inside(boxes: Tensor, size: Sequence[int], device: torch.device) -> Tensor:
-    """Say which pixels are in a box: `[..., *size]` for boxes `[..., dims, 2]`."""
+    """Return the mask of the pixels in a box: `[..., *size]` for boxes `[..., dims, 2]`."""
     boxes = boxes.to(device, non_blocking=True)
     masks = []
     for dim, length in enumerate(size):
@@ -71,7 +71,7 @@ def inside(boxes: Tensor, size: Sequence[int], device: torch.device) -> Tensor:
 
 
 def broadcast(mask: Tensor, tensor: Tensor, dims: int) -> Tensor:
-    """Make room for the channels in a mask `[batch, *size]`; `[*size]` needs none."""
+    """Insert dimensions for the channels into a mask `[batch, *size]`; `[*size]` needs none."""
     batch = mask.shape[: mask.ndim - dims]
     channels = [1] * (tensor.ndim - mask.ndim) if batch else []
     return mask.reshape(*batch, *channels, *mask.shape[len(batch) :])

@@ -1,4 +1,4 @@
-"""When the compiled operations on images serve a batch, and how they are called.
+"""Selects and calls the compiled operations on images.
 
 They are an option: they need Numba (`pip install "composable[fast]"`) and serve plain uint8 tensors
 of 1 or 3 channels on the CPU. The operations on tensors are the reference and serve all others.
@@ -32,7 +32,7 @@ _WORTH_A_THREAD = 2**20
 
 
 def serves(images: Tensor, *draw: Tensor) -> bool:
-    """Say whether the compiled operations serve these images.
+    """Check whether the compiled operations serve these images.
 
     Never within `torch.compile`, `vmap` or a mode such as `FlopCounterMode`: those have to see
     each operation on a tensor.
@@ -65,9 +65,9 @@ def augment(
 
 def augment_and_mix(
     images: UInt8[Tensor, "batch channels height width"],
-    operations: Int[Tensor, "steps width batch"],
-    strengths: Float[Tensor, "steps width batch"],
-    shares: Float[Tensor, "width batch"],
+    operations: Int[Tensor, "steps chains batch"],
+    strengths: Float[Tensor, "steps chains batch"],
+    shares: Float[Tensor, "chains batch"],
 ) -> UInt8[Tensor, "batch channels height width"]:
     """Mix each image with chains of operations on it; the image has the rest of the shares."""
     shares = shares.float()

@@ -36,12 +36,12 @@ _SEVERAL = "mix several with one draw: see draw_cutmix and apply_cutmix"
 
 
 class CutMixDraw(NamedTuple):
-    """What `cutmix` draws: a partner for each example, and the box that is pasted from it.
+    """The draw of `cutmix`: a partner for each example, and the box that is pasted from it.
 
     Attributes:
         permutation: The partners, `[batch]`.
-        box: Where it starts and has stopped in each dimension, `[dims, 2]`, or one such box for
-            each example. It may reach over the border.
+        box: Its start and stop in each dimension, `[dims, 2]`, or one such box for each example. It
+            may extend over the border.
     """
 
     permutation: Tensor
@@ -63,14 +63,14 @@ def cutmix(
     \lambda \sim \mathrm{Beta}(\alpha, \alpha)$$
 
     with a random permutation $p$ and the mask $M$ of a box that takes up $1 - \lambda$ of the
-    image, rounded to whole pixels. Its centre is any pixel, so a part of it may lie over the
-    border; the weight $w$ is the share of the pixels that an example really keeps.
+    image, rounded to whole pixels. Its centre is any pixel, so a part of it may extend over the
+    border; the weight $w$ is the share of pixels that an example keeps after clipping.
 
     Args:
         inputs: Images `[batch, channels, height, width]`, signals or volumes, of any dtype.
         targets: Class indices, class probabilities or numbers to regress, `[batch, ...]`. Maps
             with a target for each pixel, `[batch, height, width]` or `[batch, classes, height,
-            width]`, are pasted as the images are.
+            width]`, are pasted in the same way as the images.
         alpha: Strength, above 0. At 1 every size of box is equally likely; near 0 boxes are
             almost nothing or almost everything.
         uniform_sampling: Make every pixel equally likely to be replaced. As in the paper, those
@@ -158,12 +158,12 @@ def draw_cutmix(
 def apply_cutmix(
     inputs: Shaped[Tensor, " *shape"], targets: Shaped[Tensor, " *dense"], draw: CutMixDraw
 ) -> MixedBatch:
-    """Paste the box that was drawn from the partner that was drawn: the deterministic half.
+    """Apply a draw: paste the box of each partner. This half is deterministic.
 
     Args:
         inputs: Of any dtype, `[batch, ..., *size]`.
         targets: Targets, `[batch, ...]`.
-        draw: What `draw_cutmix` gave for this size.
+        draw: The result of `draw_cutmix` for this size.
 
     Returns:
         The mixed batch; see `cutmix`. Outside of the box its inputs equal `inputs` exactly.

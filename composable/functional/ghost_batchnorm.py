@@ -29,14 +29,13 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
 
     $$y_i = \gamma \frac{x_i - \mu_{s(i)}}{\sqrt{\sigma^2_{s(i)} + \epsilon}} + \beta$$
 
-    All slices are one operation. The last one is shorter where the size doesn't divide the
-    batch; where it would hold a single value for each channel, which has no variance, it joins
-    the slice before it. A batch of `ghost_batch_size` examples or fewer is one slice: that is
-    the plain batch norm, to the bit.
+    The last slice is shorter if the size does not divide the batch. If it would hold a single
+    value for each channel, which has no variance, it is merged with the slice before it. A batch
+    of `ghost_batch_size` examples or fewer is one slice: the plain batch norm, to the bit.
 
-    The running statistics move once a batch, by `momentum`, to the average over the slices of
-    their means and unbiased variances, weighted by their sizes; with `momentum=None` they are
-    the plain average over batches. In evaluation they are used as ever, whatever the batch.
+    The running statistics are updated once a batch, by `momentum`, to the average over the slices
+    of their means and unbiased variances, weighted by their sizes; with `momentum=None` they are
+    the plain average over batches. In evaluation mode they are used as in a batch norm.
 
     Keys of the state dict, shapes, dtype, device, mode, hooks and subclasses stay. Layers that
     are ghost norms already are left alone, whatever their size, so twice is once.
@@ -80,7 +79,7 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
 
 
 def _one_by_one(inputs: Tensor) -> bool:
-    """Say whether a call for each slice is faster: on a CPU, which then copies them only once.
+    """Check whether a call for each slice is faster: on a CPU, where no channels are then moved.
 
     Elsewhere, and in a graph, all slices are one operation, however many.
     """
@@ -94,7 +93,7 @@ def _one_by_one(inputs: Tensor) -> bool:
 
 
 class _Ghost(_BatchNorm):
-    """What the layers below share: `ghost_batch_size`, the other arguments of a batch norm."""
+    """The base class of the layers: a batch norm with a `ghost_batch_size`."""
 
     ghost_batch_size: int
     running_mean: Any
@@ -169,7 +168,7 @@ class _Ghost(_BatchNorm):
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics as a batch norm does."""
+        """Update the running statistics as a batch norm does."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         share: Any = self.momentum

@@ -1,4 +1,4 @@
-"""Progressive resizing: begin training on small images.
+"""Progressive resizing: train on small images first.
 
 Howard et al., fast.ai's entry to DAWNBench, 2018,
 https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html
@@ -99,7 +99,7 @@ def resize_batch(
 def scaled_size(
     size: Sequence[int], *, scale_factor: float, size_increment: int = 1
 ) -> tuple[int, ...]:
-    """Say which size `resize_batch` makes of a size.
+    """Return the size to which `resize_batch` resizes.
 
     Args:
         size: Lengths of the spatial dimensions, such as `inputs.shape[2:]`.
@@ -136,7 +136,7 @@ def progressive_scale(
     finetune_fraction: float = 0.2,
     delay_fraction: float = 0.5,
 ) -> float:
-    """Say how large images are at a time of training, as a share of their size.
+    """Return the scale of images at a time of training, as a share of their full size.
 
     Args:
         elapsed: Share of the training that has passed, 0 or more.
@@ -169,14 +169,14 @@ def progressive_scale(
     grown = elapsed - delay_fraction
     if grown < 0:
         return initial_scale
-    # What rounding took from elapsed must not put off the end, where there may be no growing.
+    # A rounding error of elapsed must not delay the end of the growth.
     return 1.0 if grown >= growing - 1e-9 else initial_scale + (1 - initial_scale) * grown / growing
 
 
 def draw_crop(
     size: Sequence[int], new_size: Sequence[int], *, generator: torch.Generator | None = None
 ) -> Int[Tensor, " dims"]:
-    """Draw where a crop begins.
+    """Draw the position of a crop.
 
     Args:
         size: Lengths of the spatial dimensions, such as `inputs.shape[2:]`.
@@ -208,16 +208,16 @@ def draw_crop(
 def apply_crop(
     tensor: Shaped[Tensor, " *shape"], new_size: Sequence[int], offset: Int[Tensor, " dims"]
 ) -> Shaped[Tensor, " *cropped"]:
-    """Cut out the crop that was drawn: the deterministic half.
+    """Apply a draw: crop a tensor. This half is deterministic.
 
     Args:
         tensor: Inputs or targets, `[batch, ..., *size]`.
         new_size: The size of the crop.
-        offset: What `draw_crop` gave for this size.
+        offset: The result of `draw_crop` for this size.
 
     Returns:
-        `[batch, ..., *new_size]`, with the dtype, device and memory layout of `tensor`: a view
-        where the place can be read without a wait, else a copy.
+        `[batch, ..., *new_size]`, with the dtype, device and memory layout of `tensor`: a view if
+        the offset can be read without synchronization, otherwise a copy.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -241,7 +241,7 @@ def apply_crop(
 
 
 def _offset(share: Tensor, size: Sequence[int], new_size: Sequence[int]) -> Tensor | list[int]:
-    """Turn a share of all places into a place: numbers if they can be read without a wait."""
+    """Turn shares of all offsets into an offset: numbers if readable without synchronization."""
     places = [old - new + 1 for old, new in zip(size, new_size, strict=True)]
     shares = numbers(share)
     if shares is None:
@@ -250,7 +250,7 @@ def _offset(share: Tensor, size: Sequence[int], new_size: Sequence[int]) -> Tens
 
 
 def _cut_out(tensor: Tensor, new_size: Sequence[int], offset: Tensor | list[int]) -> Tensor:
-    """Return a view where the offset is known, and a copy where only the device knows it."""
+    """Crop a tensor: a view if the offset is known on the host, otherwise a copy."""
     if isinstance(offset, Tensor):
         return take(tensor, [at + torch.arange(n) for at, n in zip(offset, new_size, strict=True)])
     places = zip(offset, new_size, strict=True)
@@ -273,7 +273,7 @@ def _shrink(tensor: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _nearest(old: int, new: int, device: torch.device) -> Tensor:
-    """The pixel in which the centre of each new pixel lies, as interpolation sees them."""
+    """Return the pixel that contains the centre of each new pixel, as interpolation does."""
     return ((2 * torch.arange(new, device=device) + 1) * old).div(2 * new, rounding_mode="floor")
 
 

@@ -292,7 +292,7 @@ def _whole(share: float, length: int) -> Number:
 
 @_loops
 def _shift(factor: float, place: int, length: int) -> tuple[Number, Number, Number]:
-    """Say how far a row moves in a shear: in whole pixels, the rest, and to the nearest pixel."""
+    """Return the shift of a row in a shear: whole pixels, the fraction, and the nearest pixel."""
     shift = factor * (float32(place) + float32(0.5))
     shift = min(max(shift, float32(-length - 1)), float32(length + 1))
     pixels = math.floor(shift)
@@ -518,7 +518,7 @@ def augment_and_mix(
     stop: int,
     work: Workspace,
 ) -> None:
-    """Mix some images with their chains: `[steps, width, batch]`, and shares `[width, batch]`."""
+    """Mix some images with their chains: `[steps, chains, batch]`, and shares `[chains, batch]`."""
     values, chain = work.values, work.images[1]
     for i in range(start, stop):
         old, new, augmented = (
