@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from ._checks import check_tensor
 
-__all__ = ["check_spatial", "select_rows", "is_dense", "laid_out_like", "may_write_out", "take"]
+__all__ = ["check_spatial", "is_dense", "laid_out_like", "may_write_out", "select_rows", "take"]
 
 
 def laid_out_like(tensor: Tensor, images: Tensor) -> Tensor:
