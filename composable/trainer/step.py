@@ -285,7 +285,8 @@ def skip_nonfinite(step: Step, dispatcher: Dispatcher, guard: NonFiniteGuard) ->
         except SkipBatch as skipped:
             zero_grad(state)
             buffers.restore()
-            dispatcher.logger.log_metrics({"nonfinite/skipped": guard.num_skipped})
+            skips = {"nonfinite/skipped": guard.num_skipped}
+            dispatcher.logger.log_metrics(skips, state.timestamp)
             return state.evolve_unchecked(loss=skipped.loss, frozen=frozenset())
 
     return guarded
