@@ -152,17 +152,17 @@ def test_a_run_of_several_fits_is_replayed(tmp_path):
     assert [replay(train, tmp_path, batch=k).same for k in (2, 5, 7, 8, 11)] == [True] * 5
 
 
-def test_a_batch_that_was_rolled_back_over_is_replayed_as_left_out(tmp_path):
+def test_a_batch_that_was_skipped_after_a_rollback_is_skipped_in_a_replay(tmp_path):
     data = batches(24)
     data[2][0][0, 0] = float("nan")
 
     def train():
         build(tmp_path, data, nonfinite_loss="rollback", save_interval="1ba").fit()
 
-    with pytest.warns(UserWarning, match="not trained on"):
+    with pytest.warns(UserWarning, match="the batch is skipped"):
         train()
     assert records.read_steps(tmp_path).trained[2] == {"loss": None, "skipped": True}
-    with pytest.warns(UserWarning, match="not trained on"):
+    with pytest.warns(UserWarning, match="the batch is skipped"):
         reports = [replay(train, tmp_path, batch=k) for k in (2, 3)]
     assert [one.same for one in reports] == [True, True]
     assert "no loss" in str(reports[0])
@@ -234,10 +234,6 @@ def test_digests_name_the_tensor_at_the_step_itself(tmp_path):
 def test_another_learning_rate_is_named_as_such(tmp_path):
     build(tmp_path).fit()
     options = {"schedulers": cosine(warmup="2ba")}
-    train = build(tmp_path, save_overwrite=True, **options).fit
-    with pytest.raises(ReplayError, match="no Trainer with save_folder"):
-        replay(train, tmp_path, batch=1)  # built before
-
     report = replay(lambda: build(tmp_path, **options).fit(), tmp_path, batch=1)
 
     assert (report.difference.batch, report.difference.what) == (0, "lr")
@@ -256,6 +252,26 @@ def test_what_may_explain_a_difference_is_said(tmp_path):
 
 
 # --- what can't be replayed ---
+
+
+def test_a_trainer_that_was_built_before_the_replay_writes_nothing(tmp_path):
+    build(tmp_path).fit()
+    trainer, before = build(tmp_path, save_overwrite=True), contents(tmp_path)
+
+    with pytest.raises(RuntimeError, match="build the Trainer in the function that is replayed"):
+        replay(trainer.fit, tmp_path, batch=1)
+
+    assert contents(tmp_path) == before
+    assert trainer.fit().timestamp.epoch == 3
+
+
+def test_a_run_without_a_trainer_of_its_folder_is_an_error(tmp_path):
+    build(tmp_path / "a").fit()
+
+    with pytest.raises(ReplayError, match="no Trainer with save_folder"):
+        replay(lambda: build(tmp_path / "b", max_duration="1ba").fit(), tmp_path / "a", batch=1)
+
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_batch_that_was_not_recorded_is_refused(tmp_path):
@@ -479,10 +495,10 @@ def test_a_damaged_folder_is_said_and_no_script_is_run(script, tmp_path, capsys,
     assert (tmp_path / "called.txt").read_text() == before
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(script, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_skipped_for_an_older_one(script, tmp_path, capsys):
     path = tmp_path / "runs" / "a" / "ep0-ba4" / files.STATE
     path.write_text(path.read_text()[:-1])
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped, because it is damaged"):
         assert main(["replay", "runs/a", "--batch", "6"]) == 0
     assert "from the beginning" in capsys.readouterr().out
 
