@@ -213,3 +213,29 @@ def test_the_law_compares_both_kinds_of_steps(one):
         listens.append([run._dispatcher.listens(event) for event in BETWEEN])
 
     assert listens == [[False] * 4, [False, False, True, False]]
+
+
+def seen_at(event, *others):
+    """What an observer of an event, and of some others, sees of the state at that event."""
+    seen = []
+
+    def look(self, state, logger):
+        loss = None if state.loss is None else state.loss.detach().clone()
+        seen.append([state.timestamp.batch, state.inputs, state.outputs, loss])
+
+    callback = observer(others)
+    setattr(type(callback), event.value, look)
+    VISION.trainer(callbacks=[callback], grad_accum=2, check_effects=False).fit()
+    return seen
+
+
+EVENTS = list(Event)
+STEP = EVENTS[EVENTS.index(Event.BATCH_START) : EVENTS.index(Event.AFTER_ZERO_GRAD) + 1]
+
+
+@pytest.mark.parametrize("event", STEP)
+def test_an_observer_of_one_event_sees_the_state_that_an_observer_of_all_sees(event):
+    alone = seen_at(event)
+
+    assert len(alone) in (6, 12)  # batches, or microbatches
+    assert differences(alone, seen_at(event, *Event)) == []

@@ -260,7 +260,9 @@ def check_iteration_length(length: Any) -> int | None:
         return None
     time = check_time("iteration_length", length)
     if time.unit is not TimeUnit.EPOCH or not time.value:
-        raise ValueError(f"iteration_length={length!r} must be a positive number of epochs, such as '2ep'.")
+        raise ValueError(
+            f"iteration_length={length!r} must be a positive number of epochs, such as '2ep'."
+        )
     return int(time.value)
 
 
@@ -281,8 +283,8 @@ def build_callback(cls: type[Callback]) -> Callback:
         return cls()
     except Exception as error:
         raise TypeError(
-            f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}; pass "
-            f"an instance, {cls.__name__}(...)."
+            f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}; "
+            f"pass an instance, {cls.__name__}(...)."
         ) from error
 
 
