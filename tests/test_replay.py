@@ -1,5 +1,6 @@
 """A recorded run is replayed batch by batch; what differs is named, and nothing is written."""
 
+import copy
 import hashlib
 import json
 import os
@@ -7,18 +8,19 @@ import runpy
 import subprocess
 import sys
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from composable import Callback, LoggerDestination, Trainer, replay
+from composable import Callback, LoggerDestination, Trainer, register_global_callback, replay
 from composable.algorithms import EMA, MixUp
-from composable.callbacks import UnsavedCheckpointWarning
+from composable.callbacks import CheckpointSaver, UnsavedCheckpointWarning
 from composable.checkpoint import files
 from composable.cli import main
 from composable.data.order import ReplayedBatchesWarning
-from composable.loggers import JSONLinesLogger
+from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
 from composable.replay import ReplayError
 from composable.runs import RunRecorder, records
@@ -321,6 +323,75 @@ def test_a_replay_writes_no_metrics_no_checkpoints_and_no_other_run(tmp_path, ca
     assert replay(train, folder, batch=10).same
     assert (contents(tmp_path), len(memory)) == (before, logged)
     assert capsys.readouterr() == ("", "")
+
+
+def own_callbacks(folder):
+    """Callbacks and loggers that write, each into a folder of its own, and how they are added."""
+    return {
+        "callbacks": [
+            CheckpointSaver(folder / "saver", save_interval="2ba"),
+            RunRecorder(folder / "recorder", weights=True),
+        ],
+        "loggers": [JSONLinesLogger(folder / "loggers.jsonl"), InMemoryLogger()],
+        "added": [
+            CheckpointSaver(folder / "added", save_interval="3ba"),
+            JSONLinesLogger(folder / "added.jsonl"),
+            InMemoryLogger(),
+        ],
+        "global": [InMemoryLogger(), JSONLinesLogger(folder / "global.jsonl")],
+    }
+
+
+def fit_with(own, folder, **options):
+    """A run with these callbacks."""
+    with ExitStack() as stack:
+        for one in own["global"]:
+            stack.callback(register_global_callback(one).remove)
+        run = build(folder, callbacks=own["callbacks"], loggers=own["loggers"], **options)
+        for one in own["added"]:
+            run.add_callback(one)
+        run.fit()
+
+
+def fields(own):
+    """The values of all fields of the callbacks."""
+    return [copy.copy(vars(one)) for several in own.values() for one in several]
+
+
+def test_a_replay_does_not_change_the_callbacks_of_the_user(tmp_path):
+    recorded, run = tmp_path / "recorded", tmp_path / "recorded" / "recorder"
+    fit_with(own_callbacks(recorded), run)
+    own, before = own_callbacks(tmp_path / "new"), contents(recorded)
+    own["callbacks"][1].folder = run
+    expected = fields(own)
+
+    report = replay(lambda: fit_with(own, run), run, batch=6)
+
+    assert report.same
+    assert fields(own) == expected
+    assert contents(recorded) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_trainer_that_is_built_after_a_replay_writes_again(tmp_path):
+    build(tmp_path / "run").fit()
+    own = own_callbacks(tmp_path / "new")
+
+    def train():
+        fit_with(own, tmp_path / "new" / "run")
+        build(tmp_path / "run").fit()
+
+    assert replay(train, tmp_path / "run", batch=2).same
+    assert not (tmp_path / "new").exists()
+    fit_with(own, tmp_path / "new" / "run")
+
+    written = {path.name for path in (tmp_path / "new").iterdir()}
+    assert written == {
+        *("saver", "recorder", "added", "run"),
+        *("loggers.jsonl", "added.jsonl", "global.jsonl"),
+    }
+    assert all(len(one.records) > 15 for one in (own["loggers"][1], own["added"][2]))
+    assert len(own["global"][0].records) > 15
 
 
 # --- the record ---
