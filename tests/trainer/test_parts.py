@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from composable import Control
+from composable import Control, Time
 from composable.algorithms import EMA
 from composable.checkpoint.tree import pack, unpack
 from composable.trainer.run import Run
@@ -87,6 +87,25 @@ def test_a_part_restores_what_it_saved(name, run):
     part.load_state_dict(saved)
 
     assert differences(saved, through_a_file(part.state_dict())) == []
+
+
+def test_a_part_saves_all_that_it_must_remember(run):
+    saved = {name: part.state_dict() for name, part in run.parts.items()}
+
+    assert saved["guard"] == {
+        "num_skipped": run.guard.num_skipped,
+        "num_rollbacks": 0,
+        "skipped_batches": [7],
+        "consecutive": 2,
+    }
+    assert saved["progress"] == {
+        "requested_duration": Time.parse("2ep"),
+        "num_fits": 1,
+        "fit_in_progress": True,
+    }
+    assert saved["evaluation"] == {"last_run": {"eval": 5}}
+    assert saved["microbatches"] == {"size": 2}
+    assert saved["requests"] == {"pending": Control.SAVE.value}
 
 
 def test_the_schema_is_what_is_captured(run):
