@@ -105,6 +105,8 @@ def test_a_skipped_batch_is_as_if_it_had_not_been_there():
     assert same(weights(trainer.state.model), weights(without.state.model))
     assert trainer.state.timestamp.batch == 8
     assert memory.series("nonfinite/skipped") == [1, 2]
+    stamps = [stamp.batch for stamp, values in memory.records if "nonfinite/skipped" in values]
+    assert stamps == [3, 5]
 
 
 def test_what_algorithms_remember_of_a_skipped_batch_is_forgotten():
