@@ -398,7 +398,7 @@ SUBJECTS = [
         Subject(operation, arguments=with_strengths(low, high))
         for operation, low, high in [
             (F.images.brightness, 0.5, 1.5),
-            (F.images.tones, 0.5, 1.5),
+            (F.images.color, 0.5, 1.5),
             (F.images.contrast, 0.5, 1.5),
             (F.images.rotate, -20, 30),
             (F.images.sharpness, 0.5, 1.5),

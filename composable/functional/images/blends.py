@@ -91,7 +91,7 @@ def color(
 
     Example:
         >>> red = torch.tensor([1.0, 0.0, 0.0]).reshape(1, 3, 1, 1)
-        >>> F.images.tones(red, 0.0).flatten()
+        >>> F.images.color(red, 0.0).flatten()
         tensor([0.2980, 0.2980, 0.2980])
     """
     check_images(images)
