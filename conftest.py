@@ -33,6 +33,10 @@ ADAPTERS = {
         "tests/integrations/test_fabric.py",
         "tests/integrations/test_lightning.py",
     ],
+    "numba": [
+        "composable/functional/images/_kernels.py",
+        "tests/functional/test_compiled.py",
+    ],
     "transformers": [
         "composable/integrations/huggingface.py",
         "tests/integrations/test_alibi_of_huggingface.py",

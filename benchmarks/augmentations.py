@@ -5,6 +5,7 @@ result is held against ours. The others draw from ranges of their own; timm's pr
 an operation is set to 1, as all others have it.
 """
 
+import os
 from collections.abc import Callable
 from itertools import cycle
 
@@ -96,6 +97,19 @@ def against_pillow(method: str, images: Tensor) -> tuple[Run, Run]:
         return apply(images, next(ours))
 
     return composable, lambda: pillow(images.cpu(), next(theirs)).to(images.device)
+
+
+def on_tensors(run: Run) -> Run:
+    """A run by operations on tensors, where Numba is installed too."""
+
+    def call() -> None:
+        os.environ["COMPOSABLE_COMPILED"] = "0"
+        try:
+            run()
+        finally:
+            del os.environ["COMPOSABLE_COMPILED"]
+
+    return call
 
 
 def image_by_image(operation: Callable, images: Tensor) -> Run:

@@ -26,7 +26,7 @@ from types import MappingProxyType, ModuleType
 from typing import NamedTuple
 
 import torch
-from augmentations import against_pillow, image_by_image
+from augmentations import against_pillow, image_by_image, on_tensors
 from method_costs import gpt2, network
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
@@ -286,8 +286,11 @@ def randaugment(device: str, method: str = "randaugment") -> Iterator[Case]:
                 t(), i
             ),
         }
+        others = {"composable on tensors": lambda ours=ours: on_tensors(ours)}
         name = "x".join(map(str, size))
-        yield Case(f"{method} {name}", ours, peers, batchwise if method == "randaugment" else {})
+        yield Case(
+            f"{method} {name}", ours, peers, others | (batchwise if method == "randaugment" else {})
+        )
 
 
 def augmix(device: str) -> Iterator[Case]:

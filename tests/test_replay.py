@@ -1,5 +1,6 @@
 """A recorded run is replayed batch by batch; what differs is named, and nothing is written."""
 
+import copy
 import hashlib
 import json
 import os
@@ -7,18 +8,19 @@ import runpy
 import subprocess
 import sys
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from composable import Callback, LoggerDestination, Trainer, replay
+from composable import Callback, LoggerDestination, Trainer, register_global_callback, replay
 from composable.algorithms import EMA, MixUp
-from composable.callbacks import UnsavedCheckpointWarning
+from composable.callbacks import CheckpointSaver, UnsavedCheckpointWarning
 from composable.checkpoint import files
 from composable.cli import main
 from composable.data.order import ReplayedBatchesWarning
-from composable.loggers import JSONLinesLogger
+from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
 from composable.replay import ReplayError
 from composable.runs import RunRecorder, records
@@ -152,17 +154,17 @@ def test_a_run_of_several_fits_is_replayed(tmp_path):
     assert [replay(train, tmp_path, batch=k).same for k in (2, 5, 7, 8, 11)] == [True] * 5
 
 
-def test_a_batch_that_was_rolled_back_over_is_replayed_as_left_out(tmp_path):
+def test_a_batch_that_was_skipped_after_a_rollback_is_skipped_in_a_replay(tmp_path):
     data = batches(24)
     data[2][0][0, 0] = float("nan")
 
     def train():
         build(tmp_path, data, nonfinite_loss="rollback", save_interval="1ba").fit()
 
-    with pytest.warns(UserWarning, match="not trained on"):
+    with pytest.warns(UserWarning, match="the batch is skipped"):
         train()
     assert records.read_steps(tmp_path).trained[2] == {"loss": None, "skipped": True}
-    with pytest.warns(UserWarning, match="not trained on"):
+    with pytest.warns(UserWarning, match="the batch is skipped"):
         reports = [replay(train, tmp_path, batch=k) for k in (2, 3)]
     assert [one.same for one in reports] == [True, True]
     assert "no loss" in str(reports[0])
@@ -234,10 +236,6 @@ def test_digests_name_the_tensor_at_the_step_itself(tmp_path):
 def test_another_learning_rate_is_named_as_such(tmp_path):
     build(tmp_path).fit()
     options = {"schedulers": cosine(warmup="2ba")}
-    train = build(tmp_path, save_overwrite=True, **options).fit
-    with pytest.raises(ReplayError, match="no Trainer with save_folder"):
-        replay(train, tmp_path, batch=1)  # built before
-
     report = replay(lambda: build(tmp_path, **options).fit(), tmp_path, batch=1)
 
     assert (report.difference.batch, report.difference.what) == (0, "lr")
@@ -256,6 +254,26 @@ def test_what_may_explain_a_difference_is_said(tmp_path):
 
 
 # --- what can't be replayed ---
+
+
+def test_a_trainer_that_was_built_before_the_replay_writes_nothing(tmp_path):
+    build(tmp_path).fit()
+    trainer, before = build(tmp_path, save_overwrite=True), contents(tmp_path)
+
+    with pytest.raises(RuntimeError, match="build the Trainer in the function that is replayed"):
+        replay(trainer.fit, tmp_path, batch=1)
+
+    assert contents(tmp_path) == before
+    assert trainer.fit().timestamp.epoch == 3
+
+
+def test_a_run_without_a_trainer_of_its_folder_is_an_error(tmp_path):
+    build(tmp_path / "a").fit()
+
+    with pytest.raises(ReplayError, match="no Trainer with save_folder"):
+        replay(lambda: build(tmp_path / "b", max_duration="1ba").fit(), tmp_path / "a", batch=1)
+
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_batch_that_was_not_recorded_is_refused(tmp_path):
@@ -305,6 +323,75 @@ def test_a_replay_writes_no_metrics_no_checkpoints_and_no_other_run(tmp_path, ca
     assert replay(train, folder, batch=10).same
     assert (contents(tmp_path), len(memory)) == (before, logged)
     assert capsys.readouterr() == ("", "")
+
+
+def own_callbacks(folder):
+    """Callbacks and loggers that write, each into a folder of its own, and how they are added."""
+    return {
+        "callbacks": [
+            CheckpointSaver(folder / "saver", save_interval="2ba"),
+            RunRecorder(folder / "recorder", weights=True),
+        ],
+        "loggers": [JSONLinesLogger(folder / "loggers.jsonl"), InMemoryLogger()],
+        "added": [
+            CheckpointSaver(folder / "added", save_interval="3ba"),
+            JSONLinesLogger(folder / "added.jsonl"),
+            InMemoryLogger(),
+        ],
+        "global": [InMemoryLogger(), JSONLinesLogger(folder / "global.jsonl")],
+    }
+
+
+def fit_with(own, folder, **options):
+    """A run with these callbacks."""
+    with ExitStack() as stack:
+        for one in own["global"]:
+            stack.callback(register_global_callback(one).remove)
+        run = build(folder, callbacks=own["callbacks"], loggers=own["loggers"], **options)
+        for one in own["added"]:
+            run.add_callback(one)
+        run.fit()
+
+
+def fields(own):
+    """The values of all fields of the callbacks."""
+    return [copy.copy(vars(one)) for several in own.values() for one in several]
+
+
+def test_a_replay_does_not_change_the_callbacks_of_the_user(tmp_path):
+    recorded, run = tmp_path / "recorded", tmp_path / "recorded" / "recorder"
+    fit_with(own_callbacks(recorded), run)
+    own, before = own_callbacks(tmp_path / "new"), contents(recorded)
+    own["callbacks"][1].folder = run
+    expected = fields(own)
+
+    report = replay(lambda: fit_with(own, run), run, batch=6)
+
+    assert report.same
+    assert fields(own) == expected
+    assert contents(recorded) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_trainer_that_is_built_after_a_replay_writes_again(tmp_path):
+    build(tmp_path / "run").fit()
+    own = own_callbacks(tmp_path / "new")
+
+    def train():
+        fit_with(own, tmp_path / "new" / "run")
+        build(tmp_path / "run").fit()
+
+    assert replay(train, tmp_path / "run", batch=2).same
+    assert not (tmp_path / "new").exists()
+    fit_with(own, tmp_path / "new" / "run")
+
+    written = {path.name for path in (tmp_path / "new").iterdir()}
+    assert written == {
+        *("saver", "recorder", "added", "run"),
+        *("loggers.jsonl", "added.jsonl", "global.jsonl"),
+    }
+    assert all(len(one.records) > 15 for one in (own["loggers"][1], own["added"][2]))
+    assert len(own["global"][0].records) > 15
 
 
 # --- the record ---
@@ -479,10 +566,10 @@ def test_a_damaged_folder_is_said_and_no_script_is_run(script, tmp_path, capsys,
     assert (tmp_path / "called.txt").read_text() == before
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(script, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_skipped_for_an_older_one(script, tmp_path, capsys):
     path = tmp_path / "runs" / "a" / "ep0-ba4" / files.STATE
     path.write_text(path.read_text()[:-1])
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped, because it is damaged"):
         assert main(["replay", "runs/a", "--batch", "6"]) == 0
     assert "from the beginning" in capsys.readouterr().out
 

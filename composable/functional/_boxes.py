@@ -1,7 +1,7 @@
 """Boxes of pixels, of any number of dimensions.
 
-A box is an integer tensor `[dims, 2]`: where it starts, and where it has stopped, in each
-dimension. Boxes may stand in a batch, and may reach over the border.
+A box is an integer tensor `[dims, 2]`: its start and its stop (exclusive) in each dimension. Boxes
+may have batch dimensions, and may extend over the border.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._sampling import draw_uniform, numbers
+from ._sampling import draw_uniform
 
-__all__ = ["broadcast", "clip_boxes", "draw_boxes", "inside", "place_boxes", "regions"]
+__all__ = ["broadcast", "clip_boxes", "clip_region", "draw_boxes", "inside", "place_boxes"]
 
 
 def draw_boxes(
@@ -25,8 +25,8 @@ def draw_boxes(
 ) -> Tensor:
     """Place boxes with these sides, float64 `[..., dims]` and whole, at random.
 
-    A box has its centre in any pixel. With `uniform_sampling` it stands in any place where it
-    covers a pixel at all, and that covers each pixel equally often.
+    The centre of a box is any pixel. With `uniform_sampling`, a box is anywhere that it covers at
+    least one pixel, so that each pixel is covered equally often.
     """
     share = draw_uniform(sides.shape, generator=generator)
     return place_boxes(share, sides, size, uniform_sampling=uniform_sampling)
@@ -45,21 +45,21 @@ def place_boxes(
 
 
 def clip_boxes(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """Cut off what reaches over the border."""
+    """Clip boxes to the image."""
     clipped = [boxes[..., dim, :].clamp(0, length) for dim, length in enumerate(size)]
     return torch.stack(clipped, -2)
 
 
-def regions(boxes: Tensor) -> list[tuple[Any, ...]] | None:
-    """Give clipped boxes `[count, dims, 2]` as indices, or None where that would make one wait."""
-    found = numbers(boxes)
-    if found is None:
-        return None
-    return [(..., *(slice(start, stop) for start, stop in box)) for box in found]
+def clip_region(box: Sequence[Sequence[int]], size: Sequence[int]) -> tuple[Any, ...]:
+    """Clip one box, given as numbers, and return the slices of the last dimensions."""
+    return tuple(
+        slice(min(max(start, 0), length), min(max(stop, 0), length))
+        for (start, stop), length in zip(box, size, strict=True)
+    )
 
 
 def inside(boxes: Tensor, size: Sequence[int], device: torch.device) -> Tensor:
-    """Say which pixels are in a box: `[..., *size]` for boxes `[..., dims, 2]`."""
+    """Return the mask of the pixels in a box: `[..., *size]` for boxes `[..., dims, 2]`."""
     boxes = boxes.to(device, non_blocking=True)
     masks = []
     for dim, length in enumerate(size):
@@ -71,7 +71,7 @@ def inside(boxes: Tensor, size: Sequence[int], device: torch.device) -> Tensor:
 
 
 def broadcast(mask: Tensor, tensor: Tensor, dims: int) -> Tensor:
-    """Make room for the channels in a mask `[batch, *size]`; `[*size]` needs none."""
+    """Insert dimensions for the channels into a mask `[batch, *size]`; `[*size]` needs none."""
     batch = mask.shape[: mask.ndim - dims]
     channels = [1] * (tensor.ndim - mask.ndim) if batch else []
     return mask.reshape(*batch, *channels, *mask.shape[len(batch) :])

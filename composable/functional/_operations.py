@@ -1,4 +1,4 @@
-"""What RandAugment and AugMix share: which operations there are, how strong, and applying them.
+"""The operations of RandAugment and AugMix: their order, their strengths, and how they are applied.
 
 A strength is drawn in the unit of its operation: degrees, bits, a factor, a share of the width.
 """
@@ -17,7 +17,7 @@ from .images._values import finish
 
 __all__ = ["OPERATIONS", "SETS", "apply_operations", "check_set", "draw_operations"]
 
-# In the order of their numbers in a draw. Those that are in all sets come first.
+# In the order of their numbers in a draw. The operations of all sets come first.
 OPERATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "autocontrast": lambda images, _: single.autocontrast(images),
     "equalize": lambda images, _: single.equalize(images),
@@ -34,10 +34,10 @@ OPERATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sharpness": single.sharpness,
 }
 SETS = {"all": len(OPERATIONS), "safe": 9, "original": len(OPERATIONS)}
-"""How many of the operations each set has, from the first on."""
+"""The number of operations of each set, counted from the first."""
 
-# The strength at level 0, the change of it per level, whether fractions are cut off, and whether
-# it goes either way. One row per operation that is in all sets.
+# The strength at level 0, its change per level, whether it is truncated, and whether its sign is
+# random. One row per operation that all sets have.
 _RANGES = torch.tensor(
     [
         [0, 0, 0, 0],  # autocontrast
@@ -56,7 +56,7 @@ _BRIGHTNESS = list(OPERATIONS).index("brightness")
 
 
 def check_set(augmentations: str) -> None:
-    """Refuse a set of operations that does not exist."""
+    """Raise an error for a set of operations that does not exist."""
     check_one_of("augmentations", augmentations, SETS)
 
 
@@ -67,14 +67,14 @@ def draw_operations(
     augmentations: str,
     generator: torch.Generator | None,
 ) -> tuple[Int[Tensor, "*size"], Float[Tensor, "*size"]]:
-    """Draw operations, each with a strength of its own, as a number of it and in its unit."""
+    """Draw operations by their numbers, each with a strength in the unit of the operation."""
     operations = torch.randint(
         SETS[augmentations], size, generator=generator, device=generator_device(generator)
     )
     share, side = torch.rand(
         (2, *size), generator=generator, device=generator_device(generator), dtype=torch.float64
     )
-    # The groups of `apply_operations` have sizes that the host must know.
+    # `apply_operations` needs the sizes of its groups on the host.
     operations, share, side = operations.to("cpu"), share.to("cpu"), side.to("cpu")
     lowest = min(0.1, severity)
     level, negative = lowest + share * (severity - lowest), side < 0.5
@@ -94,7 +94,7 @@ def _factor(
     share: Tensor,
     negative: Tensor,
 ) -> Tensor:
-    """The factors of color, contrast, brightness and sharpness."""
+    """Return the factors of color, contrast, brightness and sharpness."""
     if augmentations == "original":
         return 0.18 * level + 0.1
     more = 1 + share * max(severity - 1, 0)
@@ -109,20 +109,20 @@ def apply_operations(
 ) -> Shaped[Tensor, "chains channels height width"]:
     """Apply one operation after the other; chain i begins with image i modulo the batch.
 
-    In each step the chains are sorted by operation, so that each operation is one call. As the draw
-    lies on the CPU, their number is known without waiting for the device. -1 is no operation.
+    Each step sorts the chains by operation, so that each operation is one call. The draw is on the
+    CPU, so the sizes of the groups need no synchronization. -1 is no operation.
     """
     device = images.device
     current, place = images, torch.arange(operations.shape[1]) % max(len(images), 1)
     numbers = torch.arange(len(OPERATIONS))
-    # At once, and not operation by operation.
+    # Converted once rather than for each operation.
     strengths = strengths.to(compute_dtype(images.dtype))
     for drawn, strength in zip(operations, strengths, strict=True):
         drawn, order = drawn.sort(stable=True)
         ends = torch.searchsorted(drawn, numbers)
         rows = place[order].to(device, non_blocking=True).tensor_split(ends)
         of_group = strength[order].to(device, non_blocking=True).tensor_split(ends)
-        # A group at a time: new memory for all at once is what takes most time of small images.
+        # One group at a time: allocating memory for all groups at once dominates on small images.
         done = [current.index_select(0, rows[0])]
         for operation, group, strongs in zip(
             OPERATIONS.values(), rows[1:], of_group[1:], strict=True

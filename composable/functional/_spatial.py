@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._checks import check_tensor
 
-__all__ = ["check_spatial", "is_dense", "laid_out_like", "select_rows", "take"]
+__all__ = ["check_spatial", "is_dense", "laid_out_like", "may_write_out", "select_rows", "take"]
 
 
 def laid_out_like(tensor: Tensor, images: Tensor) -> Tensor:
-    """Give a tensor the memory layout of images: channels last, or first.
+    """Convert a tensor to the memory layout of images: channels last, or first.
 
-    By strides and moved dimensions, as vmap knows nothing of `torch.channels_last`.
+    By strides and moved dimensions, because vmap does not support `torch.channels_last`.
     """
     if images.ndim == 4 and images.stride(1) == 1 != images.stride(3):
         return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
@@ -21,7 +23,7 @@ def laid_out_like(tensor: Tensor, images: Tensor) -> Tensor:
 
 
 def check_spatial(name: str, value: Any, *, advice: str = "") -> None:
-    """Refuse what has no spatial dimensions."""
+    """Raise an error for a tensor without spatial dimensions."""
     check_tensor(name, value, advice=advice)
     if value.ndim < 3:
         raise ValueError(
@@ -31,10 +33,10 @@ def check_spatial(name: str, value: Any, *, advice: str = "") -> None:
 
 
 def is_dense(targets: Tensor, size: Sequence[int]) -> bool:
-    """Say whether targets have a value for each place of inputs of this size.
+    """Check whether targets have a value for each position of inputs of this size.
 
-    They are `[batch, *size]` or `[batch, classes, *size]`. Floats `[batch, length]` are taken
-    for class probabilities, one row an example.
+    They are `[batch, *size]` or `[batch, classes, *size]`. Floats `[batch, length]` count as class
+    probabilities, one row per example.
     """
     extra = targets.ndim - len(size)
     fits = extra in (1, 2) and tuple(targets.shape[extra:]) == tuple(size)
@@ -42,7 +44,7 @@ def is_dense(targets: Tensor, size: Sequence[int]) -> bool:
 
 
 def select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Select examples of a batch; the memory layout stays.
+    """Select examples of a batch and keep the memory layout.
 
     Measured: on a CPU index_select is ten times as fast as `tensor[rows]`.
     """
@@ -51,8 +53,15 @@ def select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor.index_select(0, rows)
 
 
+def may_write_out(tensor: Tensor) -> bool:
+    """Check whether an operation on this tensor supports `out=`: no gradients and no vmap."""
+    recorded = tensor.requires_grad and torch.is_grad_enabled()
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not (recorded or wrapped or forward_ad._current_level >= 0)
+
+
 def take(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
-    """Select places of the last dimensions, one index for each; the memory layout stays."""
+    """Index the last dimensions, with one index for each, and keep the memory layout."""
     first = tensor.ndim - len(indices)
     # By its strides: under vmap a tensor doesn't say whether it is in channels-last.
     if first > 1 and tensor.ndim > 3 and tensor.shape[1] > 1 and tensor.stride(1) == 1:

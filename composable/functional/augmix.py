@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from . import _compiled
 from ._checks import check_count, check_draw, check_generator, check_range
 from ._operations import apply_operations, check_set, draw_operations
 from ._sampling import draw_beta, draw_dirichlet, generator_device
@@ -20,11 +21,11 @@ __all__ = ["AugMixDraw", "apply_augmix", "augmix", "draw_augmix"]
 
 
 class AugMixDraw(NamedTuple):
-    """What `augmix` draws.
+    """The draw of `augmix`.
 
     Attributes:
-        operations: Numbers of the operations of each chain, as in `RandAugmentDraw`; -1 where a
-            chain is over.
+        operations: Numbers of the operations of each chain, as in `RandAugmentDraw`; -1 after the
+            end of a chain.
         strengths: Their strengths, likewise.
         chain_weights: The share of each chain among those of an image; they sum to 1.
         weight: The share of all chains together; the rest is the image itself.
@@ -51,11 +52,12 @@ def augmix(
     $$x' = (1 - m) x + m \sum_{i=1}^{\text{width}} w_i \, c_i(x), \quad
     w \sim \mathrm{Dirichlet}(\alpha, \dots, \alpha), \quad m \sim \mathrm{Beta}(\alpha, \alpha)$$
 
-    where each chain $c_i$ is one operation after another, drawn as in `randaugment`.
+    where each chain $c_i$ is a sequence of operations, drawn as in `randaugment`. With the extra
+    `composable[fast]`, compiled loops serve uint8 images on the CPU, as in `randaugment`.
 
     Args:
-        images: uint8, or floats in [0, 1]; what is outside is clipped by most operations. Sets with
-            color and contrast need 1 or 3 channels.
+        images: uint8, or floats in [0, 1]; most operations clip values outside of this range.
+            Sets with color and contrast need 1 or 3 channels.
         severity: Upper bound of the levels of the operations, in [0, 10]. At 0 nothing is changed.
         depth: Number of operations in a chain, 1 or more; -1 draws 1, 2 or 3 for each chain.
         width: Number of chains, 1 or more.
@@ -151,7 +153,7 @@ def draw_augmix(
 
 
 def check_depth(depth: int) -> None:
-    """Refuse what is neither -1 nor a number of operations."""
+    """Raise an error for a depth that is neither -1 nor a number of operations."""
     check_count("depth", depth, -1, advice="-1 draws 1, 2 or 3 operations for each chain")
     if depth == 0:
         raise ValueError("depth=0 must be at least 1, or -1 to draw 1, 2 or 3 for each chain.")
@@ -160,11 +162,11 @@ def check_depth(depth: int) -> None:
 def apply_augmix(
     images: Shaped[Tensor, "batch channels height width"], draw: AugMixDraw
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Apply the chains that were drawn, and mix: the deterministic half.
+    """Apply a draw to images: augment and mix. This half is deterministic.
 
     Args:
         images: uint8, or floats in [0, 1].
-        draw: What `draw_augmix` gave.
+        draw: The result of `draw_augmix`.
 
     Returns:
         New images; see `augmix`.
@@ -194,12 +196,15 @@ def apply_augmix(
     steps, width, batch = draw.operations.shape
     if not steps:
         return images.clone()
+    weights = draw.weight * draw.chain_weights
+    if _compiled.serves(images, *draw):
+        return _compiled.augment_and_mix(images, draw.operations, draw.strengths, weights)
     operations, strengths = (
         part.reshape(steps, width * batch) for part in (draw.operations, draw.strengths)
     )
     chains = apply_operations(images, operations, strengths).reshape(width, *images.shape)
     values = values_of(images)
-    shares = (draw.weight * draw.chain_weights).to(values, non_blocking=True)
+    shares = weights.to(values, non_blocking=True)
     mixed = values * (1 - shares.sum(0))[:, None, None, None]
     for chain, share in zip(chains, shares, strict=True):
         mixed = mixed.addcmul_(values_of(chain), share[:, None, None, None])

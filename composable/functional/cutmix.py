@@ -4,15 +4,16 @@ Yun, Han, Oh, Chun, Choe and Yoo, "CutMix: Regularization Strategy to Train Stro
 with Localizable Features", ICCV 2019, https://arxiv.org/abs/1905.04899
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ._boxes import broadcast, clip_boxes, draw_boxes, inside, regions
+from ._boxes import broadcast, clip_boxes, clip_region, draw_boxes, inside
 from ._checks import (
     check_count,
     check_draw,
@@ -25,8 +26,8 @@ from ._checks import (
     check_tensor,
 )
 from ._foreach import compute_dtype
-from ._sampling import draw_beta, generator_device
-from ._spatial import check_spatial, is_dense, select_rows
+from ._sampling import draw_beta, generator_device, numbers
+from ._spatial import check_spatial, is_dense, may_write_out, select_rows
 from .mixed import MixedBatch
 
 __all__ = ["CutMixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]
@@ -35,12 +36,12 @@ _SEVERAL = "mix several with one draw: see draw_cutmix and apply_cutmix"
 
 
 class CutMixDraw(NamedTuple):
-    """What `cutmix` draws: a partner for each example, and the box that is pasted from it.
+    """The draw of `cutmix`: a partner for each example, and the box that is pasted from it.
 
     Attributes:
         permutation: The partners, `[batch]`.
-        box: Where it starts and has stopped in each dimension, `[dims, 2]`, or one such box for
-            each example. It may reach over the border.
+        box: Its start and stop in each dimension, `[dims, 2]`, or one such box for each example. It
+            may extend over the border.
     """
 
     permutation: Tensor
@@ -62,14 +63,14 @@ def cutmix(
     \lambda \sim \mathrm{Beta}(\alpha, \alpha)$$
 
     with a random permutation $p$ and the mask $M$ of a box that takes up $1 - \lambda$ of the
-    image, rounded to whole pixels. Its centre is any pixel, so a part of it may lie over the
-    border; the weight $w$ is the share of the pixels that an example really keeps.
+    image, rounded to whole pixels. Its centre is any pixel, so a part of it may extend over the
+    border; the weight $w$ is the share of pixels that an example keeps after clipping.
 
     Args:
         inputs: Images `[batch, channels, height, width]`, signals or volumes, of any dtype.
         targets: Class indices, class probabilities or numbers to regress, `[batch, ...]`. Maps
             with a target for each pixel, `[batch, height, width]` or `[batch, classes, height,
-            width]`, are pasted as the images are.
+            width]`, are pasted in the same way as the images.
         alpha: Strength, above 0. At 1 every size of box is equally likely; near 0 boxes are
             almost nothing or almost everything.
         uniform_sampling: Make every pixel equally likely to be replaced. As in the paper, those
@@ -157,12 +158,12 @@ def draw_cutmix(
 def apply_cutmix(
     inputs: Shaped[Tensor, " *shape"], targets: Shaped[Tensor, " *dense"], draw: CutMixDraw
 ) -> MixedBatch:
-    """Paste the box that was drawn from the partner that was drawn: the deterministic half.
+    """Apply a draw: paste the box of each partner. This half is deterministic.
 
     Args:
         inputs: Of any dtype, `[batch, ..., *size]`.
         targets: Targets, `[batch, ...]`.
-        draw: What `draw_cutmix` gave for this size.
+        draw: The result of `draw_cutmix` for this size.
 
     Returns:
         The mixed batch; see `cutmix`. Outside of the box its inputs equal `inputs` exactly.
@@ -182,27 +183,45 @@ def apply_cutmix(
     _check(inputs, targets, draw)
     dims = draw.box.shape[-2]
     size = inputs.shape[inputs.ndim - dims :]
-    box = clip_boxes(draw.box, size)
     partner = draw.permutation.to(inputs.device, non_blocking=True)
-    share = (box[..., 1] - box[..., 0]).prod(-1).double() / max(prod(size), 1)
     # The weight of the losses is not rounded to the dtype of the inputs, which may be a short
     # one.
-    weight = (1 - share).to(inputs.device, compute_dtype(inputs.dtype), non_blocking=True)
-    mixed = _paste(inputs, partner, box)
+    place: dict[str, Any] = {"device": inputs.device, "dtype": compute_dtype(inputs.dtype)}
+    corners = numbers(draw.box) if draw.box.ndim == 2 else None
+    paste: Callable[[Tensor], Tensor]
+    if corners is not None:
+        region = clip_region(corners, size)
+        covered = prod(side.stop - side.start for side in region)
+        weight = torch.full((), 1 - covered / max(prod(size), 1), **place)
+        paste = partial(_paste_region, partner=partner, region=region)
+    else:
+        box = clip_boxes(draw.box, size)
+        share = (box[..., 1] - box[..., 0]).prod(-1).double() / max(prod(size), 1)
+        weight = (1 - share).to(**place, non_blocking=True)
+        paste = partial(_paste_boxes, partner=partner, boxes=box)
+    mixed = paste(inputs)
     if is_dense(targets, size):
-        pasted = _paste(targets, partner, box)
+        pasted = paste(targets)
         return MixedBatch(mixed, pasted, pasted, weight)
-    return MixedBatch(mixed, targets, targets[partner], weight)
+    return MixedBatch(mixed, targets, select_rows(targets, partner), weight)
 
 
-def _paste(tensor: Tensor, partner: Tensor, box: Tensor) -> Tensor:
-    dims = box.shape[-2]
-    if box.ndim == 2 and (found := regions(box.unsqueeze(0))):
-        pasted = tensor.clone()  # of the partners only the box is read
-        pasted[found[0]] = tensor[found[0]].index_select(0, partner)
-        return pasted
-    mask = broadcast(inside(box, tensor.shape[tensor.ndim - dims :], tensor.device), tensor, dims)
-    return torch.where(mask, select_rows(tensor, partner), tensor)
+def _paste_region(tensor: Tensor, partner: Tensor, region: tuple[Any, ...]) -> Tensor:
+    """Paste one box: of the partners, only the box is read."""
+    within: tuple[Any, ...] = (..., *region)
+    pasted = tensor.clone()
+    if may_write_out(tensor):
+        torch.index_select(tensor[within], 0, partner, out=pasted[within])
+    else:
+        pasted[within] = tensor[within].index_select(0, partner)
+    return pasted
+
+
+def _paste_boxes(tensor: Tensor, partner: Tensor, boxes: Tensor) -> Tensor:
+    """Paste boxes by a mask, without reading where they are."""
+    dims = boxes.shape[-2]
+    mask = inside(boxes, tensor.shape[tensor.ndim - dims :], tensor.device)
+    return torch.where(broadcast(mask, tensor, dims), select_rows(tensor, partner), tensor)
 
 
 def _check(inputs: Tensor, targets: Tensor, draw: CutMixDraw) -> None:

@@ -6,12 +6,13 @@ https://arxiv.org/abs/1708.04552
 
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ._boxes import broadcast, clip_boxes, draw_boxes, inside, regions
+from ._boxes import broadcast, clip_region, draw_boxes, inside
 from ._checks import (
     check_count,
     check_flag,
@@ -20,7 +21,7 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._sampling import generator_device
+from ._sampling import generator_device, numbers
 from ._spatial import check_spatial
 
 __all__ = ["apply_cutout", "cutout", "draw_cutout"]
@@ -39,12 +40,12 @@ def cutout(
 ) -> Shaped[Tensor, "batch channels *size"]:
     """Set square holes at random places to zero.
 
-    The centre of a hole is any pixel, so a part of it may lie over the border, as in the paper.
+    The centre of a hole is any pixel, so a part of it may extend over the border, as in the paper.
 
     Args:
         inputs: Images `[batch, channels, height, width]`, signals or volumes, of any dtype.
             Zero should be the mean: normalize first.
-        num_holes: How many holes, 0 or more. They may overlap.
+        num_holes: The number of holes, 0 or more. They may overlap.
         length: The side of a hole: below 1 a share of the shorter side of the images, rounded
             to whole pixels and at least one, and from 1 on a whole number of pixels. 0 for no
             hole.
@@ -97,17 +98,17 @@ def draw_cutout(
     Args:
         batch_size: Number of examples, 0 or more.
         size: Lengths of the spatial dimensions, such as `inputs.shape[2:]`.
-        num_holes: How many holes, 0 or more.
+        num_holes: The number of holes, 0 or more.
         length: The side of a hole; see `cutout`.
         uniform_sampling: Make every pixel equally likely to be in a hole.
         per_sample: Draw holes for each example rather than once for the batch.
         generator: Source of randomness. Without one, torch's global generator.
 
     Returns:
-        Where each hole starts and has stopped in each dimension, `[batch, holes, dims, 2]`, or
-        without the first dimension where the batch shares them. A hole may reach over the
-        border. The draw lies on the CPU, or where the generator does: a seed means the same
-        draw on every device.
+        The start and stop of each hole in each dimension, `[batch, holes, dims, 2]`, or without the
+        first dimension if the batch shares them. A hole may extend over the border. The draw is
+        on the device of the generator, by default the CPU: a seed gives the same draw whatever
+        the device of the inputs.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -141,11 +142,11 @@ def check_hole_length(name: str, length: float) -> None:
 def apply_cutout(
     inputs: Shaped[Tensor, " *shape"], draw: Int[Tensor, "*batch holes dims 2"]
 ) -> Shaped[Tensor, " *shape"]:
-    """Set the holes that were drawn to zero: the deterministic half.
+    """Apply a draw: set its holes to zero. This half is deterministic.
 
     Args:
         inputs: Of any dtype, `[batch, ..., *size]`.
-        draw: What `draw_cutout` gave for this size.
+        draw: The result of `draw_cutout` for this size.
 
     Returns:
         A tensor with the shape, dtype, device and memory layout of `inputs`.
@@ -162,9 +163,10 @@ def apply_cutout(
     _check(inputs, draw)
     dims = draw.shape[-2]
     size = inputs.shape[inputs.ndim - dims :]
-    if draw.ndim == 3 and (found := regions(clip_boxes(draw, size))) is not None:
+    if draw.ndim == 3 and (holes_of_all := numbers(draw)) is not None:
         cut = inputs.clone()
-        for region in found:
+        for hole in holes_of_all:
+            region: tuple[Any, ...] = (..., *clip_region(hole, size))
             cut[region] = 0
         return cut
     holes = inside(draw, size, inputs.device)

@@ -8,6 +8,7 @@ Normalization", 2020, https://arxiv.org/abs/2007.08554
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -28,14 +29,13 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
 
     $$y_i = \gamma \frac{x_i - \mu_{s(i)}}{\sqrt{\sigma^2_{s(i)} + \epsilon}} + \beta$$
 
-    All slices are one operation. The last one is shorter where the size doesn't divide the
-    batch; where it would hold a single value for each channel, which has no variance, it joins
-    the slice before it. A batch of `ghost_batch_size` examples or fewer is one slice: that is
-    the plain batch norm, to the bit.
+    The last slice is shorter if the size does not divide the batch. If it would hold a single
+    value for each channel, which has no variance, it is merged with the slice before it. A batch
+    of `ghost_batch_size` examples or fewer is one slice: the plain batch norm, to the bit.
 
-    The running statistics move once a batch, by `momentum`, to the average over the slices of
-    their means and unbiased variances, weighted by their sizes; with `momentum=None` they are
-    the plain average over batches. In evaluation they are used as ever, whatever the batch.
+    The running statistics are updated once a batch, by `momentum`, to the average over the slices
+    of their means and unbiased variances, weighted by their sizes; with `momentum=None` they are
+    the plain average over batches. In evaluation mode they are used as in a batch norm.
 
     Keys of the state dict, shapes, dtype, device, mode, hooks and subclasses stay. Layers that
     are ghost norms already are left alone, whatever their size, so twice is once.
@@ -78,8 +78,22 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
     return new
 
 
+def _one_by_one(inputs: Tensor) -> bool:
+    """Check whether a call for each slice is faster: on a CPU, where no channels are then moved.
+
+    Elsewhere, and in a graph, all slices are one operation, however many.
+    """
+    # Of channels-last inputs the values of a channel would be summed in another order.
+    return (
+        inputs.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.is_batchedtensor(inputs)
+        and inputs.is_contiguous()
+    )
+
+
 class _Ghost(_BatchNorm):
-    """What the layers below share: `ghost_batch_size`, the other arguments of a batch norm."""
+    """The base class of the layers: a batch norm with a `ghost_batch_size`."""
 
     ghost_batch_size: int
     running_mean: Any
@@ -102,35 +116,59 @@ class _Ghost(_BatchNorm):
             rest += size
         if rest == batch:
             return super().forward(inputs)
-        whole, count = inputs[: batch - rest], (batch - rest) // size
-        outputs, mean, var = self._normalized(whole, count)
-        if rest:
-            last, last_mean, last_var = self._normalized(inputs[batch - rest :], 1)
-            outputs = torch.cat([outputs, last])
+        normalize = self._each if _one_by_one(inputs) else self._together
+        # Not by slices, whose gradients are copied into zeros of the size of the batch.
+        whole, *shorter = inputs.split_with_sizes([batch - rest, rest]) if rest else [inputs]
+        outputs, mean, var = normalize(whole, (batch - rest) // size)
+        for part in shorter:
+            last, last_mean, last_var = normalize(part, 1)
+            outputs += last
             mean = mean.lerp(last_mean, rest / batch)
             var = var.lerp(last_var, rest / batch)
         if self.training and self.track_running_stats:
             self._follow(mean, var)
-        return outputs
+        return laid_out_like(torch.cat(outputs) if len(outputs) > 1 else outputs[0], inputs)
 
-    def _normalized(self, inputs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalise `count` slices of one size; give their average mean and variance, too."""
-        channels = self.num_features
-        # The slices of a channel become as many channels: one call for all of them.
-        split = inputs.unflatten(0, (count, -1))  # type: ignore[no-untyped-call]
-        slices = split.transpose(0, 1).flatten(1, 2)
+    def _each(self, inputs: Tensor, count: int) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Normalize slices of one size one by one; return their average mean and variance, too."""
+        mean, var, weight, bias = self._for_slices(inputs, count)
+        outputs = [
+            batch_norm(part, of_mean, of_var, of_weight, of_bias, True, 1.0, self.eps)
+            for part, of_mean, of_var, of_weight, of_bias in zip(
+                inputs.chunk(count), mean, var, weight, bias, strict=True
+            )
+        ]
+        return outputs, mean.mean(0), var.mean(0)
+
+    def _together(self, inputs: Tensor, count: int) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Normalize slices of one size in one call; return their average mean and variance, too."""
+        mean, var, weight, bias = self._for_slices(inputs, count)
+        # The slices of a channel become as many channels.
+        slices = rearrange(inputs, "(slice n) channel ... -> n (slice channel) ...", slice=count)
+        weight, bias = (None if part[0] is None else part.flatten() for part in (weight, bias))
+        outputs = batch_norm(
+            slices, mean.flatten(), var.flatten(), weight, bias, True, 1.0, self.eps
+        )
+        outputs = rearrange(outputs, "n (slice channel) ... -> (slice n) channel ...", slice=count)
+        return [outputs], mean.mean(0), var.mean(0)
+
+    def _for_slices(self, inputs: Tensor, count: int) -> tuple[Tensor, Tensor, Any, Any]:
+        """Allocate statistics, and repeat the parameters: `[count, channels]`, or as many None.
+
+        With a momentum of 1, a batch norm writes the statistics of the batch itself.
+        """
         like = inputs if self.running_mean is None else self.running_mean
-        mean, var = (inputs.new_zeros(count * channels, dtype=like.dtype) for _ in range(2))
-        weight, bias = (p if p is None else p.repeat(count) for p in (self.weight, self.bias))
-        # With a momentum of 1 the running statistics are those of the batch.
-        outputs = batch_norm(slices, mean, var, weight, bias, True, 1.0, self.eps)
-        outputs = outputs.unflatten(1, (count, channels))  # type: ignore[no-untyped-call]
-        outputs = laid_out_like(outputs.transpose(0, 1).flatten(0, 1), inputs)
-        return outputs, mean.view(count, channels).mean(0), var.view(count, channels).mean(0)
+        size = (count, self.num_features)
+        mean, var = (inputs.new_zeros(size, dtype=like.dtype) for _ in range(2))
+        weight, bias = (
+            [None] * count if part is None else part.repeat(count).view(size)
+            for part in (self.weight, self.bias)
+        )
+        return mean, var, weight, bias
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics as a batch norm does."""
+        """Update the running statistics as a batch norm does."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         share: Any = self.momentum

@@ -1,18 +1,19 @@
-"""Progressive resizing: begin training on small images.
+"""Progressive resizing: train on small images first.
 
 Howard et al., fast.ai's entry to DAWNBench, 2018,
 https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import floor
+from typing import Any
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ._boxes import regions
 from ._checks import (
     check_count,
     check_flag,
@@ -22,7 +23,7 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._sampling import draw_uniform
+from ._sampling import draw_uniform, numbers
 from ._spatial import check_spatial, take
 from .resized import ResizedBatch
 
@@ -84,19 +85,21 @@ def resize_batch(
         _check_dense(targets, size)
     if scale_factor == 1:
         return ResizedBatch(inputs, targets)
-    offset = draw_crop(size, new, generator=generator) if mode == "crop" else None
-    small = [
-        _shrink(tensor, new) if offset is None else apply_crop(tensor, new, offset)
-        for tensor in (inputs, targets)[: 1 + resize_targets]
-        if tensor is not None
-    ]
-    return ResizedBatch(small[0], small[1] if resize_targets else targets)
+    make: Callable[[Tensor], Tensor]
+    if mode == "crop":
+        share = draw_uniform((len(size),), generator=generator)
+        make = partial(_cut_out, new_size=new, offset=_offset(share, size, new))
+    else:
+        make = partial(_shrink, size=new)
+    return ResizedBatch(
+        make(inputs), make(targets) if targets is not None and resize_targets else targets
+    )
 
 
 def scaled_size(
     size: Sequence[int], *, scale_factor: float, size_increment: int = 1
 ) -> tuple[int, ...]:
-    """Say which size `resize_batch` makes of a size.
+    """Return the size to which `resize_batch` resizes.
 
     Args:
         size: Lengths of the spatial dimensions, such as `inputs.shape[2:]`.
@@ -133,7 +136,7 @@ def progressive_scale(
     finetune_fraction: float = 0.2,
     delay_fraction: float = 0.5,
 ) -> float:
-    """Say how large images are at a time of training, as a share of their size.
+    """Return the scale of images at a time of training, as a share of their full size.
 
     Args:
         elapsed: Share of the training that has passed, 0 or more.
@@ -166,14 +169,14 @@ def progressive_scale(
     grown = elapsed - delay_fraction
     if grown < 0:
         return initial_scale
-    # What rounding took from elapsed must not put off the end, where there may be no growing.
+    # A rounding error of elapsed must not delay the end of the growth.
     return 1.0 if grown >= growing - 1e-9 else initial_scale + (1 - initial_scale) * grown / growing
 
 
 def draw_crop(
     size: Sequence[int], new_size: Sequence[int], *, generator: torch.Generator | None = None
 ) -> Int[Tensor, " dims"]:
-    """Draw where a crop begins.
+    """Draw the position of a crop.
 
     Args:
         size: Lengths of the spatial dimensions, such as `inputs.shape[2:]`.
@@ -198,23 +201,23 @@ def draw_crop(
     if len(size) != len(new_size) or any(a < b for a, b in zip(size, new_size, strict=True)):
         raise ValueError(f"new_size={tuple(new_size)} must fit into size={tuple(size)}.")
     share = draw_uniform((len(size),), generator=generator)
-    places = share.new_tensor([a - b + 1 for a, b in zip(size, new_size, strict=True)])
-    return (share * places).long()
+    offset = _offset(share, size, new_size)
+    return offset if isinstance(offset, Tensor) else torch.tensor(offset)
 
 
 def apply_crop(
     tensor: Shaped[Tensor, " *shape"], new_size: Sequence[int], offset: Int[Tensor, " dims"]
 ) -> Shaped[Tensor, " *cropped"]:
-    """Cut out the crop that was drawn: the deterministic half.
+    """Apply a draw: crop a tensor. This half is deterministic.
 
     Args:
         tensor: Inputs or targets, `[batch, ..., *size]`.
         new_size: The size of the crop.
-        offset: What `draw_crop` gave for this size.
+        offset: The result of `draw_crop` for this size.
 
     Returns:
-        `[batch, ..., *new_size]`, with the dtype, device and memory layout of `tensor`: a view
-        where the place can be read without a wait, else a copy.
+        `[batch, ..., *new_size]`, with the dtype, device and memory layout of `tensor`: a view if
+        the offset can be read without synchronization, otherwise a copy.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -233,11 +236,26 @@ def apply_crop(
             f"new_size={tuple(new_size)} must fit into the last dimensions of tensor, of shape "
             f"{tuple(tensor.shape)}."
         )
-    stop = offset + offset.new_tensor(new_size)
-    found = regions(torch.stack([offset, stop], -1).unsqueeze(0))
-    if found is not None:
-        return tensor[found[0]]
-    return take(tensor, [at + torch.arange(n) for at, n in zip(offset, new_size, strict=True)])
+    starts = numbers(offset)
+    return _cut_out(tensor, new_size, offset if starts is None else starts)
+
+
+def _offset(share: Tensor, size: Sequence[int], new_size: Sequence[int]) -> Tensor | list[int]:
+    """Turn shares of all offsets into an offset: numbers if readable without synchronization."""
+    places = [old - new + 1 for old, new in zip(size, new_size, strict=True)]
+    shares = numbers(share)
+    if shares is None:
+        return (share * share.new_tensor(places)).long()
+    return [int(part * count) for part, count in zip(shares, places, strict=True)]
+
+
+def _cut_out(tensor: Tensor, new_size: Sequence[int], offset: Tensor | list[int]) -> Tensor:
+    """Crop a tensor: a view if the offset is known on the host, otherwise a copy."""
+    if isinstance(offset, Tensor):
+        return take(tensor, [at + torch.arange(n) for at, n in zip(offset, new_size, strict=True)])
+    places = zip(offset, new_size, strict=True)
+    region: tuple[Any, ...] = (..., *(slice(at, at + length) for at, length in places))
+    return tensor[region]
 
 
 def _shrink(tensor: Tensor, size: Sequence[int]) -> Tensor:
@@ -255,7 +273,7 @@ def _shrink(tensor: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _nearest(old: int, new: int, device: torch.device) -> Tensor:
-    """The pixel in which the centre of each new pixel lies, as interpolation sees them."""
+    """Return the pixel that contains the centre of each new pixel, as interpolation does."""
     return ((2 * torch.arange(new, device=device) + 1) * old).div(2 * new, rounding_mode="floor")
 
 

@@ -1,4 +1,4 @@
-"""The result of making inputs smaller: `resize_batch`, and others like it."""
+"""The result of `resize_batch` and of similar methods."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ class ResizedBatch(NamedTuple):
 
     Attributes:
         inputs: The smaller inputs.
-        targets: The targets that belong to them, or None where none were given.
+        targets: The targets of these inputs, or None if none were given.
     """
 
     inputs: Tensor

@@ -95,12 +95,12 @@ class Dispatcher:
         try:
             for running in algorithms:
                 state = check_returned(running(event, state))
-            logger = self.logger
-            logger.timestamp = state.timestamp
-            for running in observers:
-                requested = running(state, logger)
-                if requested is not None:
-                    self._join(requested)
+            if observers:
+                logger = self.logger
+                logger.timestamp = state.timestamp
+                for running in observers:
+                    if (requested := running(state, logger)) is not None:
+                        self._join(requested)
         except Exception as error:
             add_origin_note(error, running, event.name)
             raise

@@ -261,7 +261,9 @@ def check_iteration_length(length: Any) -> int | None:
         return None
     time = check_time("iteration_length", length)
     if time.unit is not TimeUnit.EPOCH or not time.value:
-        raise ValueError(f"iteration_length={length!r} must be in epochs, such as '2ep'.")
+        raise ValueError(
+            f"iteration_length={length!r} must be a positive number of epochs, such as '2ep'."
+        )
     return int(time.value)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from composable.core._notes import add_note
 from composable.core._warnings import warn_user
+from composable.core.state import State
+from composable.plan.dispatch import Dispatcher
+from composable.trainer.parameters import zero_grad
 
 __all__ = [
     "POLICIES",
@@ -20,6 +24,8 @@ __all__ = [
     "SkipBatch",
     "explain_dead_worker",
     "halve_microbatch",
+    "skip_listed",
+    "skip_nonfinite",
 ]
 
 log = logging.getLogger("composable")
@@ -178,6 +184,38 @@ class Buffers:
         with torch.no_grad():
             for buffer, copy in self.copies:
                 buffer.copy_(copy)
+
+
+def skip_nonfinite(
+    step: Callable[[State], State], dispatcher: Dispatcher, guard: NonFiniteGuard
+) -> Callable[[State], State]:
+    """Skip a batch whose loss is not finite: restore the state from before it, but for its loss."""
+
+    def guarded(state: State) -> State:
+        buffers = Buffers.of(state.model)
+        try:
+            return step(state)
+        except SkipBatch as skipped:
+            zero_grad(state)
+            buffers.restore()
+            skips = {"nonfinite/skipped": guard.num_skipped}
+            dispatcher.logger.log_metrics(skips, state.timestamp)
+            return state.evolve_unchecked(loss=skipped.loss, frozen=frozenset())
+
+    return guarded
+
+
+def skip_listed(step: Callable[[State], State], guard: NonFiniteGuard) -> Callable[[State], State]:
+    """Skip the batches that were not finite before a rollback."""
+
+    def guarded(state: State) -> State:
+        batch = state.timestamp.batch
+        if batch not in guard.skipped_batches:
+            return step(state)
+        guard.record_skip(math.nan, batch)
+        return state.evolve_unchecked(frozen=frozenset())
+
+    return guarded
 
 
 def halve_microbatch(size: int, error: torch.OutOfMemoryError) -> int:

@@ -24,6 +24,7 @@ from composable.plan.plan import Plan
 from composable.runs.recorder import RunRecorder
 from composable.trainer import arguments as check
 from composable.trainer.guards import NonFiniteGuard
+from composable.trainer.microbatches import Microbatches
 from composable.trainer.resume import (
     ResumePoint,
     check_folder_is_ours,
@@ -31,7 +32,6 @@ from composable.trainer.resume import (
     new_run_id,
 )
 from composable.trainer.run import Run
-from composable.trainer.step import Microbatches
 
 __all__ = ["TrainerOptions", "overridden_runs", "run_overrides"]
 
@@ -79,8 +79,11 @@ def _policy(_: str, policy: Any) -> None:
 
 
 def _size(name: str, size: Any) -> None:
-    if size != "auto":
-        check.check_positive(name, size)
+    if size == "auto":
+        return
+    if isinstance(size, str):
+        raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
+    check.check_positive(name, size)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -321,7 +324,16 @@ class TrainerOptions:
         return callback
 
     def skips_fit(self) -> bool:
-        """Whether a call of `fit` returns at once."""
+        """Whether a call of `fit` returns at once.
+
+        Raises:
+            RuntimeError: A replay runs, and these options are not part of it.
+        """
+        if _override.get() is not None and not self.dry_run:
+            raise RuntimeError(
+                "fit was called during a replay by a Trainer that was built before it, and would "
+                "write to its files; build the Trainer in the function that is replayed."
+            )
         return False
 
     def attach(self, run: Run) -> None:

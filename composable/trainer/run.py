@@ -21,8 +21,9 @@ from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.evaluation import evaluate
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
+from composable.trainer.microbatches import Microbatches
 from composable.trainer.signals import Signals
-from composable.trainer.step import Microbatches, Step, build_step
+from composable.trainer.step import Step, build_step
 
 __all__ = [
     "Checkpoints",

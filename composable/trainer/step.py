@@ -7,15 +7,12 @@ What a run does not need is not composed in: without microbatches nothing splits
 listens between the forward and the backward pass, nothing builds the states that it would see.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch import count_examples, microbatch_sizes, split_batch
 from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
@@ -25,9 +22,10 @@ from composable.plan.dispatch import Dispatcher
 from composable.trainer.guards import (
     Buffers,
     NonFiniteGuard,
-    SkipBatch,
-    halve_microbatch,
+    skip_listed,
+    skip_nonfinite,
 )
+from composable.trainer.microbatches import Microbatches, accumulate, fit_memory
 from composable.trainer.parameters import (
     frozen_parameters,
     temporary_weights,
@@ -36,7 +34,7 @@ from composable.trainer.parameters import (
 )
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["Microbatches", "Step", "build_step"]
+__all__ = ["Step", "build_step"]
 
 Step: TypeAlias = Callable[[State], State]
 Gradients: TypeAlias = Callable[..., State]
@@ -58,29 +56,6 @@ BEFORE_ZERO_GRAD = Event.BEFORE_ZERO_GRAD
 AFTER_ZERO_GRAD = Event.AFTER_ZERO_GRAD
 
 
-@attrs.define(eq=False)
-class Microbatches:
-    """How a batch is split: into `count` microbatches, or into microbatches of `size` examples."""
-
-    count: int | None = None
-    size: int | None = None
-    auto: bool = False
-    """Whether `size` is halved until a batch fits into memory."""
-
-    def sizes(self, examples: int) -> list[int]:
-        """Return the size of each microbatch of a batch."""
-        return microbatch_sizes(examples, parts=self.count, size=self.size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the size that fits into memory."""
-        return {"size": self.size if self.auto else None}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the size that fits into memory."""
-        if self.auto:
-            self.size = state["size"]
-
-
 def build_step(
     dispatcher: Dispatcher,
     rates: LearningRates,
@@ -99,7 +74,7 @@ def build_step(
     """
     fire = dispatcher.fire
     gradients: Gradients = forward_backward(fire, computes_loss(dispatcher))
-    if microbatches.count or microbatches.size or microbatches.auto:
+    if microbatches.split:
         gradients = accumulate(gradients, microbatches, loss_weight)
     gradients = second_pass(gradients)
     if microbatches.auto:
@@ -158,27 +133,6 @@ def forward_backward(
     return microbatch
 
 
-def accumulate(
-    gradients: Gradients, microbatches: Microbatches, loss_weight: Callable[[Any], Any]
-) -> Gradients:
-    """Sum the gradients over microbatches, each weighted by its share of the batch's loss."""
-
-    def accumulated(state: State) -> State:
-        whole = state.batch
-        sizes = microbatches.sizes(count_examples(state.batch_spec.inputs(whole)))
-        if len(sizes) == 1:
-            return gradients(state)
-        total = loss_weight(whole)
-        loss: Any = 0.0
-        for i, batch in enumerate(split_batch(whole, sizes)):
-            share = loss_weight(batch) / total
-            state = gradients(state.evolve_unchecked(batch=batch), i, share)
-            loss = loss + state.loss
-        return state.evolve_unchecked(batch=whole, loss=loss)
-
-    return accumulated
-
-
 def second_pass(gradients: Gradients) -> Gradients:
     """Compute the gradients again at other weights, if an algorithm requests it.
 
@@ -205,25 +159,6 @@ def second_pass(gradients: Gradients) -> Gradients:
         return first.evolve(loss=loss, gradients=second.gradients, second_pass=None)
 
     return passes
-
-
-def fit_memory(gradients: Gradients, microbatches: Microbatches) -> Gradients:
-    """Halve the microbatches until the gradients of a batch fit into memory."""
-
-    def fitting(state: State) -> State:
-        count = count_examples(state.batch_spec.inputs(state.batch))
-        buffers = Buffers.of(state.model)
-        while True:
-            microbatches.size = microbatches.size or count
-            try:
-                return gradients(state)
-            except torch.OutOfMemoryError as error:
-                microbatches.size = halve_microbatch(min(microbatches.size, count), error)
-            zero_grad(state)  # outside of the handler, whose error holds the memory of the pass
-            buffers.restore()
-            torch.cuda.empty_cache()
-
-    return fitting
 
 
 # --- the optimizers ---
@@ -270,35 +205,3 @@ def optimizer_step(
         return fire(AFTER_ZERO_GRAD, state)
 
     return step
-
-
-# --- batches that are skipped ---
-
-
-def skip_nonfinite(step: Step, dispatcher: Dispatcher, guard: NonFiniteGuard) -> Step:
-    """Skip a batch whose loss is not finite: restore the state from before it, but for its loss."""
-
-    def guarded(state: State) -> State:
-        buffers = Buffers.of(state.model)
-        try:
-            return step(state)
-        except SkipBatch as skipped:
-            zero_grad(state)
-            buffers.restore()
-            dispatcher.logger.log_metrics({"nonfinite/skipped": guard.num_skipped})
-            return state.evolve_unchecked(loss=skipped.loss, frozen=frozenset())
-
-    return guarded
-
-
-def skip_listed(step: Step, guard: NonFiniteGuard) -> Step:
-    """Skip the batches that were not finite before a rollback."""
-
-    def guarded(state: State) -> State:
-        batch = state.timestamp.batch
-        if batch not in guard.skipped_batches:
-            return step(state)
-        guard.record_skip(math.nan, batch)
-        return state.evolve_unchecked(frozen=frozenset())
-
-    return guarded

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from composable.functional._boxes import clip_boxes, draw_boxes, inside, place_boxes, regions
+from composable.functional._boxes import clip_boxes, clip_region, draw_boxes, inside, place_boxes
 from composable.functional._sampling import numbers
 
 
@@ -66,10 +66,19 @@ def test_a_mask_is_what_slices_select(size):
 
     masks = inside(boxes, size, torch.device("cpu"))
 
-    for mask, region in zip(masks, regions(clip_boxes(boxes, size)), strict=True):
+    for mask, box in zip(masks, boxes.tolist(), strict=True):
         expected = torch.zeros(size, dtype=torch.bool)
-        expected[region] = True
+        expected[clip_region(box, size)] = True
         assert torch.equal(mask, expected)
+
+
+def test_a_box_is_clipped_as_a_region_as_in_a_tensor():
+    boxes = torch.tensor([[[-5, -1], [2, 9]], [[0, 3], [7, 8]], [[1, 2], [5, 5]]])
+
+    regions = [clip_region(box, (3, 4)) for box in boxes.tolist()]
+
+    corners = [[[side.start, side.stop] for side in region] for region in regions]
+    assert corners == clip_boxes(boxes, (3, 4)).tolist()
 
 
 def test_numbers_are_read_on_the_cpu_only():

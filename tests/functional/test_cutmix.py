@@ -223,6 +223,32 @@ def test_images_without_pixels_are_mixed():
     assert mixed.weight.isfinite()
 
 
+def test_derivatives_in_forward_mode_are_those_of_the_pasted_pixels():
+    x, direction = images(), images() + 1
+    draw = draw_cutmix(4, (5, 6), generator=seeded(2))
+
+    def mix(x):
+        return apply_cutmix(x, labels(), draw).inputs
+
+    value, derivative = torch.func.jvp(mix, (x,), (direction,))
+
+    assert torch.equal(value, mix(x))
+    assert torch.equal(derivative, mix(direction))
+
+
+def test_the_result_is_the_same_with_and_without_a_gradient():
+    draw = draw_cutmix(4, (5, 6), generator=seeded(2))
+    x = images().requires_grad_()
+
+    mixed = apply_cutmix(x, labels(), draw).inputs
+    with torch.no_grad():
+        without = apply_cutmix(x, labels(), draw).inputs
+
+    assert mixed.requires_grad
+    assert not without.requires_grad
+    assert torch.equal(mixed, without)
+
+
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_batches_of_batches_are_mixed_by_vmap(per_sample):
     x = torch.randn(3, 4, 2, 5, 6, generator=seeded())

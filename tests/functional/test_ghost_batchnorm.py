@@ -1,6 +1,7 @@
 """The laws of ghost batch normalisation: a slice is normalised as a batch is by torch's own."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -175,7 +176,7 @@ def test_a_layer_built_by_hand_is_that_of_the_surgery():
     assert "ghost_batch_size=2" in repr(new)
 
 
-def test_slices_are_one_operation_however_many():
+def test_slices_are_one_operation_on_other_devices_however_many():
     calls = []
 
     class Count(torch.utils._python_dispatch.TorchDispatchMode):
@@ -183,15 +184,34 @@ def test_slices_are_one_operation_however_many():
             calls.append(func)
             return func(*args, **(kwargs or {}))
 
-    new = ghost_batchnorm(norm(), ghost_batch_size=2)
+    new = ghost_batchnorm(norm(), ghost_batch_size=2).to("meta")
     counts = []
     for batch in (4, 64):
         calls.clear()
         with Count():
-            new(randn(batch, 3, 2, 2))
+            new(torch.empty(batch, 3, 2, 2, device="meta"))
         counts.append(len(calls))
 
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("batch", [8, 9, 11])
+def test_slices_one_by_one_are_those_of_one_operation_to_the_bit(batch, affine, monkeypatch):
+    module = sys.modules["composable.functional.ghost_batchnorm"]
+    x, results = randn(batch, 3, 5, 5), []
+    assert module._one_by_one(x)
+    for one_by_one in (True, False):
+        monkeypatch.setattr(module, "_one_by_one", lambda _, chosen=one_by_one: chosen)
+        inputs = x.clone().requires_grad_()
+        new = ghost_batchnorm(norm(affine=affine), ghost_batch_size=4)
+        outputs = new(inputs)
+        outputs.backward(x.flip(0))
+        results.append([outputs, inputs.grad, *new.buffers()])
+        results[-1] += [parameter.grad.clone() for parameter in new.parameters()]
+
+    for ours, other in zip(*results, strict=True):
+        assert torch.equal(ours, other)
 
 
 @pytest.mark.parametrize(

@@ -343,8 +343,8 @@ def test_a_model_of_another_kind_for_evaluation_is_refused():
     [
         ({"optimizer": "SGD"}, TypeError, "optimizer='SGD' must be one torch.optim.Optimizer"),
         ({"loss_fn": "mse"}, TypeError, "loss_fn='mse' must be a function"),
-        ({"max_duration": "0.5dur"}, ValueError, "max_duration='0.5dur' is a fraction of itself"),
-        ({"epoch_length": 0}, ValueError, "epoch_length=0 must be 1 or more"),
+        ({"max_duration": "0.5dur"}, ValueError, "max_duration='0.5dur' must not be a fraction"),
+        ({"epoch_length": 0}, ValueError, "epoch_length=0 must be at least 1"),
         ({"seed": -1}, ValueError, "seed=-1 is out of range"),
     ],
 )

@@ -109,10 +109,35 @@ def test_an_existing_file_is_not_touched(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("old\n")
 
-    with pytest.raises(FileExistsError, match=r"path='.*metrics.jsonl' exists: .*overwrite=True"):
-        JSONLinesLogger(path)
+    trainer = make_trainer(loggers=[JSONLinesLogger(path)])
+    with pytest.raises(FileExistsError, match=r"path='.*metrics.jsonl' exists; .*overwrite=True"):
+        trainer.fit()
+
+    assert trainer.state.timestamp.batch == 0  # before any time is spent
+    assert path.read_text() == "old\n"
+
+
+def test_an_existing_file_is_not_touched_by_a_first_record(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("old\n")
+    logger = JSONLinesLogger(path, flush_interval=1)
+
+    with pytest.raises(FileExistsError, match="exists; pass another path, append=True"):
+        logger.log_metrics({"loss": 1.0}, Timestamp())
 
     assert path.read_text() == "old\n"
+
+
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"append": True}])
+def test_constructing_and_closing_write_nothing(tmp_path, options):
+    path, folder = tmp_path / "metrics.jsonl", tmp_path / "new"
+    path.write_text("old\n")
+
+    JSONLinesLogger(path, **options).close()
+    JSONLinesLogger(folder / "metrics.jsonl", **options).close()
+
+    assert path.read_text() == "old\n"
+    assert not folder.exists()
 
 
 def test_an_existing_file_is_replaced_where_asked(tmp_path):
@@ -129,7 +154,7 @@ def test_an_existing_file_is_replaced_where_asked(tmp_path):
 def test_the_folder_is_made(tmp_path):
     path = tmp_path / "runs" / "17" / "metrics.jsonl"
 
-    JSONLinesLogger(str(path)).close()
+    make_trainer(loggers=[JSONLinesLogger(str(path))], log_interval="9ba").fit()
 
     assert path.read_text() == ""
 
@@ -146,7 +171,7 @@ def test_lines_are_written_each_flush_interval(tmp_path):
     written = []
     for batch in range(7):
         logger.log_metrics({"loss": float(batch)}, Timestamp(batch=batch))
-        written.append(len(lines(path)))
+        written.append(len(lines(path)) if path.exists() else 0)
     logger.close()
 
     assert written == [0, 0, 3, 3, 3, 6, 6]

@@ -105,6 +105,8 @@ def test_a_skipped_batch_is_as_if_it_had_not_been_there():
     assert same(weights(trainer.state.model), weights(without.state.model))
     assert trainer.state.timestamp.batch == 8
     assert memory.series("nonfinite/skipped") == [1, 2]
+    stamps = [stamp.batch for stamp, values in memory.records if "nonfinite/skipped" in values]
+    assert stamps == [3, 5]
 
 
 def test_what_algorithms_remember_of_a_skipped_batch_is_forgotten():
@@ -133,7 +135,7 @@ def test_skipping_ends_where_it_does_not_help():
 
     with (
         pytest.warns(NonFiniteLossWarning),
-        pytest.raises(NonFiniteLossError, match="10 batches in a row were not finite"),
+        pytest.raises(NonFiniteLossError, match="losses of 10 consecutive batches were not finite"),
     ):
         trainer.fit()
 
@@ -264,7 +266,7 @@ def test_one_example_that_is_too_large_ends_the_run():
     with pytest.raises(torch.OutOfMemoryError) as caught:
         trainer.fit()
 
-    assert "one example is too large" in "\n".join(caught.value.__notes__)
+    assert "one example does not fit into memory" in "\n".join(caught.value.__notes__)
 
 
 def test_without_auto_memory_that_runs_out_is_an_error():
@@ -460,7 +462,7 @@ def test_a_process_that_is_terminated_leaves_a_checkpoint_and_no_worker(tmp_path
         run.kill()
 
     assert run.returncode == -signal.SIGINT, err
-    assert "the batch at hand is finished and saved" in err
+    assert "finishing this batch and saving a checkpoint" in err
     whole, broken = files.find(tmp_path / "run")
     assert len(whole) == 1
     assert not broken

@@ -30,10 +30,10 @@ Schedules = stand_in("Schedules", Stage.OTHER, Event.AFTER_SCHEDULER_STEP, write
         (EMA(ema_start="3ep"), "EMA can never act: its window lies outside of a run of 2ep"),
         (
             Evaluates(),
-            "Evaluates can never act: it acts only at eval_start, eval_end, and training "
-            "evaluates nothing without an eval_dataloader. Drop it, or change that.",
+            "Evaluates can never act: it acts at eval_start, eval_end alone, and there "
+            "is no eval_dataloader. Drop it, or change that.",
         ),
-        (chain(MixUp(), Schedules()), "Schedules can never act: .* nothing is scheduled without"),
+        (chain(MixUp(), Schedules()), "Schedules can never act: .* there are no schedulers"),
     ],
 )
 def test_what_can_never_act_in_this_run_is_reported_once(algorithm, message):
@@ -82,12 +82,12 @@ def test_an_average_that_starts_with_the_last_batch_does_act():
     [
         (
             EMA(ema_start="1tok"),
-            "the window of EMA: start='1tok' counts tokens: give the Trainer co",
+            "the window of EMA: start='1tok' is in tokens, which needs count_tokens",
         ),
-        (during("0ep", "5tok", MixUp()), "the window of MixUp: end='5tok' counts tokens"),
-        (chain(during("1iter", "2ep", MixUp())), "start='1iter' counts iterations: give the Train"),
+        (during("0ep", "5tok", MixUp()), "the window of MixUp: end='5tok' is in tokens"),
+        (chain(during("1iter", "2ep", MixUp())), "start='1iter' is in iterations, which needs"),
     ],
 )
-def test_a_window_in_what_nobody_counts_is_refused(algorithm, message):
+def test_a_window_in_a_unit_that_is_not_counted_is_an_error(algorithm, message):
     with pytest.raises(ValueError, match=message):
         make_trainer(algorithms=algorithm)

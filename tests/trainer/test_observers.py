@@ -293,14 +293,14 @@ class HasNoDisk(Callback):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (NeedsMore, r"the class NeedsMore, and NeedsMore\(\) failed: .*'threshold'. Give an inst"),
-        (HasNoDisk, r"the class HasNoDisk, and HasNoDisk\(\) failed: no disk. Give an instance"),
+        (NeedsMore, r"the class NeedsMore, and NeedsMore\(\) failed: .*'threshold'; pass an inst"),
+        (HasNoDisk, r"the class HasNoDisk, and HasNoDisk\(\) failed: no disk; pass an instance"),
         (MixUp, r"add_callback got the class MixUp"),
         (MixUp(), r"add_callback got MixUp.*an algorithm; pass it in algorithms=\[...\]"),
         (3, "add_callback got 3; pass a Callback, or a function"),
     ],
 )
-def test_what_can_not_be_added_is_refused(given, message):
+def test_add_callback_says_what_can_be_added(given, message):
     trainer = make_trainer()
 
     with pytest.raises(TypeError, match=message):

@@ -709,9 +709,9 @@ def test_a_callback_can_ask_for_a_save():
     ]
 
 
-def test_a_save_that_nobody_can_make_is_reported():
+def test_a_save_without_a_folder_is_reported():
     with pytest.warns(
-        UnsupportedRequestWarning, match="asked for Control.SAVE.*give it a save_folder"
+        UnsupportedRequestWarning, match="requested Control.SAVE.*pass a save_folder"
     ):
         asking(Control.SAVE)
 

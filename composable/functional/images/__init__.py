@@ -1,8 +1,8 @@
 """Single operations on a batch of images, each with a strength of its own per image.
 
-They are those of Pillow, as RandAugment and AugMix use them, on a whole batch at once. Images are
-`[batch, channels, height, width]`: uint8, or floats in [0, 1]. Of a uint8 image the result is
-within one grey level of Pillow's; of floats it is the same formula without the last rounding.
+They are the operations of Pillow that RandAugment and AugMix use, for a whole batch at once. Images
+are `[batch, channels, height, width]`: uint8, or floats in [0, 1]. For uint8 the result is within
+one grey level of Pillow's; for floats it is the same formula without the last rounding.
 """
 
 from .blends import brightness, color, contrast, sharpness

@@ -1,4 +1,4 @@
-"""What the operations on images share: their arguments, and the way from a dtype and back to it.
+"""Shared parts of the operations on images: checks of arguments and conversions of dtype.
 
 An operation computes in floats: from 0 to 255 where the images are uint8, and from 0 to 1 where
 they are floats.
@@ -27,11 +27,11 @@ __all__ = [
 
 GRAIN = 1 / 32
 """Part of a grey level: more than what float32 loses, and too little to be seen. It is added before
-fractions are cut off, so that 99.9999 becomes 99 nowhere that exact arithmetic gives 100."""
+truncation, so that a value of 99.9999 becomes 100 where exact arithmetic gives 100."""
 
 
 def check_images(images: Any) -> None:
-    """Refuse what is no batch of images in uint8 or in floats."""
+    """Raise an error unless the value is a batch of images, uint8 or floating-point."""
     check_tensor("images", images)
     if not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise TypeError(
@@ -48,7 +48,7 @@ def check_images(images: Any) -> None:
 def per_image(
     name: str, value: Any, images: Tensor, low: float = -inf, high: float = inf
 ) -> Tensor:
-    """A strength for each image, `[batch, 1, 1, 1]`, from one of them or from a number for all."""
+    """Return a strength for each image, `[batch, 1, 1, 1]`, from a tensor or from one number."""
     dtype = compute_dtype(images.dtype) if images.is_floating_point() else torch.float32
     if not isinstance(value, Tensor):
         finite = "()" if high == inf and low == -inf else "[)" if high == inf else "[]"
@@ -63,30 +63,30 @@ def per_image(
 
 
 def white_of(images: Tensor) -> int:
-    """The value of white."""
+    """Return the value of white."""
     return 255 if images.dtype == torch.uint8 else 1
 
 
 def values_of(images: Tensor) -> Tensor:
-    """A copy of the images in a dtype to compute in, and in place: memory is what takes time."""
+    """Copy the images to the dtype of the computation; the copy may be modified in place."""
     dtype = compute_dtype(images.dtype) if images.is_floating_point() else torch.float32
     return images.to(dtype, copy=True)
 
 
 def grey_levels(images: Tensor) -> Tensor:
-    """The images in uint8; floats are rounded to the nearest of 256 grey levels."""
+    """Convert images to uint8; floats are rounded to the nearest of 256 grey levels."""
     if images.dtype == torch.uint8:
         return images
     return values_of(images.detach()).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def round_(values: Tensor, images: Tensor) -> Tensor:
-    """Round values to whole grey levels, in place, where they have the scale of the images."""
+    """Round values on the scale of the images to whole grey levels, in place."""
     if images.dtype == torch.uint8:
         return values.round_()
     return values.mul_(255).round_().div_(255)
 
 
 def finish(values: Tensor, images: Tensor) -> Tensor:
-    """Give a result the dtype and the layout of the images; uint8 cuts fractions off."""
+    """Convert a result to the dtype and memory layout of the images; uint8 truncates."""
     return laid_out_like(values.to(images.dtype), images)

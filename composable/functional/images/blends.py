@@ -1,4 +1,4 @@
-"""Operations that move an image away from, or towards, a plainer one of itself.
+"""Operations that interpolate between an image and a plainer version of it, or extrapolate.
 
 Each is `plain + factor * (image - plain)`: factor 0 is the plain image, 1 the image itself, and
 more than 1 goes beyond it. The plain images have whole grey levels, as they have in Pillow.
@@ -21,7 +21,7 @@ def brightness(
     Args:
         images: uint8, or floats in [0, 1].
         factor: 0 or more: 0 is black, 1 changes nothing. One for all images, or one for each,
-            `[batch]`. Those in a tensor are not checked.
+            `[batch]`. A tensor is not checked.
 
     Returns:
         New images, clipped at black and white.
@@ -42,12 +42,12 @@ def brightness(
 def contrast(
     images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Move every value away from the mean grey of its image, or towards it.
+    """Scale the distance of every value from the mean grey level of its image.
 
     Args:
         images: uint8, or floats in [0, 1], of 1 or 3 channels.
         factor: 0 or more: 0 is grey all over, 1 changes nothing. One for all images, or one for
-            each, `[batch]`. Those in a tensor are not checked.
+            each, `[batch]`. A tensor is not checked.
 
     Returns:
         New images, clipped at black and white. The gradient takes the mean as a constant.
@@ -75,12 +75,12 @@ def contrast(
 def color(
     images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Make colours stronger or weaker.
+    """Scale the saturation of the colours.
 
     Args:
         images: uint8, or floats in [0, 1], of 1 channel (which has no colour to change) or 3.
         factor: 0 or more: 0 is grey, 1 changes nothing. One for all images, or one for each,
-            `[batch]`. Those in a tensor are not checked.
+            `[batch]`. A tensor is not checked.
 
     Returns:
         New images, clipped at black and white. The gradient takes the grey as a constant.
@@ -91,7 +91,7 @@ def color(
 
     Example:
         >>> red = torch.tensor([1.0, 0.0, 0.0]).reshape(1, 3, 1, 1)
-        >>> F.images.tones(red, 0.0).flatten()
+        >>> F.images.color(red, 0.0).flatten()
         tensor([0.2980, 0.2980, 0.2980])
     """
     check_images(images)
@@ -106,12 +106,12 @@ def color(
 def sharpness(
     images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Sharpen or blur, by a weighted mean of 3 x 3 pixels. The outermost pixels stay.
+    """Sharpen or blur by a weighted mean of 3 x 3 pixels. The outermost pixels stay unchanged.
 
     Args:
         images: uint8, or floats in [0, 1].
         factor: 0 or more: 0 is blurred, 1 changes nothing, and more sharpens. One for all images,
-            or one for each, `[batch]`. Those in a tensor are not checked.
+            or one for each, `[batch]`. A tensor is not checked.
 
     Returns:
         New images, clipped at black and white. The gradient takes the blurred image as a constant.
@@ -141,7 +141,7 @@ def sharpness(
 
 
 def _grey(name: str, values: Tensor, images: Tensor) -> Tensor:
-    """The grey levels of images, as whole numbers: `[batch, 1, height, width]`."""
+    """Return the grey levels of images as whole numbers, `[batch, 1, height, width]`."""
     if images.shape[1] not in (1, 3):
         raise ValueError(
             f"images must have 1 or 3 channels for {name}, not {images.shape[1]}; skip it, such "

@@ -1,4 +1,4 @@
-"""Operations that move the pixels of an image. What comes in from outside is black.
+"""Operations that move the pixels of an image. Pixels from outside of the image are black.
 
 A pixel is looked up where it comes from, between the four pixels around (bilinear). A place within
 the image but outside of the centres of its outermost pixels has their value, as in Pillow.
@@ -16,7 +16,7 @@ __all__ = ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"]
 # The left and the upper edge belong to the image, the right and the lower don't. What comes from an
 # edge to within what float32 loses is taken to come from the edge itself: this far, in tenths of a
 # pixel when shifting, and as a part of half the width or height when rotating.
-_EDGE = 1e-6
+EDGE = 1e-6
 
 
 def rotate(
@@ -59,8 +59,8 @@ def rotate(
     # Only the places have a gradient, and not whether they are inside.
     by_x, by_y = by_x.detach(), by_y.detach()
     edge = torch.maximum(
-        ((by_x.real + _EDGE) + by_y.real).abs_(),
-        ((by_x.imag + _EDGE) + by_y.imag).abs_(),
+        ((by_x.real + EDGE) + by_y.real).abs_(),
+        ((by_x.imag + EDGE) + by_y.imag).abs_(),
     )
     inside = (edge <= 1)[:, None]
     return finish(_cut_off(sampled, images).mul_(inside), images)
@@ -69,7 +69,7 @@ def rotate(
 def shear_x(
     images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Move each row sideways, the lower the further. The upper edge stays.
+    """Shift each row horizontally, in proportion to its distance from the upper edge.
 
     Args:
         images: uint8, or floats.
@@ -97,7 +97,7 @@ def shear_x(
 def shear_y(
     images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Move each column up or down, the further right the further. The left edge stays.
+    """Shift each column vertically, in proportion to its distance from the left edge.
 
     Args:
         images: uint8, or floats.
@@ -125,7 +125,7 @@ def shear_y(
 def translate_x(
     images: Shaped[Tensor, "batch channels height width"], pixels: Shaped[Tensor, " batch"] | float
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Move each image sideways by whole pixels.
+    """Shift each image horizontally by whole pixels.
 
     Args:
         images: uint8, or floats.
@@ -151,7 +151,7 @@ def translate_x(
 def translate_y(
     images: Shaped[Tensor, "batch channels height width"], pixels: Shaped[Tensor, " batch"] | float
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Move each image up or down by whole pixels.
+    """Shift each image vertically by whole pixels.
 
     Args:
         images: uint8, or floats.
@@ -178,15 +178,15 @@ def translate_y(
 
 
 def _whole(pixels: Tensor, length: int) -> Tensor:
-    """Cut fractions off. Beyond its length an image is black, however far it moves."""
+    """Truncate to whole pixels. A shift by more than the length gives black, so it is clamped."""
     return pixels.clamp(-length, length).long()
 
 
 def _shift_rows(images: Tensor, shift: Tensor) -> Tensor:
     """Read each row of each image from `shift` pixels to the right: `[batch, rows or 1]`.
 
-    Where the shift has fractions, so has the result. A row is one contiguous stretch of memory that
-    is copied, which on a CPU is several times faster than to look up every pixel.
+    A fractional shift gives a fractional result. A row is copied as one contiguous stretch of
+    memory, which on a CPU is several times faster than indexing every pixel.
     """
     batch, channels, height, width = images.shape
     if not images.numel():
@@ -196,7 +196,7 @@ def _shift_rows(images: Tensor, shift: Tensor) -> Tensor:
     whole = not shift.is_floating_point()
     pixels, nearest = shift, shift
     if not whole:
-        pixels, nearest = shift.floor().long(), (shift + (0.5 + 10 * _EDGE)).floor().long()
+        pixels, nearest = shift.floor().long(), (shift + (0.5 + 10 * EDGE)).floor().long()
     # Both ends of a row are there twice, for what lies outside of the centres of its pixels.
     rows = torch.cat([images[..., :1], images, images[..., -1:]], -1)
     memory = pad(rows.reshape(-1), (width + 2, width + 2))
@@ -218,5 +218,5 @@ def _shift_rows(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def _cut_off(values: Tensor, images: Tensor) -> Tensor:
-    """Cut off the fractions where the images are uint8."""
+    """Truncate the values if the images are uint8."""
     return values.add_(GRAIN).to(torch.uint8) if images.dtype == torch.uint8 else values

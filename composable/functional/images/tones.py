@@ -1,4 +1,4 @@
-"""Operations that give every value of an image another one."""
+"""Operations that map every value of an image to another value."""
 
 import torch
 from jaxtyping import Shaped
@@ -20,7 +20,7 @@ __all__ = ["autocontrast", "equalize", "posterize", "solarize"]
 def autocontrast(
     images: Shaped[Tensor, "batch channels height width"],
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Stretch each channel of each image so that its values reach from black to white.
+    """Stretch the values of each channel of each image to the range from black to white.
 
     Args:
         images: uint8, or floats in [0, 1].
@@ -82,9 +82,9 @@ def equalize(
 
 
 def _equalizing_table(counts: Tensor, pixels: int) -> Tensor:
-    """The new level of each old one: as Pillow computes it, so in whole numbers.
+    """Return the new level of each level, computed in whole numbers as in Pillow.
 
-    As floats they are divided fastest, and the whole part of such a quotient is exact.
+    Floats are divided fastest, and the integer part of such a quotient is exact.
     """
     levels = torch.arange(256, device=counts.device)
     below = counts.cumsum(1).sub_(counts)
@@ -101,8 +101,8 @@ def posterize(
 
     Args:
         images: uint8, or floats in [0, 1], which are rounded to 256 grey levels.
-        bits: How many are kept, whole numbers from 1 to 8 (all of them): one for all
-            images, or one for each, `[batch]`. Those in a tensor are not checked.
+        bits: The number of bits to keep, whole numbers from 1 to 8 (all of them): one for all
+            images, or one for each, `[batch]`. A tensor is not checked.
 
     Returns:
         New images, without a gradient.
@@ -125,12 +125,12 @@ def solarize(
     images: Shaped[Tensor, "batch channels height width"],
     threshold: Shaped[Tensor, " batch"] | float,
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """Invert every value from a threshold on.
+    """Invert every value at or above a threshold.
 
     Args:
         images: uint8, or floats in [0, 1].
         threshold: In grey levels, from 0 (all is inverted) to 256 (nothing is), for floats too: one
-            for all images, or one for each, `[batch]`. Those in a tensor are not checked.
+            for all images, or one for each, `[batch]`. A tensor is not checked.
 
     Returns:
         New images.

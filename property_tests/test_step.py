@@ -1,0 +1,241 @@
+"""Law: a step that a callback observes gives the same bits as a step that nothing observes.
+
+A step is composed of what its run needs. Without a listener between the forward and the backward
+pass it builds no states in between; with one, it fires every event.
+"""
+
+import tempfile
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import StepLR
+
+from composable import Callback, Event
+from composable.algorithms import SAM, SWA, GradientClipping, LayerFreezing
+from composable.loggers import InMemoryLogger
+from composable.optim import cosine
+from composable.trainer.guards import NonFiniteLossError
+from tests.support.algorithm_cases import (
+    ALGORITHMS,
+    algorithm_sets,
+    cases_on,
+    instances_of,
+    problems,
+)
+from tests.support.outcomes import differences, left_by
+from tests.support.pairs import can_be_combined
+from tests.support.runs import PROBLEMS, VISION
+from tests.support.strategies import FIT_EVENTS, few, seeds
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::composable.AmbiguousOrderWarning",
+    "ignore::composable.IdleAlgorithmWarning",
+    "ignore::composable.trainer.guards.NonFiniteLossWarning",
+)
+
+BETWEEN = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
+STEERING = (SAM, SWA, LayerFreezing, GradientClipping)
+"""Algorithms that change the step, and do not listen between the forward and the backward pass."""
+
+
+def observer(events):
+    """A callback with an empty method for each event."""
+    hooks = {event.value: lambda self, state, logger: None for event in events}
+    return type("Observer", (Callback,), hooks)()
+
+
+# --- configurations ---
+
+
+class FullMemory(nn.Module):
+    """A model that runs out of memory when it trains on more than `limit` examples."""
+
+    def __init__(self, model, limit):
+        super().__init__()
+        self.model, self.limit = model, limit
+
+    def forward(self, inputs):
+        if torch.is_grad_enabled() and len(inputs) > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return self.model(inputs)
+
+
+class LossWithNaN:
+    """The cross entropy, but NaN at one call during training."""
+
+    def __init__(self, bad_call):
+        self.bad_call, self.calls = bad_call, 0
+
+    def __call__(self, outputs, targets, **options):
+        loss = cross_entropy(outputs, targets, **options)
+        if not torch.is_grad_enabled():
+            return loss
+        self.calls += 1
+        return loss * torch.nan if self.calls == self.bad_call else loss
+
+
+def two_groups(parameters, kind):
+    """An optimizer with two param groups."""
+    one, *others = parameters
+    return kind([{"params": [one], "lr": 0.02}, {"params": others}], lr=0.05)
+
+
+def one_half(parameters, kind, index):
+    """An optimizer of the first or the second half of the parameters."""
+    parameters = list(parameters)
+    middle = len(parameters) // 2
+    return kind(parameters[middle:] if index else parameters[:middle], lr=0.05)
+
+
+KINDS = [
+    SGD,
+    partial(SGD, momentum=0.9, nesterov=True, weight_decay=0.01),
+    partial(Adam, foreach=True),
+    partial(AdamW, foreach=False),
+    partial(AdamW, fused=True),
+]
+OPTIMIZERS = [
+    *(partial(kind, lr=0.05) for kind in KINDS),
+    *(partial(two_groups, kind=kind) for kind in KINDS[1:3]),
+    *([partial(one_half, kind=kind, index=i) for i in range(2)] for kind in KINDS[:3:2]),
+]
+SPLITS = [
+    {},
+    {"grad_accum": 2},
+    {"microbatch_size": 3},
+    {"grad_accum": 3, "loss_mean_over": "examples"},
+    {"grad_accum": 2, "loss_mean_over": "tokens"},
+    {"microbatch_size": "auto"},
+]
+SCHEDULERS = [None, cosine(), partial(StepLR, step_size=1, gamma=0.5)]
+
+
+@st.composite
+def configurations(draw):
+    """What is trained, and how."""
+    problem = draw(problems)
+    algorithms = draw(algorithm_sets(problem, max_size=draw(st.sampled_from([0, 0, 2]))))
+    for kind in draw(st.lists(st.sampled_from(STEERING), unique=True, max_size=3)):
+        others = [type(one).__name__ for one in algorithms]
+        if kind.__name__ not in others and all(can_be_combined(kind.__name__, o) for o in others):
+            algorithms.append(draw(instances_of(kind)))
+    return {
+        "problem": problem,
+        "algorithms": algorithms,
+        "optimizers": draw(st.sampled_from(OPTIMIZERS)),
+        "schedulers": draw(st.sampled_from(SCHEDULERS)),
+        "step_schedulers_every_batch": draw(st.booleans()),
+        "nonfinite_loss": draw(st.sampled_from(["raise", "skip", "rollback", "ignore"])),
+        "bad_call": draw(st.sampled_from([None, 5, 9])),
+        "memory_limit": draw(st.sampled_from([1, 2, 3, 9])),
+        "logged": draw(st.booleans()),
+        "seed": draw(seeds),
+        **draw(st.sampled_from(SPLITS)),
+    }
+
+
+def train(configuration, callbacks=(), **changes):
+    """Everything that a run leaves behind."""
+    options = {"nonfinite_loss": "raise", "check_effects": False, **configuration, **changes}
+    problem, logger = options.pop("problem"), InMemoryLogger()
+    bad_call, limit = options.pop("bad_call", None), options.pop("memory_limit", None)
+    model = problem.model()
+    if options.get("microbatch_size") == "auto":
+        model = FullMemory(model, limit)
+    if options["nonfinite_loss"] in ("skip", "rollback"):
+        options["loss_fn"] = LossWithNaN(bad_call)
+    if options.pop("logged", True):
+        options["loggers"] = [logger]
+    with tempfile.TemporaryDirectory() as folder:
+        if options["nonfinite_loss"] == "rollback":
+            options |= {"save_folder": folder, "save_interval": "1ba"}
+        trainer = problem.trainer(model, callbacks=callbacks, **options)
+        try:
+            trainer.fit()
+            error = None
+        except NonFiniteLossError as raised:  # no checkpoint to roll back to
+            error = str(raised)
+    state, parts = trainer.state, {name: p.state_dict() for name, p in trainer._run.parts.items()}
+    return {
+        **left_by(state),
+        "loss": state.loss,
+        "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+        "parts": {name: parts[name] for name in ("rates", "guard", "microbatches")},
+        "logged": [(stamp.batch, values) for stamp, values in logger.records],
+        "error": error,
+    }
+
+
+# --- the law ---
+
+some_events = st.one_of(
+    st.just(list(Event)),
+    st.lists(st.sampled_from(FIT_EVENTS), unique=True, min_size=1),
+    st.sampled_from(BETWEEN).map(lambda event: [event]),
+)
+
+
+@few
+@given(configurations(), some_events, st.booleans())
+def test_observed_and_unobserved_steps_give_the_same_bits(configuration, events, checked):
+    observed = train(configuration, [observer(events)], check_effects=checked)
+
+    assert differences(observed, train(configuration)) == []
+
+
+@few
+@given(configurations())
+def test_checked_and_unchecked_steps_give_the_same_bits(configuration):
+    assert differences(train(configuration, check_effects=True), train(configuration)) == []
+
+
+EACH = [(problem, one) for problem in PROBLEMS for one in cases_on(problem)]
+
+
+@pytest.mark.parametrize(("problem", "case"), EACH, ids=repr)
+def test_with_each_algorithm_observed_and_unobserved_steps_give_the_same_bits(problem, case):
+    configuration = {"problem": problem, "algorithms": [case.example], "grad_accum": 2}
+
+    assert differences(train(configuration, [observer(Event)]), train(configuration)) == []
+
+
+@pytest.mark.parametrize("one", [one for one in ALGORITHMS if one.kind in STEERING], ids=repr)
+def test_the_law_compares_both_kinds_of_steps(one):
+    listens = []
+    for callbacks in ([], [observer([Event.AFTER_LOSS])]):
+        run = VISION.trainer(algorithms=[one.example], callbacks=callbacks)
+        listens.append([run._dispatcher.listens(event) for event in BETWEEN])
+
+    assert listens == [[False] * 4, [False, False, True, False]]
+
+
+def seen_at(event, *others):
+    """What an observer of an event, and of some others, sees of the state at that event."""
+    seen = []
+
+    def look(self, state, logger):
+        loss = None if state.loss is None else state.loss.detach().clone()
+        seen.append([state.timestamp.batch, state.inputs, state.outputs, loss])
+
+    callback = observer(others)
+    setattr(type(callback), event.value, look)
+    VISION.trainer(callbacks=[callback], grad_accum=2, check_effects=False).fit()
+    return seen
+
+
+EVENTS = list(Event)
+STEP = EVENTS[EVENTS.index(Event.BATCH_START) : EVENTS.index(Event.AFTER_ZERO_GRAD) + 1]
+
+
+@pytest.mark.parametrize("event", STEP)
+def test_an_observer_of_one_event_sees_the_state_that_an_observer_of_all_sees(event):
+    alone = seen_at(event)
+
+    assert len(alone) in (6, 12)  # batches, or microbatches
+    assert differences(alone, seen_at(event, *Event)) == []

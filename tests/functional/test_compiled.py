@@ -1,0 +1,407 @@
+"""The compiled operations on images are those on tensors, to the bit."""
+
+import json
+import mmap
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import composable.functional as F
+from composable.functional import _compiled
+from composable.functional._operations import OPERATIONS, apply_operations
+from composable.functional.images import _kernels
+
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.integers(1, 64)
+MANY = settings(max_examples=60)
+# Strengths at which an operation changes its course, beside those that are drawn.
+EDGES = {
+    "autocontrast": [0.0],
+    "equalize": [0.0],
+    "posterize": [1.0, 2.0, 4.0, 7.0, 8.0],
+    "rotate": [0.0, -0.0, 1.0, 45.0, -90.0, 90.0, 180.0, 359.5, 720.0],
+    "solarize": [0.0, 0.5, 1.0, 127.5, 128.0, 255.0, 255.5, 256.0],
+    "shear_x": [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
+    "shear_y": [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
+    "translate_x": [0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0],
+    "translate_y": [0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0],
+    "color": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
+    "contrast": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
+    "brightness": [0.0, 1 / 255, 0.5, 1.0, 9.0, 1e9],
+    "sharpness": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
+}
+NAMES = list(OPERATIONS)
+RANGES = {
+    "posterize": st.integers(1, 8).map(float),
+    "rotate": st.floats(-400, 400, width=32),
+    "solarize": st.floats(0, 256, width=32),
+    **dict.fromkeys(["shear_x", "shear_y"], st.floats(-3, 3, width=32)),
+    **dict.fromkeys(["translate_x", "translate_y"], st.floats(-2, 2, width=32)),
+}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(*shape, seed=0):
+    return torch.randint(256, shape, dtype=torch.uint8, generator=seeded(seed))
+
+
+@st.composite
+def images(draw, batch=4):
+    """Noise, images of few levels, dim ones, and images of one level or two."""
+    shape = draw(st.integers(1, batch)), draw(st.sampled_from([1, 3])), draw(sizes), draw(sizes)
+    x, kind = noise(*shape, seed=draw(seeds)), draw(st.integers(0, 4))
+    return [x, x // 64 * 20 + 100, x // 3 + 60, x // 128 * 255, torch.full_like(x, 77)][kind]
+
+
+@st.composite
+def strengths(draw, name):
+    return draw(st.sampled_from(EDGES[name]) | RANGES.get(name, st.floats(0, 10, width=32)))
+
+
+@pytest.fixture(autouse=True)
+def _on_one_thread():
+    """Leave the number of threads as it was."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_kernels_are_there_and_serve_plain_images():
+    assert _compiled.serves(noise(2, 3, 4, 4))
+    assert _compiled.serves(noise(2, 1, 4, 4).mT, torch.zeros(2))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data(), x=images())
+@MANY
+def test_an_operation_is_that_on_tensors(name, data, x):
+    drawn = [[data.draw(strengths(name)) for _ in x]]
+    operations = torch.full((1, len(x)), NAMES.index(name))
+
+    ours = _compiled.augment(x, operations, torch.tensor(drawn, dtype=torch.float64))
+
+    expected = apply_operations(x, operations, torch.tensor(drawn, dtype=torch.float64))
+    assert torch.equal(ours, expected)
+
+
+# A difference in the last bit of a float shows in one level of a hundred thousand.
+
+
+def floats(*low_and_high, count=2000):
+    """Random float32, a column for each range."""
+    ends = torch.tensor(low_and_high, dtype=torch.float32)
+    share = torch.rand(count, len(ends), generator=seeded())
+    return (ends[:, 0] + share * (ends[:, 1] - ends[:, 0])).T.contiguous()
+
+
+def each(function, *columns):
+    rows = zip(*(column.numpy() for column in columns), strict=True)
+    return torch.tensor([function(*row) for row in rows])
+
+
+def test_the_rounding_of_blends_and_shears_is_that_of_lerp():
+    value, other, weight = floats((0, 256), (0, 256), (-9, 2))
+
+    ours = each(_kernels._lerp, value.floor(), other.floor(), weight)
+
+    assert torch.equal(ours, torch.lerp(value.floor(), other.floor(), weight))
+
+
+def test_the_rounding_of_mixing_is_that_of_addcmul():
+    total, level, share = floats((0, 256), (0, 256), (0, 1))
+
+    ours = each(_kernels._add_product, total, level.floor(), share)
+
+    assert torch.equal(ours, torch.addcmul(total, level.floor(), share))
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (37, 53), (1, 7), (224, 224)])
+def test_the_rounding_of_rotations_is_that_of_grid_sample(height, width):
+    x = noise(1, 1, height, width)
+    columns, rows = floats((-1.2, 1.2), (-1.2, 1.2))
+    four = torch.empty(height * width, dtype=torch.int32)
+    _kernels._pack_neighbours(x[0, 0].numpy(), four.numpy())
+
+    def sample(column, row):
+        column, row = _kernels._place(column, width), _kernels._place(row, height)
+        place = int(row) * width + int(column)
+        east, south = (np.float32(at - int(at)) for at in (column, row))
+        return _kernels._between(four.numpy()[place], east, south)
+
+    expected = torch.nn.functional.grid_sample(
+        x.float(),
+        torch.stack([columns, rows], -1)[None, None],
+        padding_mode="border",
+        align_corners=False,
+    )
+    assert torch.equal(each(sample, columns, rows), expected.flatten())
+
+
+def test_autocontrast_is_that_on_tensors_for_every_range_of_levels():
+    low, high = torch.triu_indices(256, 256)
+    levels = torch.arange(256).clamp(low[:, None], high[:, None])
+    x = levels.to(torch.uint8)[:, None, None]
+
+    ours = _compiled.augment(x, torch.zeros(1, len(x), dtype=torch.int64), torch.zeros(1, len(x)))
+
+    assert torch.equal(ours, F.images.autocontrast(x))
+
+
+@given(
+    x=images(12),
+    seed=seeds,
+    severity=st.floats(0.1, 10),
+    depth=st.integers(0, 6),
+    augmentations=st.sampled_from(["all", "safe", "original"]),
+)
+@MANY
+def test_chains_of_operations_are_those_on_tensors(x, seed, severity, depth, augmentations):
+    operations, strengths = F.draw_randaugment(
+        len(x), depth=depth, severity=severity, augmentations=augmentations, generator=seeded(seed)
+    )
+    idle = torch.rand(operations.shape, generator=seeded(seed)) < 0.2
+    operations = operations.masked_fill(idle, -1)
+
+    ours = _compiled.augment(x, operations, strengths)
+
+    assert torch.equal(ours, apply_operations(x, operations, strengths))
+
+
+@given(x=images(8), seed=seeds, severity=st.floats(0.1, 10), width=st.integers(1, 9))
+@MANY
+def test_augmix_is_that_on_tensors(x, seed, severity, width):
+    draw = F.draw_augmix(len(x), severity=severity, width=width, generator=seeded(seed))
+
+    assert torch.equal(F.apply_augmix(x, draw), on_tensors(F.apply_augmix, x, draw))
+
+
+def on_tensors(function, *args):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_compiled.SWITCH, "0")
+        return function(*args)
+
+
+METHODS = pytest.mark.parametrize("method", ["randaugment", "augmix"])
+
+
+def both(method, x, seed=0):
+    """The result by compiled operations, and that by operations on tensors."""
+    draw = getattr(F, f"draw_{method}")(len(x), severity=9, generator=seeded(seed))
+    apply = getattr(F, f"apply_{method}")
+    assert _compiled.serves(x, *draw) == bool(x.numel())
+    return apply(x, draw), on_tensors(apply, x, draw)
+
+
+LAYOUTS = {
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "turned": lambda x: x.mT.contiguous().mT,
+    "every other column": lambda x: x.repeat_interleave(2, 3)[..., ::2],
+    "a part of a batch": lambda x: torch.cat([x, x])[3 : 3 + len(x)],
+    "expanded": lambda x: x[:1].expand(len(x), -1, -1, -1),
+}
+
+
+@METHODS
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_layouts_are_those_of_the_operations_on_tensors(method, channels, layout):
+    x = layout(noise(13, channels, 17, 10))
+    before = x.clone()
+
+    ours, expected = both(method, x)
+
+    assert torch.equal(ours, expected)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        kept = expected.is_contiguous(memory_format=memory_format)
+        assert ours.is_contiguous(memory_format=memory_format) == kept
+    assert torch.equal(x, before)
+
+
+@METHODS
+@pytest.mark.parametrize("shape", [(0, 3, 4, 4), (2, 3, 0, 4), (2, 1, 4, 0)])
+def test_images_without_values_are_images(method, shape):
+    ours, expected = both(method, noise(*shape))
+
+    assert ours.shape == expected.shape == shape
+
+
+@METHODS
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_memory_that_cannot_be_written_to_is_read(method, tmp_path):
+    x = noise(20, 3, 8, 8)
+    (tmp_path / "images").write_bytes(bytes(x.flatten().tolist()))
+    with (tmp_path / "images").open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # writing ends the process
+    mapped = torch.frombuffer(memory, dtype=torch.uint8).reshape(x.shape)
+
+    ours, expected = both(method, mapped)
+
+    assert torch.equal(ours, expected)
+    assert ours.data_ptr() != mapped.data_ptr()
+
+
+@METHODS
+def test_any_number_of_threads_gives_the_same(method, monkeypatch):
+    monkeypatch.setattr(_compiled, "_WORTH_A_THREAD", 1)
+    x, results = noise(13, 3, 9, 8), []
+    for threads in (1, 2, 5, 40):
+        torch.set_num_threads(threads)
+        results.append(both(method, x)[0])
+
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_parts_of_a_range_are_the_whole_of_it(monkeypatch):
+    monkeypatch.setattr(_compiled, "_WORTH_A_THREAD", 10)
+    torch.set_num_threads(4)
+    for count, work, parts in [(7, 9, 1), (7, 20, 2), (7, 1000, 4), (3, 1000, 3), (1, 1000, 1)]:
+        seen = []
+        _compiled.in_threads(lambda start, stop, seen=seen: seen.append((start, stop)), count, work)
+
+        assert len(seen) == parts
+        assert [i for start, stop in sorted(seen) for i in range(start, stop)] == list(range(count))
+
+
+def test_an_error_in_a_thread_is_raised(monkeypatch):
+    monkeypatch.setattr(_compiled, "_WORTH_A_THREAD", 1)
+    torch.set_num_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        _compiled.in_threads(lambda start, stop: 1 // 0, 4, 100)
+
+
+def test_turns_of_a_draw_that_is_not_contiguous_are_its_own():
+    draw = F.draw_randaugment(9, depth=3, generator=seeded())
+    turned = F.RandAugmentDraw(*(part.T.contiguous().T for part in draw))
+
+    x = noise(9, 3, 8, 8)
+
+    assert torch.equal(F.apply_randaugment(x, turned), on_tensors(F.apply_randaugment, x, draw))
+
+
+class Marked(torch.Tensor):
+    """A subclass, whose own operations must be called."""
+
+
+OTHERS = {
+    "floats": noise(2, 3, 4, 4) / 255,
+    "two channels": noise(2, 2, 4, 4),
+    "another device": noise(2, 3, 4, 4).to("meta"),
+    "a subclass": noise(2, 3, 4, 4).as_subclass(Marked),
+    "without values": noise(0, 3, 4, 4),
+}
+
+
+@pytest.mark.parametrize("x", OTHERS.values(), ids=OTHERS)
+def test_other_images_are_left_to_the_operations_on_tensors(x):
+    assert not _compiled.serves(x)
+
+
+def test_a_draw_on_another_device_is_left_to_the_operations_on_tensors():
+    assert not _compiled.serves(noise(2, 3, 4, 4), torch.zeros(2, device="meta"))
+
+
+def test_transforms_and_modes_see_operations_on_tensors():
+    seen = []
+
+    def look(x):
+        seen.append(_compiled.serves(x))
+        return x
+
+    x = noise(2, 3, 4, 4)
+    torch.func.vmap(look)(x[None])
+    torch.compile(look, backend="eager")(x)
+    with torch.utils.flop_counter.FlopCounterMode(display=False):
+        look(x)
+    with torch.device("cpu"):
+        look(x)
+
+    assert seen == [False] * 4
+    assert _compiled.serves(x)
+
+
+def test_the_environment_turns_them_off(monkeypatch):
+    monkeypatch.setenv(_compiled.SWITCH, "0")
+    assert not _compiled.serves(noise(2, 3, 4, 4))
+
+    monkeypatch.setenv(_compiled.SWITCH, "1")
+    assert _compiled.serves(noise(2, 3, 4, 4))
+
+
+@METHODS
+def test_another_value_of_the_switch_is_an_error(method, monkeypatch):
+    monkeypatch.setenv(_compiled.SWITCH, "off")
+
+    with pytest.raises(ValueError, match=r"COMPOSABLE_COMPILED is 'off', but must be 0, .* or 1"):
+        getattr(F, method)(noise(2, 3, 4, 4))
+
+
+def test_processors_on_which_torch_rounds_otherwise_are_left_to_the_operations_on_tensors(
+    monkeypatch,
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+
+    assert _compiled._kernels.__wrapped__() is None
+
+
+def test_a_numba_that_fails_to_import_is_reported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", type(sys)("numba"))  # without its names
+
+    with pytest.warns(UserWarning, match="Numba is installed but can't be imported"):
+        assert _compiled._kernels.__wrapped__() is None
+
+
+def test_a_result_that_cannot_be_kept_on_the_disk_is_reported(monkeypatch):
+    from numba.core.dispatcher import Dispatcher
+
+    def refuse(self):
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(Dispatcher, "enable_caching", refuse)
+
+    with pytest.warns(UserWarning, match="no locator available. Set NUMBA_CACHE_DIR"):
+        add = _kernels._entry(lambda a, b: a + b)
+    assert add(1, 2) == 3
+
+
+def run(script, **environment):
+    """What a script prints as JSON, run by itself."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+AUGMENT = """
+    import json, sys
+    {before}
+    import torch, composable.functional as F
+    imported = "numba" in sys.modules
+    x = torch.randint(256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    y = F.randaugment(x, generator=torch.Generator().manual_seed(1))
+    z = F.augmix(x, generator=torch.Generator().manual_seed(2))
+    used = bool(getattr(sys.modules.get("numba"), "njit", None))
+    print(json.dumps([imported, used, y.flatten().tolist(), z.flatten().tolist()]))
+"""
+
+
+def test_numba_is_imported_on_first_use_and_results_without_it_are_the_same():
+    with_numba = run(AUGMENT.format(before=""))
+    without = run(AUGMENT.format(before="sys.modules['numba'] = None  # importing it fails"))
+    not_compiling = run(AUGMENT.format(before="import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"))
+
+    assert with_numba[:2] == [False, True]
+    assert without[1] is False
+    assert with_numba[2:] == without[2:] == not_compiling[2:]

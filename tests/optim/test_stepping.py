@@ -1,0 +1,278 @@
+"""`fast_step` gives the bits and has the effects of `optimizer.step()`."""
+
+import functools
+import warnings
+from functools import partial
+from types import MethodType
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import LBFGS, SGD, Adam, AdamW, RMSprop
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.profiler import ProfilerActivity, profile
+
+from composable.optim.stepping import OptimizerSteps, fast_step
+from tests.support.tiny import linear, make_trainer, same, weights
+
+OPTIMIZERS = [
+    partial(SGD, lr=0.1),
+    partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    partial(SGD, lr=0.1, fused=True),
+    *(partial(Adam, lr=0.1, **how) for how in ({}, {"foreach": True}, {"fused": True})),
+    *(partial(AdamW, lr=0.1, amsgrad=True, **how) for how in ({"foreach": False}, {"fused": True})),
+    partial(RMSprop, lr=0.1, momentum=0.9),
+]
+
+
+def with_gradients(build):
+    """An optimizer of a linear model with the gradients of a batch, and the model."""
+    model = linear()
+    optimizer = build(model.parameters())
+    model(torch.ones(2, 4)).square().sum().backward()
+    return optimizer, model
+
+
+@pytest.fixture
+def ranges(monkeypatch):
+    """The names of the ranges that are recorded for a profiler."""
+    names, real = [], torch.autograd.profiler.record_function
+
+    def record(name, *args):
+        names.append(name)
+        return real(name, *args)
+
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", record)
+    return names
+
+
+# --- the arithmetic ---
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS)
+def test_the_bits_are_those_of_step(build, ranges):
+    (fast, model), (plain, expected) = with_gradients(build), with_gradients(build)
+    step = fast_step(fast)
+
+    for _ in range(3):
+        step()
+    assert ranges == []  # it was the fast way
+    for _ in range(3):
+        plain.step()
+
+    assert same(weights(model), weights(expected))
+    for one, other in zip(fast.state.values(), plain.state.values(), strict=True):
+        assert one.keys() == other.keys()
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_subclass_with_a_step_of_its_own_is_stepped_by_it(ranges):
+    class Twice(SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            super().step(closure)
+
+    (fast, model), (plain, expected) = (with_gradients(partial(Twice, lr=0.1)) for _ in range(2))
+    fast_step(fast)()
+    plain.step()
+
+    assert same(weights(model), weights(expected))
+
+
+def test_each_of_several_optimizers_is_stepped():
+    (one, first), (other, second) = with_gradients(OPTIMIZERS[0]), with_gradients(OPTIMIZERS[3])
+    before, steps = weights(first), OptimizerSteps()
+
+    steps((one,))
+    steps((one, other))
+    steps((other,))
+
+    for optimizer, model, times in ((one, first, 2), (other, second, 2)):
+        plain, expected = with_gradients(OPTIMIZERS[0] if optimizer is one else OPTIMIZERS[3])
+        for _ in range(times):
+            plain.step()
+        assert same(weights(model), weights(expected))
+    assert not same(before, weights(first))
+
+
+# --- hooks ---
+
+OWN = {
+    "pre": lambda optimizer, hook: optimizer.register_step_pre_hook(hook),
+    "post": lambda optimizer, hook: optimizer.register_step_post_hook(hook),
+    "global pre": lambda optimizer, hook: register_optimizer_step_pre_hook(hook),
+    "global post": lambda optimizer, hook: register_optimizer_step_post_hook(hook),
+}
+
+
+@pytest.mark.parametrize("register", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_is_called_whenever_it_was_registered(register, when):
+    (optimizer, model), calls = with_gradients(OPTIMIZERS[0]), []
+
+    def hook(called, args, kwargs):
+        calls.append((called, len(args), kwargs))
+
+    if when == "before":
+        handle, step = register(optimizer, hook), fast_step(optimizer)
+    else:
+        step, handle = fast_step(optimizer), register(optimizer, hook)
+    try:
+        step()
+    finally:
+        handle.remove()
+    step()
+
+    assert calls == [(optimizer, 1, {})]
+    plain, expected = with_gradients(OPTIMIZERS[0])
+    plain.step()
+    plain.step()
+    assert same(weights(model), weights(expected))
+
+
+@pytest.mark.parametrize("register", OWN.values(), ids=OWN)
+def test_a_hook_that_is_registered_during_a_run_is_called(register):
+    calls, handles = [], []
+
+    def hook(optimizer, args, kwargs):
+        calls.append(optimizer)
+
+    def add(event, state, logger):
+        if event.value == "batch_start" and state.timestamp.batch == 2:
+            handles.append(register(state.optimizers[0], hook))
+
+    try:
+        make_trainer(callbacks=[add], check_effects=False).fit()
+    finally:
+        handles[0].remove()
+
+    assert len(calls) == 4  # batches 2 to 5
+
+
+# --- schedulers, profilers, and a step that was replaced ---
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_torch_scheduler_knows_that_the_optimizer_was_stepped(when, ranges):
+    optimizer, model = with_gradients(OPTIMIZERS[0])
+    if when == "before":
+        scheduler, step = StepLR(optimizer, 1), fast_step(optimizer)
+    else:
+        step, scheduler = fast_step(optimizer), StepLR(optimizer, 1)
+    ranges.clear()
+
+    step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "Detected call of `lr_scheduler.step()` before"
+        scheduler.step()
+
+    assert optimizer._opt_called
+    assert bool(ranges) is (when == "after")
+    plain, expected = with_gradients(OPTIMIZERS[0])
+    plain.step()
+    assert same(weights(model), weights(expected))
+
+
+def test_a_run_with_a_torch_scheduler_has_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_trainer(schedulers=partial(StepLR, step_size=1)).fit()
+
+
+def test_a_profiler_sees_the_range_of_the_step():
+    optimizer, _ = with_gradients(OPTIMIZERS[0])
+    step = fast_step(optimizer)
+    step()
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        step()
+
+    assert [e.count for e in profiled.key_averages() if e.key == "Optimizer.step#SGD.step"] == [1]
+
+
+@pytest.mark.parametrize("bind", [MethodType, lambda function, one: partial(function, one)])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_step_that_is_replaced_on_the_instance_is_called(bind, when, scheduled):
+    (optimizer, model), calls = with_gradients(OPTIMIZERS[0]), []
+    before = weights(model)
+    if scheduled:
+        StepLR(optimizer, 1)
+
+    @functools.wraps(optimizer.step.__func__ if not scheduled else optimizer.step)
+    def replaced(self, *args):
+        calls.append(self)
+
+    step = fast_step(optimizer) if when == "after" else None
+    optimizer.step = bind(replaced, optimizer)
+    (step or fast_step(optimizer))()
+
+    assert calls == [optimizer]
+    assert same(weights(model), before)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_step_that_is_replaced_on_the_class_is_called(when, monkeypatch):
+    class Mine(SGD):
+        pass
+
+    (optimizer, model), calls = with_gradients(partial(Mine, lr=0.1)), []
+    before, step = weights(model), fast_step(optimizer) if when == "after" else None
+    monkeypatch.setattr(SGD, "step", lambda self: calls.append(self))
+
+    (step or fast_step(optimizer))()
+
+    assert calls == [optimizer]
+    assert same(weights(model), before)
+
+
+def test_an_optimizer_that_takes_a_closure_still_takes_it():
+    model = linear()
+    optimizer, calls = LBFGS(model.parameters(), max_iter=2), []
+    step = fast_step(optimizer)
+
+    def closure():
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    first = optimizer.step(closure)
+    with pytest.raises(TypeError, match="closure"):
+        step()
+
+    assert calls
+    assert optimizer.step(closure) < first
+
+
+def test_the_code_that_torch_runs_after_a_step_is_run(monkeypatch):
+    (optimizer, _), calls = with_gradients(OPTIMIZERS[0]), []
+    monkeypatch.setattr(SGD, "_optimizer_step_code", lambda self: calls.append(self))
+
+    fast_step(optimizer)()
+
+    assert calls == [optimizer]
+
+
+def test_an_optimizer_of_accelerate_is_stepped_by_its_own_step():
+    optimizers = pytest.importorskip("accelerate.optimizer")
+    pytest.importorskip("accelerate").Accelerator(cpu=True)
+    optimizer, model = with_gradients(OPTIMIZERS[0])
+    wrapped, calls = optimizers.AcceleratedOptimizer(optimizer), []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    step = fast_step(wrapped)
+
+    step()
+    wrapped.gradient_state._set_sync_gradients(False)  # accumulating: its step does nothing
+    try:
+        step()
+    finally:
+        wrapped.gradient_state._set_sync_gradients(True)
+
+    assert calls == [1]
+    assert isinstance(model, nn.Module)

@@ -1,0 +1,134 @@
+"""The arguments of the Trainer are those of `TrainerOptions`: listed, documented, checked."""
+
+import inspect
+import pydoc
+
+import attrs
+import pytest
+
+from composable import Trainer
+from composable.trainer._signature import takes_arguments_of
+from composable.trainer.options import TrainerOptions, overridden_runs
+from tests.support.tiny import linear, make_trainer
+
+FIELDS = [field for field in attrs.fields(TrainerOptions) if field.init]
+FLAGS = [field.name for field in FIELDS if isinstance(field.default, bool)]
+NEED_A_FOLDER = {
+    "save_interval": "1ba",
+    "save_num_checkpoints_to_keep": 1,
+    "save_best": "eval/loss",
+    "save_in_background": True,
+    "save_weights_only": True,
+}
+
+
+# --- the signature ---
+
+
+def test_the_signature_lists_every_option():
+    parameters = inspect.signature(Trainer).parameters
+
+    assert list(parameters) == [field.name for field in FIELDS]
+    assert {p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY} == {"model"}
+    assert parameters["eval_interval"].default == "1ep"
+    assert parameters["model"].default is inspect.Parameter.empty
+
+
+def test_help_describes_every_option():
+    text = inspect.getdoc(Trainer.__init__)
+
+    for field in FIELDS:
+        assert f"    {field.name}: " in text, field.name
+    assert "nonfinite_loss: What to do about a loss" in pydoc.render_doc(Trainer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((linear(),), {"max_epochs": 3}, "unexpected keyword argument 'max_epochs'"),
+        ((), {}, "missing 1 required positional argument: 'model'"),
+        ((linear(), []), {}, "positional arguments? but 3 were given"),
+        ((linear(),), {"model": linear()}, "multiple values for argument 'model'"),
+    ],
+)
+def test_an_unknown_argument_is_a_type_error_that_names_it(arguments, options, message):
+    with pytest.raises(TypeError, match=message):
+        Trainer(*arguments, **options)
+
+
+def test_a_method_that_takes_the_arguments_of_a_function_has_its_signature_and_text():
+    def area(width: float, *, height: float = 1.0) -> float:
+        """Return an area."""
+        return width * height
+
+    class Box:
+        @takes_arguments_of(area)
+        def __init__(self, *args, **kwargs):
+            self.area = area(*args, **kwargs)
+
+    assert inspect.signature(Box) == inspect.signature(area).replace(
+        return_annotation=inspect.Signature.empty
+    )
+    assert inspect.getdoc(Box.__init__) == "Return an area."
+    assert Box(2.0, height=3.0).area == 6.0
+
+
+# --- single options ---
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "yes"])
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_is_true_or_false(name, value, tmp_path):
+    own = name.removeprefix("save_").removeprefix("in_")
+    with pytest.raises(TypeError, match=rf"{own}={value!r} must be True or False"):
+        make_trainer(**{"save_folder": tmp_path, name: value})
+
+
+def test_every_flag_was_found():
+    assert len(FLAGS) == 9
+
+
+@pytest.mark.parametrize("name", NEED_A_FOLDER)
+def test_an_option_of_saving_needs_a_folder(name):
+    value = NEED_A_FOLDER[name]
+    with pytest.raises(ValueError, match=rf"^{name}={value!r} needs a save_folder\.$"):
+        make_trainer(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nonfinite_loss": "rollback"}, "nonfinite_loss='rollback' needs a save_folder"),
+        ({"nonfinite_loss": "stop"}, "nonfinite_loss='stop' must be one of 'raise', 'skip', 'ro"),
+        ({"autoresume": True}, "autoresume=True needs a save_folder to look"),
+        ({"save_interval": None}, "save_interval=None needs a save_folder"),
+    ],
+)
+def test_options_that_contradict_each_other_are_an_error(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**options)
+
+
+def test_options_cannot_be_changed():
+    options = TrainerOptions(linear(), device="cpu")
+
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        options.seed = 3
+
+
+# --- overrides ---
+
+
+def test_runs_are_overridden_within_the_block_alone():
+    def with_seed(options):
+        return attrs.evolve(options, seed=99)
+
+    with overridden_runs(with_seed):
+        inside = make_trainer(seed=3)
+        with overridden_runs(lambda options: attrs.evolve(options, seed=5)):
+            innermost = make_trainer(seed=3)
+        again = make_trainer(seed=3)
+    outside = make_trainer(seed=3)
+
+    seeds = [one.state.key.seed for one in (inside, innermost, again, outside)]
+    assert seeds == [99, 5, 99, 3]

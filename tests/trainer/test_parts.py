@@ -1,0 +1,138 @@
+"""The parts of a run: each saves and restores itself, and the schema of a checkpoint is theirs."""
+
+from functools import partial
+
+import attrs
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from composable import Control, Time
+from composable.algorithms import EMA
+from composable.checkpoint.tree import pack, unpack
+from composable.trainer.run import Run
+from composable.trainer.run_state import SCHEMA, capture
+from tests.support.outcomes import differences
+from tests.support.runs import shuffling_loader
+from tests.support.tiny import batches, examples, linear, make_trainer, same, weights
+
+PARTS = ("rates", "data", "evaluation", "guard", "microbatches", "progress", "requests")
+
+
+class Small(nn.Module):
+    """A model that runs out of memory when it trains on more than two examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = linear()
+
+    def forward(self, inputs):
+        if self.training and len(inputs) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return self.model(inputs)
+
+
+def build():
+    """A Trainer whose parts all have something to remember."""
+    inputs, targets = examples(12)
+    inputs[5] = torch.nan
+    return make_trainer(
+        Small(),
+        train_dataloader=DataLoader(
+            TensorDataset(inputs, targets),
+            batch_size=4,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(3),
+        ),
+        eval_dataloader=batches(),
+        schedulers=partial(StepLR, step_size=1),
+        microbatch_size="auto",
+        nonfinite_loss="skip",
+        check_effects=False,
+    )
+
+
+@pytest.fixture
+def run():
+    trainer = build()
+    with pytest.warns(UserWarning, match="the batch is skipped"):
+        trainer.fit(duration="5ba")
+    run = trainer._run
+    run.guard.skipped_batches.add(7)
+    run.guard._consecutive = 2
+    run.dispatcher.request(Control.SAVE)
+    run.progress.fit_in_progress = True
+    return run
+
+
+def through_a_file(tree):
+    """A tree as a checkpoint returns it."""
+    return unpack(*pack(tree))
+
+
+def test_the_parts_are_these(run):
+    assert tuple(run.parts) == PARTS
+    fields = {field.name for field in attrs.fields(Run)}
+    assert {"requests"} == run.parts.keys() - fields
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_restores_what_it_saved(name, run):
+    saved = through_a_file(run.parts[name].state_dict())
+    part = build()._run.parts[name]
+    assert differences(saved, part.state_dict())  # there is something to restore
+
+    part.load_state_dict(saved)
+
+    assert differences(saved, through_a_file(part.state_dict())) == []
+
+
+def test_a_part_saves_all_that_it_must_remember(run):
+    saved = {name: part.state_dict() for name, part in run.parts.items()}
+
+    assert saved["guard"] == {
+        "num_skipped": run.guard.num_skipped,
+        "num_rollbacks": 0,
+        "skipped_batches": [7],
+        "consecutive": 2,
+    }
+    assert saved["progress"] == {
+        "requested_duration": Time.parse("2ep"),
+        "num_fits": 1,
+        "fit_in_progress": True,
+    }
+    assert saved["evaluation"] == {"last_run": {"eval": 5}}
+    assert saved["microbatches"] == {"size": 2}
+    assert saved["requests"] == {"pending": Control.SAVE.value}
+
+
+def test_the_schema_is_what_is_captured(run):
+    captured = capture(run, run.state, ())
+
+    assert captured.keys() == SCHEMA.keys()
+    for name, value in through_a_file(captured).items():
+        assert isinstance(value, SCHEMA[name]), name
+
+
+def test_every_part_is_in_the_schema(run):
+    assert set(PARTS) <= SCHEMA.keys()
+
+
+SPLITS = [{}, {"grad_accum": 2}, {"microbatch_size": 3}, {"microbatch_size": "auto"}]
+
+
+@pytest.mark.parametrize("after", SPLITS, ids=str)
+@pytest.mark.parametrize("before", SPLITS, ids=str)
+def test_a_run_can_be_resumed_with_other_microbatches(before, after, tmp_path):
+    options = {"train_dataloader": shuffling_loader(12), "algorithms": [EMA("2ba")]}
+    make_trainer(save_folder=tmp_path, save_interval="2ba", **before, **options).fit()
+    path = tmp_path / "ep0-ba2"
+
+    resumed = make_trainer(load_path=path, **after, **options)
+    expected = make_trainer(load_path=path, load_ignore_keys=["microbatches"], **after, **options)
+
+    assert resumed.state.timestamp.batch == 2
+    assert resumed.fit().timestamp.batch == 6
+    assert same(weights(resumed.state.model), weights(expected.fit().model))
