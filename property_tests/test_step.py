@@ -210,7 +210,7 @@ def test_the_law_compares_both_kinds_of_steps(one):
     listens = []
     for callbacks in ([], [observer([Event.AFTER_LOSS])]):
         run = VISION.trainer(algorithms=[one.example], callbacks=callbacks)
-        listens.append([run._dispatcher.listens(event) for event in BETWEEN])
+        listens.append([run._session.dispatcher.listens(event) for event in BETWEEN])
 
     assert listens == [[False] * 4, [False, False, True, False]]
 

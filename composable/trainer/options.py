@@ -33,7 +33,7 @@ from composable.trainer.resume import (
 )
 from composable.trainer.run import Run
 
-__all__ = ["TrainerOptions", "overridden_runs", "run_overrides"]
+__all__ = ["TrainerOptions", "active_override", "overridden_runs", "run_overrides"]
 
 _NEED_A_FOLDER = (
     "save_interval",
@@ -324,16 +324,7 @@ class TrainerOptions:
         return callback
 
     def skips_fit(self) -> bool:
-        """Whether a call of `fit` returns at once.
-
-        Raises:
-            RuntimeError: A replay runs, and these options are not part of it.
-        """
-        if _override.get() is not None and not self.dry_run:
-            raise RuntimeError(
-                "fit was called during a replay by a Trainer that was built before it, and would "
-                "write to its files; build the Trainer in the function that is replayed."
-            )
+        """Whether a call of `fit` returns at once."""
         return False
 
     def attach(self, run: Run) -> None:
@@ -343,6 +334,11 @@ class TrainerOptions:
 _override: ContextVar[Callable[[TrainerOptions], TrainerOptions] | None] = ContextVar(
     "composable_run_override", default=None
 )
+
+
+def active_override() -> object | None:
+    """Return what identifies the tool that runs this code, or None."""
+    return _override.get()
 
 
 def run_overrides(options: TrainerOptions) -> TrainerOptions:

@@ -93,6 +93,7 @@ class Saving:
 
     def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
         """Write a checkpoint between two calls."""
+        self.session.check_override()
         if self.options.dry_run:
             return path
         state, tree = self.run.state, self.capture(weights_only)

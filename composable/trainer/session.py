@@ -8,7 +8,7 @@ from composable.core.logger import Logger
 from composable.plan.dispatch import Dispatcher
 from composable.plan.global_callbacks import global_callbacks
 from composable.plan.plan import Plan
-from composable.trainer.options import TrainerOptions
+from composable.trainer.options import TrainerOptions, active_override
 
 __all__ = ["Session"]
 
@@ -18,6 +18,7 @@ class Session:
 
     def __init__(self, options: TrainerOptions) -> None:
         self.options = options
+        self._override = active_override()
         self.own_plan = options.plan()
         self.logger = Logger(self.own_plan.destinations)
         self.dispatcher = Dispatcher(
@@ -36,6 +37,19 @@ class Session:
     def callbacks(self) -> tuple[Callback, ...]:
         """The callbacks that are saved with the run: all but the global ones."""
         return (*self.own_plan.builtin_callbacks, *self.own_plan.user_callbacks)
+
+    def check_override(self) -> None:
+        """Check that the tool that runs this code, such as a replay, has seen the options.
+
+        Raises:
+            RuntimeError: The Trainer was built before.
+        """
+        active = active_override()
+        if active is not None and active is not self._override:
+            raise RuntimeError(
+                "a Trainer that was built before a replay was called during it, and would write "
+                "to its files; build the Trainer in the function that is replayed."
+            )
 
     def add(self, callback: Callback) -> None:
         """Add a callback to the plan of later calls."""
@@ -59,6 +73,7 @@ class Session:
         if self.in_call:
             yield None
             return
+        self.check_override()
         self.in_call = True
         plan = self.plan
         self._set_plan(plan)

@@ -387,7 +387,7 @@ def test_a_checkpoint_of_anything_but_a_run_is_an_error(tree, message, tmp_path)
 @pytest.mark.parametrize("on_device", [None, 3, "model", [["model"]], ["nothing"]])
 def test_a_forged_list_of_tensors_on_a_gpu_is_an_error(on_device, tmp_path):
     trainer = make_trainer()
-    tensors, data = pack({"run": {"id": "a"}, "state": trainer._capture(False)})
+    tensors, data = pack({"run": {"id": "a"}, "state": trainer._saving.capture(False)})
     data["on_device"] = on_device
     files.write(tmp_path / "c", tensors, data, info={"complete": True})
 
@@ -420,7 +420,7 @@ FORGED = [
 def test_a_forged_state_is_a_named_error_or_another_state(part, value, tmp_path):
     trainer = make_trainer()
     trainer.fit()
-    tree = {**trainer._capture(False), part: value}
+    tree = {**trainer._saving.capture(False), part: value}
     tensors, data = pack({"run": {"id": "a"}, "state": tree})
     data["on_device"] = []
     files.write(tmp_path / "c", tensors, data, info={"complete": True})

@@ -30,7 +30,7 @@ Schedules = stand_in("Schedules", Stage.OTHER, Event.AFTER_SCHEDULER_STEP, write
         (EMA(ema_start="3ep"), "EMA can never act: its window lies outside of a run of 2ep"),
         (
             Evaluates(),
-            "Evaluates can never act: it acts at eval_start, eval_end alone, and there "
+            "Evaluates can never act: it acts only at eval_start, eval_end, and there "
             "is no eval_dataloader. Drop it, or change that.",
         ),
         (chain(MixUp(), Schedules()), "Schedules can never act: .* there are no schedulers"),
