@@ -82,7 +82,7 @@ SETS = {
     WITHIN: [SelectiveBackprop(start=0.2, end=1.0, interrupt=0)],
 }
 ON_SEQUENCES = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup"}
-ASKS = r"asks the loop to .*, and this loop isn't ours"
+ASKS = r"requests a .*, which an external loop does not support"
 # Its masks are spread over the batches, of which a loop that isn't ours doesn't know how many
 # an epoch has when surgery is done.
 OPTIONS = {"GyroDropout": {"max_duration": "6ba"}}
