@@ -1,4 +1,4 @@
-"""Replays one batch of a recorded run, and tells whether it is the same to the last bit."""
+"""Replay one batch of a recorded run, and compare the results bit for bit."""
 
 import copy
 import os
@@ -34,73 +34,71 @@ __all__ = ["Replay", "ReplayError", "Report", "replay", "replay_script"]
 
 
 class ReplayError(CheckpointError):
-    """A batch can't be replayed."""
+    """A batch cannot be replayed."""
 
 
 class ReplayOver(SystemExit):
-    """The batch was replayed, and the script ends here."""
+    """Ends the script after the replayed batch."""
 
 
 @attrs.frozen
 class Report:
-    """What came of a replay."""
+    """The result of a replay."""
 
     run: Path
     batch: int
     start: str
-    """The checkpoint from which it went, or "the beginning"."""
+    """The checkpoint from which the run resumed, or "the beginning"."""
     loss: str | None
     """The loss of the batch as it was recorded, as a hexadecimal float."""
     difference: Difference | None
-    """The first one; None where all is the same to the last bit."""
+    """The first difference; None if everything is bit-identical."""
     tensor: str | None
-    """What is known of the first tensor that differs."""
+    """The first tensor known to differ."""
     changes: tuple[str, ...]
-    """What is other than in the recorded run: versions, threads, the commit."""
+    """Changes of the configuration since the recorded run: versions, threads, the commit."""
 
     @property
     def same(self) -> bool:
-        """Whether all was the same to the last bit."""
+        """Whether everything is bit-identical."""
         return self.difference is None
 
     def __str__(self) -> str:
         lines = [f"{self.run}, from {self.start}"]
         if self.difference is None:
             loss = (
-                "no loss, it is left out" if self.loss is None else f"loss {format_hex(self.loss)}"
+                "no loss, it is skipped" if self.loss is None else f"loss {format_hex(self.loss)}"
             )
-            lines.append(f"batch {self.batch}: {loss}: the same to the last bit")
+            lines.append(f"batch {self.batch}: {loss}: bit-identical")
         else:
             step = self.difference
-            values = (
-                f"{format_hex(step.first)} was recorded, and it is now {format_hex(step.second)}"
-            )
-            lines.append(f"the first difference is at batch {step.batch}: {step.what}: {values}")
+            values = f"recorded {format_hex(step.first)}, replayed {format_hex(step.second)}"
+            lines.append(f"first divergence: batch {step.batch}: {step.what}: {values}")
             lines.append(f"first tensor known to differ: {self.tensor or 'none'}")
         if self.changes:
-            lines.append("what is other than in the recorded run:")
+            lines.append("changes since the recorded run:")
             lines += [f"  {change}" for change in self.changes]
         return "\n".join(lines)
 
 
 def replay(train: Callable[[], Any], run: str | Path, *, batch: int) -> Report:
-    """Train on one batch of a recorded run again, and compare.
+    """Train on one batch of a recorded run again, and compare the results.
 
-    `train` is called once. The Trainer that it builds with the run's `save_folder` goes on from the
-    newest checkpoint that is not beyond the batch, and its `fit` ends after it. Nothing is written:
-    no checkpoints, no records, no metrics.
+    `train` is called once. The Trainer that it builds with the run's `save_folder` resumes from the
+    latest checkpoint before the batch, and its `fit` ends after the batch. Nothing is written: no
+    checkpoints, no records, no metrics.
 
     Args:
-        train: Builds the Trainer as it was built, and calls its `fit`.
+        train: Builds the Trainer like the recorded one, and calls its `fit`.
         run: The `save_folder` of the run.
-        batch: Which batch of the run, counted from 0.
+        batch: The batch of the run, from 0.
 
     Returns:
-        What came of it: the same to the last bit, or the first step at which it differs.
+        Whether the batch is bit-identical, or the first step that differs.
 
     Raises:
-        ReplayError: The batch was not recorded, or `train` does not come to it.
-        CheckpointError: The run folder can't be read.
+        ReplayError: The batch was not recorded, or `train` does not reach it.
+        CheckpointError: The run folder cannot be read.
 
     Example:
         >>> import tempfile
@@ -146,13 +144,13 @@ def replay_script(
 
     Args:
         run: The `save_folder` of the run.
-        batch: Which batch of the run, counted from 0.
-        arguments: Those of the script; the recorded ones where None.
-        changed: Run a script that is other than it was.
-        say: Is told which script is run, before it is.
+        batch: The batch of the run, from 0.
+        arguments: The arguments of the script; the recorded ones if None.
+        changed: Run the script even if it has changed.
+        say: Called with the script and its arguments before it runs.
 
     Raises:
-        ReplayError: There is no such script, or it was changed.
+        ReplayError: The script does not exist, or has changed.
     """
     script = _Script.of(Replay.of(Path(run), batch).record, run)
     if arguments is not None:
@@ -181,26 +179,25 @@ class _Script:
         given = arguments if isinstance(arguments, list) else [None]
         if not all(isinstance(one, str) for one in (path, digest, cwd, module or "", *given)):
             raise ReplayError(
-                f"{run} was not written by a script: call composable.replay with a function that "
+                f"{run} was not written by a script; call composable.replay with a function that "
                 "trains."
             )
         return cls(str(path), str(digest), module or None, tuple(map(str, given)), str(cwd))
 
     def check(self, run: str | Path, *, changed: bool) -> None:
-        """It is there, and is what it was."""
+        """Check that the script exists and has not changed."""
         now = hash_file(Path(self.path))
         if now is None:
-            raise ReplayError(f"{self.path}, which wrote {run}, can't be read.")
+            raise ReplayError(f"{self.path}, which wrote {run}, cannot be read.")
         if now != self.digest and not changed:
             raise ReplayError(
-                f"{self.path} is not the script that wrote {run}: it was changed since. With "
-                "--changed it is run nevertheless."
+                f"{self.path} has changed since it wrote {run}; pass --changed to run it anyway."
             )
         if not Path(self.cwd).is_dir():
-            raise ReplayError(f"{self.cwd}, in which {self.path} ran, is no folder.")
+            raise ReplayError(f"{self.cwd}, in which {self.path} ran, is not a directory.")
 
     def run(self) -> None:
-        """Run it as it was started."""
+        """Run the script as it was started."""
         before = sys.argv, sys.path[:], Path.cwd()
         sys.argv = [self.path, *self.arguments]
         sys.path.insert(0, self.cwd if self.module else str(Path(self.path).parent))
@@ -215,7 +212,7 @@ class _Script:
             os.chdir(before[2])
 
 
-# --- the options of the Trainers that are built meanwhile ---
+# --- the options of Trainers that are built during a replay ---
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -312,7 +309,7 @@ class ReplayOptions(DryRunOptions):
 
 @attrs.define(eq=False)
 class Replay:
-    """A replay: what it is compared with, and what was found so far."""
+    """A replay: the records to compare with, and the differences found so far."""
 
     folder: Path
     batch: int
@@ -331,7 +328,7 @@ class Replay:
 
     @classmethod
     def of(cls, folder: Path, batch: int) -> "Replay":
-        """A replay of a batch of the run in a folder."""
+        """Return a replay of a batch of the run in a folder."""
         folder = folder.absolute()
         recorded, steps = records.read_records(folder), records.read_steps(folder)
         if batch not in steps.trained:
@@ -340,7 +337,9 @@ class Replay:
             raise ReplayError(f"{folder} has no record of batch {batch}: it has {have}.")
         begun = [one for one in recorded if one["batch"] <= batch]
         if not begun:
-            raise ReplayError(f"{folder / records.RUN} doesn't say how batch {batch} came about.")
+            raise ReplayError(
+                f"{folder / records.RUN} has no record of the run that trained on batch {batch}."
+            )
         return cls(folder, batch, begun[-1], steps)
 
     def override(self, options: TrainerOptions) -> TrainerOptions:
@@ -391,9 +390,9 @@ class Replay:
         self.changes = tuple(changes(self.record, description))
 
     def on_step(self, batch: int, values: Mapping[str, Any]) -> None:
-        """Compare a line with that of the run, and end after the batch.
+        """Compare the values of a batch with the recorded ones, and end after the batch.
 
-        Where something differs and no digests say in which tensor, training goes on to the next
+        If they differ and no digests name the tensor, training continues until the next
         checkpoint of the run.
         """
         trained = "loss" in values
@@ -416,7 +415,7 @@ class Replay:
             raise ReplayOver(0)
 
     def _next_checkpoint(self, batch: int) -> int | None:
-        """How many batches were done when the next checkpoint was saved."""
+        """Return the number of batches at the next checkpoint."""
         return min((one for one in self._saved() if one > batch), default=None)
 
     def _saved(self) -> list[int]:
@@ -424,32 +423,32 @@ class Replay:
         return [one.manifest.batch for one in whole if one.manifest.info.get("run") == self.run]
 
     def on_save(self, name: str, capture: Callable[[], Mapping[str, Any]]) -> None:
-        """Once something differs: name the first tensor that differs from those of a checkpoint."""
+        """After a difference, name the first tensor that differs from a checkpoint."""
         if self.difference is None or self.tensor is not None:
             return
         try:
             saved = files.read(self.folder / name).tensors
         except CheckpointError:
-            return  # it was not kept, or is damaged
+            return  # it was deleted, or is damaged
         now = {name: one.cpu() for name, one in pack({"state": capture()})[0].items()}
         first = next((one for one in mismatched(saved, now) if one in saved), None)
         if first is None:
-            self.tensor = f"none: all tensors are those of checkpoint {name}"
+            self.tensor = f"none: all tensors equal those of checkpoint {name}"
         else:
             gap = describe_difference(saved[first], now.get(first))
             self.tensor = f"{first} at checkpoint {name} ({gap})"
         raise ReplayOver(1)
 
     def report(self) -> Report:
-        """What came of it.
+        """Return the result.
 
         Raises:
-            ReplayError: It didn't come to the batch.
+            ReplayError: The run did not reach the batch.
         """
         if not self.joined:
             folder = self.record.get("save_folder")
             raise ReplayError(
-                f"no Trainer with save_folder={folder!r} was built: was it given another folder?"
+                f"no Trainer with save_folder={folder!r} was built; check its save_folder."
             )
         if not self._reached and self.difference is None:
             raise ReplayError(

@@ -108,7 +108,7 @@ def test_every_batch_of_a_random_run_is_replayed_to_the_bit_and_nothing_is_writt
         "checkpoint ep0-ba4",
         "checkpoint ep1-ba8",
     ]
-    assert str(reports[6]).endswith(": the same to the last bit")
+    assert str(reports[6]).endswith(": bit-identical")
     assert contents(tmp_path) == before
 
 
@@ -192,8 +192,8 @@ def test_an_edited_loss_is_found_and_no_tensor_is_blamed(tmp_path):
     assert not report.same
     assert (report.difference.batch, report.difference.what) == (5, "loss")
     assert report.difference.first == "0x1.8p-1"
-    assert report.tensor == "none: all tensors are those of checkpoint ep1-ba8"
-    assert "batch 5: loss: 0x1.8p-1 (0.75) was recorded" in str(report)
+    assert report.tensor == "none: all tensors equal those of checkpoint ep1-ba8"
+    assert "batch 5: loss: recorded 0x1.8p-1 (0.75)" in str(report)
 
 
 def test_changed_data_is_found_at_its_batch_and_the_tensor_is_named(tmp_path):
@@ -513,7 +513,7 @@ def test_the_command_runs_the_recorded_script_and_says_so(script, tmp_path, caps
     out = capsys.readouterr().out
     assert f"running {script} 0.2\n     in {tmp_path}" in out
     assert "batch 6: loss 0x1." in out
-    assert ": the same to the last bit\n" in out
+    assert ": bit-identical\n" in out
     assert "after" not in out
     assert (tmp_path / "called.txt").read_text() == "0.2 0.2 "
     assert (list(sys.path), list(sys.argv), contents(tmp_path / "runs")) == before
@@ -523,7 +523,7 @@ def test_the_command_runs_the_recorded_script_and_says_so(script, tmp_path, caps
 def test_other_arguments_are_those_after_the_dashes(script, tmp_path, capsys):
     assert main(["replay", "runs/a", "--batch", "1", "--", "0.9"]) == 1
     out = capsys.readouterr().out
-    assert "the first difference is at batch 0: loss: 0x" in out
+    assert "first divergence: batch 0: loss: recorded 0x" in out
     assert "algorithms/MixUp: MixUp(alpha=0.2" in out
 
 
@@ -532,7 +532,7 @@ def test_a_changed_script_is_refused_unless_asked_for(script, tmp_path, capsys):
     before = (tmp_path / "called.txt").read_text()
 
     assert main(["replay", "runs/a", "--batch", "1"]) == 2
-    assert "it was changed since" in capsys.readouterr().err
+    assert "has changed since it wrote" in capsys.readouterr().err
     assert (tmp_path / "called.txt").read_text() == before
 
     assert main(["replay", "runs/a", "--batch", "1", "--changed"]) == 0
@@ -547,10 +547,10 @@ def test_a_changed_script_is_refused_unless_asked_for(script, tmp_path, capsys):
         (lambda run: (run / "steps.jsonl").unlink(), "contains no steps.jsonl"),
         (lambda run: edit_record(run, script=None), "was not written by a script"),
         (lambda run: edit_record(run, arguments=[1]), "was not written by a script"),
-        (lambda run: edit_record(run, script="/nowhere/train.py"), "can't be read"),
-        (lambda run: edit_record(run, cwd="/nowhere"), "is no folder"),
+        (lambda run: edit_record(run, script="/nowhere/train.py"), "cannot be read"),
+        (lambda run: edit_record(run, cwd="/nowhere"), "is not a directory"),
         (lambda run: edit_record(run, batch=-1), "without a batch number"),
-        (lambda run: edit_record(run, batch=9), "doesn't say how batch 1 came about"),
+        (lambda run: edit_record(run, batch=9), "has no record of the run that trained on batch 1"),
         (lambda run: edit_line(run, 2, batch=3), "line 4: batch 3 is recorded twice"),
     ],
 )
@@ -585,4 +585,4 @@ def test_the_installed_command_replays_in_a_process_of_its_own(script, tmp_path)
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "from checkpoint ep0-ba4" in done.stdout
-    assert "the same to the last bit" in done.stdout
+    assert "bit-identical" in done.stdout

@@ -1,7 +1,7 @@
-"""The same algorithms in other people's loops.
+"""Algorithms in external training loops.
 
-`adapt_loop` makes an object that fires the events of a step around code that isn't ours: a loop
-written by hand, with Fabric or Accelerate or without, or a trainer of somebody else's.
+`adapt_loop` returns an object that fires the events of a step around code outside of this library:
+a handwritten loop, with or without Fabric or Accelerate, or another trainer.
 """
 
 import time
@@ -50,13 +50,13 @@ _OF_THE_LOSS = (
     Event.BEFORE_BACKWARD,
 )
 _REQUESTS = {
-    "second_pass": "to compute the gradients of a batch once more, with other weights",
-    "lr_override": "to step with other learning rates",
+    "second_pass": "a second pass over the batch, at other weights",
+    "lr_override": "a step with other learning rates",
 }
 
 
 class UnsupportedRequestError(RuntimeError):
-    """An algorithm asks the loop for something that only our `Trainer` can do."""
+    """An algorithm requests something that only the `Trainer` of this library can do."""
 
 
 def adapt_loop(
@@ -71,27 +71,27 @@ def adapt_loop(
     input_key: Any = 0,
     target_key: Any = 1,
 ) -> "LoopAdapter":
-    """Make algorithms ready for a loop that isn't ours.
+    """Prepare algorithms for an external training loop.
 
-    Wrap the loader, take the loss from `loss`, and leave the rest of the loop as it is. The
-    weights are those of a `Trainer` with the same arguments, to the bit.
+    Wrap the loader in `epoch`, compute the loss with `loss`, and keep the rest of the loop. The
+    weights are bit-identical to those of a `Trainer` with the same arguments.
 
     Args:
         algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.
-        model: The model. Train `LoopAdapter.model`, which is another one after surgery.
-        optimizer: Its optimizer, before anything wraps it. None where the loop makes it later and
-            hands it to `LoopAdapter.follow`.
+        model: The model. Train `LoopAdapter.model`, since surgery returns a new model.
+        optimizer: Its optimizer, before anything wraps it. None if the loop creates it later and
+            passes it to `LoopAdapter.follow`.
         loss_fn: `loss_fn(outputs, targets)`, a mean over the examples; by default the model's
             `loss(outputs, batch)`.
         max_duration: The length of training, for algorithms that depend on it: "10ep", "1000ba".
-        epoch_length: Batches in an epoch; by default the length of the loader.
-        seed: What all randomness is derived from; drawn by the operating system where None.
-        input_key: Which part of a batch is the input, as for the `Trainer`.
-        target_key: Which part is the target.
+        epoch_length: The number of batches in an epoch; by default the length of the loader.
+        seed: The seed of all randomness; drawn by the operating system if None.
+        input_key: The input of a batch, as for the `Trainer`.
+        target_key: The target of a batch.
 
     Raises:
-        UnsupportedRequestError: An algorithm requests something that an external loop can't do:
-            a second pass, as `SAM` does, or a step with other learning rates.
+        UnsupportedRequestError: An algorithm requests something that an external loop cannot do:
+            to compute gradients twice, as `SAM` does, or to step with other learning rates.
 
     Example:
         >>> from composable.algorithms import EMA, GradientClipping, MixUp
@@ -144,22 +144,22 @@ def adapt_loop(
 
 @attrs.define(eq=False)
 class LoopAdapter:
-    """Algorithms in a loop that isn't ours: made by `adapt_loop`.
+    """Algorithms in an external training loop; `adapt_loop` returns it.
 
-    A loop written by hand needs `model`, `epoch`, `loss` and `evaluating`. `epoch` is made of the
-    other methods; an adapter for somebody's trainer calls those itself, where that trainer lets it.
-    An algorithm whose events a loop leaves out is refused at the first step.
+    A handwritten loop needs `model`, `epoch`, `loss` and `evaluating`. `epoch` calls the other
+    methods; an adapter of another trainer calls them itself, from the hooks of that trainer. An
+    algorithm whose events a loop does not fire raises an error at the first step.
     """
 
     plan: Plan
-    """Who acts when."""
+    """The plan of the algorithms."""
     state: State
-    """Where the run stands."""
+    """The state of the run."""
     _fire: Callable[[Event, State], State]
     _last: Event = Event.FIT_START
-    """What was fired last in the batch, as far as the next call depends on it."""
+    """The last event of the batch, as far as the next call depends on it."""
     _outer: State | None = None
-    """The state at `BATCH_START`: the batch as it was before mixing."""
+    """The state at `BATCH_START`, with the batch before mixing."""
     _whole: State | None = None
     """The state before `BEFORE_FORWARD`."""
     _frozen: ExitStack = attrs.field(factory=ExitStack)
@@ -167,34 +167,34 @@ class LoopAdapter:
     _started: float = 0.0
     _samples: int = 0
     _lending: bool = False
-    """Whether the model holds the weights to evaluate."""
+    """Whether the model holds the weights for an evaluation."""
 
     @property
     def model(self) -> nn.Module:
-        """The model to train: the one given, or what surgery made of it."""
+        """The model to train: the given one, or the result of surgery."""
         return self.state.model
 
-    # --- for a loop written by hand ---
+    # --- for a handwritten loop ---
 
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Go through a loader once: every batch as the algorithms make it, everything at its time.
+        """Iterate over a loader once, and return each batch as the algorithms change it.
 
-        The batches come in the order, and the model draws the random numbers, that they do in a
-        `Trainer` of this seed: the global generators are seeded for every epoch and batch. While
-        the loop runs, the optimizer tells of its steps. An epoch that is left by `break` counts
-        as over when the next one begins.
+        The order of the batches and the random numbers of the model are those of a `Trainer` with
+        this seed: the global generators are seeded for every epoch and batch. During the
+        iteration, hooks observe the steps of the optimizer. An epoch that is left by `break` ends
+        when the next one begins.
 
         Args:
-            loader: Gives batches, one a step of the optimizer.
+            loader: The batches, one for each step of the optimizer.
 
         Raises:
-            ValueError: No optimizer was given.
+            ValueError: There is no optimizer.
         """
         check.check_loader("loader", loader)
         if not self.state.optimizers:
             raise ValueError(
-                "optimizer was not given to adapt_loop, and t.epoch(loader) follows its steps: "
-                "give it there, or call t.follow(optimizer) first."
+                "t.epoch(loader) needs an optimizer; pass it to adapt_loop, or call "
+                "t.follow(optimizer) first."
             )
         (optimizer,) = self.state.optimizers
         if self.state.epoch_length is None:
@@ -218,39 +218,39 @@ class LoopAdapter:
         self.end_epoch()
 
     def loss(self, outputs: Any) -> Tensor:
-        """The loss of the batch at hand, to call `backward` on.
+        """Compute the loss of the current batch, for `backward`.
 
         Args:
-            outputs: What the model made of the batch that `epoch` or `start_batch` gave.
+            outputs: The outputs of the model for the batch of `epoch` or `start_batch`.
 
         Raises:
-            RuntimeError: There is no batch, or its loss was taken already.
+            RuntimeError: There is no batch, or its loss has been computed already.
             ValueError: There is no loss function.
         """
         if self._last is not Event.BEFORE_FORWARD:
             raise RuntimeError(
-                "t.loss(outputs) was called twice for one batch, or without one: call it once for "
-                "every batch of t.epoch(loader). Microbatches are not supported: use larger "
+                "t.loss(outputs) was called twice for one batch, or without one; call it once for "
+                "every batch of t.epoch(loader). Microbatches are not supported; use larger "
                 "batches, or the Trainer's grad_accum."
             )
         state = self._fire(Event.AFTER_FORWARD, self.state.evolve(outputs=outputs))
         state = self._fire(Event.BEFORE_LOSS, state)
         if state.loss_fn is None:
             raise ValueError(
-                f"loss_fn was not given to adapt_loop, and {type(state.model).__name__} has no "
-                "loss(outputs, batch): give one of them."
+                f"t.loss(outputs) needs a loss; pass loss_fn to adapt_loop, or give "
+                f"{type(state.model).__name__} a method loss(outputs, batch)."
             )
         loss = check_loss(state.loss_fn(state.outputs, state.batch))
         state = self._fire(Event.AFTER_LOSS, state.evolve(loss=loss))
-        self._go_on(Event.BEFORE_BACKWARD, self._fire(Event.BEFORE_BACKWARD, state))
+        self._advance(Event.BEFORE_BACKWARD, self._fire(Event.BEFORE_BACKWARD, state))
         return self.state.loss  # type: ignore[return-value]
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
-        """Evaluate: the model holds the averaged weights, in evaluation mode, without gradients.
+        """Give the model the averaged weights, in evaluation mode and without gradients.
 
-        Whatever holds the model (you, Fabric, a trainer) sees them, and its own weights and modes
-        come back afterwards. A batch whose step was taken is ended first.
+        All holders of the model (you, Fabric, a trainer) see them; its own weights and modes are
+        restored afterwards. A batch whose step was taken is ended first.
         """
         with self.evaluation_weights() as model, evaluation_mode(model):
             yield model
@@ -258,17 +258,17 @@ class LoopAdapter:
     # --- for adapters, in the order of a step ---
 
     def follow(self, optimizer: Optimizer, *, epoch_length: int | None = None) -> None:
-        """Take the optimizer of a loop that makes it itself, and the batches that it counted."""
+        """Set the optimizer of a loop that creates it itself, and the length of its epochs."""
         self.state = self.state.evolve(
             optimizers=(_check_optimizer(optimizer, self.model),),
             epoch_length=self.state.epoch_length or epoch_length,
         )
 
     def start_epoch(self) -> None:
-        """Start an epoch; one that was left in the middle is over.
+        """Start an epoch, and end one that was left early.
 
         Raises:
-            RuntimeError: An algorithm replaced the model, which the loop can't follow.
+            RuntimeError: An algorithm replaced the model that the loop trains.
         """
         self.end_batch()
         if self.state.timestamp.batch_in_epoch:
@@ -279,13 +279,13 @@ class LoopAdapter:
         state = self._fire(Event.EPOCH_START, state)
         if state.model is not self.model:
             raise RuntimeError(
-                "an algorithm replaced the model at EPOCH_START, and the loop that trains it still "
-                "has the old one: in such a loop models can be replaced at INIT only."
+                "an algorithm replaced the model at EPOCH_START, and the external loop still trains "
+                "the old one; in an external loop, models can be replaced at INIT only."
             )
-        self._go_on(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
+        self._advance(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
 
     def start_batch(self, batch: Any) -> Any:
-        """The batch to call the model on, as the algorithms make it of the loader's."""
+        """Start a batch, and return it as the algorithms change it."""
         self.end_batch()
         self._started = time.perf_counter()
         self._samples = count_examples(self.state.batch_spec.inputs(batch))
@@ -295,15 +295,15 @@ class LoopAdapter:
         state = self._fire(Event.BEFORE_FORWARD, state)
         if state.model is not self.model:
             raise RuntimeError(
-                "an algorithm replaced the model in the middle of a run, and the loop that trains "
-                "it still has the old one: in such a loop models can be replaced at INIT only. "
-                "StochasticDepth does so in its warm-up: give it drop_warmup=0.0."
+                "an algorithm replaced the model during training, and the external loop still "
+                "trains the old one; in an external loop, models can be replaced at INIT only. "
+                "StochasticDepth replaces it in its warm-up: pass drop_warmup=0.0."
             )
         if state.second_pass is not None:
             _refuse_request("second_pass")
         if state.frozen:
             self._frozen.enter_context(frozen_parameters(state))
-        self._go_on(Event.BEFORE_FORWARD, state)
+        self._advance(Event.BEFORE_FORWARD, state)
         seed_step(self.state.key, self.state.timestamp.batch)
         return self.state.batch
 
@@ -311,7 +311,7 @@ class LoopAdapter:
         """Let algorithms change the gradients, right before the optimizer's step.
 
         Raises:
-            RuntimeError: An algorithm acts at an event that this loop left out.
+            RuntimeError: An algorithm acts at an event that this loop does not fire.
         """
         started = self._last in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
         if not started:
@@ -325,20 +325,20 @@ class LoopAdapter:
             _refuse_request("lr_override")
         if state.gradients is not None:
             write_gradients(state)
-        self._go_on(Event.BEFORE_OPTIMIZER_STEP, state)
+        self._advance(Event.BEFORE_OPTIMIZER_STEP, state)
 
     def after_step(self) -> None:
-        """Say that the optimizer has stepped."""
+        """Fire the events after the optimizer's step."""
         state = self._fire(Event.AFTER_OPTIMIZER_STEP, self.state)
-        self._go_on(Event.BEFORE_ZERO_GRAD, self._fire(Event.BEFORE_ZERO_GRAD, state))
+        self._advance(Event.BEFORE_ZERO_GRAD, self._fire(Event.BEFORE_ZERO_GRAD, state))
 
     def end_batch(self) -> None:
-        """Count the batch and let averages follow; nothing happens where no batch was begun."""
+        """Count the batch and update averages; do nothing if no batch was started."""
         state = self.state
         if self._last is Event.BEFORE_ZERO_GRAD:
             state = self._fire(Event.AFTER_ZERO_GRAD, state.evolve(gradients=None))
         elif self._last in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD):
-            state = self._after_backward()  # the loop took no step on this batch
+            state = self._after_backward()  # the loop skipped the step
         else:
             return
         seconds = time.perf_counter() - self._started if self._outer is not None else 0.0
@@ -348,11 +348,11 @@ class LoopAdapter:
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
         self._outer = self._whole = None
         state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
-        self._go_on(Event.BEFORE_DATALOADER, state)
+        self._advance(Event.BEFORE_DATALOADER, state)
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[nn.Module]:
-        """`evaluating` for a loop that sees to modes and gradients itself."""
+        """Give the model the averaged weights; the loop sets modes and gradients itself."""
         self.end_batch()
         outer = self.state
         state = self._fire(Event.EVAL_BEFORE_ALL, outer)
@@ -367,10 +367,10 @@ class LoopAdapter:
         self.state = outer.evolve(memory=state.memory, metrics=state.metrics)
 
     def check_evaluating(self) -> None:
-        """Refuse an evaluation outside `evaluating` where an algorithm has other weights for it.
+        """Check that an evaluation is inside `evaluating` if an algorithm has weights for it.
 
         Raises:
-            RuntimeError: There is such an algorithm.
+            RuntimeError: It is not.
         """
         if not self._lending:
             self._refuse((Event.EVAL_START,), "an evaluation", "t.evaluating() around it")
@@ -383,20 +383,20 @@ class LoopAdapter:
         self.state = self._fire(Event.EPOCH_CHECKPOINT, state)
 
     def finish(self) -> None:
-        """Fire the events of the end of training. Few algorithms listen to them."""
+        """Fire the events at the end of training."""
         self.end_batch()
         state = self.state.evolve(timestamp=self.state.timestamp.next_iteration())
         for event in (Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END):
             state = self._fire(event, state)
         self.state = state
 
-    # --- what they stand on ---
+    # --- helpers ---
 
-    def _go_on(self, event: Event, state: State) -> None:
+    def _advance(self, event: Event, state: State) -> None:
         self._last, self.state = event, state
 
     def _after_backward(self) -> State:
-        """The state after the backward pass: what was done to the batch is gone, as in `Loop`."""
+        """Return the state after the backward pass, with the original batch."""
         state, whole, outer = self.state, self._whole, self._outer
         if self._last is Event.BEFORE_BACKWARD:
             state = state.evolve(loss=state.loss.detach())  # type: ignore[union-attr]
@@ -416,7 +416,7 @@ class LoopAdapter:
         reads: str | None = None,
         writes: str | None = None,
     ) -> None:
-        """Refuse algorithms that act, read or write where this loop knows nothing of it."""
+        """Raise if an algorithm acts, reads or writes at an event that this loop does not fire."""
         for event in events:
             for algorithm in self.plan.transforms(event):
                 if writes is not None and writes not in algorithm.writes:
@@ -425,15 +425,15 @@ class LoopAdapter:
                     continue
                 raise RuntimeError(
                     f"{algorithm.name} acts at {event.name}, and this loop made {what} without "
-                    f"{call}: call it, use the mixin of composable.integrations, or leave "
-                    f"{algorithm.name} out. docs/integrations.md says what works where."
+                    f"{call}; call it, use the mixin of composable.integrations, or drop "
+                    f"{algorithm.name}. See docs/integrations.md for what works where."
                 )
 
     def _before_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
             raise TypeError(
-                "optimizer.step(closure) computes the gradients inside the step, where nothing "
-                "can change them: call loss.backward() before optimizer.step()."
+                "optimizer.step(closure) computes the gradients inside the step, where algorithms "
+                "cannot change them; call loss.backward() before optimizer.step()."
             )
         self.before_step()
 
@@ -443,17 +443,16 @@ class LoopAdapter:
 
 def _refuse_request(request: str, who: str = "an algorithm") -> None:
     raise UnsupportedRequestError(
-        f"{who} asks the loop {_REQUESTS[request]} (state.{request}), and this loop isn't ours: "
-        "nothing can make it do so. Use the Trainer, or write it into the loop yourself with the "
-        "function of composable.functional. docs/integrations.md says what works where."
+        f"{who} requests {_REQUESTS[request]} (state.{request}), which an external loop does not "
+        "support; use the Trainer, or write it into the loop with the function of "
+        "composable.functional. See docs/integrations.md for what works where."
     )
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"optimizer={optimizer!r} must be one torch.optim.Optimizer, made from the parameters "
-            "of the model."
+            f"optimizer={optimizer!r} must be a torch.optim.Optimizer of the model's parameters."
         )
     check_optimizers([optimizer], model)
     return optimizer
@@ -469,7 +468,7 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def _lent(model: nn.Module, other: nn.Module) -> Iterator[None]:
-    """Let a model hold the tensors of another one, whoever else holds the model."""
+    """Copy the tensors of another model into a model, and restore its own afterwards."""
     if other is model:
         yield
         return
@@ -478,8 +477,8 @@ def _lent(model: nn.Module, other: nn.Module) -> Iterator[None]:
     if theirs.keys() != kept.keys():
         raise RuntimeError(
             "an algorithm replaced the model at EVAL_START by one with other parameters or "
-            f"buffers, {sorted(theirs.keys() ^ kept.keys())}, which the loop's own can't hold: in "
-            "such a loop evaluate that model yourself."
+            f"buffers, {sorted(theirs.keys() ^ kept.keys())}, which the loop's model cannot hold; "
+            "in an external loop, evaluate that model yourself."
         )
     try:
         _copy_into(model, theirs)

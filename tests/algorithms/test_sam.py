@@ -497,7 +497,7 @@ def test_weights_of_no_parameter_are_refused_by_name():
 def test_a_loop_that_is_not_ours_refuses_it_at_once():
     model = mlp()
 
-    with pytest.raises(UnsupportedRequestError, match="SAM asks the loop to compute the gradients"):
+    with pytest.raises(UnsupportedRequestError, match="SAM requests a second pass over the batch"):
         adapt_loop([SAM()], model, sgd(model.parameters()), loss_fn=cross_entropy)
 
 
@@ -505,7 +505,7 @@ def test_a_loop_that_is_not_ours_refuses_a_function_that_asks_at_the_first_batch
     model = mlp()
     t = adapt_loop(asks_for(dict), model, sgd(model.parameters()), loss_fn=cross_entropy)
 
-    with pytest.raises(UnsupportedRequestError, match="an algorithm asks the loop to compute"):
+    with pytest.raises(UnsupportedRequestError, match="an algorithm requests a second pass"):
         next(t.epoch(batches()))
 
 

@@ -140,5 +140,5 @@ def test_a_loop_that_can_not_follow_a_warm_up_refuses_it():
         if not warmup:
             next(steps)
             continue
-        with pytest.raises(RuntimeError, match=r"replaced the model .* give it drop_warmup=0.0"):
+        with pytest.raises(RuntimeError, match=r"replaced the model .* pass drop_warmup=0.0"):
             next(steps)

@@ -496,7 +496,7 @@ def test_with_ema_it_is_refused():
 def test_a_rate_of_its_own_is_refused_in_a_loop_that_is_not_ours():
     model = mlp()
     with pytest.raises(
-        UnsupportedRequestError, match="SWA asks the loop to step with other learning r"
+        UnsupportedRequestError, match="SWA requests a step with other learning rates"
     ):
         adapt_loop([SWA(**GOES_DOWN)], model, sgd(model.parameters()), loss_fn=cross_entropy)
 
@@ -514,7 +514,7 @@ def test_a_function_that_asks_for_a_rate_is_refused_there_at_the_first_step():
     t.loss(model(inputs)).backward()
 
     with pytest.raises(
-        UnsupportedRequestError, match="an algorithm asks the loop to step with other le"
+        UnsupportedRequestError, match="an algorithm requests a step with other learning"
     ):
         optimizer.step()
 

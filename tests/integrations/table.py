@@ -33,7 +33,7 @@ SETS = {
     WITHIN: [SelectiveBackprop(start=0.2, end=1.0, interrupt=0)],
 }
 ON_SEQUENCES = {name for name, case in CASES.items() if not case.acts_on(VISION)}
-ASKS = r"asks the loop to .*, and this loop isn't ours"
+ASKS = r"requests a .*, which an external loop does not support"
 OPTIONS = {name: case.external_options for name, case in CASES.items()}
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 

@@ -341,7 +341,7 @@ def test_a_model_of_another_kind_for_evaluation_is_refused():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"optimizer": "SGD"}, TypeError, "optimizer='SGD' must be one torch.optim.Optimizer"),
+        ({"optimizer": "SGD"}, TypeError, "optimizer='SGD' must be a torch.optim.Optimizer"),
         ({"loss_fn": "mse"}, TypeError, "loss_fn='mse' must be a function"),
         ({"max_duration": "0.5dur"}, ValueError, "max_duration='0.5dur' must not be a fraction"),
         ({"epoch_length": 0}, ValueError, "epoch_length=0 must be at least 1"),
@@ -367,7 +367,7 @@ def test_the_loss_needs_a_loss_fn():
     t, _ = begin([], loss_fn=None)
     inputs, _ = next(t.epoch(batches()))
 
-    with pytest.raises(ValueError, match="loss_fn was not given to adapt_loop"):
+    with pytest.raises(ValueError, match="needs a loss; pass loss_fn to adapt_loop"):
         t.loss(t.model(inputs))
 
 
