@@ -144,7 +144,7 @@ class Time:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):  # equal things must have equal hashes
-            raise TypeError(f"{self!r} can't be compared with a string: use Time({other!r}).")
+            raise TypeError(f"{self!r} cannot be compared with a string: use Time({other!r}).")
         if not isinstance(other, Time):
             return NotImplemented
         return self.unit is other.unit and self.value == other.value
@@ -404,7 +404,7 @@ class Clock:
             )
         if unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
             raise ValueError(
-                f"max_duration={max_duration!r} can't be compared with batch={batch}; pass batches "
+                f"max_duration={max_duration!r} cannot be compared with batch={batch}; pass batches "
                 "or epochs, or build a Clock from your own Timestamp."
             )
         epoch, within = divmod(batch, epoch_length) if epoch_length else (0, batch)
