@@ -153,7 +153,7 @@ def test_the_floats_of_numpy_are_floats():
     ("divisor", "shown"), [(0, "0"), (0.0, "0.0"), ("0ep", "0ep"), (Time("0ep"), "0ep")]
 )
 def test_dividing_by_nothing_is_refused(divisor, shown):
-    with pytest.raises(ZeroDivisionError, match=f"1ep can't be divided by {shown}, which is zero"):
+    with pytest.raises(ZeroDivisionError, match=f"1ep cannot be divided by {shown}, which is zero"):
         Time("1ep") / divisor
 
 
