@@ -41,7 +41,7 @@ class BatchSpec:
         target_key: Likewise, for the target.
 
     Raises:
-        TypeError: A key is none of these.
+        TypeError: A key is of another type.
 
     Example:
         >>> from composable.core.batch import BatchSpec
@@ -251,7 +251,7 @@ def count_examples(inputs: Any) -> int:
         if tensor.ndim:
             return tensor.shape[0]
     raise ValueError(
-        f"the examples of the batch can't be counted: its input is {_describe(inputs)}, without a "
+        f"the examples of the batch cannot be counted: its input is {_describe(inputs)}, without a "
         "tensor that has a batch dimension. Check input_key."
     )
 

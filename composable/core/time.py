@@ -144,7 +144,7 @@ class Time:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):  # equal things must have equal hashes
-            raise TypeError(f"{self!r} can't be compared with a string: use Time({other!r}).")
+            raise TypeError(f"{self!r} cannot be compared with a string: use Time({other!r}).")
         if not isinstance(other, Time):
             return NotImplemented
         return self.unit is other.unit and self.value == other.value
@@ -184,7 +184,7 @@ class Time:
     def _same_unit(self, other: "Time", verb: str) -> None:
         if self.unit is not other.unit:
             raise TypeError(
-                f"{self} can't be {verb} {other}: {self.unit.plural} and "
+                f"{self} cannot be {verb} {other}: {self.unit.plural} and "
                 f"{other.unit.plural} are different units, and how they relate depends on "
                 "the run. Use one unit, or measure both against a run: Clock.fraction_of(time)."
             )
@@ -404,8 +404,8 @@ class Clock:
             )
         if unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
             raise ValueError(
-                f"max_duration={max_duration!r} can't be compared with batch={batch}; pass batches "
-                "or epochs, or build a Clock from your own Timestamp."
+                f"max_duration={max_duration!r} cannot be compared with batch={batch}; pass "
+                "batches or epochs, or build a Clock from your own Timestamp."
             )
         epoch, within = divmod(batch, epoch_length) if epoch_length else (0, batch)
         now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=within)

@@ -59,7 +59,7 @@ def augment(
     operations: Int[Tensor, "steps batch"],
     strengths: Float[Tensor, "steps batch"],
 ) -> UInt8[Tensor, "batch channels height width"]:
-    """Apply one operation after the other to each image; -1 is no operation."""
+    """Apply one operation after the other to each image; -1 skips the operation."""
     return _run("augment", images, operations, strengths)
 
 

@@ -110,7 +110,7 @@ def apply_operations(
     """Apply one operation after the other; chain i begins with image i modulo the batch.
 
     Each step sorts the chains by operation, so that each operation is one call. The draw is on the
-    CPU, so the sizes of the groups need no synchronization. -1 is no operation.
+    CPU, so the sizes of the groups need no synchronization. -1 skips the operation.
     """
     device = images.device
     current, place = images, torch.arange(operations.shape[1]) % max(len(images), 1)

@@ -279,8 +279,8 @@ class LoopAdapter:
         state = self._fire(Event.EPOCH_START, state)
         if state.model is not self.model:
             raise RuntimeError(
-                "an algorithm replaced the model at EPOCH_START, and the external loop still trains "
-                "the old one; in an external loop, models can be replaced at INIT only."
+                "an algorithm replaced the model at EPOCH_START, and the external loop still "
+                "trains the old one; in an external loop, models can be replaced at INIT only."
             )
         self._advance(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
 

@@ -43,7 +43,7 @@ class LearningRates:
         """Build from schedules, PyTorch schedulers, and classes or partials of schedulers.
 
         Raises:
-            TypeError: An item is none of these.
+            TypeError: An item is of another type.
             ValueError: A PyTorch scheduler has another optimizer.
         """
         if given is None:

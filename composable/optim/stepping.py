@@ -46,7 +46,7 @@ def fast_step(optimizer: Optimizer) -> Callable[[], Any]:
     On the way to the arithmetic, `Optimizer.step` calls hooks and records a range for the profiler,
     which takes a tenth of a small training step. Without hooks and without a profiler, the range
     has no effect, and the function calls the arithmetic directly. In every other case (hooks, a
-    profiler, a `step` that was replaced or wrapped) it calls `optimizer.step()`. It decides anew at
+    profiler, a `step` that was replaced or wrapped) it calls `optimizer.step()`. It decides at
     each call, since hooks may be registered at any time.
     """
     kind, own = type(optimizer), vars(optimizer).get("step")

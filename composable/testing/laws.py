@@ -588,7 +588,7 @@ LAWS = {
         Law(
             "when_never",
             "when(never, a) is equivalent to identity",
-            "change nothing outside apply: events, match, idle_reason must have no side effects.",
+            "change nothing outside apply: events, match and idle_reason must be free of effects.",
             _when_never,
         ),
         Law(

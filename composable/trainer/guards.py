@@ -1,4 +1,4 @@
-"""What is done about losses that are not finite, full memory, and dead worker processes."""
+"""Guards against non-finite losses, full memory, and dead worker processes."""
 
 import logging
 import math
@@ -79,7 +79,7 @@ class NonFiniteGuard:
 
         Raises:
             SkipBatch: The loss is not finite, and the policy is "skip".
-            NonFiniteLossError: It is not finite, and skipping this batch is no remedy.
+            NonFiniteLossError: It is not finite, and the policy is another one.
         """
         if not self.immediate:
             self._pending.append((batch, loss))

@@ -70,8 +70,8 @@ def test_a_clock_measures_epochs_in_batches_where_it_can():
     [
         ("2ep", "max_duration='2ep' is in epochs, but epoch_length=None.*such as len"),
         (2, "max_duration=2 is in epochs, but epoch_length=None.*such as len"),
-        ("960sp", "max_duration='960sp' can't be compared with batch=500; .*your own Timestamp"),
-        ("1dur", "max_duration='1dur' can't be compared with batch=500"),
+        ("960sp", "max_duration='960sp' cannot be compared with batch=500; .*your own Timestamp"),
+        ("1dur", "max_duration='1dur' cannot be compared with batch=500"),
         ("soon", "max_duration='soon': invalid time 'soon'"),
     ],
 )

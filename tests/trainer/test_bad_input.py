@@ -444,7 +444,7 @@ def test_an_evaluation_without_a_batch_is_an_error():
             "target_key='label' is not in the batch, .*Pass the target_key",
         ),
         (Shapeless(), {}, "input_key=0 is not in the batch, which is a Shapeless"),
-        (("a", "b"), {}, "examples of the batch can't be counted: its input is a str"),
+        (("a", "b"), {}, "examples of the batch cannot be counted: its input is a str"),
         (
             (torch.zeros(4, 4), torch.zeros(3, dtype=torch.long)),
             {"grad_accum": 2},

@@ -70,7 +70,7 @@ def _entry(function: Function) -> Function:
         compiled.enable_caching()
     except RuntimeError as error:
         warnings.warn(
-            f"Numba compiles {function.__name__} anew in each process, for some seconds, because "
+            f"Numba compiles {function.__name__} again in each process, for some seconds, because "
             f"it cannot keep the result: {error}. Set NUMBA_CACHE_DIR to a writable directory.",
             stacklevel=2,
         )

@@ -29,7 +29,7 @@ def autocontrast(
         New images. A channel of one value stays as it is.
 
     Raises:
-        TypeError: The images are no tensor, or of another dtype.
+        TypeError: The images are not a tensor, or of another dtype.
         ValueError: They are not `[batch, channels, height, width]`.
 
     Example:
@@ -59,7 +59,7 @@ def equalize(
         New images, without a gradient. A channel of one level stays as it is.
 
     Raises:
-        TypeError: The images are no tensor, or of another dtype.
+        TypeError: The images are not a tensor, or of another dtype.
         ValueError: They are not `[batch, channels, height, width]`.
 
     Example:
