@@ -488,7 +488,7 @@ def test_anyone_can_ask_for_gradients_elsewhere():
 def test_weights_of_no_parameter_are_refused_by_name():
     ask = asks_for(lambda state: {"4.bias": torch.zeros(3)})
 
-    with pytest.raises(ValueError, match=r"second_pass returned weights for \['4.bias'\], which are"):
+    with pytest.raises(ValueError, match=r"second_pass returned weights for \['4.bias'\]"):
         trainer(algorithms=ask).fit()
 
 
