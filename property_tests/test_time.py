@@ -171,7 +171,7 @@ def test_times_of_two_units_are_unequal_and_can_be_neither_ordered_nor_added(a, 
 def test_what_is_counted_can_not_be_split(time, unit):
     assume(time.value != int(time.value))
 
-    with pytest.raises(ValueError, match="can't be split"):
+    with pytest.raises(ValueError, match="cannot be split"):
         Time(time.value, unit)
 
 

@@ -99,7 +99,7 @@ class Time:
             raise ValueError(f"value={value!r} is negative: a Time is at least 0.")
         if exact.denominator != 1 and unit not in _FRACTIONAL:
             raise ValueError(
-                f"value={value!r} is not whole, and {unit.plural} can't be split: "
+                f"value={value!r} is not whole, and {unit.plural} cannot be split: "
                 "pass an integer, or a fraction of the run such as '0.5dur'."
             )
         self.__attrs_init__(  # type: ignore[attr-defined]
@@ -178,7 +178,7 @@ class Time:
         else:
             divisor, unit = _as_exact(other), self.unit
         if not divisor:
-            raise ZeroDivisionError(f"{self} can't be divided by {other}, which is zero.")
+            raise ZeroDivisionError(f"{self} cannot be divided by {other}, which is zero.")
         return Time(Fraction(self.value) / divisor, unit)
 
     def _same_unit(self, other: "Time", verb: str) -> None:
