@@ -49,11 +49,11 @@ def declare_operators() -> None:
 
 
 def optional(name: str) -> ModuleType | None:
-    """A library, or a line that says that it is left out."""
+    """Import a library, or print that its rows are skipped, and return None."""
     try:
         return importlib.import_module(name)
     except Exception as error:
-        print(f"{name} is left out: {str(error).splitlines()[0]}")
+        print(f"{name} is skipped: {str(error).splitlines()[0]}")
         return None
 
 

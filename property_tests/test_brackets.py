@@ -1,4 +1,4 @@
-"""Law: before and after are brackets. Who opens first closes last."""
+"""Law: before and after are brackets. The first to open is the last to close."""
 
 import re
 

@@ -85,7 +85,7 @@ def fields_written_by(problem, algorithm):
 
 @attrs.frozen(repr=False)
 class Writes(Algorithm):
-    """Writes a field that it doesn't declare, whenever it is asked."""
+    """Writes a field that it doesn't declare, whenever it acts."""
 
     field: str = "metrics"
 

@@ -1,4 +1,4 @@
-"""Law: the plan says what happens. Who ran in a run is who stands in it, in that order."""
+"""Law: a run calls exactly the algorithms and callbacks in its plan, in the order of the plan."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""Law: nothing changes a state. Whoever wants another one makes another one."""
+"""Law: a state can't be changed in place; `evolve` returns a new one."""
 
 import attrs
 import pytest

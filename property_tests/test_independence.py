@@ -1,4 +1,4 @@
-"""Law: nobody's random numbers depend on anybody else, whether they watch or train."""
+"""Law: random numbers of a component don't depend on any other algorithm or callback."""
 
 from functools import partial
 
@@ -72,7 +72,7 @@ class Nothing(Algorithm):
 
 @attrs.frozen(repr=False)
 class GamblesToo(Algorithm):
-    """Draws from the global generators at every event, which algorithms are told not to do."""
+    """Draws from the global generators at every event, which algorithms must not do."""
 
     def apply(self, event, state):
         Gambler().run_event(event, state, None)

@@ -1,4 +1,4 @@
-"""Law: every public function has every property, or a reason; and the page says so."""
+"""Law: every public function has every property, or a reason; and the page shows it."""
 
 import inspect
 

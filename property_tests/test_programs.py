@@ -45,7 +45,7 @@ LONGEST = 7  # batches of a run, of which an epoch has three
 
 
 class AsksAfter(Callback):
-    """Asks for something after the n-th batch."""
+    """Requests something after the n-th batch."""
 
     def __init__(self, batch, request):
         self.batch, self.request = batch, request
@@ -202,7 +202,7 @@ class Programs(RuleBasedStateMachine):
             self.hold_to_its_parts(left)
 
     def left_by(self, training, state, logged):
-        """What a run leaves behind, and what was logged and saved."""
+        """The outcome of a run, its logged metrics and its checkpoints."""
         metrics = [metrics for _, metrics in logged.records]
         return {**left_by(state), "logged": metrics, "saved": list(training.saved)}
 

@@ -1,6 +1,6 @@
 """Laws of the functions, on examples that Hypothesis looks for.
 
-What is drawn is a shape and a seed; the values come from the seed, since single values do not
+Hypothesis draws a shape and a seed; the values come from the seed, since single values do not
 matter here, and it is many times faster.
 """
 

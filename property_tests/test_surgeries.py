@@ -226,7 +226,7 @@ def net():
         )
 
 
-@pytest.mark.filterwarnings("ignore:factorize found nothing")  # after others, who come later
+@pytest.mark.filterwarnings("ignore:factorize found nothing")  # if another surgery comes first
 @given(st.permutations(sorted(SURGERIES)))
 @settings(max_examples=10)
 def test_surgeries_go_together_in_any_order_and_leave_the_model_alone(order):

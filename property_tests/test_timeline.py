@@ -1,4 +1,4 @@
-"""Law: the timeline is true: each method acts in the batches in which the picture says so."""
+"""Law: each method acts in exactly the batches that the timeline shows."""
 
 from fractions import Fraction
 

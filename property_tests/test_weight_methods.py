@@ -76,7 +76,7 @@ class Ears(nn.Module):
 
 
 def beside_sam(case):
-    """Algorithms that ask for passes of their own, or for a model that they know."""
+    """Algorithms that request a second pass, or require a certain model."""
     return case.name in ("SAM", "SelectiveBackprop", "NoOpModel", "SWA")
 
 

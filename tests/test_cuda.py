@@ -88,7 +88,7 @@ def test_no_step_waits_for_the_device(tmp_path):
     make_trainer(
         model(),
         device="cuda",
-        # On the device already: a copy from pageable memory waits, whoever asks for it.
+        # On the device already: a copy from pageable memory synchronizes.
         train_dataloader=images("cuda"),
         max_duration="1ep",
         algorithms=algorithms(),

@@ -49,7 +49,7 @@ def files_of(folder, shift):
 
 @st.composite
 def damaged(draw, whole, other):
-    """Files that somebody damaged, and how."""
+    """Return damaged files, and the damage."""
     files = dict(whole)
     name = draw(st.sampled_from(FILES))
     raw = bytearray(files[name])
@@ -118,7 +118,7 @@ def _places(value):
 
 @st.composite
 def forged(draw, whole):
-    """Files that somebody edited so that every hash fits, and how."""
+    """Return edited files with fitting hashes, and the edit."""
     files = dict(whole)
     how = draw(st.sampled_from(["state", "header", "manifest", "length", "state bytes", "bytes"]))
     if how == "state":

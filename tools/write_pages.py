@@ -1,7 +1,7 @@
 """Write the exports of the package and the generated parts of the documentation.
 
-python -m tools.write_pages             # new functions are asked for their properties
-python -m tools.write_pages --matrix    # all are, which takes minutes
+python -m tools.write_pages             # check the properties of new functions
+python -m tools.write_pages --matrix    # check those of all functions: takes minutes
 """
 
 import argparse

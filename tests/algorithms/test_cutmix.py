@@ -93,7 +93,7 @@ def test_each_batch_may_be_mixed_in_one_of_two_ways():
     watch = Watch(Event.BEFORE_FORWARD, read=lambda s: s.inputs)
     trainer(images([4] * 12), algorithms=[choose([CutMix(), MixUp(1.0)])], callbacks=[watch]).fit()
 
-    # A pasted pixel is one that the batch had before; a blended one is none.
+    # A pasted pixel occurs in the original batch; a blended one does not.
     pasted = [
         bool(torch.isin(seen, before).all())
         for seen, (before, _) in zip(watch.values, images([4] * 12), strict=True)

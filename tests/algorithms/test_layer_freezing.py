@@ -1,4 +1,4 @@
-"""Layer freezing in the loop: what is frozen keeps its bits, and nobody else notices."""
+"""Layer freezing in the loop: frozen parameters keep their bits, and the others train as without it."""
 
 from functools import partial
 

@@ -184,7 +184,7 @@ def hears(model):
     model.register_forward_pre_hook(lambda _, args: inputs.append(args[0].clone()))
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            # Of ones, so that what was dropped is told from what was zero before.
+            # Of ones, so that dropped values differ from values that were zero before.
             module.register_forward_pre_hook(lambda _, args: torch.ones_like(args[0]))
             module.register_forward_hook(lambda _, __, out: masks.append(out.clone()))
     return inputs, masks
@@ -417,7 +417,7 @@ def test_a_run_may_be_saved_and_stopped_after_any_batch():
     assert same(saved[0], weights(three.model))
 
 
-# What the loop is asked
+# Requests to the loop
 
 
 def test_it_is_the_plan_that_says_so():

@@ -31,7 +31,7 @@ CASE = Case(
         {"max_sequence_length": [LENGTH], "train_sequence_length_scaling": [0.5, 0.25, 1.0]},
         meaning=surgery(F.alibi, "train_sequence_length_scaling"),
         neutral="it replaces position embeddings",
-        cannot={VISION: "images are no sequences of tokens"},
+        cannot={VISION: "images are not sequences of tokens"},
         order_matters=[
             OrderMatters(
                 "SeqLengthWarmup", "one takes a fraction of the length that the other produced"

@@ -62,7 +62,7 @@ CASE = Case(
             ({"std": (0.5,)}, r"mean=None and std=\(0.5,\) must be given together"),
             ({"mean": (0.5,), "std": (0,)}, r"std=\(0,\) must be greater than 0"),
         ],
-        cannot={LANGUAGE: "token ids are no images"},
+        cannot={LANGUAGE: "token ids are not images"},
         order_matters=[
             OrderMatters("CutOut RandAugment", "each modifies the pixels that the other produced")
         ],

@@ -34,7 +34,7 @@ CASE = Case(
                 )
             )
         },
-        cannot={LANGUAGE: "token ids are no images"},
+        cannot={LANGUAGE: "token ids are not images"},
         order_matters=[
             OrderMatters(
                 "AugMix CutOut RandAugment",

@@ -35,7 +35,7 @@ CASE = Case(
             "interpolate_loss": [False, True],
         },
         meaning=mixing(F.cutmix),
-        cannot={LANGUAGE: "token ids are no images"},
+        cannot={LANGUAGE: "token ids are not images"},
         order_matters=[
             OrderMatters(
                 "MixUp", "both mix the batch, and a mixed batch cannot be mixed again", BOTH_FAIL

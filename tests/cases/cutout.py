@@ -32,7 +32,7 @@ CASE = Case(
         CutOut,
         {"num_holes": [2, 1], "length": [3, 0.5], "per_sample": [True, False]},
         meaning=on_inputs(F.cutout),
-        cannot={LANGUAGE: "token ids are no images"},
+        cannot={LANGUAGE: "token ids are not images"},
         order_matters=[
             OrderMatters("RandAugment", "each modifies the pixels that the other produced")
         ],

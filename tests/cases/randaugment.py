@@ -42,7 +42,7 @@ CASE = Case(
             ({"mean": ("a",), "std": (1,)}, r"mean=\('a',\) must be a sequence of numbers, one"),
             ({"mean": 0.5, "std": 0.5}, "mean=0.5 must be a sequence of numbers, one per channel"),
         ],
-        cannot={LANGUAGE: "token ids are no images"},
+        cannot={LANGUAGE: "token ids are not images"},
         refused=in_callbacks(READ_ONLY_BATCH),
         external={"mean": (0.5, 0.5), "std": (0.1, 0.1)},
     ),

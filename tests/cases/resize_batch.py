@@ -70,7 +70,7 @@ CASE = Case(
                 "delay_fraction=0.9 and finetune_fraction=0.2 must not sum to more than 1",
             )
         ],
-        cannot={LANGUAGE: "token ids are no images"},
+        cannot={LANGUAGE: "token ids are not images"},
         order_matters=[
             OrderMatters(
                 "AugMix ColOut CutOut RandAugment",

@@ -57,7 +57,7 @@ CASE = Case(
         invalid_sets=[
             ({"max_seq_length": 7}, "max_seq_length=7 must be at least 8"),
         ],
-        cannot={VISION: "images are no sequences of tokens"},
+        cannot={VISION: "images are not sequences of tokens"},
         refused=in_callbacks(READ_ONLY_BATCH),
         external={"min_seq_length": 4, "max_seq_length": 16, "step_size": 2},
     ),

@@ -31,7 +31,7 @@ CASE = Case(
                 F.smooth_labels(s.targets, smoothing=a.smoothing, num_classes=s.outputs.shape[1]),
             )
         },
-        cannot={LANGUAGE: "the label -100 of padding is no class that could be smoothed"},
+        cannot={LANGUAGE: "the label -100 of padding is not a class"},
         order_matters=[
             OrderMatters(
                 "MixUp CutMix",

@@ -95,7 +95,7 @@ def test_a_fault_at_any_call_leaves_a_whole_checkpoint(
             fault.bury()
 
         if before is not None and not lasting:
-            assert target.exists()  # what was put aside is back under its name
+            assert target.exists()  # the rotated checkpoint has its name again
         seen = version(target)
         outcomes.add(seen)
         if failed is None:

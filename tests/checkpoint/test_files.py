@@ -195,7 +195,7 @@ def test_a_truncated_file_is_found(saved, name, size):
 
     with pytest.raises(DamagedCheckpointError, match=name):
         read(saved)
-    assert find(saved.parent)[0] == []  # the sizes say so already
+    assert find(saved.parent)[0] == []  # the sizes differ already
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])

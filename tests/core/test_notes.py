@@ -1,4 +1,4 @@
-"""Errors say who raised them, on every Python."""
+"""Errors name the component that raised them, on every Python."""
 
 import pytest
 

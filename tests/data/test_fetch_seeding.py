@@ -1,4 +1,4 @@
-"""What is drawn while a batch is fetched depends on its step alone, whether seeded or not."""
+"""Random numbers drawn while a batch is fetched depend only on its step."""
 
 import random
 

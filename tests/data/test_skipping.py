@@ -43,7 +43,7 @@ class NoisyBatches(Noisy):
 
 
 class Lazy:
-    """A sampler that draws each index only when it is asked for."""
+    """A sampler that draws each index lazily."""
 
     def __len__(self):
         return 11

@@ -1,4 +1,4 @@
-"""RandAugment: what is drawn, and that each image gets its own."""
+"""RandAugment: the draw, and one strength per image."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def images(batch=6, channels=3, height=20, width=14):
 
 
 def strengths(name, count=20000, **options):
-    """What is drawn for one operation."""
+    """The draw of one operation."""
     draw = draw_randaugment(count, depth=1, generator=seeded(), **options)
     return draw.strengths[draw.operations == NAMES.index(name)]
 

@@ -1,4 +1,4 @@
-"""The laws of stochastic depth: what is dropped, how often, and what evaluation makes of it."""
+"""The laws of stochastic depth: which layers are dropped, how often, and the result in evaluation."""
 
 import copy
 import pickle
@@ -384,7 +384,7 @@ def test_layers_of_hugging_face(family, method):
     assert list(new.state_dict()) == list(model.state_dict())
     new.train()(tokens).last_hidden_state.sum().backward()
     embeddings = always.eval()(tokens, output_hidden_states=True).hidden_states
-    assert_close(embeddings[0], embeddings[1])  # every layer was left out
+    assert_close(embeddings[0], embeddings[1])  # every layer was dropped
     none = scale_drop_rates(new, 0.0).eval()
     assert_close(none(tokens).last_hidden_state, model.eval()(tokens).last_hidden_state)
     hidden = new.eval()(tokens, output_hidden_states=True).hidden_states

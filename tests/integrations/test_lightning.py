@@ -36,7 +36,7 @@ pytestmark = [
 
 
 class Plain(L.LightningModule):
-    """A module of somebody's, who knows nothing of transforms."""
+    """A plain module, without the mixin."""
 
     def __init__(self, net, optimizers=SGD, *, inputs=None, loss_fn=cross_entropy):
         super().__init__()

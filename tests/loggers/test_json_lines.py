@@ -221,7 +221,7 @@ def test_nothing_is_read_from_the_device_before_it_is_written(tmp_path):
     assert len(lines(logger.path)) == 99
 
 
-# Going on
+# Appending
 
 
 class Stop(Callback):

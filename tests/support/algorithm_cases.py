@@ -39,7 +39,7 @@ ALGORITHMS = [case.algorithm for case in all_cases() if case.algorithm]
 
 EXTRAS = [
     AlgorithmCase(Jitter, cannot={LANGUAGE: "token ids can't be scaled"}),
-    AlgorithmCase(WordNoise, cannot={VISION: "pixels are no words"}),
+    AlgorithmCase(WordNoise, cannot={VISION: "pixels are not words"}),
     AlgorithmCase(GradientNoise),
     AlgorithmCase(Draws),
 ]
@@ -82,7 +82,7 @@ def algorithm_sets(
         problem: What they act on.
         min_size: How many there are at least, where all can be combined.
         max_size: How many there are at most.
-        but: Says which are left out.
+        but: Whether a case is excluded.
     """
     pool = [one for one in combinable(problem) if not but(one)]
     chosen: list[AlgorithmCase] = []

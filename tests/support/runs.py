@@ -467,7 +467,7 @@ class Gambler(Callback):
 
 
 class Asks(Callback):
-    """Asks for something when an event happens for the n-th time, counted from 0."""
+    """Requests something when an event fires for the n-th time, counted from 0."""
 
     def __init__(self, event: Event, n: int, request: Control) -> None:
         self.event, self.n, self.request = event, n, request

@@ -51,6 +51,6 @@ FIT_EVENTS = [
 
 
 def wishes(max_size=4):
-    """What callbacks ask for: `Asks(*wish)` asks when an event happens for the n-th time."""
+    """Requests of callbacks: `Asks(*wish)` makes one when an event fires for the n-th time."""
     one = st.tuples(st.sampled_from(FIT_EVENTS), st.integers(0, 6), requests)
     return st.lists(one, max_size=max_size)

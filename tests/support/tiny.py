@@ -116,7 +116,7 @@ class Watch(Callback):
 
 
 class Ask(Callback):
-    """Asks for something at one event, once a batch number is reached."""
+    """Requests something at one event, once a batch number is reached."""
 
     def __init__(self, control, event, batch=0):
         self.control, self.event, self.batch = control, event, batch

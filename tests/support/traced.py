@@ -13,7 +13,7 @@ EPOCHS, BATCHES, MICROBATCHES, EVAL_BATCHES = 2, 3, 2, 2
 
 
 class Tracer(Callback):
-    """Writes down events, and asks for what would not happen by itself."""
+    """Records events, and makes requests that fire the events of saves and evaluations."""
 
     def __init__(self, trace):
         self.trace = trace
