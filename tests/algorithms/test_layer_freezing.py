@@ -1,4 +1,4 @@
-"""Layer freezing in the loop: frozen parameters keep their bits, and the others train as without it."""
+"""Layer freezing in the loop: frozen parameters keep their bits, and the others train as before."""
 
 from functools import partial
 
