@@ -198,7 +198,7 @@ class CheckpointSaver(Callback):
         """Write one checkpoint."""
         target = self.folder / name
         own = self.overwrite or _run_of(target) == saved.info["run"]
-        from composable.checkpoint import files
+        from composable.checkpoint import files  # on use: it is slow to import
 
         return files.write(target, saved.tensors, saved.data, overwrite=own, info=saved.info)
 
@@ -269,7 +269,7 @@ class Saved:
     ) -> "Saved":
         """Pack the tree of a run at `state`; `complete` if training can resume from it."""
         now = state.timestamp
-        from composable.checkpoint.tree import pack
+        from composable.checkpoint.tree import pack  # on use: it is slow to import
 
         tensors, data = pack({"run": run, "timestamp": now, "state": tree})
         data["on_device"] = sorted(n for n, one in tensors.items() if one.device.type != "cpu")
@@ -292,7 +292,7 @@ class Saved:
 
 def _run_of(checkpoint: Path) -> Any:
     """Return the id of the run that wrote a checkpoint, or None if there is no valid one."""
-    from composable.checkpoint import files
+    from composable.checkpoint import files  # on use: it is slow to import
 
     try:
         return files.verify(checkpoint).info.get("run")

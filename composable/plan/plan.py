@@ -195,7 +195,7 @@ class Plan:
             MixUp  mix      from 0ep to 8ep
             EMA    average  from 5ep to 10ep
         """
-        from composable.plan.timeline import Timeline
+        from composable.plan.timeline import Timeline  # on use: it is slow to import
 
         return Timeline.of(self.algorithms, max_duration, epoch_length)
 
@@ -206,7 +206,7 @@ class Plan:
             run: The run; its duration matters.
             absent: The events that don't occur in it, with reasons.
         """
-        from composable.plan.timeline import Timeline
+        from composable.plan.timeline import Timeline  # on use: it is slow to import
 
         # `compile` has warned about the others.
         able = [algorithm for algorithm in self.algorithms if algorithm.idle_reason() is None]

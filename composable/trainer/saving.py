@@ -96,7 +96,7 @@ class Saving:
             return path
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
-        from composable.checkpoint.files import write
+        from composable.checkpoint.files import write  # on use: it is slow to import
 
         make_folder(path.parent)
         return write(path, saved.tensors, saved.data, overwrite=overwrite, info=saved.info)
