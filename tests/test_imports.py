@@ -1,11 +1,16 @@
 """Importing the package is cheap and changes nothing."""
 
+import importlib
+import inspect
 import json
+import pickle
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+import composable
 
 
 def run(script):
@@ -50,6 +55,10 @@ def seen():
         import composable, composable.algorithms, composable.functional, composable.loggers
         import composable.callbacks, composable.optim, composable.data
         import composable.utils.reproducibility
+        import composable.checkpoint, composable.integrations, composable.plan, composable.runs
+        for package in [sys.modules[n] for n in list(sys.modules) if n.startswith("composable")]:
+            for name in getattr(package, "__all__", ()):
+                getattr(package, name)
         after = everything()
         print(json.dumps({
             "new": sorted(set(sys.modules) - modules),
@@ -157,23 +166,161 @@ def test_a_run_without_a_progress_bar_imports_no_more_than_a_plain_loop():
     assert {m.partition(".")[0] for m in new} - ALLOWED - set(sys.stdlib_module_names) == set()
 
 
-def test_every_name_that_is_offered_exists():
-    import composable
-    import composable.algorithms
-    import composable.data
-    import composable.functional
-    import composable.loggers
-    import composable.optim
+PACKAGES = [
+    "composable",
+    "composable.algorithms",
+    "composable.callbacks",
+    "composable.checkpoint",
+    "composable.data",
+    "composable.functional",
+    "composable.functional.images",
+    "composable.functional.layers",
+    "composable.integrations",
+    "composable.loggers",
+    "composable.optim",
+    "composable.plan",
+    "composable.runs",
+    "composable.testing",
+]
 
-    for module in (
-        composable,
-        composable.algorithms,
-        composable.data,
-        composable.functional,
-        composable.loggers,
-        composable.optim,
-    ):
-        assert all(hasattr(module, name) for name in module.__all__)
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_name_that_is_offered_exists(name):
+    package = importlib.import_module(name)
+
+    members = dict(inspect.getmembers(package))
+
+    assert set(package.__all__) <= set(members)
+    assert list(members) == dir(package)
+
+
+# The strategies of `composable.testing` are made by a decorator of Hypothesis.
+@pytest.mark.parametrize("name", [name for name in PACKAGES if name != "composable.testing"])
+def test_exported_values_are_no_modules_and_can_be_pickled(name):
+    package = importlib.import_module(name)
+
+    for exported in package.__all__:
+        value = getattr(package, exported)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            assert pickle.loads(pickle.dumps(value)) is value
+        assert not inspect.ismodule(value)
+
+
+def test_dir_lists_what_a_user_may_use_and_nothing_else():
+    names = set(dir(composable)) - set(composable.__all__)
+
+    assert names == {
+        "__version__",
+        "algorithms",
+        "callbacks",
+        "checkpoint",
+        "data",
+        "functional",
+        "integrations",
+        "loggers",
+        "metrics",
+        "optim",
+        "runs",
+        "testing",
+        "utils",
+    }
+
+
+def test_importing_the_package_imports_nothing_else():
+    assert (
+        run(
+            """
+        import json, sys
+        import composable, composable.algorithms, composable.functional, composable.callbacks
+        print(json.dumps([name for name in sys.modules if name in ("torch", "attrs")]))
+        """
+        )
+        == []
+    )
+
+
+def test_one_method_imports_no_other():
+    new = run(
+        """
+        import json, sys
+        from composable import Trainer
+        from composable.algorithms import MixUp
+        print(json.dumps([name for name in sys.modules if name.startswith("composable.")]))
+        """
+    )
+
+    algorithms = [name for name in new if name.startswith("composable.algorithms.")]
+    assert [name for name in algorithms if "._" not in name] == ["composable.algorithms.mixup"]
+    assert not {"composable.checkpoint.files", "composable.plan.timeline", "composable.replay"} & {
+        *new
+    }
+
+
+def test_a_function_is_not_replaced_by_its_module():
+    assert (
+        run(
+            """
+        import json
+        import composable, composable.functional.mixup, composable.replay
+        from composable.functional import mixup
+        values = [mixup, composable.functional.mixup, composable.replay]
+        print(json.dumps([type(value).__name__ for value in values]))
+        """
+        )
+        == ["function"] * 3
+    )
+
+
+def test_threads_import_the_same_names():
+    assert run(
+        """
+        import json, threading
+        import composable
+        barrier, found = threading.Barrier(8), []
+
+        def use():
+            barrier.wait()
+            found.append((composable.functional.cutmix, composable.replay, composable.Trainer))
+
+        threads = [threading.Thread(target=use) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(json.dumps([len(found), len(set(found))]))
+        """
+    ) == [8, 1]
+
+
+@pytest.mark.compile
+def test_a_compiled_function_uses_names_before_they_are_imported():
+    assert run(
+        """
+        import json, sys
+        import torch
+        import composable
+        import composable.functional as F
+
+        def short(x):
+            return composable.functional.set_sequence_length({"input_ids": x}, 2)["input_ids"]
+
+        def mixed(x, y, draw):
+            return F.apply_mixup(x, y, draw).inputs
+
+        x, y = torch.rand(4, 3), torch.rand(4, 3)
+        draw = F.draw_mixup(4)
+        unused = "composable.functional.set_sequence_length" not in sys.modules
+        compiled = torch.compile(short, fullgraph=True, backend="aot_eager")(x)
+        mix = torch.compile(mixed, fullgraph=True, backend="aot_eager")(x, y, draw)
+        same = torch.equal(compiled, x[:, :2]), torch.equal(mix, mixed(x, y, draw))
+        print(json.dumps([unused, *same]))
+        """
+    ) == [True, True, True]
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"module 'composable' has no attribute 'Trainr'"):
+        getattr(composable, "Trainr")  # noqa: B009
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,17 @@ from pathlib import Path
 
 PACKAGES = ("functional", "algorithms")
 WIDTH = 100
+HEAD = '''"""{docstring}"""
+
+from typing import TYPE_CHECKING
+
+from composable._lazy import export_lazily
+
+if TYPE_CHECKING:
+'''
+TAIL = """else:
+    export_lazily(__name__)
+"""
 
 
 def exports(package: Path) -> str:
@@ -23,19 +34,20 @@ def exports(package: Path) -> str:
     prefix = f"composable.{package.name}" if absolute else ""
     modules = {file.stem: public_names(file) for file in package.glob("*.py")}
     modules = {name: names for name, names in modules.items() if not name.startswith("_")}
-    nodes = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    written = {"." * node.level + (node.module or ""): node.names for node in nodes}
-    by_hand = {
-        module: [alias.name for alias in names]
-        for module, names in written.items()
-        if module.removeprefix(f"{prefix}.") not in modules
-    }
+    listed = next(node for node in tree.body if isinstance(node, ast.If))
+    by_hand: dict[str, list[str]] = {}
+    for node in listed.body:
+        assert isinstance(node, ast.ImportFrom)
+        module = "." * node.level + (node.module or "")
+        if module.removeprefix(f"{prefix}.") not in modules:
+            by_hand.setdefault(module, []).extend(alias.name for alias in node.names)
     imports = by_hand | {f"{prefix}.{name}": names for name, names in modules.items()}
-    lines = [_import(module, names) for module, names in sorted(imports.items())]
-    names = sorted((n for names in imports.values() for n in names), key=_rank)
-    listed = "".join(f'    "{name}",\n' for name in names)
-    docstring = ast.get_docstring(tree)
-    return f'"""{docstring}"""\n\n{"".join(lines)}\n__all__ = [\n{listed}]\n'
+    lines = [
+        _import(module, name)
+        for module, names in sorted(imports.items())
+        for name in sorted(names, key=_rank)
+    ]
+    return HEAD.format(docstring=ast.get_docstring(tree)) + "".join(lines) + TAIL
 
 
 def public_names(path: Path) -> list[str]:
@@ -56,12 +68,11 @@ def public_names(path: Path) -> list[str]:
     )
 
 
-def _import(module: str, names: list[str]) -> str:
-    names = sorted(names, key=_rank)
-    line = f"from {module} import {', '.join(names)}\n"
+def _import(module: str, name: str) -> str:
+    line = f"    from {module} import {name} as {name}\n"
     if len(line) <= WIDTH + 1:
         return line
-    return f"from {module} import (\n{''.join(f'    {name},' + chr(10) for name in names)})\n"
+    return f"    from {module} import (\n        {name} as {name},\n    )\n"
 
 
 def _rank(name: str) -> tuple[int, str]:

@@ -1,61 +1,45 @@
 """Algorithms: each runs one function of `composable.functional` at its place in training."""
 
-from composable.algorithms.alibi import Alibi
-from composable.algorithms.augmix import AugMix
-from composable.algorithms.blurpool import BlurPool
-from composable.algorithms.channels_last import ChannelsLast
-from composable.algorithms.colout import ColOut
-from composable.algorithms.cutmix import CutMix
-from composable.algorithms.cutout import CutOut
-from composable.algorithms.ema import EMA
-from composable.algorithms.factorize import Factorize
-from composable.algorithms.gated_linear_units import GatedLinearUnits
-from composable.algorithms.ghost_batchnorm import GhostBatchNorm
-from composable.algorithms.gradient_clipping import GradientClipping
-from composable.algorithms.gyro_dropout import GyroDropout
-from composable.algorithms.label_smoothing import LabelSmoothing
-from composable.algorithms.layer_freezing import LayerFreezing
-from composable.algorithms.low_precision_groupnorm import LowPrecisionGroupNorm
-from composable.algorithms.low_precision_layernorm import LowPrecisionLayerNorm
-from composable.algorithms.mixup import MixUp
-from composable.algorithms.no_op_model import NoOpModel
-from composable.algorithms.progressive_resizing import ProgressiveResizing
-from composable.algorithms.randaugment import RandAugment
-from composable.algorithms.sam import SAM
-from composable.algorithms.selective_backprop import SelectiveBackprop
-from composable.algorithms.seq_length_warmup import SeqLengthWarmup
-from composable.algorithms.squeeze_excite import SqueezeExcite
-from composable.algorithms.stochastic_depth import StochasticDepth
-from composable.algorithms.swa import SWA
-from composable.algorithms.weight_standardization import WeightStandardization
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EMA",
-    "SAM",
-    "SWA",
-    "Alibi",
-    "AugMix",
-    "BlurPool",
-    "ChannelsLast",
-    "ColOut",
-    "CutMix",
-    "CutOut",
-    "Factorize",
-    "GatedLinearUnits",
-    "GhostBatchNorm",
-    "GradientClipping",
-    "GyroDropout",
-    "LabelSmoothing",
-    "LayerFreezing",
-    "LowPrecisionGroupNorm",
-    "LowPrecisionLayerNorm",
-    "MixUp",
-    "NoOpModel",
-    "ProgressiveResizing",
-    "RandAugment",
-    "SelectiveBackprop",
-    "SeqLengthWarmup",
-    "SqueezeExcite",
-    "StochasticDepth",
-    "WeightStandardization",
-]
+from composable._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from composable.algorithms.alibi import Alibi as Alibi
+    from composable.algorithms.augmix import AugMix as AugMix
+    from composable.algorithms.blurpool import BlurPool as BlurPool
+    from composable.algorithms.channels_last import ChannelsLast as ChannelsLast
+    from composable.algorithms.colout import ColOut as ColOut
+    from composable.algorithms.cutmix import CutMix as CutMix
+    from composable.algorithms.cutout import CutOut as CutOut
+    from composable.algorithms.ema import EMA as EMA
+    from composable.algorithms.factorize import Factorize as Factorize
+    from composable.algorithms.gated_linear_units import GatedLinearUnits as GatedLinearUnits
+    from composable.algorithms.ghost_batchnorm import GhostBatchNorm as GhostBatchNorm
+    from composable.algorithms.gradient_clipping import GradientClipping as GradientClipping
+    from composable.algorithms.gyro_dropout import GyroDropout as GyroDropout
+    from composable.algorithms.label_smoothing import LabelSmoothing as LabelSmoothing
+    from composable.algorithms.layer_freezing import LayerFreezing as LayerFreezing
+    from composable.algorithms.low_precision_groupnorm import (
+        LowPrecisionGroupNorm as LowPrecisionGroupNorm,
+    )
+    from composable.algorithms.low_precision_layernorm import (
+        LowPrecisionLayerNorm as LowPrecisionLayerNorm,
+    )
+    from composable.algorithms.mixup import MixUp as MixUp
+    from composable.algorithms.no_op_model import NoOpModel as NoOpModel
+    from composable.algorithms.progressive_resizing import (
+        ProgressiveResizing as ProgressiveResizing,
+    )
+    from composable.algorithms.randaugment import RandAugment as RandAugment
+    from composable.algorithms.sam import SAM as SAM
+    from composable.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
+    from composable.algorithms.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup
+    from composable.algorithms.squeeze_excite import SqueezeExcite as SqueezeExcite
+    from composable.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
+    from composable.algorithms.swa import SWA as SWA
+    from composable.algorithms.weight_standardization import (
+        WeightStandardization as WeightStandardization,
+    )
+else:
+    export_lazily(__name__)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import Tensor
 
-from composable.checkpoint import files, folders
+from composable.checkpoint import folders
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.filters import without
-from composable.checkpoint.tree import pack
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
@@ -199,6 +198,8 @@ class CheckpointSaver(Callback):
         """Write one checkpoint."""
         target = self.folder / name
         own = self.overwrite or _run_of(target) == saved.info["run"]
+        from composable.checkpoint import files  # on use: it is slow to import
+
         return files.write(target, saved.tensors, saved.data, overwrite=own, info=saved.info)
 
     def _drop_old(self) -> None:
@@ -268,6 +269,8 @@ class Saved:
     ) -> "Saved":
         """Pack the tree of a run at `state`; `complete` if training can resume from it."""
         now = state.timestamp
+        from composable.checkpoint.tree import pack  # on use: it is slow to import
+
         tensors, data = pack({"run": run, "timestamp": now, "state": tree})
         data["on_device"] = sorted(n for n, one in tensors.items() if one.device.type != "cpu")
         return cls(
@@ -289,6 +292,8 @@ class Saved:
 
 def _run_of(checkpoint: Path) -> Any:
     """Return the id of the run that wrote a checkpoint, or None if there is no valid one."""
+    from composable.checkpoint import files  # on use: it is slow to import
+
     try:
         return files.verify(checkpoint).info.get("run")
     except CheckpointError:

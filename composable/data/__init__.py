@@ -1,23 +1,17 @@
 """Deterministic data order, batches and augmentation noise."""
 
-from composable.data.order import (
-    MovedGeneratorWarning,
-    ReplayedBatchesWarning,
-    get_generator_states,
-    read_loader_state,
-    seeded_batches,
-    set_generator_states,
-)
-from composable.data.per_example import PerExample
-from composable.data.sampler import GlobalBatchSampler
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "GlobalBatchSampler",
-    "MovedGeneratorWarning",
-    "PerExample",
-    "ReplayedBatchesWarning",
-    "get_generator_states",
-    "read_loader_state",
-    "seeded_batches",
-    "set_generator_states",
-]
+from composable._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from composable.data.order import MovedGeneratorWarning as MovedGeneratorWarning
+    from composable.data.order import ReplayedBatchesWarning as ReplayedBatchesWarning
+    from composable.data.order import get_generator_states as get_generator_states
+    from composable.data.order import read_loader_state as read_loader_state
+    from composable.data.order import seeded_batches as seeded_batches
+    from composable.data.order import set_generator_states as set_generator_states
+    from composable.data.per_example import PerExample as PerExample
+    from composable.data.sampler import GlobalBatchSampler as GlobalBatchSampler
+else:
+    export_lazily(__name__)

@@ -3,10 +3,15 @@
 `lightning` and `huggingface` need the library that each is named after.
 """
 
-from composable.integrations.external_loop import (
-    LoopAdapter,
-    UnsupportedRequestError,
-    adapt_loop,
-)
+from typing import TYPE_CHECKING
 
-__all__ = ["LoopAdapter", "UnsupportedRequestError", "adapt_loop"]
+from composable._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from composable.integrations.external_loop import LoopAdapter as LoopAdapter
+    from composable.integrations.external_loop import (
+        UnsupportedRequestError as UnsupportedRequestError,
+    )
+    from composable.integrations.external_loop import adapt_loop as adapt_loop
+else:
+    export_lazily(__name__)

@@ -1,7 +1,7 @@
 """The plan of a run: which algorithms and callbacks run at which event, and in what order."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -17,7 +17,9 @@ from composable.plan.compatibility import Caveat, caveats, check_compatibility, 
 from composable.plan.declarations import as_algorithm, as_callback, as_destination, as_list
 from composable.plan.explain import Step, algorithm_steps, as_data, callback_step, format_plan
 from composable.plan.ordering import topological_sort
-from composable.plan.timeline import Timeline
+
+if TYPE_CHECKING:
+    from composable.plan.timeline import Timeline
 
 __all__ = ["IdleAlgorithmWarning", "Plan"]
 
@@ -175,7 +177,7 @@ class Plan:
         """
         return as_data(self.algorithms, self.callbacks, self.caveats, self.steps())
 
-    def timeline(self, max_duration: TimeLike, epoch_length: int | None = None) -> Timeline:
+    def timeline(self, max_duration: TimeLike, epoch_length: int | None = None) -> "Timeline":
         """Compute when each algorithm is active over a run; notebooks show a picture of it.
 
         Args:
@@ -193,6 +195,8 @@ class Plan:
             MixUp  mix      from 0ep to 8ep
             EMA    average  from 5ep to 10ep
         """
+        from composable.plan.timeline import Timeline  # on use: it is slow to import
+
         return Timeline.of(self.algorithms, max_duration, epoch_length)
 
     def report_idle(self, run: HasTime, absent: Mapping[Event, str]) -> None:
@@ -202,6 +206,8 @@ class Plan:
             run: The run; its duration matters.
             absent: The events that don't occur in it, with reasons.
         """
+        from composable.plan.timeline import Timeline  # on use: it is slow to import
+
         # `compile` has warned about the others.
         able = [algorithm for algorithm in self.algorithms if algorithm.idle_reason() is None]
         for algorithm in able:

@@ -1,5 +1,10 @@
 """Records of runs: written while training, compared and replayed afterwards."""
 
-from composable.runs.recorder import RunRecorder
+from typing import TYPE_CHECKING
 
-__all__ = ["RunRecorder"]
+from composable._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from composable.runs.recorder import RunRecorder as RunRecorder
+else:
+    export_lazily(__name__)

@@ -4,60 +4,28 @@
 `states`, ...) require Hypothesis, which the extra `testing` installs.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from composable.testing.algorithms import AlgorithmReport, LawViolation, check_algorithm
-from composable.testing.functions import Answer, FunctionReport, PropertyViolation, check_function
-from composable.testing.no_sync import HostSyncError, NoSync
+from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from composable.testing.strategies import (
-        algorithm_sets,
-        batches,
-        events,
-        models,
-        register_torch,
-        seeds,
-        states,
-        token_batches,
-    )
-
-__all__ = [
-    "AlgorithmReport",
-    "Answer",
-    "FunctionReport",
-    "HostSyncError",
-    "LawViolation",
-    "NoSync",
-    "PropertyViolation",
-    "algorithm_sets",
-    "batches",
-    "check_algorithm",
-    "check_function",
-    "events",
-    "models",
-    "register_torch",
-    "seeds",
-    "states",
-    "token_batches",
-]
-
-_STRATEGIES = (
-    "algorithm_sets",
-    "batches",
-    "events",
-    "models",
-    "register_torch",
-    "seeds",
-    "states",
-    "token_batches",
-)
-
-
-def __getattr__(name: str) -> Any:
-    """Import a strategy at its first use, so that the checks do not require Hypothesis."""
-    if name not in _STRATEGIES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from composable.testing import strategies
-
-    return getattr(strategies, name)
+    from composable.testing import strategies as strategies
+    from composable.testing.algorithms import AlgorithmReport as AlgorithmReport
+    from composable.testing.algorithms import LawViolation as LawViolation
+    from composable.testing.algorithms import check_algorithm as check_algorithm
+    from composable.testing.functions import Answer as Answer
+    from composable.testing.functions import FunctionReport as FunctionReport
+    from composable.testing.functions import PropertyViolation as PropertyViolation
+    from composable.testing.functions import check_function as check_function
+    from composable.testing.no_sync import HostSyncError as HostSyncError
+    from composable.testing.no_sync import NoSync as NoSync
+    from composable.testing.strategies import algorithm_sets as algorithm_sets
+    from composable.testing.strategies import batches as batches
+    from composable.testing.strategies import events as events
+    from composable.testing.strategies import models as models
+    from composable.testing.strategies import register_torch as register_torch
+    from composable.testing.strategies import seeds as seeds
+    from composable.testing.strategies import states as states
+    from composable.testing.strategies import token_batches as token_batches
+else:
+    export_lazily(__name__)

@@ -2,7 +2,6 @@
 
 import torch
 
-from composable.checkpoint.weights import load_weights
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.loss import ModelLoss, weigher
@@ -72,6 +71,8 @@ def build_run(
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     if point is None and options.load_path is not None:
         path = latest_weights(options.load_path)
+        from composable.checkpoint.weights import load_weights  # on use: it is slow to import
+
         load_weights(state.model, path, ignore=options.load_ignore_keys)
     state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
     return Run(

@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import torch
 
-from composable.checkpoint import files
 from composable.checkpoint.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -18,8 +17,6 @@ from composable.checkpoint.errors import (
     VersionError,
 )
 from composable.checkpoint.filters import replaced
-from composable.checkpoint.manifest import MANIFEST
-from composable.checkpoint.tree import unpack
 from composable.core._warnings import warn_user
 from composable.trainer.run_state import SCHEMA
 
@@ -128,6 +125,8 @@ def check_folder_is_ours(folder: Path, run: str | None) -> None:
     Raises:
         CheckpointExistsError: It has.
     """
+    from composable.checkpoint import files  # on use: it is slow to import
+
     if not folder.is_dir():
         return
     whole, _ = files.find(folder)
@@ -142,6 +141,8 @@ def check_folder_is_ours(folder: Path, run: str | None) -> None:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is that of a checkpoint, complete or not."""
+    from composable.checkpoint.manifest import MANIFEST  # on use: it is slow to import
+
     return (path / MANIFEST).exists()
 
 
@@ -156,6 +157,8 @@ def latest_valid(
         run: The id of the run that wrote it; any run if None.
         max_batch: The number of batches that it may not exceed.
     """
+    from composable.checkpoint import files  # on use: it is slow to import
+
     whole, broken = files.find(folder)
     for one in broken:
         _warn_broken(one.path, one.error)
@@ -176,6 +179,8 @@ def latest_valid(
 
 def latest_weights(load_path: str | Path) -> Path:
     """Return a checkpoint or weights file, or the latest checkpoint of a folder."""
+    from composable.checkpoint import files  # on use: it is slow to import
+
     path = Path(load_path)
     if not path.is_dir() or is_checkpoint(path):
         return path
@@ -190,6 +195,8 @@ def _warn_broken(path: Path, error: Exception) -> None:
 
 
 def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> ResumePoint:
+    from composable.checkpoint import files  # on use: it is slow to import
+
     contents = files.read(path)
     data = contents.data
     if not isinstance(data, dict) or not {"run", "on_device", "state"} <= data.keys():
@@ -207,6 +214,8 @@ def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> ResumePoi
         raise DamagedCheckpointError(f"{path} is damaged: on_device does not name its tensors.")
     for name in map(str, on_device):
         tensors[name] = tensors[name].to(device)
+    from composable.checkpoint.tree import unpack  # on use: it is slow to import
+
     tree = unpack(tensors, data)
     _check_types(path, tree)
     run = str(contents.manifest.info.get("run"))

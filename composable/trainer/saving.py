@@ -8,7 +8,6 @@ import torch
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved
 from composable.checkpoint.errors import MismatchError
-from composable.checkpoint.files import write
 from composable.checkpoint.folders import make_folder
 from composable.core._notes import add_note
 from composable.core.event import Event
@@ -98,6 +97,8 @@ class Saving:
             return path
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
+        from composable.checkpoint.files import write  # on use: it is slow to import
+
         make_folder(path.parent)
         return write(path, saved.tensors, saved.data, overwrite=overwrite, info=saved.info)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from composable.core.callback import Callback
 from composable.core.control import Control
@@ -12,7 +12,6 @@ from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.plan.declarations import as_callback
 from composable.plan.plan import Plan
-from composable.plan.timeline import Timeline
 from composable.trainer import arguments as check
 from composable.trainer import loop
 from composable.trainer._signature import takes_arguments_of
@@ -23,6 +22,9 @@ from composable.trainer.parameters import surgery, zero_grad
 from composable.trainer.saving import Saving
 from composable.trainer.session import Session
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
+
+if TYPE_CHECKING:
+    from composable.plan.timeline import Timeline
 
 __all__ = ["Trainer"]
 
@@ -81,7 +83,7 @@ class Trainer:
         """The state after the last finished batch."""
         return self._run.state
 
-    def timeline(self) -> Timeline:
+    def timeline(self) -> "Timeline":
         """Return when each algorithm is active over the run: see `Plan.timeline`."""
         return self.plan.timeline(self.state.max_duration, self.state.epoch_length)  # type: ignore[arg-type]
 

@@ -5,22 +5,23 @@ are `[batch, channels, height, width]`: uint8, or floats in [0, 1]. For uint8 th
 one grey level of Pillow's; for floats it is the same formula without the last rounding.
 """
 
-from .blends import brightness, color, contrast, sharpness
-from .geometry import rotate, shear_x, shear_y, translate_x, translate_y
-from .tones import autocontrast, equalize, posterize, solarize
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "autocontrast",
-    "brightness",
-    "color",
-    "contrast",
-    "equalize",
-    "posterize",
-    "rotate",
-    "sharpness",
-    "shear_x",
-    "shear_y",
-    "solarize",
-    "translate_x",
-    "translate_y",
-]
+from composable._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from .blends import brightness as brightness
+    from .blends import color as color
+    from .blends import contrast as contrast
+    from .blends import sharpness as sharpness
+    from .geometry import rotate as rotate
+    from .geometry import shear_x as shear_x
+    from .geometry import shear_y as shear_y
+    from .geometry import translate_x as translate_x
+    from .geometry import translate_y as translate_y
+    from .tones import autocontrast as autocontrast
+    from .tones import equalize as equalize
+    from .tones import posterize as posterize
+    from .tones import solarize as solarize
+else:
+    export_lazily(__name__)

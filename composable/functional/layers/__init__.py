@@ -1,28 +1,20 @@
 """Layers and blocks that methods insert into models."""
 
-from .attention_bias import alibi_bias, alibi_slopes
-from .blur import (
-    BlurConv1d,
-    BlurConv2d,
-    BlurConv3d,
-    BlurMaxPool1d,
-    BlurMaxPool2d,
-    BlurMaxPool3d,
-    blur,
-)
-from .factorized import FactorizedLayer
-from .residual import ResidualBlock
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BlurConv1d",
-    "BlurConv2d",
-    "BlurConv3d",
-    "BlurMaxPool1d",
-    "BlurMaxPool2d",
-    "BlurMaxPool3d",
-    "FactorizedLayer",
-    "ResidualBlock",
-    "alibi_bias",
-    "alibi_slopes",
-    "blur",
-]
+from composable._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from .attention_bias import alibi_bias as alibi_bias
+    from .attention_bias import alibi_slopes as alibi_slopes
+    from .blur import BlurConv1d as BlurConv1d
+    from .blur import BlurConv2d as BlurConv2d
+    from .blur import BlurConv3d as BlurConv3d
+    from .blur import BlurMaxPool1d as BlurMaxPool1d
+    from .blur import BlurMaxPool2d as BlurMaxPool2d
+    from .blur import BlurMaxPool3d as BlurMaxPool3d
+    from .blur import blur as blur
+    from .factorized import FactorizedLayer as FactorizedLayer
+    from .residual import ResidualBlock as ResidualBlock
+else:
+    export_lazily(__name__)
