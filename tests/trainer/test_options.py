@@ -45,9 +45,9 @@ def test_help_describes_every_option():
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((linear(),), {"max_epochs": 3}, "unexpected keyword argument 'max_epochs'"),
-        ((), {}, "missing 1 required positional argument: 'model'"),
-        ((linear(), []), {}, "positional arguments? but 3 were given"),
+        ((linear(),), {"max_epochs": 3}, "Trainer got an unexpected argument 'max_epochs'"),
+        ((), {}, "Trainer: missing a required argument: 'model'"),
+        ((linear(), []), {}, "Trainer: too many positional arguments"),
         ((linear(),), {"model": linear()}, "multiple values for argument 'model'"),
     ],
 )
