@@ -1,4 +1,4 @@
-"""The laws of stochastic depth: which layers are dropped, how often, and the result in eval mode."""
+"""The laws of stochastic depth: which layers are dropped, how often, and the result in eval."""
 
 import copy
 import pickle

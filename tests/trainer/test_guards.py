@@ -517,7 +517,7 @@ def test_a_worker_that_dies_is_explained_and_everything_is_closed(tmp_path):
     # In a process of its own: the signal of a dead worker may come at any line of the test runner.
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(DYING))
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     variables = {**os.environ, "PYTHONPATH": root}
 
     ended = subprocess.run(
