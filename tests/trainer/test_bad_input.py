@@ -269,7 +269,7 @@ class Shapeless:
             "schedulers contains a StepLR whose optimizer is not one of the Trainer's: pass",
         ),
         # Names that don't exist
-        ({"max_epochs": 3}, TypeError, "unexpected keyword argument 'max_epochs'"),
+        ({"max_epochs": 3}, TypeError, "got an unexpected argument 'max_epochs'"),
     ],
 )
 def test_an_error_about_an_argument_says_what_to_pass(given, error, message):
