@@ -28,7 +28,7 @@ LETTERS = {event: chr(ord("Ā") + i) for i, event in enumerate(Event)}
 
 
 def spelled(events):
-    """The word of some events, one character each."""
+    """Spell events as a word, one character per event."""
     return "".join(LETTERS[event] for event in events)
 
 
@@ -70,7 +70,7 @@ class Run:
     asked: tuple = ()
 
     def train(self, *more):
-        """The trainer after training, and the trace."""
+        """Train, and return the trainer and the trace."""
         trace = Trace()
         evaluators = [
             Evaluator(str(i), batches(4 * (i + 1)), eval_interval=interval)
@@ -199,7 +199,7 @@ intervals = st.sampled_from(["1ba", "2ba", "1ep", "2ep", "0.5dur", "5sp"])
 
 @st.composite
 def runs(draw, *, asked=None):
-    """Runs of every kind."""
+    """Draw runs of every kind."""
     evaluators = tuple(draw(st.lists(intervals, max_size=2)))
     kinds = [kind for kind in SCHEDULERS if evaluators or kind != "plateau"]
     iteration_length = draw(st.sampled_from([None, "1ep", "2ep"]))
@@ -272,7 +272,7 @@ def test_training_ends_with_an_evaluation_by_every_evaluator_before_fit_end(run)
 
 
 def samples_after(run):
-    """The number of samples done after each batch, for ever."""
+    """Yield the number of samples after each batch, without end."""
     sizes, done = [len(targets) for _, targets in batches(run.count)], 0
     for size in cycle(sizes):
         done += size
@@ -394,7 +394,7 @@ ANSWERS = {
 
 
 def epochs_of_two(n, request):
-    """The epoch of each batch, of two epochs of three, where something is asked for in one."""
+    """Return the epoch of each batch of two epochs of three, with a request in one of them."""
     shortened, early = divmod(n, 3)
     lengths = [3, 3]
     if Control.END_EPOCH in request:

@@ -91,14 +91,14 @@ def train(folder: Path, *, background: bool) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint of a run."""
+    """Return the newest checkpoint of a run."""
     checkpoints = folder / "checkpoints"
     whole = files.find(checkpoints)[0] if checkpoints.is_dir() else []
     return whole[0].path if whole else None
 
 
 def digest(state: State) -> str:
-    """What a run leaves behind, as a number."""
+    """Return a digest of the final state of a run."""
     bits = hashlib.sha256()
     feed(bits, [state.model.state_dict(), [o.state_dict() for o in state.optimizers]])
     feed(bits, [state.memory, state.timestamp.batch, state.timestamp.epoch])
@@ -161,7 +161,7 @@ def one_run(folder: Path, expected: str, seconds: float, draw: random.Random) ->
 
 
 def campaign(runs: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """The outcomes of so many runs that were killed, counted, and what failed ones wrote."""
+    """Kill runs, count their outcomes, and collect the output of those that failed."""
     draw, found, faults = random.Random(seed), Counter[str](), []
     with TemporaryDirectory(dir=MEMORY) as scratch:
         folder = Path(scratch, "whole")

@@ -48,7 +48,7 @@ class Call:
             yield from part.all_parts()
 
     def all_read(self) -> set[str]:
-        """What was read by itself and its parts."""
+        """Return the fields that the call and its parts read."""
         return set().union(*(call.read for call in self.all_parts()))
 
 
@@ -85,7 +85,7 @@ class Trace:
         return any("max_duration" in call.read for _, call in self.calls())
 
     def draws(self) -> dict[tuple[str, Event, int], list[tuple[Any, ...]]]:
-        """The streams that everyone drew from: by name, event and batch."""
+        """Return the random streams that were used, by name, event and batch."""
         drawn: dict[tuple[str, Event, int], list[tuple[Any, ...]]] = {}
         for event, call in self.calls():
             if call.folded:
@@ -93,7 +93,7 @@ class Trace:
         return drawn
 
     def draws_of(self, name: str) -> dict[tuple[Event, int], list[tuple[Any, ...]]]:
-        """The streams that one of them drew from."""
+        """Return the random streams that one algorithm used."""
         return {key[1:]: drawn for key, drawn in self.draws().items() if key[0] == name}
 
 
@@ -181,7 +181,7 @@ def check_who_ran(plan: Plan, trace: Trace, quiet: Set[str] = frozenset()) -> No
 
 
 def check_what_was_read_and_written(plan: Plan, trace: Trace) -> None:
-    """What each of them read and wrote is what its line says."""
+    """Check that each call reads and writes what its line declares."""
     planned = lines(plan)
     for firing in trace.firings:
         for call, line in zip(firing.calls, planned[firing.event], strict=False):
@@ -221,6 +221,6 @@ def check_streams(trace: Trace, seed: int) -> None:
 
 
 def lines(plan: Plan) -> dict[Event, list[Any]]:
-    """The lines of a plan, by event."""
+    """Return the lines of a plan, by event."""
     by_event = {event: list(of_it) for event, of_it in groupby(plan.steps(), lambda s: s.event)}
     return {event: by_event.get(event, []) for event in Event}
