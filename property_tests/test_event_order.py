@@ -1,7 +1,7 @@
 """Law: the events of a run are a word of the grammar that the docstring of `Event` draws.
 
 The recogniser is a regular expression over one character an event, made for each run from its
-configuration alone: it knows nothing of how the Trainer works.
+configuration alone: it does not depend on the code of the Trainer.
 """
 
 import re
@@ -280,7 +280,7 @@ def samples_after(run):
 
 
 def batches_of(run):
-    """How many batches a run has in which nobody asks for anything, worked out by hand."""
+    """Compute the number of batches of a run without requests."""
     time = Time.parse(run.max_duration)
     number, unit = time.value, time.unit.value
     length = len(batches(run.count))
@@ -301,7 +301,7 @@ def test_a_run_in_which_nobody_asks_is_as_long_as_max_duration_says(run):
 
 
 def due_after(run, interval):
-    """After which batches an evaluation is due, worked out by hand."""
+    """Compute the batches after which an evaluation is due."""
     total, length = batches_of(run), len(batches(run.count))
     time = Time.parse(interval)
     number, unit = time.value, time.unit.value
@@ -309,7 +309,7 @@ def due_after(run, interval):
         return [k for k in range(1, total + 1) if k % number == 0]
     if unit == "ep":
         ends = [k for k in range(1, total + 1) if k % (number * length) == 0]
-        # A run that was told to stop here can't know that the loader has no more.
+        # A run that stops here can't know that the loader has no more batches.
         in_doubt = not run.knows_its_length and not run.max_duration.endswith("ep")
         return [k for k in ends if k < total or not in_doubt]
     if unit == "sp":

@@ -1,4 +1,4 @@
-"""Resume: a run that was stopped after any batch and goes on is the run that was never stopped."""
+"""Resume: a run that is interrupted after any batch ends like an uninterrupted run."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -109,7 +109,7 @@ def build(folder: Path, at: int, logger: InMemoryLogger, stop: Stop, made: dict[
 
 
 def check_going_on(at: int, **made: Build) -> None:
-    """Stop at a point, go on in another Trainer, and compare all that is left behind."""
+    """Stop at a point, resume in another Trainer, and compare the outcomes."""
     with TemporaryDirectory(dir=MEMORY) as folder:
         never, after = InMemoryLogger(), InMemoryLogger()
         whole = build(Path(folder, "whole"), at, never, Stop(None), made)
@@ -229,7 +229,7 @@ def test_the_end_of_an_epoch_belongs_to_the_window_of_its_last_batch_in_a_run_th
 
 @attrs.frozen(repr=False)
 class ShortenTraining(Algorithm):
-    """Acts at the start of training, which a run that goes on has behind it."""
+    """Acts at the start of training, which a resumed run doesn't repeat."""
 
     events = frozenset({Event.FIT_START})
     reads = frozenset({"max_duration"})

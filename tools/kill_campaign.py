@@ -1,11 +1,10 @@
-"""A campaign of kills: runs that are ended by SIGKILL at random moments, and go on.
+"""A campaign of kills: runs that are ended by SIGKILL at random moments, and resumed.
 
     python -m tools.kill_campaign --runs 200
 
 Every run saves at every batch, into one folder that keeps the newest two. It is killed, once or
-several times, at moments drawn from a seed, and each time goes on in a new process; in the end what
-it leaves behind is compared with the run that was never killed. Half of the runs write in the
-background.
+several times, at moments drawn from a seed, and each time resumed in a new process. Its outcome is
+compared with that of an uninterrupted run. Half of the runs write in the background.
 """
 
 import argparse
@@ -66,7 +65,7 @@ class Notes(Callback):
 
 
 def train(folder: Path, *, background: bool) -> None:
-    """Go on with the run of a folder to its end, and write down what it left behind."""
+    """Resume the run of a folder, finish it, and write a digest of its final state."""
     run = trainer(
         conv_net(),
         shuffling_loader(18, images=True),
@@ -120,7 +119,7 @@ def feed(bits: Any, tree: Any) -> None:
 
 
 def in_a_process(folder: Path, *, background: bool) -> int:
-    """Begin or go on in another process."""
+    """Start or resume the run in another process."""
     child = os.fork()
     if child:
         return child

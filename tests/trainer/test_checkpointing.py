@@ -256,7 +256,7 @@ def test_what_is_not_to_be_loaded_stays(tmp_path):
     assert not torch.equal(again.state.model.weight, fresh.weight)
 
 
-# --- going on ---
+# --- resuming ---
 
 
 def test_autoresume_begins_where_there_is_nothing(tmp_path):
