@@ -24,8 +24,8 @@ torch.set_num_threads(1)
 # the code of the guide, in a copy of the tree.
 collect_ignore = ["docs/conf.py", "docs/contributing.md"]
 
-# The adapters and their tests need the library that they adapt to. Where an extra is not
-# installed they are skipped, and the report begins with its name.
+# The adapters and their tests need the library that they adapt to. They are skipped where it is
+# not installed, and the report begins with its name.
 ADAPTERS = {
     "accelerate": ["tests/integrations/test_accelerate.py"],
     "lightning": [
@@ -50,7 +50,7 @@ collect_ignore += [path for library in ABSENT for path in ADAPTERS[library]]
 
 
 def pytest_report_header():
-    """Name the libraries whose tests are skipped."""
+    """List the libraries whose adapters are not tested."""
     return [f"not installed, and so not tested: {library}" for library in ABSENT]
 
 
@@ -67,8 +67,8 @@ class TorchRandom:
         torch.default_generator.set_state(state)
 
 
-# Hypothesis seeds the generators registered with it: Python's, NumPy's, and now torch's. It
-# holds only a weak reference, so the name must stay.
+# Hypothesis seeds Python's generator and NumPy's, and the registered ones: here PyTorch's. It holds
+# only a weak reference, so the name must stay.
 torch_random = TorchRandom()
 register_random(torch_random)
 
@@ -90,7 +90,7 @@ doctest.DocTestParser.get_doctest = lambda self, string, *rest: _get_doctest(
 @pytest.fixture(autouse=True)
 def _restore_global_generators():
     """Leave the global generators as the test found them."""
-    numpy = sys.modules.get("numpy")  # neither the library nor a test requires it
+    numpy = sys.modules.get("numpy")  # an optional dependency
     before = random.getstate(), torch_random.getstate(), numpy and numpy.random.get_state()
     yield
     random.setstate(before[0])

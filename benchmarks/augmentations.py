@@ -80,7 +80,7 @@ def augmix_by_pillow(images: Tensor, draw: F.AugMixDraw) -> Tensor:
 
 
 def against_pillow(method: str, images: Tensor) -> tuple[Run, Run]:
-    """A method, and the same draws through Pillow: each call takes the next draw."""
+    """Return runs of a method and of Pillow with the same draws: each call uses the next draw."""
     draw_of, apply = getattr(F, f"draw_{method}"), getattr(F, f"apply_{method}")
     pillow = {"randaugment": randaugment_by_pillow, "augmix": augmix_by_pillow}[method]
     draws = [
@@ -100,7 +100,7 @@ def against_pillow(method: str, images: Tensor) -> tuple[Run, Run]:
 
 
 def on_tensors(run: Run) -> Run:
-    """A run by operations on tensors, where Numba is installed too."""
+    """Return a run that uses operations on tensors, even if Numba is installed."""
 
     def call() -> None:
         os.environ["COMPOSABLE_COMPILED"] = "0"
@@ -113,6 +113,6 @@ def on_tensors(run: Run) -> Run:
 
 
 def image_by_image(operation: Callable, images: Tensor) -> Run:
-    """An operation on pictures, from a batch to a batch."""
+    """Return a run that applies an operation on pictures to each image of a batch."""
     host = images.cpu()
     return lambda: tensor([operation(i) for i in pictures(host)]).to(images.device)

@@ -346,7 +346,7 @@ def select_using_loss(device: str) -> Iterator[Case]:
 
 
 def resnet(device: str) -> nn.Module:
-    """A ResNet-50, or without torchvision a smaller net."""
+    """Build a ResNet-50, or a smaller network if torchvision is not installed."""
     return (torchvision.models.resnet50() if torchvision else network()).to(device)
 
 
@@ -462,7 +462,7 @@ def both_ways(module: nn.Module, x: Tensor) -> Run:
 
 
 def converted(apply: Callable, module: nn.Module, *args: object) -> nn.Module:
-    """What one of composer's surgeries, which are in place, makes of a copy."""
+    """Apply one of composer's surgeries, which work in place, to a copy of a module."""
     module = copy.deepcopy(module)
     apply(module, *args)
     return module
@@ -581,14 +581,14 @@ def layers(device: str) -> Iterator[Case]:
 
 
 def with_drop(kind: Callable, *args: object) -> nn.Module:
-    """A bottleneck of torchvision with a layer that drops its residual, before it is added."""
+    """Build a bottleneck of torchvision that drops its residual before the addition."""
     block = torchvision.models.resnet.Bottleneck(256, 64)
     block.bn3 = nn.Sequential(block.bn3, kind(0.2, *args))
     return nn.Sequential(block)
 
 
 def surgeries(device: str) -> Iterator[Case]:
-    """Changing a ResNet-50; composer changes a copy, as ours leaves the model alone."""
+    """Yield the surgeries of a ResNet-50; composer changes a copy, since ours copies the model."""
     model = resnet(device)
     kind = torchvision.models.resnet.Bottleneck if torchvision else type(model[4])
     depth = partial(F.stochastic_depth, target=kind)
@@ -632,7 +632,7 @@ METHODS = {
 
 
 def take_turns(runs: dict[str, Run], rounds: int, clock: Callable[[], float]) -> dict:
-    """The seconds of a call of each candidate, a number for each round."""
+    """Measure the seconds of a call of each candidate, once per round."""
     calls = {}
     for name, run in runs.items():
         run()  # the first call of many a torch function takes longer

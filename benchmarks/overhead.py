@@ -136,7 +136,7 @@ def compare(
     wrap: Callable = lambda loader: loader,
     **options,
 ) -> dict:
-    """The Trainer against the plain loop: microseconds a step and their ratio."""
+    """Compare the Trainer with the plain loop: microseconds per step and their ratio."""
     torch.manual_seed(0)
     batches = [(torch.randn(shape), torch.randint(10, shape[:1])) for _ in range(8)]
     model, twin = build(), build()
@@ -211,7 +211,7 @@ def run_midsize(blocks: int) -> dict:
 
 
 def run_same_cost(blocks: int) -> dict:
-    """A step at n = 10 and at n = 100,000, each against the plain loop there, and the memory."""
+    """Compare a step with the plain loop at n = 10 and at n = 100,000, and measure the memory."""
     torch.manual_seed(0)
     batches = [(torch.randn(4, 8), torch.randint(10, (4,)))]
     model = nn.Linear(8, 10)

@@ -35,7 +35,7 @@ def splits(draw):
 
 
 def gradients_of(model, loader, **options):
-    """The gradients and the loss of each batch, under weights that never change."""
+    """Return the gradients and the loss of each batch, at constant weights."""
     watch = Watch(
         lambda state: ({n: g.clone() for n, g in state.current_gradients().items()}, state.loss),
         Event.AFTER_TRAIN_BATCH,
@@ -74,7 +74,7 @@ def sees_microbatches(case):
 
 @st.composite
 def sets_that_see_the_batch(draw):
-    """A problem, and algorithms that don't see how a batch is split."""
+    """Draw a problem, and algorithms that don't depend on how a batch is split."""
     problem = draw(problems)
     return problem, draw(algorithm_sets(problem, but=sees_microbatches))
 
@@ -84,7 +84,7 @@ def in_double(tensor):
 
 
 def gradients_with(problem, algorithms, seed, **split):
-    """The gradients of each batch of a model that treats examples one by one."""
+    """Return the gradients of each batch for a model that processes examples independently."""
     model = problem.model(one_by_one=True, dtype=DOUBLE)
     loader = [map_tensors(in_double, batch) for batch in problem.batches()]
     options = {**problem.options, "algorithms": algorithms, "seed": seed, "check_effects": False}
@@ -136,7 +136,7 @@ class Tagger(nn.Module):
 
 @st.composite
 def sequences(draw):
-    """A batch of sequences, and targets of which some are ignored, or all of a row."""
+    """Draw a batch of sequences, and targets of which some, or all of a row, are ignored."""
     count, length = draw(st.integers(1, 7)), draw(st.integers(1, 4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     inputs = torch.randn(count, length, FEATURES, generator=generator, dtype=DOUBLE)

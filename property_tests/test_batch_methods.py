@@ -33,7 +33,7 @@ def generator(seed):
 
 @st.composite
 def image_batches(draw, min_batch=1):
-    """Inputs `[batch, channels, *size]` of which no two numbers are alike, and class indices."""
+    """Draw inputs `[batch, channels, *size]` whose numbers are all distinct, and class indices."""
     shape = (draw(st.integers(min_batch, 5)), draw(st.integers(1, 3)), *draw(sizes))
     count = torch.Size(shape).numel()
     inputs = torch.randperm(count, generator=generator(draw(seeds))).reshape(shape).double()
@@ -172,7 +172,7 @@ def test_a_resized_map_names_the_pixel_that_the_image_shows(size, scale, increme
 
 @st.composite
 def texts(draw):
-    """Padded texts whose tokens all differ, with labels."""
+    """Draw padded texts whose tokens are all distinct, with labels."""
     examples, tokens = draw(st.integers(1, 4)), draw(st.integers(1, 20))
     real = torch.tensor([[draw(st.integers(1, tokens))] for _ in range(examples)])
     mask = torch.arange(tokens) < real

@@ -68,7 +68,7 @@ def test_the_trace_of_a_run_nests_like_brackets(data):
 
 
 def without_the_last_look_at_the_loader(trace):
-    """A trace without the BEFORE_DATALOADER at which the loader turned out to be exhausted."""
+    """Drop the BEFORE_DATALOADER at which the loader is exhausted from a trace."""
     kept = list(trace)
     names = {name for event, name in trace if event is Event.BEFORE_DATALOADER}
     for name in names:
@@ -89,7 +89,7 @@ def without_the_last_look_at_the_loader(trace):
 
 @st.composite
 def pairs_and_listeners(draw):
-    """A pair, and algorithms that listen to none, one or both of its events."""
+    """Draw a pair, and algorithms that listen to none, one or both of its events."""
     pair = draw(st.sampled_from(PAIRS))
     events = st.frozensets(st.sampled_from(pair)) | st.frozensets(st.sampled_from(Event))
     names = draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1))

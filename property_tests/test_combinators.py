@@ -75,7 +75,7 @@ def alike(problem, one, other, **options):
 
 
 def marked(algorithm, **options):
-    """The batches at which `Marks` acted, by event."""
+    """Return the batches at which `Marks` acted, by event."""
     marks = outcome(VISION, algorithm, **options)["memory"].get("Marks", [])
     return {event.value: [n for value, n in marks if value == event.value] for event in Event}
 

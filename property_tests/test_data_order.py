@@ -33,7 +33,7 @@ class Noisy(Dataset):
 
 
 def read(dataset, size, *, seed, epoch, skip=0, shuffle=True, **options):
-    """The batches of an epoch."""
+    """Return the batches of an epoch."""
     loader = DataLoader(dataset, size, shuffle=shuffle, collate_fn=list, **options)
     return list(seeded_batches(loader, seed, epoch=epoch, first_step=7 * epoch, skip=skip))
 

@@ -70,7 +70,7 @@ def test_an_algorithm_that_declares_less_than_it_writes_is_found(data, drawn):
 
 
 def fields_written_by(problem, algorithm):
-    """The fields that an algorithm writes in the run above, as seen from outside."""
+    """Return the fields that an algorithm writes in the run above, by comparing states."""
     written = set()
 
     def watched(event, state):

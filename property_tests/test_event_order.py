@@ -1,7 +1,7 @@
 """Law: the events of a run are a word of the grammar that the docstring of `Event` draws.
 
 The recogniser is a regular expression over one character an event, made for each run from its
-configuration alone: it knows nothing of how the Trainer works.
+configuration alone: it does not depend on the code of the Trainer.
 """
 
 import re
@@ -28,7 +28,7 @@ LETTERS = {event: chr(ord("Ā") + i) for i, event in enumerate(Event)}
 
 
 def spelled(events):
-    """The word of some events, one character each."""
+    """Spell events as a word, one character per event."""
     return "".join(LETTERS[event] for event in events)
 
 
@@ -70,7 +70,7 @@ class Run:
     asked: tuple = ()
 
     def train(self, *more):
-        """The trainer after training, and the trace."""
+        """Train, and return the trainer and the trace."""
         trace = Trace()
         evaluators = [
             Evaluator(str(i), batches(4 * (i + 1)), eval_interval=interval)
@@ -199,7 +199,7 @@ intervals = st.sampled_from(["1ba", "2ba", "1ep", "2ep", "0.5dur", "5sp"])
 
 @st.composite
 def runs(draw, *, asked=None):
-    """Runs of every kind."""
+    """Draw runs of every kind."""
     evaluators = tuple(draw(st.lists(intervals, max_size=2)))
     kinds = [kind for kind in SCHEDULERS if evaluators or kind != "plateau"]
     iteration_length = draw(st.sampled_from([None, "1ep", "2ep"]))
@@ -272,7 +272,7 @@ def test_training_ends_with_an_evaluation_by_every_evaluator_before_fit_end(run)
 
 
 def samples_after(run):
-    """The number of samples done after each batch, for ever."""
+    """Yield the number of samples after each batch, without end."""
     sizes, done = [len(targets) for _, targets in batches(run.count)], 0
     for size in cycle(sizes):
         done += size
@@ -280,7 +280,7 @@ def samples_after(run):
 
 
 def batches_of(run):
-    """How many batches a run has in which nobody asks for anything, worked out by hand."""
+    """Compute the number of batches of a run without requests."""
     time = Time.parse(run.max_duration)
     number, unit = time.value, time.unit.value
     length = len(batches(run.count))
@@ -301,7 +301,7 @@ def test_a_run_in_which_nobody_asks_is_as_long_as_max_duration_says(run):
 
 
 def due_after(run, interval):
-    """After which batches an evaluation is due, worked out by hand."""
+    """Compute the batches after which an evaluation is due."""
     total, length = batches_of(run), len(batches(run.count))
     time = Time.parse(interval)
     number, unit = time.value, time.unit.value
@@ -309,7 +309,7 @@ def due_after(run, interval):
         return [k for k in range(1, total + 1) if k % number == 0]
     if unit == "ep":
         ends = [k for k in range(1, total + 1) if k % (number * length) == 0]
-        # A run that was told to stop here can't know that the loader has no more.
+        # A run that stops here can't know that the loader has no more batches.
         in_doubt = not run.knows_its_length and not run.max_duration.endswith("ep")
         return [k for k in ends if k < total or not in_doubt]
     if unit == "sp":
@@ -394,7 +394,7 @@ ANSWERS = {
 
 
 def epochs_of_two(n, request):
-    """The epoch of each batch, of two epochs of three, where something is asked for in one."""
+    """Return the epoch of each batch of two epochs of three, with a request in one of them."""
     shortened, early = divmod(n, 3)
     lengths = [3, 3]
     if Control.END_EPOCH in request:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def run(problem, listed, watchers=0, split=None):
-    """The plan of a run, and the trace of it: training, evaluation and prediction."""
+    """Return the plan and the trace of a run: training, evaluation and prediction."""
     with traced() as trace:
         training = problem.trainer(
             algorithms=listed,

@@ -23,7 +23,7 @@ def seeded(seed):
 
 @st.composite
 def images(draw, channels=(1, 3), floats=None):
-    """A batch of noise: uint8, or the same as floats."""
+    """Draw a batch of noise, as uint8 or as floats."""
     shape = draw(batches), draw(st.sampled_from(channels)), draw(sizes), draw(sizes)
     levels = torch.randint(256, shape, dtype=torch.uint8, generator=seeded(draw(seeds)))
     return levels / 255 if (draw(st.booleans()) if floats is None else floats) else levels
@@ -34,7 +34,7 @@ def levels(images):
 
 
 def rows_of(draw, rows):
-    """The draw of some images only: every part of a draw ends with the batch."""
+    """Select the draw of some images: the batch is the last dimension of each part."""
     return type(draw)(*(part[..., rows] for part in draw))
 
 

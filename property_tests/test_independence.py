@@ -150,7 +150,7 @@ def test_adding_algorithms_does_not_shift_what_another_one_draws(seed, mixup, al
 
 @st.composite
 def one_and_others(draw):
-    """A problem, an algorithm, and others that may be under combinators."""
+    """Draw a problem, an algorithm, and others that may be under combinators."""
     problem = draw(problems)
     (one,) = draw(algorithm_sets(problem, min_size=1, max_size=1))
     others = draw(combinations(problem))
@@ -163,7 +163,7 @@ def goes_with(one, other):
 
 
 def streams(problem, listed, seed):
-    """What everyone draws from in a run: the seed of each stream, by name, event and batch."""
+    """Return the trace of a run, which records the seed of each random stream."""
     with traced() as trace:
         outcome(problem, listed, seed=seed)
     return trace

@@ -31,7 +31,7 @@ AVERAGERS = [one for one in ALGORITHMS if one.example.stage is Stage.AVERAGE]
 
 
 def start(case, seed=0, model=None):
-    """The state before the first batch of a run on which an algorithm can act."""
+    """Build the state before the first batch of a run on which an algorithm can act."""
     problem = next(problem for problem in PROBLEMS if case.acts_on(problem))
     state = problem.trainer(max_duration="4ba").state
     return state.evolve(
@@ -43,7 +43,7 @@ def start(case, seed=0, model=None):
 
 
 def called(model, state):
-    """What a model makes of the batch, with the same random numbers each time."""
+    """Return the outputs of a model, with the same random numbers at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return model(state.inputs)
@@ -53,7 +53,7 @@ def called(model, state):
 
 
 def where(case: AlgorithmCase, algorithm: Any) -> Event:
-    """The event at which an algorithm calls its function."""
+    """Return the event at which an algorithm calls its function."""
     if case.acts_at:
         return case.acts_at(algorithm)
     return min(algorithm.events - TAKES_OVER, key=ORDER.index)

@@ -25,7 +25,7 @@ from tests.support.strategies import seeds
 
 
 def train(observers, model, loader, **options):
-    """The weights after training with observers."""
+    """Return the weights after training with observers."""
     with watched_by(observers, partial(trainer, model, loader), **options) as training:
         training.fit()
     return weights(training.state.model)
@@ -105,6 +105,39 @@ def test_global_callbacks_leave_no_trace(way, at, depth):
     assert same(weights(training.state.model), weights(plain.state.model))
 
 
+class Watched:
+    """A callback that becomes global and stops being so, and the batches that it must count."""
+
+    def __init__(self):
+        self.callback, self.expected = Hears(), 0
+        self.entered, self.handles = 0, []
+
+    def enter(self):
+        self.callback.__enter__()
+        self.entered += 1
+
+    def leave(self):
+        if self.entered:
+            self.callback.__exit__(None, None, None)
+            self.entered -= 1
+
+    def register(self):
+        self.handles.append(register_global_callback(self.callback))
+
+    def remove(self):
+        if self.handles:
+            self.handles.pop().remove()
+
+    def expect_batch(self):
+        self.expected += bool(self.entered or self.handles)
+
+    def close(self):
+        while self.entered:
+            self.leave()
+        while self.handles:
+            self.remove()
+
+
 operations = st.lists(
     st.tuples(st.sampled_from(["enter", "leave", "register", "remove", "run"]), st.integers(0, 2)),
     max_size=12,
@@ -114,35 +147,20 @@ operations = st.lists(
 @settings(max_examples=50)
 @given(operations)
 def test_a_run_hears_those_who_are_global_when_it_begins(program):
-    watchers = [Hears() for _ in range(3)]
-    entered, handles, expected = [0] * 3, [[] for _ in range(3)], [0] * 3
+    watchers = [Watched() for _ in range(3)]
     training = trainer(loader=batches(4), max_duration="100ep")
-
-    def run():
-        training.fit(duration="1ba")
-        for i in range(3):
-            expected[i] += bool(entered[i] or handles[i])
 
     try:
         for operation, i in [*program, ("run", 0)]:
-            if operation == "enter":
-                watchers[i].__enter__()
-                entered[i] += 1
-            elif operation == "leave" and entered[i]:
-                watchers[i].__exit__(None, None, None)
-                entered[i] -= 1
-            elif operation == "register":
-                handles[i].append(register_global_callback(watchers[i]))
-            elif operation == "remove" and handles[i]:
-                handles[i].pop().remove()
-            elif operation == "run":
-                run()
-        assert [watcher.heard for watcher in watchers] == expected
+            if operation == "run":
+                training.fit(duration="1ba")
+                for watcher in watchers:
+                    watcher.expect_batch()
+            else:
+                getattr(watchers[i], operation)()
+        assert [w.callback.heard for w in watchers] == [w.expected for w in watchers]
     finally:
-        for i, watcher in enumerate(watchers):
-            for _ in range(entered[i]):
-                watcher.__exit__(None, None, None)
-            for handle in handles[i]:
-                handle.remove()
+        for watcher in watchers:
+            watcher.close()
 
     assert global_callbacks() == ()

@@ -27,7 +27,7 @@ SAME = "not at all"
 
 
 def attempt(problem, algorithms):
-    """What a run leaves behind, or the error that it ends with."""
+    """Return the outcome of a run, or the error that it raises."""
     try:
         return outcome(problem, algorithms, max_duration="4ba", eval_interval="2ba")
     except Exception as error:

@@ -55,12 +55,12 @@ class AsksAfter(Callback):
 
 
 def falling(clock):
-    """A schedule that depends on the batch alone."""
+    """Return a multiplier that depends on the batch alone."""
     return 1 / (1 + clock.timestamp.batch)
 
 
 def to_the_end(clock):
-    """A schedule that depends on the length of the run."""
+    """Return a multiplier that depends on the length of the run."""
     return 1 - clock.elapsed / 2
 
 
@@ -167,7 +167,7 @@ class Programs(RuleBasedStateMachine):
     # --- runs ---
 
     def build(self, *, algorithms=None, callbacks=(), loggers=(), **options):
-        """A Trainer of the program. Its `saver` notes after which batches it was called."""
+        """Build a Trainer of the program, whose `saver` records when it is called."""
         saved = []
         training = self.problem.trainer(
             loader=getattr(self.problem, self.loader)(),
@@ -202,7 +202,7 @@ class Programs(RuleBasedStateMachine):
             self.hold_to_its_parts(left)
 
     def left_by(self, training, state, logged):
-        """The outcome of a run, its logged metrics and its checkpoints."""
+        """Return the outcome of a run, its logged metrics and its checkpoints."""
         metrics = [metrics for _, metrics in logged.records]
         return {**left_by(state), "logged": metrics, "saved": list(training.saved)}
 
@@ -214,7 +214,7 @@ class Programs(RuleBasedStateMachine):
         check_streams(trace, self.seed)
 
     def hold_to_itself(self, left):
-        """It repeats, in any order of its list, watched, and with other global generators."""
+        """Check that a rerun is the same: reordered, observed, with other global generators."""
         reordered = self.rolls.sample(self.algorithms, len(self.algorithms))
         torch.manual_seed(self.rolls.randrange(100))
         before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -256,7 +256,7 @@ class Programs(RuleBasedStateMachine):
 
 
 def without_observers(logged):
-    """What the Trainer logged itself."""
+    """Return the metrics that the Trainer logged itself."""
     own = ("loss/", "lr/", "metrics/", "learning_rate")
     return [
         {name: value for name, value in metrics.items() if name.startswith(own)}

@@ -1,4 +1,4 @@
-"""Resume: a run that was stopped after any batch and goes on is the run that was never stopped."""
+"""Resume: a run that is interrupted after any batch ends like an uninterrupted run."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,7 +68,7 @@ POINTS = EPOCHS * (BATCHES + 1)
 
 
 def point(state: State) -> int:
-    """The number of a point, from 1 on."""
+    """Return the number of a point, from 1 on."""
     return state.timestamp.batch + state.timestamp.epoch
 
 
@@ -91,7 +91,7 @@ Build = Callable[[], Any]
 
 
 def build(folder: Path, at: int, logger: InMemoryLogger, stop: Stop, made: dict[str, Build]) -> Any:
-    """A run that is saved at a point; every part of it is made anew."""
+    """Build a run that is saved at a point, from new parts."""
     parts = {name: make() for name, make in made.items()}
     problem = parts.pop("problem", VISION)
     loader = parts.pop("loader", None)
@@ -109,7 +109,7 @@ def build(folder: Path, at: int, logger: InMemoryLogger, stop: Stop, made: dict[
 
 
 def check_going_on(at: int, **made: Build) -> None:
-    """Stop at a point, go on in another Trainer, and compare all that is left behind."""
+    """Stop at a point, resume in another Trainer, and compare the outcomes."""
     with TemporaryDirectory(dir=MEMORY) as folder:
         never, after = InMemoryLogger(), InMemoryLogger()
         whole = build(Path(folder, "whole"), at, never, Stop(None), made)
@@ -145,7 +145,7 @@ def everything(trainer: Trainer) -> list[Any]:
 
 
 def logged(logger: InMemoryLogger) -> list[Any]:
-    """What was logged, in order and with its time; but for what was measured with a clock."""
+    """Return the logged metrics in order, with their times and without measured durations."""
     return [
         [now.epoch, now.batch, {k: v for k, v in metrics.items() if "throughput" not in k}]
         for now, metrics in logger.records
@@ -153,7 +153,7 @@ def logged(logger: InMemoryLogger) -> list[Any]:
 
 
 def flat(tree: Any) -> list[Any]:
-    """The leaves of a tree, and the keys to them."""
+    """Return the leaves of a tree and their keys."""
     if isinstance(tree, (list, tuple)):
         return [leaf for item in tree for leaf in flat(item)]
     if hasattr(tree, "items"):
@@ -229,7 +229,7 @@ def test_the_end_of_an_epoch_belongs_to_the_window_of_its_last_batch_in_a_run_th
 
 @attrs.frozen(repr=False)
 class ShortenTraining(Algorithm):
-    """Acts at the start of training, which a run that goes on has behind it."""
+    """Acts at the start of training, which a resumed run doesn't repeat."""
 
     events = frozenset({Event.FIT_START})
     reads = frozenset({"max_duration"})
@@ -406,7 +406,7 @@ def test_any_number_of_workers_goes_on_with_the_work_of_any_other():
 
 
 def follows_its_own(**options: Any) -> DataLoader[Any]:
-    """A loader whose order is that of a generator which nobody else seeds."""
+    """Build a loader whose order comes from a generator of its own."""
     own = torch.Generator().manual_seed(3)
     return DataLoader(NoisyExamples(EXAMPLES, images=True), 4, generator=own, **options)
 

@@ -16,7 +16,7 @@ from tests.support.runs import Watch, batches, mlp, trainer
 
 @st.composite
 def lengths(draw, *, epochs, length, least=0):
-    """A part of a run in batches: as a number and, in one of three units, as a time."""
+    """Draw a part of a run: as a number of batches, and as a time in one of three units."""
     unit = draw(st.sampled_from(["ba", "ep", "dur"]))
     if unit == "ba":
         n = draw(st.integers(least, epochs * length))
@@ -30,7 +30,7 @@ def lengths(draw, *, epochs, length, least=0):
 
 @st.composite
 def scheduled_runs(draw):
-    """A run's epochs and batches, a schedule, and the same schedule as a formula of k."""
+    """Draw the epochs and batches of a run, a schedule, and its formula as a function of k."""
     epochs, length = draw(st.integers(1, 3)), draw(st.integers(1, 5))
     part = partial(lengths, epochs=epochs, length=length)
     ramp, warmup = draw(part())
@@ -63,7 +63,7 @@ def scheduled_runs(draw):
 
 
 def rates_used(epochs, length, schedules, *, in_epochs=True, **options):
-    """The learning rates of each batch, just before and just after the optimizer steps."""
+    """Return the learning rates of each batch, just before and just after the optimizer steps."""
     watches = [
         Watch(lambda state: [g["lr"] for o in state.optimizers for g in o.param_groups], event)
         for event in (Event.BEFORE_OPTIMIZER_STEP, Event.AFTER_OPTIMIZER_STEP)

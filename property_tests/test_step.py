@@ -45,7 +45,7 @@ STEERING = (SAM, SWA, LayerFreezing, GradientClipping)
 
 
 def observer(events):
-    """A callback with an empty method for each event."""
+    """Build a callback with an empty method for each event."""
     hooks = {event.value: lambda self, state, logger: None for event in events}
     return type("Observer", (Callback,), hooks)()
 
@@ -81,13 +81,13 @@ class LossWithNaN:
 
 
 def two_groups(parameters, kind):
-    """An optimizer with two param groups."""
+    """Build an optimizer with two parameter groups."""
     one, *others = parameters
     return kind([{"params": [one], "lr": 0.02}, {"params": others}], lr=0.05)
 
 
 def one_half(parameters, kind, index):
-    """An optimizer of the first or the second half of the parameters."""
+    """Build an optimizer of the first or the second half of the parameters."""
     parameters = list(parameters)
     middle = len(parameters) // 2
     return kind(parameters[middle:] if index else parameters[:middle], lr=0.05)
@@ -119,7 +119,7 @@ SCHEDULERS = [None, cosine(), partial(StepLR, step_size=1, gamma=0.5)]
 
 @st.composite
 def configurations(draw):
-    """What is trained, and how."""
+    """Draw a problem and the options of its training."""
     problem = draw(problems)
     algorithms = draw(algorithm_sets(problem, max_size=draw(st.sampled_from([0, 0, 2]))))
     for kind in draw(st.lists(st.sampled_from(STEERING), unique=True, max_size=3)):
@@ -219,7 +219,7 @@ def test_the_law_compares_both_kinds_of_steps(one):
 
 
 def seen_at(event, *others):
-    """What an observer of an event, and of some others, sees of the state at that event."""
+    """Return the state that an observer of an event, and of some others, sees at that event."""
     seen = []
 
     def look(self, state, logger):

@@ -236,7 +236,7 @@ def runs(draw):
 
 @st.composite
 def intervals(draw):
-    """A length in any unit that a clock of batches can measure."""
+    """Draw a length in any unit that a clock of batches can measure."""
     unit = draw(st.sampled_from(["ba", "ep", "dur"]))
     return Time(draw(parts_of_the_run) if unit == "dur" else draw(st.integers(1, 7)), unit)
 

@@ -27,7 +27,7 @@ splits = st.sampled_from([{}, {"grad_accum": 2}, {"grad_accum": 3}, {"microbatch
 
 
 def gradient_of(model, batch):
-    """The gradients of a batch at given weights, by autograd."""
+    """Return a function from weights to the gradients of a batch, by autograd."""
     inputs, targets = batch
 
     def at(named):

@@ -15,7 +15,7 @@ from tests.test_replay import Nudges, build, edit_line
 
 
 def rate_drops_at(batch):
-    """A schedule that halves the learning rate from a batch on."""
+    """Return a schedule that halves the learning rate from a batch on."""
     return lambda state: 0.5 if state.timestamp.batch >= batch else 1.0
 
 

@@ -46,7 +46,7 @@ def steps() -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of the repository in which the method is added, and its lists are written."""
+    """Copy the repository, add the method, and write the generated lists."""
     copy = tmp_path_factory.mktemp("tree")
     for name in COPIED:
         ignored = shutil.ignore_patterns("__pycache__", "_build", "*.png")

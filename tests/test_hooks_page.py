@@ -118,7 +118,7 @@ ORDER = {
 
 
 def cells(section, columns):
-    """The rows of the tables of a section that have this many columns."""
+    """Return the rows of the tables of a section that have this many columns."""
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in row] for row in rows if len(row) == columns]
     return [row for row in rows if row[0] != "theirs" and not set(row[0]) <= {"-"}]

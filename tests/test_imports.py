@@ -14,7 +14,7 @@ import composable
 
 
 def run(script):
-    """What a script prints as JSON, run by itself."""
+    """Run a script in a new process, and return the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,

@@ -111,7 +111,7 @@ def refusal(function: Call, arguments: Mapping[str, Any], given: str) -> str:
 
 
 def ways_to_name(value: Any) -> list[str]:
-    """A message may tell a value, or of what kind it is."""
+    """Return the ways in which a message may name a value: itself, or its type."""
     named = [repr(value), f"a {type(value).__name__}", f"an {type(value).__name__}"]
     if isinstance(value, type):
         named.append(value.__name__)

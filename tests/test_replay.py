@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def build(folder, loader=None, **changes):
-    """A run of three epochs of five batches, saved after every fourth, with much randomness."""
+    """Build a run of three epochs of five batches, saved every four, with much randomness."""
     options = {
         "algorithms": [MixUp(), EMA(half_life="4ba")],
         "schedulers": cosine(),
@@ -343,7 +343,7 @@ def own_callbacks(folder):
 
 
 def fit_with(own, folder, **options):
-    """A run with these callbacks."""
+    """Train with these callbacks."""
     with ExitStack() as stack:
         for one in own["global"]:
             stack.callback(register_global_callback(one).remove)
@@ -354,7 +354,7 @@ def fit_with(own, folder, **options):
 
 
 def fields(own):
-    """The values of all fields of the callbacks."""
+    """Return the values of all fields of the callbacks."""
     return [copy.copy(vars(one)) for several in own.values() for one in several]
 
 
@@ -490,7 +490,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """A script that has trained into runs/a, begun in another folder than its own."""
+    """Run a script that trains into runs/a, from a folder other than its own."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "beside.py").write_text("width = 'examples'\n")
     path = tmp_path / "code" / "train.py"

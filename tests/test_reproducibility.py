@@ -25,7 +25,7 @@ from tests.support.tiny import make_trainer, same, weights
 
 
 def draw():
-    """The next numbers of every global generator."""
+    """Draw the next numbers of every global generator."""
     return random.random(), numpy.random.rand(), torch.rand(()).item()  # noqa: NPY002
 
 

@@ -28,7 +28,7 @@ FILES = ("tensors.safetensors", "state.json", "manifest.json")
 
 
 def tree(shift):
-    """A bit of everything that a checkpoint can hold."""
+    """Build a tree with a value of each kind that a checkpoint can hold."""
     weight = torch.arange(12.0).view(3, 4) + shift
     return {
         "model": {"0.weight": weight, "0.tied": weight, "n": torch.tensor(7 + shift)},
@@ -42,7 +42,7 @@ def tree(shift):
 
 
 def files_of(folder, shift):
-    """The files of a checkpoint, by name."""
+    """Return the files of a checkpoint, by name."""
     path = write(Path(folder) / str(shift), *pack(tree(shift)), info={"batch": 10 + shift})
     return {name: (path / name).read_bytes() for name in FILES}
 
@@ -154,7 +154,7 @@ def forged(draw, whole):
 
 
 def outcome(folder, files):
-    """What loading files does: "refused" or "loaded". Any other error is not caught."""
+    """Load files, and return "refused" or "loaded". Any other error is raised."""
     folder = Path(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -1,11 +1,10 @@
-"""A campaign of kills: runs that are ended by SIGKILL at random moments, and go on.
+"""A campaign of kills: runs that are ended by SIGKILL at random moments, and resumed.
 
     python -m tools.kill_campaign --runs 200
 
 Every run saves at every batch, into one folder that keeps the newest two. It is killed, once or
-several times, at moments drawn from a seed, and each time goes on in a new process; in the end what
-it leaves behind is compared with the run that was never killed. Half of the runs write in the
-background.
+several times, at moments drawn from a seed, and each time resumed in a new process. Its outcome is
+compared with that of an uninterrupted run. Half of the runs write in the background.
 """
 
 import argparse
@@ -66,7 +65,7 @@ class Notes(Callback):
 
 
 def train(folder: Path, *, background: bool) -> None:
-    """Go on with the run of a folder to its end, and write down what it left behind."""
+    """Resume the run of a folder, finish it, and write a digest of its final state."""
     run = trainer(
         conv_net(),
         shuffling_loader(18, images=True),
@@ -91,14 +90,14 @@ def train(folder: Path, *, background: bool) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint of a run."""
+    """Return the newest checkpoint of a run."""
     checkpoints = folder / "checkpoints"
     whole = files.find(checkpoints)[0] if checkpoints.is_dir() else []
     return whole[0].path if whole else None
 
 
 def digest(state: State) -> str:
-    """What a run leaves behind, as a number."""
+    """Return a digest of the final state of a run."""
     bits = hashlib.sha256()
     feed(bits, [state.model.state_dict(), [o.state_dict() for o in state.optimizers]])
     feed(bits, [state.memory, state.timestamp.batch, state.timestamp.epoch])
@@ -120,7 +119,7 @@ def feed(bits: Any, tree: Any) -> None:
 
 
 def in_a_process(folder: Path, *, background: bool) -> int:
-    """Begin or go on in another process."""
+    """Start or resume the run in another process."""
     child = os.fork()
     if child:
         return child
@@ -161,7 +160,7 @@ def one_run(folder: Path, expected: str, seconds: float, draw: random.Random) ->
 
 
 def campaign(runs: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """The outcomes of so many runs that were killed, counted, and what failed ones wrote."""
+    """Kill runs, count their outcomes, and collect the output of those that failed."""
     draw, found, faults = random.Random(seed), Counter[str](), []
     with TemporaryDirectory(dir=MEMORY) as scratch:
         folder = Path(scratch, "whole")

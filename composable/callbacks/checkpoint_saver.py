@@ -71,7 +71,7 @@ class CheckpointSaver(Callback):
         'ep{epoch}-ba{batch}'
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (public options)
         self,
         folder: str | Path,
         *,

@@ -117,17 +117,19 @@ def _run(
     # As numbers for rotations, by PyTorch's own functions: another cosine is another rounding.
     turns = torch.stack([angles.cos(), angles.sin()])
     results = torch.empty(source.shape, dtype=torch.uint8)
-    arrays = [
-        part.contiguous().numpy()
-        for part in (source, operations.long(), strengths, turns, *weights, results)
-    ]
+    chains = kernels.Chains(*map(_array, (operations.long(), strengths, turns)))
+    arrays = [_array(part) for part in (*weights, results)]
 
     def run(start: int, stop: int) -> None:
         work = _workspace(kernels, source.shape[1:], mixed=bool(weights))
-        getattr(kernels, name)(*arrays, start, stop, work)
+        getattr(kernels, name)(source.numpy(), chains, *arrays, start, stop, work)
 
     in_threads(run, len(source), source.numel() * operations[..., 0].numel())
     return laid_out_like(results, images)
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.contiguous().numpy()
 
 
 def _workspace(kernels: Any, shape: torch.Size, *, mixed: bool) -> Any:

@@ -59,7 +59,7 @@ class UnsupportedRequestError(RuntimeError):
     """An algorithm requests something that only the `Trainer` of this library can do."""
 
 
-def adapt_loop(
+def adapt_loop(  # noqa: PLR0913 (public options)
     algorithms: Any,
     model: nn.Module,
     optimizer: Optimizer | None = None,

@@ -100,10 +100,9 @@ def train_epoch(run: Run, state: State) -> State:
             run.interrupt(state)
         if run.dispatcher.pending and run.dispatcher.pop(Control.END_EPOCH):
             return end_epoch(run, state)
-        if run.finished(state):
-            if state.timestamp.batch_in_epoch != state.epoch_length:
-                return state  # a later fit continues in this epoch
-            over = True
+        over = run.finished(state)
+        if over and state.timestamp.batch_in_epoch != state.epoch_length:
+            return state  # a later fit continues in this epoch
 
 
 def train_batch(run: Run, state: State, batch: Any, started: float) -> State:

@@ -168,7 +168,7 @@ def optimizer_step(
     dispatcher: Dispatcher, rates: LearningRates, gradients: Gradients, guard: NonFiniteGuard
 ) -> Step:
     """Compute gradients, check the loss, and step: `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`."""
-    fire, step_optimizers = dispatcher.fire, OptimizerSteps()
+    fire, update = dispatcher.fire, update_weights(dispatcher.fire)
     check = None if guard.policy == "ignore" else guard.check
 
     def step(state: State) -> State:
@@ -195,6 +195,13 @@ def optimizer_step(
                 rates.record()
             return update(state.evolve_unchecked(lr_override=None))
 
+    return step
+
+
+def update_weights(fire: Fire) -> Step:
+    """Step the optimizers, then drop the gradients: up to `AFTER_ZERO_GRAD`."""
+    step_optimizers = OptimizerSteps()
+
     def update(state: State) -> State:
         step_optimizers(state.optimizers)
         state = fire(AFTER_OPTIMIZER_STEP, state)
@@ -204,4 +211,4 @@ def optimizer_step(
             state = state.evolve_unchecked(gradients=None)
         return fire(AFTER_ZERO_GRAD, state)
 
-    return step
+    return update

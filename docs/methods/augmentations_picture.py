@@ -15,7 +15,7 @@ SIDE = 120
 
 
 def photos() -> Tensor:
-    """The photos that ship with scikit-learn, a flower and a temple, `[2, 3, 120, 120]`."""
+    """Load the photos of scikit-learn, a flower and a temple: `[2, 3, 120, 120]`."""
     from sklearn.datasets import load_sample_image
 
     corners = {"flower.jpg": (30, 140), "china.jpg": (50, 230)}
@@ -41,7 +41,7 @@ def on_white(images: Tensor) -> Tensor:
 
 
 def pictures() -> Iterator[tuple[str, Tensor]]:
-    """A picture for each card, by name."""
+    """Yield the name and the picture of each card."""
     both = photos()
     flower = both[:1]
     five = flower.expand(5, -1, -1, -1)

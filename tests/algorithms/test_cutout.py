@@ -12,7 +12,7 @@ def images():
 
 
 def watched(event, algorithms, **changes):
-    """What the batches are at an event."""
+    """Return the batches at an event."""
     watch = Watch(event, read=lambda s: s.batch)
     model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES)))
     defaults = {"train_dataloader": images(), "max_duration": "1ep"}

@@ -11,7 +11,7 @@ from tests.support.tiny import CLASSES, Watch, batches, make_trainer, same, seed
 
 
 def averages(algorithm, **changes):
-    """The weights after each batch and epoch, and the last average."""
+    """Return the weights after each batch and epoch, and the last average."""
     after = Watch(Event.BATCH_END, Event.EPOCH_END, read=lambda s: (s.timestamp, weights(s.model)))
     trainer = make_trainer(algorithms=[algorithm], callbacks=[after], **changes)
     state = trainer.fit()

@@ -53,7 +53,7 @@ def train(algorithms=None, model=None, **options):
 
 
 def snapshots(**options):
-    """The weights after each batch, of a run in which layers freeze after 0.5, 0.625, ..."""
+    """Return the weights after each batch of a run in which layers freeze after 0.5, 0.625, ..."""
     watch = Watch(Event.BATCH_END, read=lambda state: weights(state.model))
     trainer = train(callbacks=[watch], **options)
     trainer.fit()

@@ -179,7 +179,7 @@ def test_a_loss_of_exactly_zero_is_stepped_on():
 
 
 def hears(model):
-    """What a model is called on, and what its dropouts leave."""
+    """Record the inputs of a model and the masks of its dropout layers."""
     inputs, masks = [], []
     model.register_forward_pre_hook(lambda _, args: inputs.append(args[0].clone()))
     for module in model.modules():
@@ -362,7 +362,7 @@ def test_memory_that_runs_out_in_either_pass_has_both_repeated(whole):
 
 
 def breaks(at):
-    """A loss that is NaN at one of its calls."""
+    """Return a loss function that is NaN at one of its calls."""
     calls = []
 
     def loss(outputs, targets):

@@ -30,7 +30,7 @@ def named(model):
 
 
 def run(algorithm, model=None, loader=None, **options):
-    """The state after a run, and the weights after each batch and after each epoch."""
+    """Return the state after a run, and the weights after each batch and after each epoch."""
     watch = Watch(lambda s: named(s.model), Event.BATCH_END)
     epochs = Watch(lambda s: named(s.model), Event.EPOCH_END)
     made = trainer(model, loader, algorithms=algorithm, callbacks=[watch, epochs], **options)
@@ -155,7 +155,7 @@ def test_an_average_that_does_not_exist_is_an_error():
 
 
 def with_torch(loader, optimizer, model, *, start, swa_lr, strategy, steps, epochs):
-    """The recipe of torch.optim.swa_utils, in a plain loop."""
+    """Train in a plain loop by the recipe of torch.optim.swa_utils."""
     averaged = AveragedModel(model, use_buffers=True)
     schedule, rates = SWALR(optimizer, swa_lr, anneal_epochs=steps, anneal_strategy=strategy), []
     optimizer.param_groups[0]["lr"] = 0.1  # without annealing it acts when it is made

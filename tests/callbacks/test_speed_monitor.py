@@ -11,7 +11,7 @@ from tests.support.tiny import NoRead, linear, make_trainer
 
 
 def run(monitor, steps, now=None):
-    """The logs of batches of (samples, tokens, seconds), and the timestamp after them."""
+    """Return the logs of batches of (samples, tokens, seconds), and the timestamp after them."""
     memory = InMemoryLogger()
     logger = Logger([memory])
     state = State(linear(), timestamp=now or Timestamp())

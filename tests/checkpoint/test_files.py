@@ -43,7 +43,7 @@ def saved(tmp_path):
 
 
 def reseal(folder, **changes):
-    """What an attacker does: change files, and write a manifest that fits."""
+    """Change files as an attacker would: write a manifest that matches them."""
     for name, content in changes.items():
         (folder / name.replace("__", ".")).write_bytes(content)
     body = json.loads((folder / "manifest.json").read_bytes())

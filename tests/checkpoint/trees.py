@@ -14,7 +14,7 @@ DTYPE_LIST = [*DTYPES.values(), torch.complex128]
 
 
 def tensor(dtype, shape, seed=0):
-    """A tensor of random bytes: NaNs of all kinds, infinities, subnormal numbers."""
+    """Build a tensor of random bytes: NaNs of all kinds, infinities, subnormal numbers."""
     generator = torch.Generator().manual_seed(seed)
     size = torch.empty(0, dtype=dtype).element_size()
     raw = torch.randint(0, 256, (*shape, size), generator=generator, dtype=torch.uint8)
@@ -105,7 +105,7 @@ def same(one, two):
 
 
 def printed(value):
-    """A text by which members of a set can be sorted; those of a set in it, too."""
+    """Return a string by which members of a set, and of nested sets, can be sorted."""
     if isinstance(value, (frozenset, tuple)) and not isinstance(value, torch.Size):
         inner = sorted(map(printed, value)) if isinstance(value, frozenset) else map(printed, value)
         return f"{type(value).__name__}({', '.join(inner)})"
@@ -113,7 +113,7 @@ def printed(value):
 
 
 def bits(tensor):
-    """The bytes of a tensor, in the order of its elements."""
+    """Return the bytes of a tensor, in the order of its elements."""
     if not tensor.numel():
         return []
     plain = tensor.detach().resolve_conj().reshape(-1)
@@ -122,5 +122,5 @@ def bits(tensor):
 
 
 def by_message(value):
-    """The name of a case: the message that it expects."""
+    """Return the name of a case: the message that it expects."""
     return value[:60] if isinstance(value, str) else type(value).__name__

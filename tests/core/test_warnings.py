@@ -38,7 +38,7 @@ def with_nan():
 
 
 def damaged(folder):
-    """A folder whose latest checkpoint is damaged."""
+    """Build a folder whose latest checkpoint is damaged."""
     Trainer(linear(), **OPTIONS, save_folder=folder, save_interval="1ba").fit()
     for checkpoint in folder.glob("*-ba3"):
         (checkpoint / "tensors.safetensors").write_bytes(b"")
@@ -74,7 +74,7 @@ def fit(trainer):
 
 
 def said_by(call, argument):
-    """The kinds of the warnings in a call, and the lines that they point at."""
+    """Return the categories of the warnings in a call, and the lines that they point to."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call(argument)
@@ -82,7 +82,7 @@ def said_by(call, argument):
 
 
 def line_of(function):
-    """The line of a function's only statement."""
+    """Return the line of a function's only statement."""
     return function.__code__.co_firstlineno + 1
 
 

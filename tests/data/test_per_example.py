@@ -21,7 +21,7 @@ def noisy(seed=17, count=9):
 
 
 def by_example(dataset, *, epoch, size=2, seed=17, order=None, **options):
-    """The value of every example of an epoch."""
+    """Return the value of every example of an epoch."""
     order = list(range(len(dataset))) if order is None else order
     loader = DataLoader(dataset, size, sampler=order, **options)
     values = torch.cat(list(seeded_batches(loader, seed, epoch=epoch))).tolist()

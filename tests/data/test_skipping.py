@@ -89,7 +89,7 @@ LOADERS = {
 
 
 def read(loader, *, skip=0, epoch=1, seed=17, **more):
-    """The batches as lists of numbers."""
+    """Return the batches as lists of numbers."""
     with seed_context(3):
         batches = seeded_batches(loader, seed, epoch=epoch, first_step=4 * epoch, skip=skip, **more)
         return [[torch.as_tensor(part).tolist() for part in batch] for batch in batches]

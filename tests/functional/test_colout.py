@@ -20,7 +20,7 @@ def images(batch=4, size=(8, 10), dtype=torch.float32):
 
 
 def naive(tensor, draw):
-    """A row at a time, a column at a time."""
+    """Drop the rows and columns one at a time."""
     if draw.rows is not None:
         tensor = torch.stack([tensor[..., row, :] for row in draw.rows.tolist()], -2)
     return torch.stack([tensor[..., column] for column in draw.columns.tolist()], -1)

@@ -194,7 +194,7 @@ METHODS = pytest.mark.parametrize("method", ["randaugment", "augmix"])
 
 
 def both(method, x, seed=0):
-    """The result by compiled operations, and that by operations on tensors."""
+    """Return the results of the compiled operations and of operations on tensors."""
     draw = getattr(F, f"draw_{method}")(len(x), severity=9, generator=seeded(seed))
     apply = getattr(F, f"apply_{method}")
     assert _compiled.serves(x, *draw) == bool(x.numel())
@@ -373,7 +373,7 @@ def test_a_result_that_cannot_be_kept_on_the_disk_is_reported(monkeypatch):
 
 
 def run(script, **environment):
-    """What a script prints as JSON, run by itself."""
+    """Run a script in a new process, and return the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
         capture_output=True,

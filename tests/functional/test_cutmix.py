@@ -27,7 +27,7 @@ def labels(batch=4):
 
 
 def naive(x, draw):
-    """An example at a time, a pixel at a time; and the share of pixels that each keeps."""
+    """Mix pixel by pixel, and return the share of pixels that each example keeps, too."""
     mixed, size = x.clone(), x.shape[2:]
     kept = torch.zeros(len(x), dtype=torch.float64)
     for i, partner in enumerate(draw.permutation.tolist()):

@@ -21,7 +21,7 @@ def images(batch=4, size=(5, 6), dtype=torch.float32):
 
 
 def naive(x, draw):
-    """An example at a time, a hole at a time, a pixel at a time."""
+    """Cut the holes pixel by pixel."""
     cut, size = x.clone(), x.shape[2:]
     for i in range(len(x)):
         for hole in draw[i] if draw.ndim == 4 else draw:

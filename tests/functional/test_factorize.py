@@ -20,7 +20,7 @@ def randn(*shape, seed=0, dtype=torch.float32):
 
 
 def filled(layer, seed=0):
-    """The layer with weights of a seed."""
+    """Fill a layer with random weights."""
     with torch.no_grad():
         for i, parameter in enumerate(layer.parameters()):
             parameter.copy_(randn(*parameter.shape, seed=seed + i))
@@ -228,7 +228,7 @@ class Named(nn.Linear):
 
 
 def with_more(add):
-    """A linear layer that holds something besides, which a hook may use."""
+    """Build a linear layer with a further attribute or hook."""
     linear = nn.Linear(8, 8)
     add(linear)
     return linear

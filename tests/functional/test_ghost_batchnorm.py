@@ -28,7 +28,7 @@ def norm(dims=2, channels=3, **options):
 
 
 def slices(x, size):
-    """The slices of a batch: the last is shorter, or joins the one before if it has one value."""
+    """Slice a batch: the last slice is shorter, or joins the one before if it has one value."""
     parts = list(x.split(size))
     if len(parts) > 1 and parts[-1][:, 0].numel() == 1:
         parts[-2:] = [torch.cat(parts[-2:])]

@@ -20,7 +20,7 @@ def layer(p=0.5, sigma=8, tau=2, stay=3, seed=0):
 
 
 def used(dropout, x):
-    """The masks that a call used, one for each slice, as tuples."""
+    """Return the masks of a call as tuples, one per slice."""
     outputs, tau = dropout(x), dropout.tau
     rows = [outputs[-(-len(x) * j // tau)] for j in range(tau)]
     return [tuple((row != 0).flatten().tolist()) for row in rows]

@@ -55,7 +55,7 @@ def enhance(kind, factor):
 
 
 def cases():
-    """A name, strengths, and what Pillow does at a strength."""
+    """Yield the name of an operation, its strengths, and Pillow's operation at a strength."""
     factors = [0.0, 0.19, 0.5, 0.87, 1.0, 1.3, 2.5, 9.0]
     yield "posterize", list(range(1, 9)), lambda s: lambda i: ImageOps.posterize(i, s)
     yield "solarize", [0, 1, 100, 255, 256], lambda s: lambda i: ImageOps.solarize(i, s)

@@ -31,7 +31,7 @@ def images(batch=6, channels=3, height=20, width=14):
 
 
 def strengths(name, count=20000, **options):
-    """The draw of one operation."""
+    """Return the strengths that are drawn for one operation."""
     draw = draw_randaugment(count, depth=1, generator=seeded(), **options)
     return draw.strengths[draw.operations == NAMES.index(name)]
 

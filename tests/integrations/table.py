@@ -39,7 +39,7 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 def table():
-    """The cells of the table, by loop and algorithm."""
+    """Return the cells of the table, by loop and algorithm."""
     lines = [line for line in INTEGRATIONS.read_text().splitlines() if line.startswith("|")]
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
     return {
@@ -48,12 +48,12 @@ def table():
 
 
 def works_in(loop):
-    """The algorithms of which the page says that they work in a loop."""
+    """Return the algorithms that work in a loop, according to the page."""
     return [name for (where, name), cell in table().items() if where == loop and cell == "yes"]
 
 
 def refused_in(loop):
-    """The algorithms of which the page says that they don't."""
+    """Return the algorithms that don't work in a loop, according to the page."""
     return [name for (where, name), cell in table().items() if where == loop and cell != "yes"]
 
 
@@ -94,7 +94,7 @@ class WordNet(nn.Module):
 
 
 def net(name):
-    """The model that an algorithm is tried on."""
+    """Build the model on which an algorithm is tested."""
     if name not in ON_SEQUENCES:
         return image_net()
     with seed_context(0):
@@ -110,17 +110,17 @@ def dataset(name, count=10):
 
 
 def data(name=""):
-    """The examples in batches, the last of them short."""
+    """Return the examples in batches, of which the last is short."""
     return list(zip(*(part.split(4) for part in dataset(name)), strict=True))
 
 
 def loader(name="", **options):
-    """The same examples in a DataLoader."""
+    """Build a DataLoader of the same examples."""
     return DataLoader(TensorDataset(*dataset(name)), batch_size=4, **options)
 
 
 def probe(name=""):
-    """Inputs to evaluate on."""
+    """Return inputs for evaluation."""
     return dataset(name, 5)[0]
 
 
@@ -142,7 +142,7 @@ def begin(name, model=None, **options):
 def ours(
     name, batches=None, *, model=None, algorithms=None, optimizers=SGD, inputs=None, **options
 ):
-    """The weights, and what is evaluated, after training with our Trainer."""
+    """Train with our Trainer, and return the weights and the outputs in evaluation."""
     defaults = {"loss_fn": cross_entropy, "max_duration": "2ep", "seed": 17, "device": "cpu"}
     trainer = Trainer(
         net(name) if model is None else model,
@@ -158,7 +158,7 @@ def ours(
 
 
 def evaluated(t, inputs):
-    """The weights of a model, and what it makes of inputs with those that are evaluated."""
+    """Return the weights of a model and its outputs in evaluation."""
     own = weights(t.model)
     with t.evaluating() as model:
         return [*own, model(inputs)]

@@ -21,7 +21,7 @@ from tests.support.runs import same
 
 
 def train(name, batches):
-    """The loop of the page."""
+    """Train with the loop of the page."""
     accelerator = Accelerator(cpu=True)
     model = net(name)
     optimizer = SGD(model.parameters())

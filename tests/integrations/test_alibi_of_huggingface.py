@@ -26,7 +26,7 @@ def generator(seed=0):
 
 
 def build(family, implementation="sdpa", **options):
-    """A small model of random weights, large enough for attention to tell."""
+    """Build a small model with random weights, large enough for attention to matter."""
     sizes = {
         "vocab_size": WORDS,
         "num_hidden_layers": 2,

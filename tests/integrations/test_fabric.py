@@ -22,7 +22,7 @@ from tests.support.runs import same
 
 
 def train(name, batches):
-    """The loop of the page."""
+    """Train with the loop of the page."""
     fabric = Fabric(accelerator="cpu", devices=1)
     model = net(name)
     optimizer = SGD(model.parameters())

@@ -44,7 +44,7 @@ def gate(model, **options):
 
 
 def blocks(model):
-    """The module that has the first layer, and what computes a block, of each layer."""
+    """Return the module of the first linear layer and the function of the block, per layer."""
     if hasattr(model, "h"):
         return [(layer.mlp.c_fc, layer.mlp) for layer in model.h]
     return [
@@ -54,7 +54,7 @@ def blocks(model):
 
 
 def by_hand(old, new, x, bias):
-    """The block written out, from the parts of the old one and the new weights."""
+    """Compute a block by hand from the parts of the old one and the new weights."""
     if hasattr(old, "mlp"):
         first, act = old.mlp.c_fc, old.mlp.act
         weight, gated = first.weight.T, new.mlp.c_fc

@@ -70,7 +70,7 @@ class Classifier(nn.Module):
 
 
 def net(name):
-    """The model that an algorithm is tried on."""
+    """Build the model on which an algorithm is tested."""
     return LogitsModel(Classifier(table.net(name))) if name in NOT_ON_RESNET else resnet()
 
 

@@ -53,12 +53,12 @@ def row(name):
 
 
 def evaluated(t, name):
-    """The weights, and what is evaluated."""
+    """Return the weights and the outputs in evaluation."""
     return table.evaluated(t, table.probe(name))
 
 
 def train(t, optimizer, loader, *, epochs=2):
-    """The loop of the page."""
+    """Train with the loop of the page."""
     model = t.model
     for _ in range(epochs):
         for inputs, _ in t.epoch(loader):
@@ -131,7 +131,7 @@ def test_an_average_needs_no_max_duration():
 
 
 def events_of(run):
-    """The events that `run([algorithm])` fires, and the batch number at each."""
+    """Return the events that `run([algorithm])` fires, and the batch number at each."""
     seen = []
 
     def note(event, state):

@@ -21,7 +21,7 @@ def with_new_first_layer(model, width=5):
 
 
 def stepped(model, kind=torch.optim.Adam, **options):
-    """An optimizer that holds state for every parameter."""
+    """Build an optimizer that holds state for every parameter."""
     options = {"lr": 0.1, **options}
     groups = [
         {"params": list(model[0].parameters()), "lr": 0.5, "weight_decay": 0.25},

@@ -30,7 +30,7 @@ OPTIMIZERS = [
 
 
 def with_gradients(build):
-    """An optimizer of a linear model with the gradients of a batch, and the model."""
+    """Build an optimizer of a linear model with the gradients of a batch, and the model."""
     model = linear()
     optimizer = build(model.parameters())
     model(torch.ones(2, 4)).square().sum().backward()
@@ -39,7 +39,7 @@ def with_gradients(build):
 
 @pytest.fixture
 def ranges(monkeypatch):
-    """The names of the ranges that are recorded for a profiler."""
+    """Return the names of the ranges that are recorded for a profiler."""
     names, real = [], torch.autograd.profiler.record_function
 
     def record(name, *args):

@@ -21,7 +21,7 @@ class Pair:
 
 
 def example():
-    """A state with something in every field."""
+    """Build a state with a value in every field."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     inputs, targets = torch.ones(4, 2), torch.zeros(4, dtype=torch.long)

@@ -111,7 +111,7 @@ def test_the_rows_stand_in_the_order_of_the_plan():
 
 
 def drawn(algorithms, *length):
-    """The axes on which a timeline is drawn, in a figure of its own size."""
+    """Draw a timeline in a figure of its own size, and return the axes."""
     timeline = Plan.compile(algorithms).timeline(*length)
     figure = new_figure(len(timeline.rows))
     return timeline.plot(figure.axes[0])

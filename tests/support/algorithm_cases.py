@@ -57,7 +57,7 @@ def combinable(problem: Problem, *, extras: bool = True) -> list[AlgorithmCase]:
 
 
 def instances_of(kind: type[Algorithm]) -> st.SearchStrategy[Any]:
-    """A strategy for instances of one class."""
+    """Return a strategy for instances of one class."""
     return next(one.instances for one in ALGORITHMS + EXTRAS if one.kind is kind)
 
 
@@ -75,7 +75,7 @@ def algorithm_sets(
     max_size: int | None = None,
     but: Callable[[AlgorithmCase], Any] = lambda case: False,
 ) -> list[Algorithm]:
-    """A subset of all algorithms that can act on a problem together, in any order.
+    """Draw algorithms that can act on a problem together, in any order.
 
     Args:
         draw: Given by Hypothesis.
@@ -106,12 +106,12 @@ def everything(problem: Problem) -> list[Algorithm]:
 
 
 def early(state: State) -> bool:
-    """The condition that holds in the first batches, at all events of a step."""
+    """Return whether the run is in its first batches, at any event of a step."""
     return state.timestamp.batch < 3
 
 
 def annealed(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with hyperparameters that are functions of time, and stay what they are."""
+    """Replace the hyperparameters of an algorithm by constant functions of time."""
     given = {f.name: getattr(algorithm, f.name) for f in attrs.fields(type(algorithm))}
     name = given.pop("name")
     return anneal(
@@ -125,7 +125,7 @@ def _constant(value: Any) -> Callable[[Any], Any]:
 
 @st.composite
 def wrapped(draw: Any, algorithm: Algorithm) -> Algorithm:
-    """The algorithm under a combinator."""
+    """Draw a combinator, and apply it to an algorithm."""
     kinds = ["when", "during", "every", "choose", "chain", "split"]
     kind = draw(st.sampled_from(kinds + ["anneal"] * (not algorithm.parts)))
     if kind == "when":
@@ -148,7 +148,7 @@ def wrapped(draw: Any, algorithm: Algorithm) -> Algorithm:
 
 @st.composite
 def combinations(draw: Any, problem: Problem = VISION, *, min_size: int = 0) -> list[Algorithm]:
-    """A list of algorithms, some of them under combinators, nested at random."""
+    """Draw a list of algorithms, some of them under combinators, nested at random."""
     listed = []
     for algorithm in draw(algorithm_sets(problem, min_size=min_size)):
         for _ in range(draw(st.integers(0, 2))):
@@ -161,5 +161,5 @@ problems = st.sampled_from(PROBLEMS)
 
 
 def on_a_problem(strategy: Callable[[Problem], Any]) -> st.SearchStrategy[tuple[Problem, Any]]:
-    """A problem, and what a strategy draws for it."""
+    """Draw a problem, and a value of its strategy."""
     return problems.flatmap(lambda problem: st.tuples(st.just(problem), strategy(problem)))

@@ -21,22 +21,22 @@ def of_images(size: int) -> tuple[Tensor]:
 
 
 def labelled(size: int) -> tuple[Tensor, Tensor]:
-    """Inputs and class indices."""
+    """Return inputs and class indices."""
     return image_batch(size)
 
 
 def with_maps(size: int) -> tuple[Tensor, Tensor]:
-    """Inputs, and targets for each of their pixels."""
+    """Return inputs, and targets for each of their pixels."""
     return image_batch(size)[0], image_batch(size, seed=1)[0]
 
 
 def a_batch(size: int) -> tuple[int]:
-    """The size of the batch itself."""
+    """Return the size of the batch itself."""
     return (size,)
 
 
 def a_batch_of_images(size: int) -> tuple[int, tuple[int, int]]:
-    """The size of the batch, and of its images."""
+    """Return the size of the batch, and of its images."""
     return size, (8, 8)
 
 
@@ -46,7 +46,7 @@ def with_strengths(low: float, high: float) -> Callable[[int], tuple[Tensor, Ten
 
 
 def rows(*shape: int) -> Callable[[int], Tensor]:
-    """Inputs of a shape that is not that of images."""
+    """Build a function from a batch size to inputs that don't have the shape of images."""
     return lambda size: torch.randn(size, *shape)
 
 
@@ -77,7 +77,7 @@ def named(*seeds: int) -> tuple[dict[str, Tensor], ...]:
 
 
 def seeded() -> torch.Generator:
-    """A generator for the draw of a deterministic half."""
+    """Return a generator for the draw of a deterministic half."""
     return torch.Generator().manual_seed(0)
 
 
@@ -94,5 +94,5 @@ class Block(nn.Module):
 
 
 def model_of(*layers: Callable[[], nn.Module]) -> Callable[[int], tuple[Any, ...]]:
-    """A model of new layers, in training mode."""
+    """Build a function that returns a model of new layers, in training mode."""
     return lambda size: (nn.Sequential(*(layer() for layer in layers)),)

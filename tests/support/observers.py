@@ -49,14 +49,14 @@ WAYS = {
 
 @st.composite
 def watched(draw):
-    """Some observers, each with the way in which the Trainer gets to know it."""
+    """Draw observers, each with the way in which it is passed to the Trainer."""
     builders = draw(st.lists(st.sampled_from(list(WAYS)), min_size=1, max_size=4))
     return [(build, draw(st.sampled_from(WAYS[build]))) for build in builders]
 
 
 @contextmanager
 def watched_by(observers: Any, build: Callable[..., Trainer], **options: Any) -> Iterator[Trainer]:
-    """The Trainer that `build(callbacks=, loggers=, ...)` makes, with these observers."""
+    """Build a Trainer by `build(callbacks=, loggers=, ...)`, with these observers."""
     made = [(one(), way) for one, way in observers]
     ways = ("callbacks", "loggers", "added", "entered", "registered")
     of = {way: [one for one, own in made if own == way] for way in ways}

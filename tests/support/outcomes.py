@@ -41,7 +41,7 @@ def to_the_bit(one: Any, other: Any) -> bool:
 def differences(
     one: Any, other: Any, equal: Equal = to_the_bit, path: str = "outcome"
 ) -> list[str]:
-    """The paths to what differs between two outcomes: none where they are the same."""
+    """Return the paths to the differences between two outcomes."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         found = [f"{path}[{key!r}]" for key in one.keys() ^ other.keys()]
         shared = [(f"{path}[{key!r}]", one[key], other[key]) for key in one if key in other]
@@ -56,7 +56,7 @@ def differences(
 
 
 def resumed(build: Callable[[], Trainer], *durations: str) -> State:
-    """The last state of a run that was interrupted after each but the last of the durations.
+    """Return the last state of a run that is interrupted after each duration but the last.
 
     This is the one place that says how a run is taken up again. `build` makes a Trainer of the
     run, without `max_duration`.

@@ -42,7 +42,7 @@ def mlp(*, dropout: float = 0.0, seed: int = 0, dtype: torch.dtype = torch.float
 def conv_net(
     *, seed: int = 0, one_by_one: bool = False, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """A strided convolution, a norm with statistics, a max-pool, dropout and a group norm.
+    """Build a model with strided convolution, batch norm, max-pool, dropout and group norm.
 
     It takes images of other sizes too. With `one_by_one` it treats examples so: without dropout,
     and normalised each by itself.
@@ -140,13 +140,13 @@ class LanguageModel(nn.Module):
 def language_model(
     *, seed: int = 0, one_by_one: bool = False, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """A transformer of one block, with dropout unless `one_by_one`."""
+    """Build a transformer of one block, with dropout unless `one_by_one`."""
     with seed_context(seed):
         return LanguageModel(0.0 if one_by_one else 0.25).to(dtype)
 
 
 def weights(model: nn.Module) -> list[Tensor]:
-    """Copies of all parameters and buffers."""
+    """Return copies of all parameters and buffers."""
     return [tensor.detach().clone() for tensor in model.state_dict().values()]
 
 
@@ -161,7 +161,7 @@ def same(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
 def examples(
     count: int = 10, *, images: bool = False, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and class indices, the same at every call."""
+    """Return inputs and class indices, the same at every call."""
     generator = torch.Generator().manual_seed(count)
     shape = (2, SIDE, SIDE) if images else (FEATURES,)
     inputs = torch.randn(count, *shape, generator=generator, dtype=dtype)
@@ -169,7 +169,7 @@ def examples(
 
 
 def batches(count: int = 10, size: int = 4, **options: Any) -> list[tuple[Tensor, Tensor]]:
-    """A loader without shuffling: a list of batches, of which the last may be short."""
+    """Return a loader without shuffling: a list of batches, of which the last may be short."""
     inputs, targets = examples(count, **options)
     return list(zip(inputs.split(size), targets.split(size), strict=True))
 
@@ -192,12 +192,12 @@ def text_batches(count: int = 10, size: int = 4) -> list[dict[str, Tensor]]:
 
 
 def shuffled_text(count: int = 10, size: int = 4) -> DataLoader[Any]:
-    """A DataLoader of sentences that shuffles."""
+    """Build a DataLoader of sentences that shuffles."""
     return DataLoader(sentences(count), batch_size=size, shuffle=True)  # type: ignore[arg-type]
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> int:
-    """The tokens of a batch of sentences, without the padding."""
+    """Count the tokens of a batch of sentences, without the padding."""
     return int((batch["labels"] != IGNORED).sum())
 
 
@@ -212,12 +212,12 @@ class Stream:
 
 
 def stream(count: int = 10, size: int = 4, **options: Any) -> Stream:
-    """The batches of `batches`, without their number."""
+    """Return the batches of `batches` as a stream of unknown length."""
     return Stream(batches(count, size, **options))
 
 
 def shuffling_loader(count: int = 10, size: int = 4, **options: Any) -> DataLoader[Any]:
-    """A DataLoader that shuffles; its last batch may be short."""
+    """Build a DataLoader that shuffles; its last batch may be short."""
     return DataLoader(TensorDataset(*examples(count, **options)), batch_size=size, shuffle=True)
 
 
@@ -237,7 +237,7 @@ class NoisyExamples(Dataset[Any]):
 
 
 def noisy_loader(count: int = 10, size: int = 4, **options: Any) -> DataLoader[Any]:
-    """A DataLoader that shuffles, and whose dataset draws random numbers."""
+    """Build a DataLoader that shuffles, and whose dataset draws random numbers."""
     return DataLoader(NoisyExamples(count, **options), batch_size=size, shuffle=True)
 
 
@@ -248,7 +248,7 @@ adam = partial(torch.optim.Adam, lr=0.01)
 
 
 def trainer(model: nn.Module | None = None, loader: Any = None, **options: Any) -> Trainer:
-    """A Trainer with small defaults."""
+    """Build a Trainer with small defaults."""
     defaults: dict[str, Any] = {
         "train_dataloader": batches() if loader is None else loader,
         "loss_fn": cross_entropy,
@@ -263,7 +263,7 @@ def trainer(model: nn.Module | None = None, loader: Any = None, **options: Any) 
 
 
 def trained(model: nn.Module | None = None, loader: Any = None, **options: Any) -> list[Tensor]:
-    """The weights after training with `trainer(...)`."""
+    """Return the weights after training with `trainer(...)`."""
     return weights(trainer(model, loader, **options).fit().model)
 
 
@@ -280,7 +280,7 @@ class Problem:
     def trainer(
         self, model: nn.Module | None = None, loader: Any = None, **options: Any
     ) -> Trainer:
-        """A Trainer with small defaults."""
+        """Build a Trainer with small defaults."""
         model = self.model() if model is None else model
         loader = self.batches() if loader is None else loader
         return trainer(model, loader, **{**self.options, **options})

@@ -6,7 +6,7 @@ from composable import Algorithm, Event, Stage
 
 
 def stand_in(name, stage, *events, writes=("batch",), **declared):
-    """A class of algorithms that do nothing, and its one instance's worth of declarations."""
+    """Build a class of algorithms that do nothing, with these declarations."""
 
     def apply(self, event, state):
         return state

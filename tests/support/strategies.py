@@ -15,7 +15,7 @@ few = settings(max_examples=max(5, settings.default.max_examples // 2))
 
 @st.composite
 def exact_values(draw, unit):
-    """A value that a time of this unit can have."""
+    """Draw a value that a time of this unit can have."""
     if unit in (TimeUnit.DURATION, TimeUnit.SECOND):
         decimals = st.decimals(0, 1000, places=draw(st.integers(0, 4))).map(Fraction)
         return draw(decimals | st.fractions(0, 1000, max_denominator=1000))
@@ -24,7 +24,7 @@ def exact_values(draw, unit):
 
 @st.composite
 def times(draw, unit=None):
-    """A time of any unit, or of this one."""
+    """Draw a time of any unit, or of this one."""
     unit = draw(st.sampled_from(TimeUnit)) if unit is None else unit
     return Time(draw(exact_values(unit)), unit)
 
@@ -51,6 +51,6 @@ FIT_EVENTS = [
 
 
 def wishes(max_size=4):
-    """Requests of callbacks: `Asks(*wish)` makes one when an event fires for the n-th time."""
+    """Draw requests of callbacks: `Asks(*wish)` makes one when an event fires for the n-th time."""
     one = st.tuples(st.sampled_from(FIT_EVENTS), st.integers(0, 6), requests)
     return st.lists(one, max_size=max_size)

@@ -30,7 +30,7 @@ def batches(sizes=(4, 4, 4), *, seed=0, features=4):
 
 
 def linear(seed=0):
-    """A linear classifier, the same for the same seed."""
+    """Build a linear classifier, the same for the same seed."""
     return seeded(lambda: nn.Linear(4, CLASSES), seed)
 
 
@@ -45,7 +45,7 @@ def sgd(parameters):
 
 
 def make_trainer(model=None, **changes):
-    """A trainer of a tiny classifier, with some arguments changed."""
+    """Build a Trainer of a tiny classifier, with some arguments changed."""
     arguments = {
         "train_dataloader": batches(),
         "max_duration": "2ep",

@@ -50,9 +50,8 @@ class TracedMetric:
         pass
 
 
-def traced_run():
-    """The events, and the calls between them, of building, fitting, evaluating and predicting."""
-    trace = ["Trainer(...) begins"]
+def traced_optimizers(trace):
+    """Return a builder of an optimizer that records its calls."""
 
     class Optimizer(optim.SGD):
         def step(self, closure=None):
@@ -60,53 +59,78 @@ def traced_run():
             return super().step(closure)
 
         def zero_grad(self, set_to_none=True):
-            if trace[-1] != "fit() begins":  # what an earlier, broken off run left behind
+            if trace[-1] != "fit() begins":  # which drops the gradients of an interrupted run
                 trace.append("optimizer.zero_grad()")
             super().zero_grad(set_to_none)
 
+    def build(parameters):
+        trace.append("optimizers(parameters)")
+        return Optimizer(parameters, lr=0.1)
+
+    return build
+
+
+def traced_schedulers(trace):
+    """Return a builder of a scheduler that records its steps."""
+
     class Scheduler(optim.lr_scheduler.LambdaLR):
         def step(self, epoch=None):
-            if "fit() begins" in trace:  # and not when it is built
+            if "fit() begins" in trace:  # the constructor calls it, too
                 trace.append("scheduler.step()")
             super().step(epoch)
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = linear()
-            self.linear.bias.register_post_accumulate_grad_hook(
-                lambda _: trace.append("loss.backward()")
-            )
+    return partial(Scheduler, lr_lambda=lambda step: 1.0)
 
-        def forward(self, inputs):
-            trace.append("model(inputs)")
-            return self.linear(inputs)
 
-    class Loader(list):
-        def __iter__(self):
-            for batch in super().__iter__():
-                trace.append("next(loader)")
-                yield batch
+class TracedModel(nn.Module):
+    def __init__(self, trace):
+        super().__init__()
+        self.trace = trace
+        self.linear = linear()
+        self.linear.bias.register_post_accumulate_grad_hook(
+            lambda _: trace.append("loss.backward()")
+        )
 
-    def build_optimizer(parameters):
-        trace.append("optimizers(parameters)")
-        return Optimizer(parameters, lr=0.1)
+    def forward(self, inputs):
+        self.trace.append("model(inputs)")
+        return self.linear(inputs)
+
+
+class TracedLoader(list):
+    def __init__(self, batches, trace):
+        super().__init__(batches)
+        self.trace = trace
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.trace.append("next(loader)")
+            yield batch
+
+
+def traced_loss(trace):
+    """Return a loss function that records its calls in training."""
 
     def loss_fn(outputs, targets):
         if outputs.requires_grad:
             trace.append("loss_fn(outputs, targets)")
         return cross_entropy(outputs, targets)
 
+    return loss_fn
+
+
+def traced_run():
+    """Trace the events and calls of building, fitting, evaluating and predicting."""
+    trace = ["Trainer(...) begins"]
     trainer = make_trainer(
-        Model(),
-        train_dataloader=Loader(batches([4] * BATCHES)),
+        TracedModel(trace),
+        train_dataloader=TracedLoader(batches([4] * BATCHES), trace),
         eval_dataloader=batches([4] * EVAL_BATCHES),
         max_duration=f"{EPOCHS}ep",
         iteration_length="1ep",
         grad_accum=MICROBATCHES,
-        loss_fn=loss_fn,
-        optimizers=build_optimizer,
-        schedulers=partial(Scheduler, lr_lambda=lambda step: 1.0),
+        loss_fn=traced_loss(trace),
+        optimizers=traced_optimizers(trace),
+        schedulers=traced_schedulers(trace),
         step_schedulers_every_batch=True,
         metrics={"metric": TracedMetric(trace)},
         callbacks=[Tracer(trace)],

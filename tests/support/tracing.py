@@ -1,4 +1,4 @@
-"""What a run really did: who ran at which event, what it read, wrote and drew."""
+"""Traces of runs: the algorithms and observers at each event, and their reads, writes and draws."""
 
 from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
@@ -15,10 +15,10 @@ from composable.plan.dispatch import Dispatcher
 FIELDS = frozenset(field.name for field in attrs.fields(State))
 
 SETTLED = frozenset({"batch_spec", "model_takes_batch", "device", "epoch_length"})
-"""What the Trainer settles before a run: nobody writes it, so nobody declares to read it."""
+"""Fields that the Trainer sets before a run: no algorithm writes them or declares to read them."""
 
 TIME = frozenset({"timestamp", "previous_timestamp"})
-"""Two names of when it is: who declares one reads both."""
+"""The fields of the time: an algorithm that declares one may read both."""
 
 
 @attrs.define
@@ -29,7 +29,7 @@ class Call:
     batch: int
     """The number of the batch to which the event belongs."""
     draws_for: frozenset[int]
-    """What it may fold in: that number, or that of the batches that are finished."""
+    """The numbers that it may fold in: that of the batch, or that of the finished batches."""
     parts: list["Call"] = attrs.field(factory=list)
     acted: bool = False
     read: set[str] = attrs.field(factory=set)
@@ -42,19 +42,19 @@ class Call:
         return self.algorithm.name
 
     def all_parts(self) -> Iterator["Call"]:
-        """Itself, and its parts, and theirs."""
+        """Yield the call, its parts, and their parts."""
         yield self
         for part in self.parts:
             yield from part.all_parts()
 
     def all_read(self) -> set[str]:
-        """What was read by itself and its parts."""
+        """Return the fields that the call and its parts read."""
         return set().union(*(call.read for call in self.all_parts()))
 
 
 @attrs.define
 class Firing:
-    """An event that was fired, and who ran at it."""
+    """An event, and the algorithms and observers that ran."""
 
     event: Event
     calls: list[Call] = attrs.field(factory=list)
@@ -62,7 +62,7 @@ class Firing:
 
     @property
     def who(self) -> list[str]:
-        """The names of all who ran, in order."""
+        """Return the names of the algorithms and observers that ran, in order."""
         return [*(call.who for call in self.calls), *self.watched]
 
 
@@ -75,17 +75,17 @@ class Trace:
         self.inputs: list[dict[str, Any]] = []
 
     def calls(self) -> Iterator[tuple[Event, Call]]:
-        """Everyone who was called, parts included, and at which event."""
+        """Yield each call, parts included, with its event."""
         for firing in self.firings:
             for call in firing.calls:
                 yield from ((firing.event, part) for part in call.all_parts())
 
     def asks_how_long(self) -> bool:
-        """Whether anyone asked for the length of the run, and so sees another in each part."""
+        """Return whether an algorithm reads the length of the run, which differs in each part."""
         return any("max_duration" in call.read for _, call in self.calls())
 
     def draws(self) -> dict[tuple[str, Event, int], list[tuple[Any, ...]]]:
-        """The streams that everyone drew from: by name, event and batch."""
+        """Return the random streams that were used, by name, event and batch."""
         drawn: dict[tuple[str, Event, int], list[tuple[Any, ...]]] = {}
         for event, call in self.calls():
             if call.folded:
@@ -93,7 +93,7 @@ class Trace:
         return drawn
 
     def draws_of(self, name: str) -> dict[tuple[Event, int], list[tuple[Any, ...]]]:
-        """The streams that one of them drew from."""
+        """Return the random streams that one algorithm used."""
         return {key[1:]: drawn for key, drawn in self.draws().items() if key[0] == name}
 
 
@@ -151,7 +151,7 @@ def traced() -> Iterator[Trace]:
 
 
 class Present(Callback):
-    """Puts itself on the list of those who ran."""
+    """Records its calls in a trace."""
 
     def __init__(self, trace: Trace, name: str = "Present") -> None:
         self.trace, self.own_name = trace, name
@@ -168,7 +168,7 @@ class Present(Callback):
 
 
 def check_who_ran(plan: Plan, trace: Trace, quiet: Set[str] = frozenset()) -> None:
-    """At each event ran who stands in the plan, in that order, but for observers that are quiet."""
+    """Check that each event runs its lines of the plan in order, except for quiet observers."""
     planned = lines(plan)
     for firing in trace.firings:
         expected = [line.who for line in planned[firing.event] if line.who not in quiet]
@@ -181,7 +181,7 @@ def check_who_ran(plan: Plan, trace: Trace, quiet: Set[str] = frozenset()) -> No
 
 
 def check_what_was_read_and_written(plan: Plan, trace: Trace) -> None:
-    """What each of them read and wrote is what its line says."""
+    """Check that each call reads and writes what its line declares."""
     planned = lines(plan)
     for firing in trace.firings:
         for call, line in zip(firing.calls, planned[firing.event], strict=False):
@@ -195,7 +195,7 @@ def check_what_was_read_and_written(plan: Plan, trace: Trace) -> None:
 
 
 def check_brackets(trace: Trace) -> None:
-    """Who ran at both events of a pair ran in reverse at the second, after all others."""
+    """Check that algorithms at both events of a pair run last at the second, in reverse."""
     opened: dict[Event, list[str]] = {}
     for firing in trace.firings:
         who = [call.who for call in firing.calls]
@@ -209,7 +209,7 @@ def check_brackets(trace: Trace) -> None:
 
 
 def check_streams(trace: Trace, seed: int) -> None:
-    """Every stream is named after the seed, who draws from it, and the batch; no two are one."""
+    """Check that each stream has its own name: the seed, the algorithm and the batch."""
     named: dict[int, tuple[Any, ...]] = {}
     for event, call in trace.calls():
         for before, data, after in call.folded:
@@ -221,6 +221,6 @@ def check_streams(trace: Trace, seed: int) -> None:
 
 
 def lines(plan: Plan) -> dict[Event, list[Any]]:
-    """The lines of a plan, by event."""
+    """Return the lines of a plan, by event."""
     by_event = {event: list(of_it) for event, of_it in groupby(plan.steps(), lambda s: s.event)}
     return {event: by_event.get(event, []) for event in Event}

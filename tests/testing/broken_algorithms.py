@@ -33,7 +33,7 @@ def scaled(state, factor):
 
 
 class Assignable(Good):
-    """Its class is no attrs class, for attrs would refuse it."""
+    """Its class isn't an attrs class, since attrs would reject it."""
 
     __setattr__ = object.__setattr__
 
@@ -122,7 +122,7 @@ class CountsInAGlobal(Good):
 
 
 class CountsInTheInstance(Good):
-    """Its class is no attrs class, so that there is room for more than fields."""
+    """Its class isn't an attrs class, so that instances can have further attributes."""
 
     def apply(self, event, state):
         own = vars(self).setdefault("batches", {})
@@ -217,7 +217,7 @@ class KnowsThatItIsAPart(Good):
 
 @attrs.frozen(repr=False)
 class ActsWhenLookedAt(Good):
-    """For the loss below, which depends on how often somebody asked for its events."""
+    """For the loss below, which depends on how often its events are read."""
 
     @property
     def events(self):

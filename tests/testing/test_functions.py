@@ -240,7 +240,7 @@ def test_a_model_that_draws_from_the_global_generators_draws_alike_for_each_ques
 
 @pytest.fixture
 def modes(monkeypatch):
-    """What the sync debug mode is set to, without a GPU."""
+    """Return the list of the sync debug modes that are set, without a GPU."""
     given = []
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", given.append)

@@ -66,7 +66,7 @@ def test_code_and_parts_of_words_are_not_found(source):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project with two pages: one with a banned phrase, one without."""
+    """Build a project with two pages: one with a banned phrase, one without."""
     monkeypatch.setattr(check_words, "ROOT", tmp_path)
     monkeypatch.setattr(check_words, "PHRASES", tmp_path / "phrases.txt")
     monkeypatch.setattr(check_words, "TODO", tmp_path / "todo.txt")

@@ -31,14 +31,14 @@ from tests.support.tiny import Ask, Watch, batches, linear, make_trainer, same, 
 
 
 def saved(folder):
-    """The names of the whole checkpoints in a folder, the oldest first."""
+    """Return the names of the whole checkpoints in a folder, the oldest first."""
     whole, broken = files.find(folder)
     assert not broken
     return [found.path.name for found in reversed(whole)]
 
 
 def named(folder):
-    """The folders in a folder: checkpoints, and not the record of the run."""
+    """List the checkpoints in a folder, and not the record of the run."""
     names = (path.name for path in folder.iterdir() if path.is_dir())
     return sorted(name for name in names if not name.startswith("."))
 
@@ -256,7 +256,7 @@ def test_what_is_not_to_be_loaded_stays(tmp_path):
     assert not torch.equal(again.state.model.weight, fresh.weight)
 
 
-# --- going on ---
+# --- resuming ---
 
 
 def test_autoresume_begins_where_there_is_nothing(tmp_path):

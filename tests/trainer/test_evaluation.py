@@ -1,4 +1,4 @@
-"""Evaluation and prediction: what is measured, on what, and what stays as it was."""
+"""Evaluation and prediction: their results, their data, and the state that they don't change."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def all_at_once(data):
     return inputs, targets
 
 
-# What is measured
+# Results
 
 
 def test_means_are_over_examples_and_not_over_batches():
@@ -66,7 +66,7 @@ def test_a_metric_may_be_a_mean_or_a_value_for_each_example():
 
 
 class Recall:
-    """Like torchmetrics' objects: a metric that is no mean over the examples."""
+    """Like torchmetrics' objects: a metric other than a mean over the examples."""
 
     def __init__(self):
         self.resets = 0

@@ -41,7 +41,7 @@ def test_what_can_never_act_in_this_run_is_reported_once(algorithm, message):
         make_trainer(algorithms=algorithm)
 
     assert len(said) == 1
-    assert said[0].filename.endswith("tiny.py")  # whoever builds the Trainer
+    assert said[0].filename.endswith("tiny.py")  # the caller of Trainer(...)
 
 
 def test_what_was_reported_of_the_plan_is_not_reported_again():
@@ -63,7 +63,7 @@ def test_what_was_reported_of_the_plan_is_not_reported_again():
         {"algorithms": EMA(ema_start="2ep")},  # after the very last batch
         {"algorithms": during("5tok", "9tok", MixUp()), "count_tokens": lambda batch: 1},
         {"algorithms": during("1iter", "2iter", MixUp()), "iteration_length": "1ep"},
-        {"algorithms": during("5sp", "9sp", MixUp())},  # nobody can tell beforehand
+        {"algorithms": during("5sp", "9sp", MixUp())},  # not known beforehand
         {"algorithms": GradientClipping("norm", 1.0)},
     ],
 )

@@ -1,4 +1,4 @@
-"""A run that is cut off leaves whole files and closed observers, and can go on."""
+"""An interrupted run leaves whole files and closed observers, and can be resumed."""
 
 import io
 import json
@@ -285,7 +285,7 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path):
     done = int(interrupted.removeprefix("interrupted after "))
     assert then == f"batches then: {done + 3}"
     logged = [line["batch"] for line in lines(tmp_path / "metrics.jsonl")]
-    # The batch at hand may have been logged before it was over; all that were over are there.
+    # The current batch may have been logged before its end; all finished ones are logged.
     assert logged[:done] == list(range(1, done + 1))
     assert logged[-3:] == [done + 1, done + 2, done + 3]
     assert "Traceback" not in err

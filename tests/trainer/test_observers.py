@@ -1,4 +1,4 @@
-"""Callbacks of a Trainer: whom it hears, in which order, and what happens when one fails."""
+"""Callbacks of a Trainer: which ones it calls, in which order, and what happens if one fails."""
 
 import contextvars
 import threading

@@ -35,7 +35,7 @@ class Small(nn.Module):
 
 
 def build():
-    """A Trainer whose parts all have something to remember."""
+    """Build a Trainer whose parts all have state."""
     inputs, targets = examples(12)
     inputs[5] = torch.nan
     return make_trainer(
@@ -68,7 +68,7 @@ def run():
 
 
 def through_a_file(tree):
-    """A tree as a checkpoint returns it."""
+    """Pack and unpack a tree, as a checkpoint does."""
     return unpack(*pack(tree))
 
 

@@ -259,7 +259,7 @@ def test_each_of_two_optimizers_steps_with_its_own_rate():
 
 
 def strided():
-    """A small convolutional classifier with two layers that BlurPool replaces."""
+    """Build a small convolutional classifier with two layers that BlurPool replaces."""
     return seeded(
         lambda: nn.Sequential(
             nn.Conv2d(1, 2, 3, stride=2),

@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 from ._values import GRAIN
 from .geometry import EDGE
 
-__all__ = ["Workspace", "augment", "augment_and_mix"]
+__all__ = ["Chains", "Workspace", "augment", "augment_and_mix"]
 
 Image: TypeAlias = Any
 Pixels: TypeAlias = Any
@@ -34,6 +34,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _GREY = (19595 / 65536, 38470 / 65536, 7471 / 65536)
 _NEAREST = 0.5 + 10 * EDGE
+
+
+class Chains(NamedTuple):
+    """The chains of operations of a batch of images.
+
+    Attributes:
+        operations: int64 `[steps, *chains, batch]`.
+        strengths: float32 `[steps, *chains, batch]`.
+        turns: float32 `[2, steps, *chains, batch]`, the cosines and sines of rotations.
+    """
+
+    operations: Any
+    strengths: Any
+    turns: Any
 
 
 class Workspace(NamedTuple):
@@ -389,10 +403,8 @@ def _rotate(source: Image, target: Image, cosine: float, sine: float, work: Work
             east[x], south[x] = column - float32(left), row - float32(upper)
         for channel in range(channels):
             four, new = work.neighbours[channel], target[channel, y]
-            for x in range(first):
-                new[x] = 0
-            for x in range(last, width):
-                new[x] = 0
+            _fill(new[:first], 0)
+            _fill(new[last:], 0)
             new = new[first:last]
             for x in range(last - first):
                 found[x] = four[index[x]]
@@ -443,9 +455,7 @@ def _chain(
 ) -> None:
     """Apply one operation after the other; the last one writes into the target."""
     channels, height, width = image.shape
-    left = 0
-    for operation in operations:
-        left += operation >= 0
+    left = (operations >= 0).sum()
     if not left:
         _copy(image.reshape(image.size), target.reshape(image.size))
     source = image
@@ -455,21 +465,9 @@ def _chain(
             continue
         left -= 1
         result = work.images[0] if left % 2 else target
-        old, new = (
-            source.reshape(channels, height * width),
-            result.reshape(channels, height * width),
-        )
         # The numbers are those of `_operations.OPERATIONS`.
-        if operation == 0:
-            _autocontrast(old, new)
-        elif operation == 1:
-            _equalize(old, new, work.counts)
-        elif operation == 2:
-            _posterize(old, new, strength)
-        elif operation == 3:
+        if operation == 3:
             _rotate(source, result, turns[0, step], turns[1, step], work)
-        elif operation == 4:
-            _solarize(old, new, strength)
         elif operation == 5:
             _shear_x(source, result, strength)
         elif operation == 6:
@@ -478,29 +476,46 @@ def _chain(
             _translate(source, result, _whole(strength, width), 0)
         elif operation == 8:
             _translate(source, result, 0, _whole(strength, height))
-        elif operation == 9:
-            _color(old, new, strength)
-        elif operation == 10:
-            _contrast(old, new, strength)
-        elif operation == 11:
-            _brightness(old, new, strength)
-        else:
+        elif operation == 12:
             _sharpness(source, result, strength, work.shares[0])
+        else:
+            _change_levels(
+                operation,
+                strength,
+                source.reshape(channels, height * width),
+                result.reshape(channels, height * width),
+                work,
+            )
         source = result
+
+
+@_loops
+def _change_levels(
+    operation: int, strength: float, source: Pixels, target: Pixels, work: Workspace
+) -> None:
+    """Apply an operation that doesn't depend on the position of a pixel."""
+    if operation == 0:
+        _autocontrast(source, target)
+    elif operation == 1:
+        _equalize(source, target, work.counts)
+    elif operation == 2:
+        _posterize(source, target, strength)
+    elif operation == 4:
+        _solarize(source, target, strength)
+    elif operation == 9:
+        _color(source, target, strength)
+    elif operation == 10:
+        _contrast(source, target, strength)
+    else:
+        _brightness(source, target, strength)
 
 
 @_entry
 def augment(
-    images: Any,
-    operations: Any,
-    strengths: Any,
-    turns: Any,
-    results: Any,
-    start: int,
-    stop: int,
-    work: Workspace,
+    images: Any, chains: Chains, results: Any, start: int, stop: int, work: Workspace
 ) -> None:
-    """Apply the operations of some images: `[steps, batch]`, with cosines and sines in `turns`."""
+    """Apply the operations of some images: `[steps, batch]`."""
+    operations, strengths, turns = chains.operations, chains.strengths, chains.turns
     for i in range(start, stop):
         _chain(images[i], operations[:, i], strengths[:, i], turns[:, :, i], results[i], work)
 
@@ -508,9 +523,7 @@ def augment(
 @_entry
 def augment_and_mix(
     images: Any,
-    operations: Any,
-    strengths: Any,
-    turns: Any,
+    chains: Chains,
     shares: Any,
     rest: Any,
     results: Any,
@@ -519,6 +532,7 @@ def augment_and_mix(
     work: Workspace,
 ) -> None:
     """Mix some images with their chains: `[steps, chains, batch]`, and shares `[chains, batch]`."""
+    operations, strengths, turns = chains.operations, chains.strengths, chains.turns
     values, chain = work.values, work.images[1]
     for i in range(start, stop):
         old, new, augmented = (
