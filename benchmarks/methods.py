@@ -320,7 +320,7 @@ def set_sequence_length(device: str) -> Iterator[Case]:
 
 
 def composer_length(texts: dict[str, Tensor], options: dict[str, bool]) -> Run:
-    """Composer's function changes the dict that it is given."""
+    """Return a run of Composer's function on a copy of the dict, which it changes."""
     return lambda: composer.set_batch_sequence_length(dict(texts), 128, **options)
 
 
@@ -386,7 +386,7 @@ def swa(device: str) -> Iterator[Case]:
 
 
 def averaging(title: str, model: nn.Module, update: Callable, others: dict) -> Case:
-    """Each average is made of the last one, which is then dropped, as in training."""
+    """Build a case that updates the last average and then drops it, as in training."""
     current = model.state_dict()
     averages = [{name: tensor.clone() for name, tensor in current.items()}]
 

@@ -291,7 +291,7 @@ class ReplayOptions(DryRunOptions):
         return self.replay.run
 
     def skips_fit(self) -> bool:
-        """Whether this call of `fit` had ended when the checkpoint was saved."""
+        """Return whether this call of `fit` had ended when the checkpoint was saved."""
         return self.replay.skips_fit()
 
     def attach(self, run: Run) -> None:
@@ -351,7 +351,7 @@ class Replay:
         return ReplayOptions.of(options, seed=seed, autoresume=False, replay=self)
 
     def _is_about(self, save_folder: Path) -> bool:
-        """Whether a folder is that of the run, which may have been moved."""
+        """Return whether a folder is that of the run, which may have been moved."""
         folders = {self.folder.resolve(), Path(str(self.record.get("save_folder"))).resolve()}
         return save_folder.resolve() in folders
 
@@ -381,7 +381,7 @@ class Replay:
         self._fits_done = run.progress.num_fits - unfinished
 
     def skips_fit(self) -> bool:
-        """Whether this call of `fit` had ended when the checkpoint was saved."""
+        """Return whether this call of `fit` had ended when the checkpoint was saved."""
         self._fits_done -= 1
         return self._fits_done >= 0
 
@@ -423,7 +423,7 @@ class Replay:
         return [one.manifest.batch for one in whole if one.manifest.info.get("run") == self.run]
 
     def on_save(self, name: str, capture: Callable[[], Mapping[str, Any]]) -> None:
-        """After a difference, name the first tensor that differs from a checkpoint."""
+        """Name the first tensor that differs from a checkpoint, after a difference."""
         if self.difference is None or self.tensor is not None:
             return
         try:

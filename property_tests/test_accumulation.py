@@ -29,7 +29,7 @@ DOUBLE = torch.float64
 
 @st.composite
 def splits(draw):
-    """How to split: into a number of microbatches, or into microbatches of a size."""
+    """Draw how to split: into a number of microbatches, or into microbatches of a size."""
     argument = draw(st.sampled_from(["grad_accum", "microbatch_size"]))
     return {argument: draw(st.integers(1, 9))}
 

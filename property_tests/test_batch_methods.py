@@ -41,7 +41,7 @@ def image_batches(draw, min_batch=1):
 
 
 def places(size, batch):
-    """Images whose channels say, in each pixel, where it is."""
+    """Build images whose channels hold the position of each pixel."""
     grid = torch.meshgrid(*map(torch.arange, size), indexing="ij")
     return torch.stack(grid).double().expand(batch, len(size), *size)
 

@@ -31,7 +31,7 @@ class Listener(Algorithm):
 
 @st.composite
 def sets_of_listeners(draw, trace):
-    """Algorithms that listen to both events of some pairs, and to single events."""
+    """Draw algorithms that listen to both events of some pairs, and to single events."""
     chosen = []
     for name in draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1)):
         pairs = draw(st.lists(st.sampled_from(PAIRS), unique=True, max_size=6))

@@ -70,7 +70,7 @@ class Marks(Algorithm):
 
 
 def alike(problem, one, other, **options):
-    """Whether two lists of algorithms, or two of them, leave the same behind to the bit."""
+    """Return whether two algorithms, or two lists, have bit-identical outcomes."""
     return not differences(outcome(problem, one, **options), outcome(problem, other, **options))
 
 

@@ -250,7 +250,7 @@ def named(trace):
 
 
 def evaluations(trace):
-    """Which evaluator was gone through after how many batches, in order."""
+    """Return each evaluation in order: its evaluator, and the number of batches before it."""
     found, seen = [], 0
     for event, now in zip(trace.events, trace.timestamps, strict=True):
         seen = 0 if event is Event.EVAL_START else seen + (event is Event.EVAL_BATCH_START)

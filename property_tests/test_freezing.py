@@ -21,7 +21,7 @@ problems = st.sampled_from(PROBLEMS)
 
 @st.composite
 def models(draw):
-    """Modules in modules: some hold parameters of their own, some share them, some are frozen."""
+    """Draw nested modules: some hold parameters, some share them, some are frozen."""
     pool = [nn.Parameter(torch.zeros(1), requires_grad=draw(st.booleans())) for _ in range(6)]
 
     def module(depth):

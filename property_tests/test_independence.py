@@ -231,7 +231,7 @@ def test_mixup_mixes_each_batch_alike_with_and_without_other_algorithms(seed, mi
 
 
 def changes_layers(case):
-    """Whether it looks for layers, of which the model of the next law has none."""
+    """Return whether it replaces layers that the model of the next law lacks."""
     return case.example.stage in (Stage.SURGERY, Stage.LAYOUT, Stage.PRECISION)
 
 

@@ -35,7 +35,7 @@ def attempt(problem, algorithms):
 
 
 def how_they_differ(problem, a, b):
-    """In what way `chain(a, b)` and `chain(b, a)` differ."""
+    """Return how `chain(a, b)` and `chain(b, a)` differ."""
     if all(nested((a, b), event) == nested((b, a), event) for event in Event):
         return SAME  # they never meet: the two chains call the same in the same order
     one, other = attempt(problem, chain(a, b)), attempt(problem, chain(b, a))
@@ -48,7 +48,7 @@ def how_they_differ(problem, a, b):
 
 
 def to_rounding(one, other):
-    """Whether two tensors, or two other values, are equal to rounding."""
+    """Return whether two tensors, or two other values, are equal to rounding."""
     if isinstance(one, Tensor) and one.dtype == other.dtype and one.shape == other.shape:
         return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
     if isinstance(one, float):

@@ -139,7 +139,7 @@ class Programs(RuleBasedStateMachine):
         self.is_checked = False
 
     def take(self, data):
-        """One of the algorithms, which is no longer in the list."""
+        """Remove one of the algorithms from the list, and return it."""
         return self.algorithms.pop(data.draw(st.integers(0, len(self.algorithms) - 1), "which"))
 
     # --- all else ---
@@ -233,7 +233,7 @@ class Programs(RuleBasedStateMachine):
         assert differences(before[2], after[2], lambda a, b: bool(np.all(a == b))) == []
 
     def depends_on_its_length(self):
-        """Whether it would be another run if it were fitted in parts."""
+        """Return whether fitting in parts changes the run."""
         stops = any(Control.STOP in request for _, request in self.asked)
         return stops or self.options.get("schedulers") is to_the_end
 

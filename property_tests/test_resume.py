@@ -127,7 +127,7 @@ def check_going_on(at: int, **made: Build) -> None:
 
 
 def everything(trainer: Trainer) -> list[Any]:
-    """All that a run leaves behind but the time it took."""
+    """Return the whole outcome of a run, except for its duration."""
     state = trainer.state
     clock = {k: v for k, v in attrs.asdict(state.timestamp).items() if not k.endswith("_wct")}
     return flat(
@@ -162,7 +162,7 @@ def flat(tree: Any) -> list[Any]:
 
 
 def equal(ours: list[Any], theirs: list[Any]) -> bool:
-    """Whether two lists of leaves are equal, to the bit."""
+    """Return whether two lists of leaves are equal, to the bit."""
     return len(ours) == len(theirs) and all(map(equal_leaf, ours, theirs))
 
 

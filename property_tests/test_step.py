@@ -144,7 +144,7 @@ def configurations(draw):
 
 
 def train(configuration, callbacks=(), **changes):
-    """Everything that a run leaves behind."""
+    """Return the whole outcome of a run."""
     options = {"nonfinite_loss": "raise", "check_effects": False, **configuration, **changes}
     problem, logger = options.pop("problem"), InMemoryLogger()
     bad_call, limit = options.pop("bad_call", None), options.pop("memory_limit", None)

@@ -227,7 +227,7 @@ def test_the_timestamp_of_a_run_counts_what_the_loader_gave(count, size, epochs,
 
 @st.composite
 def runs(draw):
-    """How many batches a run has, its length, and how many batches an epoch has if known."""
+    """Draw the batches of a run, its length, and the batches of an epoch if known."""
     epochs, length = draw(st.integers(1, 5)), draw(st.integers(1, 6))
     total = epochs * length
     in_epochs = draw(st.booleans())

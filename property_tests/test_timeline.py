@@ -126,7 +126,7 @@ def test_windows_that_touch_are_drawn_as_one(times, length):
 
 
 def done_at(time, length):
-    """How many batches are done at a time."""
+    """Return the number of finished batches at a time."""
     value, unit = Time(time).value, Time(time).unit
     whole = EPOCHS * BATCHES if length.endswith("ep") else Time(length).value
     factor = {TimeUnit.BATCH: 1, TimeUnit.EPOCH: BATCHES, TimeUnit.DURATION: whole}

@@ -76,7 +76,7 @@ class Ears(nn.Module):
 
 
 def beside_sam(case):
-    """Algorithms that request a second pass, or require a certain model."""
+    """Return whether an algorithm requests a second pass, or requires a certain model."""
     return case.name in ("SAM", "SelectiveBackprop", "NoOpModel", "SWA")
 
 

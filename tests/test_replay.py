@@ -46,7 +46,7 @@ def build(folder, loader=None, **changes):
 
 
 def contents(folder):
-    """Every file below a folder, as its hash."""
+    """Return the hash of every file below a folder."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
@@ -326,7 +326,7 @@ def test_a_replay_writes_no_metrics_no_checkpoints_and_no_other_run(tmp_path, ca
 
 
 def own_callbacks(folder):
-    """Callbacks and loggers that write, each into a folder of its own, and how they are added."""
+    """Build callbacks and loggers that write into separate folders, by how they are added."""
     return {
         "callbacks": [
             CheckpointSaver(folder / "saver", save_interval="2ba"),

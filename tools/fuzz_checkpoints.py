@@ -109,7 +109,7 @@ def edited(draw, value):
 
 
 def _places(value):
-    """Every node of a JSON value but the root, as what holds it and where."""
+    """Yield the parent and the key of every node of a JSON value but the root."""
     for key in list(value) if isinstance(value, dict) else range(len(value)):
         yield value, key
         if isinstance(value[key], (dict, list)):

@@ -178,7 +178,7 @@ class SeededIndexSampler:
 
 
 def _draws_during_iteration(sampler: Any) -> bool:
-    """Whether a sampler may draw from the global generators after its first batch."""
+    """Return whether a sampler may draw from the global generators after its first batch."""
     if type(sampler) is BatchSampler:
         sampler = sampler.sampler
     # torch's own draw at the start: a seed, or the whole order.

@@ -108,7 +108,7 @@ def check_loader(name: str, loader: Any) -> Any:
 
 
 def iter_is_spent(loader: Any) -> bool:
-    """Whether iterating once exhausts a loader."""
+    """Return whether iterating once exhausts a loader."""
     return hasattr(loader, "__next__")
 
 

@@ -324,7 +324,7 @@ class TrainerOptions:
         return callback
 
     def skips_fit(self) -> bool:
-        """Whether a call of `fit` returns at once."""
+        """Return whether a call of `fit` returns at once."""
         return False
 
     def attach(self, run: Run) -> None:

@@ -140,7 +140,7 @@ def check_folder_is_ours(folder: Path, run: str | None) -> None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is that of a checkpoint, complete or not."""
+    """Return whether a path is that of a checkpoint, complete or not."""
     from composable.checkpoint.manifest import MANIFEST  # on use: it is slow to import
 
     return (path / MANIFEST).exists()

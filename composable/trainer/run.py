@@ -101,7 +101,7 @@ class Run:
         }
 
     def finished(self, state: State) -> bool:
-        """Whether training is over, or a callback requested its end."""
+        """Return whether training is over, or a callback requested its end."""
         if self.dispatcher.pending and Control.STOP in self.dispatcher.requests:
             return True
         whole = state.max_duration
@@ -192,7 +192,7 @@ class Evaluation:
         return self._run(run, state, [e for e in wanted if not self.is_current(e, state)])
 
     def is_current(self, evaluator: Evaluator, state: State) -> bool:
-        """Whether an evaluator was run after the last batch."""
+        """Return whether an evaluator was run after the last batch."""
         return self.last_run.get(evaluator.label) == state.timestamp.batch
 
     def _run(self, run: Run, state: State, due: list[Evaluator]) -> State:
@@ -250,7 +250,7 @@ class Checkpoints:
         self._saved_at = _progress_marker(run, state)
 
     def outdated(self, run: Run, state: State) -> bool:
-        """Whether anything was done since the last save."""
+        """Return whether anything was done since the last save."""
         return bool(self._saved_at != _progress_marker(run, state))
 
 

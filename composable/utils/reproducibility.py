@@ -203,7 +203,7 @@ class DrawSentinel:
         self._next = 0
 
     def moved(self) -> bool:
-        """Whether anything drew, or set a seed, since the last call."""
+        """Return whether anything drew, or set a seed, since the last call."""
         if self._next == len(self._expected):
             self._compute_ahead()
         python, numpy = self._expected[self._next]
@@ -265,7 +265,7 @@ class FetchSeeding:
             seed_torch(fetch_seed(self._seed, step))
 
     def after(self) -> bool:
-        """Whether the batch must be fetched again, because it was drawn without seeding."""
+        """Return whether the batch must be fetched again, because it was drawn without seeding."""
         if self._always or self._sentinel is None:
             return False
         self._always = self._sentinel.moved()

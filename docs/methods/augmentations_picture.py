@@ -28,7 +28,7 @@ def photos() -> Tensor:
 
 
 def rows_of(images: Tensor, columns: int, gap: int = 6) -> Tensor:
-    """Images side by side, in rows, on white."""
+    """Arrange images side by side, in rows, on white."""
     framed = torch.nn.functional.pad(images, (0, gap, 0, gap), value=255)
     rows = framed.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
     return rows[:-gap, :-gap]

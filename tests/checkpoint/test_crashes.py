@@ -32,7 +32,7 @@ def save(target, version):
 
 
 def version(target):
-    """Which version a reader sees; all of it must be of that version. None where there is none."""
+    """Return the version of a checkpoint, or None; all of its parts must agree."""
     try:
         contents = read(target)
     except MissingCheckpointError:

@@ -83,7 +83,7 @@ trees = st.recursive(
 
 
 def same(one, two):
-    """Whether two trees are the same, to the bit and the type."""
+    """Return whether two trees are the same, to the bit and the type."""
     if type(one) is not type(two):
         return False
     if isinstance(one, float):

@@ -46,7 +46,7 @@ def damaged(folder):
 
 
 def changed(folder):
-    """Options that differ from those of a saved run."""
+    """Return options that differ from those of a saved run."""
     Trainer(linear(), **OPTIONS, save_folder=folder).fit()
     return {"load_path": folder, "algorithms": [EMA("2ba")]}
 

@@ -10,7 +10,7 @@ from composable.functional._sampling import numbers
 
 
 def all_places(side, length, uniform_sampling):
-    """Every place of a box with this side in a row of pixels, each of them once."""
+    """Return every place of a box with this side in a row of pixels, once."""
     count = length + side - 1 if uniform_sampling else length
     share = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     sides = torch.full((count, 1), float(side), dtype=torch.float64)

@@ -21,7 +21,7 @@ def noise(*shape, seed=0):
 
 
 def ramps(*shape):
-    """Images without noise, and so with few levels and long edges."""
+    """Build images without noise, and so with few levels and long edges."""
     batch, channels, height, width = shape
     across, down = torch.arange(width), torch.arange(height)[:, None]
     scale = torch.arange(1, batch * channels + 1).reshape(batch, channels, 1, 1)

@@ -27,7 +27,7 @@ def images(batch=4, size=(8, 10), dtype=torch.float32):
 
 
 def coordinates(size, batch=2):
-    """Images of which each pixel says where its centre is, from 0 to 1 along each side."""
+    """Build images whose pixels hold their centres, from 0 to 1 along each side."""
     axes = [(torch.arange(n) + 0.5) / n for n in size]
     grid = torch.stack(torch.meshgrid(*axes, indexing="ij"))
     return grid.expand(batch, *grid.shape)

@@ -61,7 +61,7 @@ def refused_in(loop):
 
 
 def image_net():
-    """For images of any size, with a layer of each kind that an algorithm replaces."""
+    """Build a model for images of any size, with each kind of layer that an algorithm replaces."""
     with seed_context(0):
         return nn.Sequential(
             nn.Conv2d(2, 4, 3, stride=2, padding=1),
@@ -165,11 +165,11 @@ def evaluated(t, inputs):
 
 
 def acts(name, result, **options):
-    """Whether an algorithm made a difference, so that comparing with it means something."""
+    """Return whether an algorithm changes the result, so that a comparison is meaningful."""
     plain = ours(name, algorithms=[], **options)
     return len(plain) != len(result) or not same(plain, result) or layouts(plain) != layouts(result)
 
 
 def layouts(tensors):
-    """How tensors lie in memory."""
+    """Return the memory layouts of tensors."""
     return [tensor.stride() for tensor in tensors]

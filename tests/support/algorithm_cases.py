@@ -94,7 +94,7 @@ def algorithm_sets(
 
 
 def everything(problem: Problem) -> list[Algorithm]:
-    """Each algorithm that can act on a problem, but for those that can't be combined."""
+    """Return the algorithms that can act on a problem together."""
     chosen: list[AlgorithmCase] = []
     for one in combinable(problem):
         if all(can_be_combined(one.name, other.name) for other in chosen):

@@ -11,12 +11,12 @@ from tests.support.runs import LENGTH, WORDS
 
 
 def images(size: int) -> Tensor:
-    """Images `[size, 3, 8, 8]` within [0, 1], away from both ends."""
+    """Return images `[size, 3, 8, 8]` within [0, 1], away from both ends."""
     return image_batch(size)[0].sigmoid()
 
 
 def of_images(size: int) -> tuple[Tensor]:
-    """Images as the only argument."""
+    """Return images as the only argument."""
     return (images(size),)
 
 
@@ -51,7 +51,7 @@ def rows(*shape: int) -> Callable[[int], Tensor]:
 
 
 def probabilities(size: int) -> tuple[Tensor]:
-    """Class probabilities."""
+    """Return class probabilities."""
     return (torch.randn(size, CLASSES).softmax(1),)
 
 
@@ -61,7 +61,7 @@ def texts(size: int) -> tuple[dict[str, Tensor]]:
 
 
 def token_ids(size: int) -> Tensor:
-    """Texts as token ids."""
+    """Return texts as token ids."""
     return torch.randint(WORDS, (size, LENGTH))
 
 

@@ -216,7 +216,7 @@ class AlgorithmCase:
         return {name: value for name, value in self.first_values.items() if name in required}
 
     def acts_on(self, problem: Problem) -> bool:
-        """Whether it can act on a problem."""
+        """Return whether it can act on a problem."""
         return problem not in self.cannot
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ COUNTS = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoc
 
 
 def outcome(problem: Problem, algorithms: Any = (), **options: Any) -> dict[str, Any]:
-    """All that a run with an evaluation leaves behind; effects have laws of their own."""
+    """Return the outcome of a run with an evaluation; effects have laws of their own."""
     defaults = {"eval_dataloader": problem.batches(), "check_effects": False}
     return left_by(problem.trainer(algorithms=algorithms, **{**defaults, **options}).fit())
 
@@ -31,7 +31,7 @@ Equal = Callable[[Any, Any], bool]
 
 
 def to_the_bit(one: Any, other: Any) -> bool:
-    """Whether two tensors, or two other values, are the same; a NaN is itself."""
+    """Return whether two values are bit-identical; NaN equals itself."""
     if not isinstance(one, Tensor):
         return bool(one == other or (one != one and other != other))
     like = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())

@@ -47,10 +47,10 @@ PAIRS = pairs()
 
 
 def can_be_combined(one: str, other: str) -> bool:
-    """Whether two algorithms can act in one run."""
+    """Return whether two algorithms can act in one run."""
     return not any({one, other} == {p.first, p.second} and p.how == BOTH_FAIL for p in PAIRS)
 
 
 def works_in_order(one: str, other: str) -> bool:
-    """Whether a chain of two algorithms in this order can act."""
+    """Return whether a chain of two algorithms in this order can act."""
     return not any((other, one) == (p.first, p.second) and p.how == ONE_FAILS for p in PAIRS)

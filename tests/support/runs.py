@@ -33,7 +33,7 @@ WORDS, LENGTH, WIDTH, IGNORED = 7, 5, 8, -100
 
 
 def mlp(*, dropout: float = 0.0, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Two layers; the weights are those of the seed."""
+    """Build a model of two layers, with the weights of the seed."""
     with seed_context(seed):
         layers = [nn.Linear(FEATURES, 5), nn.ReLU(), nn.Dropout(dropout), nn.Linear(5, CLASSES)]
         return nn.Sequential(*layers).to(dtype)
@@ -151,7 +151,7 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 
 def same(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
-    """Whether two lists of tensors are equal to the bit."""
+    """Return whether two lists of tensors are equal to the bit."""
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -175,7 +175,7 @@ def batches(count: int = 10, size: int = 4, **options: Any) -> list[tuple[Tensor
 
 
 def sentences(count: int = 10) -> list[dict[str, Tensor]]:
-    """Token ids and the labels of their places, of which those of the padding are ignored."""
+    """Return token ids and their labels, of which those of the padding are ignored."""
     generator = torch.Generator().manual_seed(count)
     ids = torch.randint(1, WORDS, (count, LENGTH), generator=generator)
     labels = torch.randint(WORDS, (count, LENGTH), generator=generator)
@@ -186,7 +186,7 @@ def sentences(count: int = 10) -> list[dict[str, Tensor]]:
 
 
 def text_batches(count: int = 10, size: int = 4) -> list[dict[str, Tensor]]:
-    """Batches of sentences, of which the last may be short."""
+    """Return batches of sentences, of which the last may be short."""
     rows = sentences(count)  # a DataLoader would draw from the global generator
     return [default_collate(rows[i : i + size]) for i in range(0, count, size)]
 

@@ -24,7 +24,7 @@ def examples(count, *, seed=0, features=4):
 
 
 def batches(sizes=(4, 4, 4), *, seed=0, features=4):
-    """Batches (inputs, targets) of the given sizes."""
+    """Return batches (inputs, targets) of the given sizes."""
     inputs, targets = examples(sum(sizes), seed=seed, features=features)
     return list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
 
@@ -64,7 +64,7 @@ def weights(module):
 
 
 def same(left, right):
-    """Whether two state dicts agree to the bit."""
+    """Return whether two state dicts agree to the bit."""
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 

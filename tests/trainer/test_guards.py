@@ -23,7 +23,7 @@ from tests.support.tiny import Watch, batches, make_trainer, same, seeded, weigh
 
 
 def poisoned(bad=(3,), value=float("nan"), count=8):
-    """Batches of which some have an input that is not finite."""
+    """Return batches of which some have an input that is not finite."""
     data = batches([4] * count)
     for number in bad:
         data[number][0][0, 0] = value
