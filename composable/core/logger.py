@@ -83,7 +83,12 @@ def to_numbers(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return copies
 
 
+_PLAIN = frozenset((float, int, bool, str, type(None)))
+
+
 def _check_metric(name: str, value: object) -> None:
+    if type(value) in _PLAIN:  # the usual case; an abstract class is slow to test
+        return
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(

@@ -199,9 +199,8 @@ def _seeded_if_drawn(
     """Yield batches as `_seeded`, and seed Python and NumPy from the first batch that draws on."""
     seeding = FetchSeeding(seed, sentinel)
     for following, batch in enumerate(batches, step + 1):
-        seeding.after()
         yield batch
-        seeding.before(following)
+        seeding.before(following)  # seeds if anything drew since: the fetch, or the step
 
 
 def _check(dataloader: object, skip: int, state: Mapping[str, Any] | None) -> None:
