@@ -94,3 +94,41 @@ def test_a_stream_that_draws_late_is_the_same_when_it_is_resumed(first):
         rest = list(seeded_batches(loader, SEED, epoch=1, first_step=4, skip=2))
     assert len(rest) == 2
     assert all(map(torch.equal, rest, whole[2:]))
+
+
+class StatefulStream:
+    """A stream that can resume anywhere, and draws from its third batch on."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+    def __iter__(self):
+        start, self.position = self.position, 0
+        for i in range(start, 6):
+            self.position = i + 1
+            yield torch.tensor([i, random.random() if i >= 3 else 0.0])
+
+
+def test_a_stateful_loader_that_draws_late_is_the_same_when_it_is_resumed():
+    with preserve_rng():
+        whole = list(seeded_batches(StatefulStream(), SEED, epoch=0))
+        state = {"position": 2}
+        rest = list(seeded_batches(StatefulStream(), SEED, epoch=0, skip=2, loader_state=state))
+    assert len(rest) == 4
+    assert all(map(torch.equal, rest, whole[2:]))
+
+
+def test_a_list_of_batches_seeds_the_generators_for_the_epoch():
+    def drawn(before: int) -> float:
+        random.seed(before)
+        next(iter(seeded_batches([1, 2], SEED, epoch=3)))
+        return random.random()
+
+    with preserve_rng():
+        assert drawn(1) == drawn(2)
