@@ -23,7 +23,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from composable.utils.reproducibility import FetchSeeding, seed_epoch, seed_fetch, seed_order
+from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 
 __all__ = ["SeededIndex", "current_fetch_epoch", "is_map_style", "with_seeded_fetch"]
 
@@ -102,8 +102,7 @@ def _copy(dataloader: DataLoader[Any]) -> DataLoader[Any]:
 def fetch_in_process(dataloader: DataLoader[Any], first: SeededIndex, skip: int) -> Iterator[Any]:
     """Fetch the batches of a loader without workers, without the overhead of its iterator.
 
-    The batches are those of `with_seeded_fetch`. A batch may be fetched twice in an epoch: see
-    `FetchSeeding`.
+    The batches are those of `with_seeded_fetch`.
 
     Args:
         dataloader: A loader without workers for which `is_map_style` is true.
@@ -116,18 +115,9 @@ def fetch_in_process(dataloader: DataLoader[Any], first: SeededIndex, skip: int)
     indices = iter(sampler)
     if own is not None:  # torch's iterator draws a seed for workers from it
         torch.empty((), dtype=torch.int64).random_(generator=own)
-    fetch, seeding = _fetcher(dataloader), FetchSeeding(first.seed)
-    for _, epoch, step, index in indices:
-        before = _current_fetch_epoch.set(epoch)
-        try:
-            seeding.before(step)
-            batch = fetch(index)
-            if seeding.after():
-                seeding.before(step)
-                batch = fetch(index)
-        finally:
-            _current_fetch_epoch.reset(before)
-        yield batch
+    fetch = _fetcher(dataloader)
+    for index in indices:
+        yield _fetch(fetch, index)
 
 
 def _fetcher(dataloader: DataLoader[Any]) -> Callable[[Any], Any]:

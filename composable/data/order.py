@@ -15,13 +15,7 @@ from composable.data.fetching import (
     is_map_style,
     with_seeded_fetch,
 )
-from composable.utils.reproducibility import (
-    DrawSentinel,
-    FetchSeeding,
-    epoch_seed,
-    seed_epoch,
-    seed_fetch,
-)
+from composable.utils.reproducibility import seed_epoch, seed_fetch
 
 __all__ = [
     "MovedGeneratorWarning",
@@ -178,12 +172,7 @@ def _batches(
         if skip:
             _report_replay(dataloader, skip)
         seed_epoch(seed, epoch)
-        sentinel = None if _is_stateful(dataloader) else DrawSentinel(epoch_seed(seed, epoch))
-        batches = iter(dataloader)
-        if sentinel is None:  # may resume anywhere, so every batch depends on its step alone
-            yield from islice(_seeded(batches, seed, first_step), skip, None)
-        else:
-            yield from islice(_seeded_if_drawn(batches, seed, first_step, sentinel), skip, None)
+        yield from islice(_seeded(iter(dataloader), seed, first_step), skip, None)
 
 
 def _seeded(batches: Iterator[T], seed: int | Key, step: int) -> Iterator[T]:
@@ -191,16 +180,6 @@ def _seeded(batches: Iterator[T], seed: int | Key, step: int) -> Iterator[T]:
     for following, batch in enumerate(batches, step + 1):
         yield batch
         seed_fetch(seed, following)
-
-
-def _seeded_if_drawn(
-    batches: Iterator[T], seed: int | Key, step: int, sentinel: DrawSentinel
-) -> Iterator[T]:
-    """Yield batches as `_seeded`, and seed Python and NumPy from the first batch that draws on."""
-    seeding = FetchSeeding(seed, sentinel)
-    for following, batch in enumerate(batches, step + 1):
-        yield batch
-        seeding.before(following)  # seeds if anything drew since: the fetch, or the step
 
 
 def _check(dataloader: object, skip: int, state: Mapping[str, Any] | None) -> None:

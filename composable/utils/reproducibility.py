@@ -8,7 +8,7 @@ functions of the run's seed and the position in the run.
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -32,11 +32,10 @@ __all__ = [
 
 
 _HAS_MPS = torch.backends.mps.is_available()
-_AHEAD = 256  # seeds, and draws of a sentinel, are computed so many at a time
+_AHEAD = 256  # seeds are computed so many at a time
 
 _cuda = torch.cuda
 _seed_cpu = torch.default_generator.manual_seed
-_python_draw = random.random
 
 
 def seed_all(seed: int) -> None:
@@ -171,105 +170,6 @@ class SeedStream:
 def _stream(seed: int, name: str) -> SeedStream:
     """Return the seeds of one kind of seeding."""
     return SeedStream(fold_in(seed, name))
-
-
-class DrawSentinel:
-    """Seed the generators of Python and NumPy, and tell later whether anything drew from them.
-
-    To tell, `moved` draws a number from each and compares it with the expected one, which takes a
-    tenth of the time of seeding.
-
-    Example:
-        >>> from composable.utils.reproducibility import DrawSentinel
-        >>> sentinel = DrawSentinel(17)
-        >>> sentinel.moved()
-        False
-        >>> _ = random.random()
-        >>> sentinel.moved()
-        True
-    """
-
-    __slots__ = ("_draw", "_expected", "_module", "_next", "_numpy", "_python")
-
-    def __init__(self, seed: int) -> None:
-        _seed_python(seed)
-        self._module = sys.modules.get("numpy")
-        self._python = random.Random(seed)
-        self._numpy = self._module and self._module.random.RandomState(seed & 0xFFFFFFFF)
-        self._draw: Callable[[], float] = (
-            self._module.random.random_sample if self._module else _draw_nothing
-        )
-        self._expected: list[tuple[float, float]] = []
-        self._next = 0
-
-    def moved(self) -> bool:
-        """Return whether anything drew, or set a seed, since the last call."""
-        if self._next == len(self._expected):
-            self._compute_ahead()
-        python, numpy = self._expected[self._next]
-        self._next += 1
-        drawn = _python_draw(), self._draw()  # both draw, whatever the first is
-        # NumPy may have been loaded since, by the first dataset that uses it.
-        return drawn != (python, numpy) or sys.modules.get("numpy") is not self._module
-
-    def _compute_ahead(self) -> None:
-        numpy = self._numpy.random_sample(_AHEAD).tolist() if self._numpy else [0.0] * _AHEAD
-        self._expected = [(self._python.random(), value) for value in numpy]
-        self._next = 0
-
-
-def _draw_nothing() -> float:
-    return 0.0
-
-
-class FetchSeeding:
-    """Seed the global generators for fetching batches, those of Python and NumPy only if needed.
-
-    They are seeded for the first batch. As long as fetching does not draw from them, seeding them
-    again has no effect, and is omitted. If it draws from them later, `after` returns True: call
-    `before` and fetch that batch again. From there on they are seeded for every batch.
-
-    Example:
-        >>> from composable.utils.reproducibility import FetchSeeding, seed_context, seed_fetch
-        >>> with seed_context(0):
-        ...     seed_fetch(17, 5)
-        ...     expected = random.random()
-        ...     seeding = FetchSeeding(17)
-        ...     seeding.before(4), seeding.after()
-        ...     seeding.before(5), random.random() == expected, seeding.after()
-        ...     seeding.before(5), random.random() == expected, seeding.after()
-        (None, False)
-        (None, False, True)
-        (None, True, False)
-    """
-
-    __slots__ = ("_always", "_first", "_seed", "_sentinel")
-
-    def __init__(self, seed: int | Key, sentinel: DrawSentinel | None = None) -> None:
-        self._seed = seed
-        self._sentinel = sentinel
-        self._always = False
-        self._first = True
-
-    def before(self, step: int) -> None:
-        """Seed for fetching the batch of a step."""
-        if self._sentinel is None:
-            seed = fetch_seed(self._seed, step)
-            seed_torch(seed)
-            self._sentinel = DrawSentinel(seed)
-        elif self._always or self._sentinel.moved():  # by other code, between two fetches
-            self._always = True
-            seed_fetch(self._seed, step)
-        else:
-            self._first = False
-            seed_torch(fetch_seed(self._seed, step))
-
-    def after(self) -> bool:
-        """Return whether the batch must be fetched again, because it was drawn without seeding."""
-        if self._always or self._sentinel is None:
-            return False
-        self._always = self._sentinel.moved()
-        return self._always and not self._first
 
 
 def get_random_seed() -> int:

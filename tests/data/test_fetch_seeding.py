@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from composable import Trainer
 from composable.data import seeded_batches
 from composable.data.fetching import SeededIndex, fetch_in_process, with_seeded_fetch
 from composable.utils.reproducibility import preserve_rng
@@ -53,12 +54,11 @@ def test_batches_are_those_of_a_loader_that_is_seeded_for_each(draw, first, skip
     assert all(map(torch.equal, made, expected))
 
 
-@pytest.mark.parametrize(("first", "twice"), [(0, 0), (9, 1), (100, 0)])
-def test_one_batch_is_fetched_twice_where_draws_begin_late(first, twice):
-    data = DrawsFrom(random.random, first)
+def test_every_example_is_fetched_once():
+    data = DrawsFrom(random.random, 9)
     with preserve_rng():
         list(seeded_batches(DataLoader(data, batch_size=4), SEED, epoch=0))
-    assert len(data.fetched) == 24 + 4 * twice
+    assert data.fetched == list(range(24))
 
 
 def test_draws_of_the_training_step_do_not_change_the_batches():
@@ -132,3 +132,49 @@ def test_a_list_of_batches_seeds_the_generators_for_the_epoch():
 
     with preserve_rng():
         assert drawn(1) == drawn(2)
+
+
+class Noisy(torch.nn.Linear):
+    """Draws from the generators of Python and NumPy in its forward pass, as SpecAugment does."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) * (DRAWS["python"]() + DRAWS["numpy"]())
+
+
+def make_trainer(source, folder, **options) -> Trainer:
+    torch.manual_seed(0)
+    examples = [(torch.full((4,), i / 24), torch.tensor(i % 3)) for i in range(24)]
+    model = Noisy(4, 3)
+    return Trainer(
+        model,
+        train_dataloader=DataLoader(source(examples), batch_size=4),
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        max_duration="2ep",
+        progress_bar=False,
+        seed=SEED,
+        save_folder=folder,
+        save_interval="1ba",
+        **options,
+    )
+
+
+class Iterated(IterableDataset):
+    def __init__(self, examples) -> None:
+        self.examples = examples
+
+    def __iter__(self):
+        return iter(self.examples)
+
+
+@pytest.mark.parametrize("source", [list, Iterated])
+@pytest.mark.parametrize("batch", [1, 4, 8])
+@pytest.mark.filterwarnings("ignore::composable.data.ReplayedBatchesWarning")
+def test_a_model_that_draws_from_python_and_numpy_resumes_bit_for_bit(source, batch, tmp_path):
+    with preserve_rng():
+        whole = make_trainer(source, tmp_path / "whole")
+        whole.fit()
+        saved = tmp_path / "whole" / f"ep{batch // 6}-ba{batch}"
+        resumed = make_trainer(source, tmp_path / "resumed", load_path=saved)
+        resumed.fit()
+    assert torch.equal(resumed.state.model.weight, whole.state.model.weight)
