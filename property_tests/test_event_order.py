@@ -293,7 +293,7 @@ def batches_of(run):
 
 @settings(max_examples=50)
 @given(runs(asked=st.just([])))
-def test_a_run_in_which_nobody_asks_is_as_long_as_max_duration_says(run):
+def test_a_run_without_requests_is_as_long_as_max_duration_says(run):
     training, trace = run.train()
 
     assert training.state.timestamp.batch == batches_of(run)
