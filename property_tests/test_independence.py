@@ -130,7 +130,7 @@ def test_a_callback_that_draws_random_numbers_changes_no_weight(
 
 @pytest.mark.parametrize("loader", LOADERS)
 @given(seed=seeds, mixup=mixups)
-def test_even_an_algorithm_that_draws_from_global_generators_shifts_nobody(loader, seed, mixup):
+def test_an_algorithm_that_draws_from_global_generators_changes_no_other(loader, seed, mixup):
     def run(*more):
         return trained(mlp(dropout=0.5), LOADERS[loader](), algorithms=[mixup, *more], seed=seed)
 
