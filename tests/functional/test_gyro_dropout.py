@@ -46,6 +46,10 @@ def test_batch_is_divided_evenly(batch):
     assert not counts or max(counts.values()) - min(counts.values()) <= 1
 
 
+def test_takes_a_scalar():
+    assert layer()(torch.tensor(1.0)).item() in (0.0, 2.0)
+
+
 def test_each_mask_is_used_equally_long():
     dropout, x = layer(sigma=8, tau=2, stay=3), torch.ones(2, 64)
 
