@@ -2,21 +2,16 @@
 
 from functools import partial
 
-import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import composable.functional as F
-from composable import Event
-from composable.algorithms import EMA, GradientClipping, LayerFreezing, StochasticDepth
+from composable.algorithms import LayerFreezing, StochasticDepth
 from property_tests.test_resume import POINTS, check_going_on
-from tests.support.runs import PROBLEMS, Watch, adam, sgd
-from tests.support.strategies import few
 
 shares = st.floats(0, 1)
-problems = st.sampled_from(PROBLEMS)
 
 
 @st.composite
@@ -73,50 +68,6 @@ def test_a_layer_is_frozen_before_any_that_comes_after_it(model, elapsed, level)
     order = list(dict.fromkeys(owners))
 
     assert list(found.layers) == order[: len(found.layers)]
-
-
-algorithms = st.builds(LayerFreezing, st.sampled_from([0.0, 0.3, 0.8]), st.sampled_from([1.0, 0.5]))
-optimizers = st.sampled_from(
-    [sgd, adam, partial(torch.optim.AdamW, lr=0.1, weight_decay=0.3, amsgrad=True)]
-)
-
-
-@few
-@given(problems, algorithms, optimizers, st.integers(1, 2))
-def test_from_the_moment_of_freezing_the_bits_of_a_layer_stay(problem, freezing, optimizer, split):
-    def held(state):
-        parameters = dict(state.model.named_parameters())
-        return state.elapsed, {name: p.detach().clone() for name, p in parameters.items()}
-
-    watch = Watch(held, Event.BATCH_START, Event.BATCH_END)
-    run = problem.trainer(
-        algorithms=[freezing], optimizers=optimizer, callbacks=watch, grad_accum=split
-    )
-    run.fit()
-
-    model = problem.model()
-    for (elapsed, before), (_, after) in zip(watch.seen[::2], watch.seen[1::2], strict=True):
-        frozen = F.frozen_layers(
-            model,
-            elapsed=elapsed,
-            freeze_start=freezing.freeze_start,
-            freeze_level=freezing.freeze_level,
-        ).parameters
-        assert all(torch.equal(before[name], after[name]) for name in frozen)
-        assert not all(torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
-@settings(max_examples=4)
-@example(at=POINTS // 2)
-@given(at=st.integers(1, POINTS))
-def test_layer_freezing_resumes(problem, at):
-    check_going_on(
-        at,
-        problem=lambda: problem,
-        optimizers=lambda: partial(torch.optim.AdamW, lr=0.1, weight_decay=0.3),
-        algorithms=lambda: [LayerFreezing(0.2), EMA("2ba"), GradientClipping("norm", 0.5)],
-    )
 
 
 @settings(max_examples=4)

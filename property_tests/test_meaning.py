@@ -94,14 +94,11 @@ def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batc
 
 @pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
 @given(data=st.data())
-def test_an_algorithm_is_a_frozen_value_that_shows_its_hyperparameters(case, data):
+def test_an_algorithm_shows_its_hyperparameters(case, data):
     algorithm = data.draw(case.instances)
     shown = [f"{name}={value!r}" for name, value in hyperparameters_of(algorithm).items()]
 
-    assert algorithm == attrs.evolve(algorithm)
     assert repr(algorithm) == f"{case.name}({', '.join(shown)})"
-    with pytest.raises(AttributeError):
-        algorithm.name = "Other"
 
 
 @pytest.mark.parametrize("case", ALGORITHMS, ids=repr)

@@ -7,9 +7,16 @@ from tests.support.invalid import NO_FLAG, NO_FLOAT_IMAGES, no_count, no_word
 from tests.support.meaning import surgery
 from tests.support.runs import LANGUAGE
 
+NOTHING_TO_REPLACE = [
+    (
+        {"replace_convs": False, "replace_maxpools": False},
+        "replace_convs=False and replace_maxpools=False leave nothing to replace",
+    )
+]
+
 CASE = Case(
     functions=[
-        FunctionCase(F.blurpool),
+        FunctionCase(F.blurpool, invalid_sets=NOTHING_TO_REPLACE),
         FunctionCase(F.blurpool, {"blur_first": False}),
         FunctionCase(
             F.blur,
@@ -26,9 +33,7 @@ CASE = Case(
         {"min_channels": [0], "blur_first": [True, False], "replace_maxpools": [True, False]},
         meaning=surgery(F.blurpool),
         neutral="its blur has one strength; it is the identity on what is the same everywhere",
-        invalid_sets=[
-            ({"replace_convs": False, "replace_maxpools": False}, "leave nothing to replace")
-        ],
+        invalid_sets=NOTHING_TO_REPLACE,
         cannot={LANGUAGE: "it has no strided layers"},
     ),
     invalid={

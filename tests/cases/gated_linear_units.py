@@ -19,7 +19,7 @@ CASE = Case(
         FunctionCase(
             F.register_gated_linear_units,
             arguments={"kind": "some.module.Class", "linear": "up", "activation": "act"},
-            invalid={"kind": NO_CLASS, "linear": (3, None), "activation": (3, None)},
+            invalid={"kind": NO_CLASS, "linear": (3, None, ""), "activation": (3, None, "")},
             no_row="it adds to a registry, and computes nothing",
         ),
     ],

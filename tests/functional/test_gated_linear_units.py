@@ -1,8 +1,4 @@
-"""The laws of gated linear units: what a block computes, and from where its weights come."""
-
-import copy
-import pickle
-import sys
+"""Gated linear units: what a block computes, and how its weights are drawn."""
 
 import pytest
 import torch
@@ -47,7 +43,7 @@ def gate(model, **options):
 @BIASES
 @OTHER_BIASES
 @pytest.mark.parametrize("act_fn", [None, torch.sigmoid, nn.Softplus()])
-def test_a_block_is_that_of_the_formula(gated, other, act_fn):
+def test_matches_the_formula(gated, other, act_fn):
     block, x = Hidden(4), randn(3, 5, 4)
 
     new = gate(block, act_fn=act_fn, gated_layer_bias=gated, non_gated_layer_bias=other)
@@ -60,7 +56,7 @@ def test_a_block_is_that_of_the_formula(gated, other, act_fn):
     assert (new[0].bias is block[0].bias) if gated else (new[0].bias is None)
 
 
-def test_a_block_with_its_parts_further_down_and_a_function_as_activation():
+def test_nested_parts_and_a_function_as_activation_match_the_formula():
     block, x = Deep().eval(), randn(3, 4)
 
     new = gate(block)
@@ -72,7 +68,7 @@ def test_a_block_with_its_parts_further_down_and_a_function_as_activation():
     assert type(up) is nn.Linear
 
 
-def test_a_bias_that_was_not_there_is_drawn():
+def test_missing_bias_is_drawn():
     block = Deep(bias=False)
 
     new = gate(block, gated_layer_bias=True).parts["up"]
@@ -81,18 +77,16 @@ def test_a_bias_that_was_not_there_is_drawn():
     assert 0 < new.bias.abs().max() <= 0.5
 
 
-def test_keys_stay_but_for_the_old_bias():
+def test_bias_is_removed_by_default():
     block = nn.Sequential(Hidden(4), Hidden(4))
 
-    new = gate(block)
+    old, new = set(block.state_dict()), set(gate(block).state_dict())
 
-    old, keys = set(block.state_dict()), set(new.state_dict())
-    assert old - keys == {"0.0.bias", "1.0.bias"}
-    assert keys - old == {"0.0.non_gated.weight", "1.0.non_gated.weight"}
-    assert all(new.get_parameter(key) is block.get_parameter(key) for key in keys & old)
+    assert old - new == {"0.0.bias", "1.0.bias"}
+    assert new - old == {"0.0.non_gated.weight", "1.0.non_gated.weight"}
 
 
-def test_new_weights_are_drawn_from_the_generator_as_those_of_a_linear_layer(still_generators):
+def test_generator_determines_new_weights(still_generators):
     with torch.random.fork_rng():
         block = nn.Sequential(Hidden(100), Hidden(100))
 
@@ -107,7 +101,7 @@ def test_new_weights_are_drawn_from_the_generator_as_those_of_a_linear_layer(sti
     assert abs(weights[0].mean()) < 0.01
 
 
-def test_a_module_as_activation_is_copied_into_each_block():
+def test_activation_module_is_copied_into_each_block():
     act = nn.PReLU()
     model = nn.Sequential(Hidden(4), Hidden(4)).double().eval()
 
@@ -121,7 +115,7 @@ def test_a_module_as_activation_is_copied_into_each_block():
     assert act.training
 
 
-def test_blocks_that_share_an_activation_leave_it_to_others():
+def test_shared_activation_stays_shared():
     act = nn.PReLU()
     first, second = Hidden(4), Hidden(4)
     first[1] = second[1] = act
@@ -135,15 +129,7 @@ def test_blocks_that_share_an_activation_leave_it_to_others():
     assert_close(new(x), act(new[1](new[0](x))))
 
 
-def test_a_block_in_two_places_stays_one_and_twice_is_once():
-    block = Hidden(4)
-    new = gate(nn.Sequential(block, nn.ReLU(), block))
-
-    assert new[0] is new[2]
-    assert gate(new, act_fn=torch.tanh) is new
-
-
-def test_weights_that_two_blocks_share_stay_shared():
+def test_tied_weights_stay_tied():
     first, second = Hidden(4), Hidden(4)
     second[0].weight = first[0].weight
 
@@ -151,84 +137,3 @@ def test_weights_that_two_blocks_share_stay_shared():
 
     assert new[0][0].weight is new[1][0].weight is first[0].weight
     assert new[0][0].non_gated.weight is not new[1][0].non_gated.weight
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies_and_pickles_compute_the_same(copied):
-    new, x = gate(Hidden(4)), randn(3, 4)
-
-    assert torch.equal(copied(new)(x), new(x))
-
-
-class Mlp(nn.Sequential):
-    pass
-
-
-@pytest.fixture
-def register():
-    registry = sys.modules["composable.functional.gated_linear_units"].REGISTRY
-    before = dict(registry.entries)
-    yield F.register_gated_linear_units
-    registry.entries = before
-
-
-def test_a_class_is_found_by_its_name_and_a_subclass_by_its_base(register):
-    class Child(Mlp):
-        pass
-
-    register(f"{Mlp.__module__}.Mlp", linear="0", activation="1")
-    new = gate(nn.Sequential(Child(nn.Linear(2, 3), nn.Tanh())))
-    assert hasattr(new[0][0], "non_gated")
-
-    register(Child, linear="2", activation="1")
-    new = gate(nn.Sequential(Child(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))))
-    assert not hasattr(new[0][0], "non_gated")
-    assert hasattr(new[0][2], "non_gated")
-
-
-@pytest.mark.parametrize(
-    ("names", "error", "message"),
-    [
-        (("5", "1"), ValueError, "Mlp has no part '5', which is registered .* names of its parts"),
-        (("0.up", "1"), ValueError, "Mlp has no part '0.up', which is registered"),
-        (("0", "act"), ValueError, "Mlp has no part 'act', which is registered for it"),
-        (("1", "0"), TypeError, "block.1 must be a torch.nn.Linear .* not a Tanh"),
-        (("2", "1"), ValueError, "block.2 is lazy and its channels are not known yet"),
-    ],
-)
-def test_a_block_that_is_not_as_it_was_registered_is_refused(register, names, error, message):
-    register(Mlp, linear=names[0], activation=names[1])
-    block = Mlp(nn.Linear(2, 3), nn.Tanh(), nn.LazyLinear(3))
-    with pytest.raises(error, match=message):
-        gate(nn.ModuleDict({"block": block}))
-
-
-def test_a_block_that_was_factorized_says_what_comes_first(register):
-    register(Mlp, linear="0", activation="1")
-    block = F.factorize(Mlp(nn.Linear(8, 8), nn.Tanh()), min_features=1, latent_features=2)
-
-    with pytest.raises(
-        TypeError, match=r"^0 must be .* not a FactorizedLayer.* after gated_linear_un"
-    ):
-        gate(block)
-
-
-def test_a_model_without_blocks_that_are_known_is_reported():
-    model = nn.Linear(2, 2)
-    with pytest.warns(F.NoEffectWarning, match=r"BertIntermediate.*GPT2MLP.* add others wi"):
-        assert gate(model) is model
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"kind": "Mlp"}, "kind='Mlp' must be a class of modules, or its full name"),
-        ({"kind": int}, "kind=<class 'int'> must be a class of modules"),
-        ({"linear": 0}, "linear=0 must be the name of a part of the block"),
-        ({"activation": ""}, "activation='' must be the name of a part of the block"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_what_is_registered_is_checked(register, arguments, message):
-    with pytest.raises(TypeError, match=message):
-        register(**{"kind": Mlp, "linear": "0", "activation": "1", **arguments})

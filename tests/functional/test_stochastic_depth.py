@@ -1,7 +1,8 @@
-"""The laws of stochastic depth: which layers are dropped, how often, and the result in eval."""
+"""Stochastic depth: which layers are dropped, how often, and the result in evaluation."""
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -9,12 +10,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from composable.functional import (
-    NoEffectWarning,
     ResidualBlock,
     ghost_batchnorm,
     scale_drop_rates,
     stochastic_depth,
 )
+from tests.support import hugging_face
 
 
 def randn(*shape, dtype=torch.float32):
@@ -76,6 +77,7 @@ class OfTimm(Net):
 for kind, module in [(OfTorchvision, "torchvision.models.resnet"), (OfTimm, "timm.models.resnet")]:
     kind.__module__, kind.__qualname__ = module, "BasicBlock"
 
+METHODS = pytest.mark.parametrize("method", ["block", "sample"])
 NETS = pytest.mark.parametrize("kind", [OfTorchvision, OfTimm])
 SHORTCUTS = pytest.mark.parametrize("shortcut", [None, "convolution"])
 
@@ -94,7 +96,7 @@ def rates(model):
     ("distribution", "expected"),
     [("linear", [0.1, 0.2, 0.3, 0.4]), ("uniform", [0.4, 0.4, 0.4, 0.4])],
 )
-def test_rates_grow_with_the_depth_or_are_all_the_same(distribution, expected):
+def test_rates_grow_with_the_depth_or_are_uniform(distribution, expected):
     model = nn.Sequential(Block(), nn.ReLU(), nn.Sequential(Block(), Block()), Block())
 
     new = stochastic_depth(model, target=Block, drop_rate=0.4, drop_distribution=distribution)
@@ -104,8 +106,8 @@ def test_rates_grow_with_the_depth_or_are_all_the_same(distribution, expected):
 
 @NETS
 @SHORTCUTS
-@pytest.mark.parametrize("method", ["block", "sample"])
-def test_evaluation_scales_the_residual_before_the_activation(kind, shortcut, method):
+@METHODS
+def test_evaluation_scales_the_residual(kind, shortcut, method):
     block, x = block_of(kind, shortcut).eval(), randn(3, 4, 5, 5)
 
     new = stochastic_depth(block, method=method, drop_rate=0.3)
@@ -115,8 +117,8 @@ def test_evaluation_scales_the_residual_before_the_activation(kind, shortcut, me
 
 @NETS
 @SHORTCUTS
-@pytest.mark.parametrize("method", ["block", "sample"])
-def test_a_dropped_block_is_its_shortcut(kind, shortcut, method):
+@METHODS
+def test_dropped_block_returns_its_shortcut(kind, shortcut, method):
     block, x = block_of(kind, shortcut), randn(3, 4, 5, 5)
     before, expected = x.clone(), torch.relu(copy.deepcopy(block).shortcut(x))
 
@@ -130,7 +132,7 @@ def test_a_dropped_block_is_its_shortcut(kind, shortcut, method):
 
 
 @NETS
-def test_examples_are_dropped_each_by_itself(kind):
+def test_examples_are_dropped_independently(kind):
     block, x = block_of(kind), randn(64, 4, 5, 5)
     kept, dropped = copy.deepcopy(block)(x), torch.relu(x)
 
@@ -142,19 +144,8 @@ def test_examples_are_dropped_each_by_itself(kind):
     assert 10 < is_kept.sum() < 54
 
 
-def test_a_block_is_dropped_as_a_whole_and_as_often_as_asked():
-    block, x = Block(), randn(8, 4)
-    new, kept = stochastic_depth(block, target=Block, drop_rate=0.3), block(x)
-
-    outputs = [new(x) for _ in range(400)]
-
-    dropped = sum(torch.equal(out, x) for out in outputs)
-    assert all(torch.equal(out, x) or torch.equal(out, kept) for out in outputs)
-    assert 90 <= dropped <= 150  # 120, give or take three deviations
-
-
-@pytest.mark.parametrize("method", ["block", "sample"])
-def test_evaluation_has_the_mean_of_training(method):
+@METHODS
+def test_evaluation_returns_the_mean_of_training(method):
     block, x = Block().double(), randn(1, 4, dtype=torch.float64)
     new = stochastic_depth(block, target=Block, method=method, drop_rate=0.4)
 
@@ -165,22 +156,27 @@ def test_evaluation_has_the_mean_of_training(method):
 
 
 @pytest.mark.parametrize("options", [{"target": Block}, {"target": [Block, OfTorchvision]}, {}])
-def test_a_rate_of_zero_is_the_model_as_it_was(options):
+def test_drop_rate_of_zero_returns_the_model(options):
     model = nn.Sequential(Block(), block_of(OfTorchvision))
 
     assert stochastic_depth(model, drop_rate=0, **options) is model
 
 
-def test_a_scale_of_zero_computes_what_the_model_did():
-    for block, x in [(Block(), randn(3, 4)), (block_of(OfTorchvision), randn(3, 4, 5, 5))]:
-        for method in ("block", "sample"):
-            model = stochastic_depth(block, target=type(block), method=method, drop_rate=1.0)
-            new = scale_drop_rates(model, 0.0)
-            assert torch.equal(copy.deepcopy(new).eval()(x), copy.deepcopy(block).eval()(x))
-            assert torch.equal(new(x), copy.deepcopy(block)(x))
+@METHODS
+@pytest.mark.parametrize(
+    ("build", "x"), [(Block, randn(3, 4)), (partial(block_of, OfTorchvision), randn(3, 4, 5, 5))]
+)
+def test_scale_of_zero_computes_what_the_block_did(build, x, method):
+    block = build()
+    model = stochastic_depth(block, target=type(block), method=method, drop_rate=1.0)
+
+    new = scale_drop_rates(model, 0.0)
+
+    for mode in (False, True):
+        assert torch.equal(copy.deepcopy(new).train(mode)(x), copy.deepcopy(block).train(mode)(x))
 
 
-def test_rates_are_scaled_from_what_they_were_made_with():
+def test_scale_is_relative_to_the_original_rates():
     model = stochastic_depth(nn.Sequential(Block(), Block()), target=Block, drop_rate=0.4)
 
     half = scale_drop_rates(model, 0.5)
@@ -192,7 +188,7 @@ def test_rates_are_scaled_from_what_they_were_made_with():
     assert next(half.parameters()) is next(model.parameters())
 
 
-def test_rates_of_some_blocks_are_scaled():
+def test_scales_the_rates_of_one_class():
     class Other(Block):
         pass
 
@@ -207,7 +203,7 @@ def test_rates_of_some_blocks_are_scaled():
 
 
 @pytest.mark.parametrize("extra", [False, True])
-def test_a_block_that_the_caller_describes(extra):
+def test_takes_a_description_of_a_block(extra):
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -231,32 +227,31 @@ def test_a_block_that_the_caller_describes(extra):
     assert torch.equal(always(x, 2.0), torch.tanh(x[..., :2]))
 
 
-def test_blocks_that_are_no_sum_with_their_inputs_must_be_described():
-    class Wider(nn.Linear):
-        pass
-
-    class Pair(nn.Linear):
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda x: x, ValueError, r"Other must return .* its shortcut \(3, 4\), not \(3, 8\)"),
+        (lambda x: (x, None), TypeError, "Other must return a tensor .* not a tuple"),
+    ],
+)
+def test_rejects_blocks_that_are_no_sum_with_their_inputs(change, error, message):
+    class Other(nn.Linear):
         def forward(self, x):
-            return super().forward(x), None
+            return change(super().forward(x))
 
-    for kind, error, message in [
-        (Wider, ValueError, r"Wider must return .* its shortcut \(3, 4\), not \(3, 8\)"),
-        (Pair, TypeError, "Pair must return a tensor .* not a tuple"),
-    ]:
-        new = stochastic_depth(kind(4, 8), target=kind, drop_rate=1e-9)
-        with pytest.raises(error, match=f"{message}.* target=ResidualBlock"):
-            new(randn(3, 4))
+    new = stochastic_depth(Other(4, 8), target=Other, drop_rate=1e-9)
+    with pytest.raises(error, match=f"{message}.* target=ResidualBlock"):
+        new(randn(3, 4))
 
 
-def test_a_block_in_two_places_counts_once():
+def test_shared_block_counts_once():
     shared = Block()
     new = stochastic_depth(nn.Sequential(shared, Block(), shared), target=Block, drop_rate=0.4)
 
-    assert new[0] is new[2]
     assert rates(new) == pytest.approx([0.2, 0.4])
 
 
-def test_classes_stay():
+def test_class_is_a_subclass_of_the_original():
     new = stochastic_depth(block_of(OfTorchvision), drop_rate=0.5)
 
     assert isinstance(new, OfTorchvision)
@@ -264,23 +259,18 @@ def test_classes_stay():
 
 
 @NETS
-def test_known_blocks_can_be_copied_pickled_and_operated_on_again(kind):
+def test_known_blocks_can_be_copied_and_modified_again(kind):
     new, x = stochastic_depth(block_of(kind), drop_rate=0.3).eval(), randn(3, 4, 5, 5)
-    # Neither module exists here, so that pickle can't look the class up.
-    others = [copy.deepcopy(new), ghost_batchnorm(new, ghost_batch_size=2)]
+    again = ghost_batchnorm(new, ghost_batch_size=2)
 
-    for other in others:
+    for other in (copy.deepcopy(new), again):
         assert_close(other(x), new(x))
-    other = scale_drop_rates(others[1], 0.0)
-    assert_close(other(x), _plain(new, x))
-    pickle.dumps(new.stochastic_depth)
+    plain = torch.relu(new.shortcut(x) + new.residual(x) / 0.7)
+    assert_close(scale_drop_rates(again, 0.0)(x), plain)
+    pickle.dumps(new.stochastic_depth)  # the module of the class doesn't exist here
 
 
-def _plain(block, x):
-    return torch.relu(block.shortcut(x) + block.residual(x) / (1 - block.stochastic_depth.rate))
-
-
-def test_draws_are_those_of_the_global_generators():
+def test_draws_from_the_global_generator():
     new, x = stochastic_depth(Block(), target=Block, method="sample", drop_rate=0.5), randn(9, 4)
 
     with torch.random.fork_rng():
@@ -291,18 +281,8 @@ def test_draws_are_those_of_the_global_generators():
         assert not torch.equal(new(x), first)
 
 
-def test_ensembles_draw_by_vmap():
-    new = stochastic_depth(Block(), target=Block, method="sample", drop_rate=0.5)
-    x = randn(3, 2, 4)
-
-    outputs = torch.func.vmap(new, randomness="different")(x)
-
-    kept = torch.isclose(outputs, new.linear(x) + x).all(-1)
-    assert (kept ^ torch.isclose(outputs, x).all(-1)).all()
-
-
 @pytest.mark.parametrize("kind", [Block, OfTorchvision])
-def test_each_of_an_ensemble_drops_its_block_as_a_whole(kind):
+def test_blocks_and_examples_are_dropped_independently_under_vmap(kind):
     block = kind()
     if kind is OfTorchvision:  # whose statistics an ensemble can't share
         block.bn1.eval(), block.bn2.eval()
@@ -313,6 +293,11 @@ def test_each_of_an_ensemble_drops_its_block_as_a_whole(kind):
 
     outputs = torch.func.vmap(new, randomness="different")(x.expand(20, *x.shape))
 
+    new = stochastic_depth(block, target=kind, drop_rate=0.5, method="sample")
+    several = torch.func.vmap(new, randomness="different")(x.expand(20, *x.shape))
+    of_both = [torch.isclose(several, f(x), atol=1e-6).flatten(2).all(2) for f in (whole, shortcut)]
+    assert (of_both[0] ^ of_both[1]).all()
+    assert of_both[0].any(1).sum() > of_both[0].all(1).sum()  # examples of one batch differ
     kept = [torch.allclose(one, whole(x), atol=1e-6) for one in outputs]
     past = [torch.allclose(one, shortcut(x), atol=1e-6) for one in outputs]
     assert all(a != b for a, b in zip(kept, past, strict=True))
@@ -320,8 +305,8 @@ def test_each_of_an_ensemble_drops_its_block_as_a_whole(kind):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("method", ["block", "sample"])
-def test_encoders_of_torch_are_evaluated_without_what_is_padding(method):
+@METHODS
+def test_torch_encoder_ignores_padding_in_evaluation(method):
     layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)
     new = stochastic_depth(encoder, target=nn.TransformerEncoderLayer, method=method).eval()
@@ -335,8 +320,8 @@ def test_encoders_of_torch_are_evaluated_without_what_is_padding(method):
     assert not outputs[padding].any()
 
 
-@pytest.mark.parametrize("method", ["block", "sample"])
-def test_under_autocast_outputs_keep_the_dtype_of_the_block(method):
+@METHODS
+def test_outputs_under_autocast_have_the_dtype_of_the_block(method):
     class Summed(Block):
         def forward(self, x):
             return super().forward(x).float()
@@ -352,7 +337,7 @@ def test_under_autocast_outputs_keep_the_dtype_of_the_block(method):
     assert_close(outputs, torch.lerp(shortcut, expected, 0.8))
 
 
-def test_a_gradient_by_torch_func_is_that_of_a_backward_pass():
+def test_gradient_of_torch_func_matches_backward():
     new = stochastic_depth(Block(), target=Block, drop_rate=0.5)
     x = randn(2, 4).requires_grad_()
     for seed in range(5):
@@ -364,35 +349,20 @@ def test_a_gradient_by_torch_func_is_that_of_a_backward_pass():
         )
 
 
-@pytest.mark.parametrize("method", ["block", "sample"])
+@METHODS
 @pytest.mark.parametrize("family", ["bert", "gpt2", "roberta"])
 def test_layers_of_hugging_face(family, method):
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 11, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8}
-    config = {
-        "bert": lambda: transformers.BertConfig(intermediate_size=8, **sizes),
-        "gpt2": lambda: transformers.GPT2Config(n_positions=16, **sizes),
-        "roberta": lambda: transformers.RobertaConfig(intermediate_size=8, **sizes),
-    }[family]()
-    model = transformers.AutoModel.from_config(config)
-    tokens = torch.arange(6).view(2, 3)
+    pytest.importorskip("transformers")
+    model, ids = hugging_face.build(family), hugging_face.tokens(3)
 
     new = stochastic_depth(model, method=method, drop_rate=0.5)
     always = stochastic_depth(model, method=method, drop_rate=1.0, drop_distribution="uniform")
+    none = scale_drop_rates(new, 0.0)
+    dropped, plain, hidden = (
+        one.eval()(ids, output_hidden_states=True).hidden_states for one in (always, model, new)
+    )
 
     assert rates(new) == [0.25, 0.5]
-    assert list(new.state_dict()) == list(model.state_dict())
-    new.train()(tokens).last_hidden_state.sum().backward()
-    embeddings = always.eval()(tokens, output_hidden_states=True).hidden_states
-    assert_close(embeddings[0], embeddings[1])  # every layer was dropped
-    none = scale_drop_rates(new, 0.0).eval()
-    assert_close(none(tokens).last_hidden_state, model.eval()(tokens).last_hidden_state)
-    hidden = new.eval()(tokens, output_hidden_states=True).hidden_states
-    plain = model(tokens, output_hidden_states=True).hidden_states
+    assert_close(dropped[0], dropped[1])
+    assert_close(none.eval()(ids).logits, model(ids).logits)
     assert_close(hidden[1], torch.lerp(plain[0], plain[1], 0.75))
-
-
-def test_a_model_without_known_blocks_is_reported():
-    model = nn.Linear(3, 4)
-    with pytest.warns(NoEffectWarning, match=r"torchvision.models.resnet.BasicBlock, .*GPT2Block"):
-        assert stochastic_depth(model) is model

@@ -1,7 +1,9 @@
-"""What holds for every surgery: a new module that shares, and an old one that stays."""
+"""What holds for every surgery: a new model that shares, and the original that stays."""
 
 import copy
+import importlib.util
 import pickle
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -9,23 +11,33 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
 from torch.testing import assert_close
 
 import composable.functional as F
+from composable.core.batch import tensors_of
 from composable.utils.reproducibility import seed_context
+from tests.support import hugging_face
 from tests.support.runs import Attention
+
+NEVER = r"(?!)"
 
 
 class Surgery(NamedTuple):
-    """A surgery, a model that it changes, an input, and what it is said to look for."""
+    """A surgery, a model that it changes, an input, and what it looks for.
+
+    `removed`, `renamed` and `added` are patterns of names in the state dict: parameters that only
+    the original has, those that the new model has by another name, and new tensors.
+    """
 
     operate: Callable[[nn.Module], nn.Module]
     build: Callable[[], nn.Module]
     inputs: Callable[[], Tensor]
     sought: str
     lazy: Callable[[], nn.Module] | None = None
-    same_keys: bool = True
-    same_weights: bool = True
+    removed: str = NEVER
+    renamed: str = NEVER
+    added: str = NEVER
 
 
 def generator():
@@ -73,13 +85,27 @@ class FeedForward(nn.Module):
 
 F.register_gated_linear_units(FeedForward, linear="up", activation="act")
 
+squeeze_excite = partial(F.squeeze_excite, latent_channels=2, min_channels=4)
+gyro_dropout = partial(F.gyro_dropout, sigma=8, tau=2, iters_per_epoch=8, max_epoch=2)
+factorize = partial(F.factorize, min_channels=4, latent_channels=2)
+ghost_batchnorm = partial(F.ghost_batchnorm, ghost_batch_size=2)
+blurpool = partial(F.blurpool, min_channels=4)
+gated_linear_units = partial(F.gated_linear_units, gated_layer_bias=True)
+
 SURGERIES = {
     "ghost_batchnorm": Surgery(
-        lambda model: F.ghost_batchnorm(model, ghost_batch_size=2),
+        ghost_batchnorm,
         conv_net,
         images,
         "BatchNorm1d, BatchNorm2d and BatchNorm3d",
         nn.LazyBatchNorm2d,
+    ),
+    "blurpool": Surgery(
+        blurpool,
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.MaxPool2d(2)),
+        images,
+        "at least 4 input channels or MaxPool1d",
+        lambda: nn.LazyConv2d(4, 3, stride=2),
     ),
     "weight_standardization": Surgery(
         F.weight_standardization,
@@ -87,72 +113,92 @@ SURGERIES = {
         images,
         "Conv1d, Conv2d and Conv3d",
         lambda: nn.LazyConv2d(4, 3),
-        same_keys=False,
+        renamed=r"0\.weight",
+        added=r"0\.parametrizations\.weight\.original",
     ),
     "squeeze_excite": Surgery(
-        lambda model: F.squeeze_excite(
-            model, latent_channels=2, min_channels=4, generator=generator()
-        ),
+        lambda model: squeeze_excite(model, generator=generator()),
         conv_net,
         images,
         "Conv1d, Conv2d and Conv3d with at least 4",
         lambda: nn.LazyConv2d(4, 3),
-        same_keys=False,
+        added=r"0\.squeeze_excite\.(squeeze|excite)",
+    ),
+    "factorize": Surgery(
+        factorize,
+        conv_net,
+        images,
+        "Conv1d, Conv2d and Conv3d with at least 4",
+        lambda: nn.LazyConv2d(4, 3),
+        removed=r"0\.weight",
+        renamed=r"0\.bias",
+        added=r"0\.(reduce\.weight|expand\.(weight|bias))",
+    ),
+    "gyro_dropout": Surgery(
+        lambda model: gyro_dropout(model, generator=generator()),
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.Dropout(0.1), nn.ReLU()),
+        images,
+        "Dropout",
+        added=r"1\.(seed|steps)",
+    ),
+    "alibi": Surgery(
+        partial(F.alibi, max_sequence_length=9),
+        lambda: nn.Sequential(Attention(4), nn.ReLU(), Attention(4)),
+        texts,
+        "position embeddings and attention of the classes .*Attention.* register_alibi",
+    ),
+    "gated_linear_units": Surgery(
+        lambda model: gated_linear_units(model, generator=generator()),
+        lambda: nn.Sequential(FeedForward(), nn.ReLU(), FeedForward()),
+        texts,
+        "feed-forward blocks of the classes .*FeedForward.* add others with",
+        lambda: FeedForward(lazy=True),
+        added=r".\.up\.non_gated\.weight",
     ),
 }
-SURGERIES["factorize"] = Surgery(
-    lambda model: F.factorize(model, min_channels=4, latent_channels=2),
-    conv_net,
-    images,
-    "Conv1d, Conv2d and Conv3d with at least 4",
-    lambda: nn.LazyConv2d(4, 3),
-    same_keys=False,
-    same_weights=False,
-)
-SURGERIES["gyro_dropout"] = Surgery(
-    lambda model: F.gyro_dropout(
-        model, sigma=8, tau=2, iters_per_epoch=8, max_epoch=2, generator=generator()
-    ),
-    lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.Dropout(0.1), nn.ReLU()),
-    images,
-    "Dropout",
-    same_keys=False,
-)
-SURGERIES |= {
-    f"stochastic_depth by {method}": Surgery(
+for method in ("block", "sample"):
+    SURGERIES[f"stochastic_depth by {method}"] = Surgery(
         partial(F.stochastic_depth, target=Block, method=method, drop_rate=0.5),
         lambda: nn.Sequential(Block(), nn.ReLU(), Block()),
         images,
         "blocks of the classes .*Block",
     )
-    for method in ("block", "sample")
-}
-SURGERIES |= {
-    f"low_precision_{name}": Surgery(
+for operate, norm, sought in [
+    (F.low_precision_layernorm, partial(nn.LayerNorm, 3), "LayerNorm"),
+    (F.low_precision_groupnorm, partial(nn.GroupNorm, 2, 4), "GroupNorm"),
+]:
+    SURGERIES[operate.__name__] = Surgery(
         partial(operate, precision=torch.bfloat16),
         lambda norm=norm: nn.Sequential(nn.Conv2d(4, 4, 3), norm(), nn.ReLU()),
         images,
         sought,
     )
-    for name, operate, norm, sought in [
-        ("layernorm", F.low_precision_layernorm, lambda: nn.LayerNorm(3), "LayerNorm"),
-        ("groupnorm", F.low_precision_groupnorm, lambda: nn.GroupNorm(2, 4), "GroupNorm"),
-    ]
-}
-SURGERIES["alibi"] = Surgery(
-    partial(F.alibi, max_sequence_length=9),
-    lambda: nn.Sequential(Attention(4), nn.ReLU(), Attention(4)),
-    texts,
-    "position embeddings and attention of the classes .*Attention",
-)
-SURGERIES["gated_linear_units"] = Surgery(
-    lambda model: F.gated_linear_units(model, gated_layer_bias=True, generator=generator()),
-    lambda: nn.Sequential(FeedForward(), nn.ReLU(), FeedForward()),
-    texts,
-    "feed-forward blocks of the classes .*FeedForward",
-    lambda: FeedForward(lazy=True),
-    same_keys=False,
-)
+
+OWN = dict(SURGERIES)
+FITTED = {"factorize"}  # which needs the values of the weights
+if importlib.util.find_spec("transformers") is not None:
+    for family in hugging_face.FAMILIES:
+        build = partial(hugging_face.build, family)
+        SURGERIES[f"alibi of {family}"] = Surgery(
+            partial(F.alibi, max_sequence_length=16),
+            build,
+            partial(hugging_face.tokens, 6),
+            "position embeddings and attention of the classes .*BertSelfAttention",
+            removed=r".*(wpe|position_embeddings)\.weight",
+        )
+        SURGERIES[f"gated_linear_units of {family}"] = Surgery(
+            lambda model: gated_linear_units(model, generator=generator()),
+            build,
+            partial(hugging_face.tokens, 6),
+            "feed-forward blocks of the classes .*BertIntermediate.*GPT2MLP",
+            added=r".*\.non_gated\.weight",
+        )
+        SURGERIES[f"stochastic_depth of {family}"] = Surgery(
+            partial(F.stochastic_depth, drop_rate=0.5),
+            build,
+            partial(hugging_face.tokens, 6),
+            "torchvision.models.resnet.BasicBlock, .*GPT2Block",
+        )
 
 
 @pytest.fixture(params=SURGERIES)
@@ -160,36 +206,49 @@ def surgery(request):
     return SURGERIES[request.param]
 
 
+@pytest.fixture(params=OWN)
+def own(request):
+    return OWN[request.param]
+
+
 def run(model, inputs):
     """Call a model with the global generator where it was."""
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(0)
-        return model(inputs)
+        return next(tensors_of(model(inputs)))
 
 
-def test_the_original_stays_what_it_was(surgery):
+def test_original_is_not_modified(surgery):
     model, x = surgery.build(), surgery.inputs()
     text, before = repr(model), {k: v.clone() for k, v in model.state_dict().items()}
     versions = [p._version for p in model.parameters()]
+    expected = run(copy.deepcopy(model), x)
 
     new = surgery.operate(model)
     outputs = run(new, x)
 
     assert new is not model
     assert repr(model) == text
-    assert not torch.equal(outputs, run(copy.deepcopy(model), x)) or repr(new) != text
-    assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not torch.equal(outputs, expected) or repr(new) != text
+    assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
     assert versions == [p._version for p in model.parameters()]
+    assert torch.equal(run(model, x), expected)
 
 
-def test_parameters_are_shared(surgery):
+def test_parameters_and_their_names_are_shared(surgery):
     model = surgery.build()
-    new = surgery.operate(model)
+    old = model.state_dict(keep_vars=True)
 
-    held = {id(p) for p in new.parameters()}
-    shared = [name for name, p in model.named_parameters() if id(p) in held]
-    replaced = [] if surgery.same_weights else ["0.weight"]
-    assert shared == [name for name, _ in model.named_parameters() if name not in replaced]
+    new = surgery.operate(model).state_dict(keep_vars=True)
+
+    held = {id(tensor) for tensor in new.values()}
+    parameters = {name for name in old if isinstance(old[name], nn.Parameter)}
+    removed = {name for name in old if re.fullmatch(surgery.removed, name)}
+    renamed = {name for name in old if re.fullmatch(surgery.renamed, name)}
+    added = {name for name in new if re.fullmatch(surgery.added, name)}
+    assert new.keys() == (old.keys() - removed - renamed) | added
+    assert removed == {name for name in parameters if id(old[name]) not in held}
+    assert all(new[name] is old[name] for name in parameters - removed - renamed)
 
 
 def test_twice_is_once(surgery):
@@ -198,43 +257,69 @@ def test_twice_is_once(surgery):
     assert surgery.operate(once) is once
 
 
-def test_modes_and_hooks_stay(surgery):
-    model, calls = surgery.build(), []
+def test_hooks_and_modes_are_kept(own):
+    model, calls = own.build(), []
     modules = dict(model.named_modules())
     for name, module in modules.items():
         module.register_forward_hook(lambda *_, name=name: calls.append(name))
         module.train(name.endswith("1"))  # from the root down: some train, and some don't
-    modes = {name: module.training for name, module in modules.items()}
 
-    run(model, surgery.inputs())
+    run(model, own.inputs())
     expected = list(calls)
     calls.clear()
-    new = surgery.operate(model)
-    run(new, surgery.inputs())
+    new = own.operate(model)
+    run(new, own.inputs())
 
+    kept = {name: module for name, module in new.named_modules() if name in modules}
     assert calls == expected
-    assert {name: m.training for name, m in new.named_modules() if name in modes} == modes
+    assert all(module.training is modules[name].training for name, module in kept.items())
 
 
-def test_a_layer_in_two_places_stays_one(surgery):
+def test_shared_module_stays_shared(surgery):
     layer = surgery.build()
     new = surgery.operate(nn.ModuleList([layer, nn.Identity(), layer]))
 
     assert new[0] is new[2]
 
 
-def test_state_dicts_load_into_a_model_changed_likewise(surgery):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_dtype_is_preserved(surgery, dtype):
+    x = surgery.inputs()
+    x = x.to(dtype) if x.is_floating_point() else x
+
+    for new in (
+        surgery.operate(surgery.build().to(dtype)),
+        surgery.operate(surgery.build()).to(dtype),
+    ):
+        tensors = [run(new, x), *new.parameters(), *new.buffers()]
+        assert {t.dtype for t in tensors if t.is_floating_point()} == {dtype}
+
+
+@pytest.mark.parametrize("name", OWN.keys() - FITTED)
+def test_new_tensors_are_on_the_device_of_the_model(name):
+    new = OWN[name].operate(OWN[name].build().to("meta"))
+
+    assert {t.device.type for t in new.state_dict().values()} == {"meta"}
+
+
+def test_weights_load_into_another_new_model(surgery):
     model, x = surgery.operate(surgery.build()), surgery.inputs()
-    run(model, x)
-    fresh = surgery.operate(surgery.build())
-    fresh.load_state_dict(model.state_dict())
+    run(model, x)  # moves statistics and counts
+    fresh, state = surgery.operate(surgery.build()), copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.zero_()
 
-    assert torch.equal(run(fresh.eval(), x), run(model.eval(), x))
-    if surgery.same_keys:
-        assert list(fresh.state_dict()) == list(surgery.build().state_dict())
+    averaged = F.with_tensors(fresh, state)
+    fresh.load_state_dict(state)
+
+    for loaded in (averaged, fresh):
+        for mode in (True, False):
+            same = copy.deepcopy(loaded).train(mode), copy.deepcopy(model).train(mode)
+            assert torch.equal(*(run(one, x) for one in same))
 
 
-def test_the_new_model_can_be_copied_and_pickled(surgery):
+def test_new_model_can_be_copied_and_pickled(surgery):
     model, x = surgery.operate(surgery.build()).eval(), surgery.inputs()
     copied = [copy.deepcopy(model)]
     if not any(hasattr(module, "parametrizations") for module in model.modules()):
@@ -244,7 +329,7 @@ def test_the_new_model_can_be_copied_and_pickled(surgery):
         assert torch.equal(run(other, x), run(model, x))
 
 
-def test_gradients_flow(surgery):
+def test_gradients_reach_all_parameters(surgery):
     new = surgery.operate(surgery.build())
 
     with seed_context(2):
@@ -252,23 +337,19 @@ def test_gradients_flow(surgery):
             inputs = surgery.inputs()
             if inputs.is_floating_point():  # where all are dropped, they are what has a gradient
                 inputs.requires_grad_()
-            new(inputs).square().sum().backward()
+            next(tensors_of(new(inputs))).square().sum().backward()
 
     assert all(p.grad is not None for p in new.parameters())
 
 
-def test_no_global_generator_moves(surgery, still_generators):
-    model = _seeded(surgery.build)
+def test_global_generators_are_not_used(surgery, still_generators):
+    with torch.random.fork_rng():
+        model = surgery.build()
 
     surgery.operate(model)
 
 
-def _seeded(build):
-    with torch.random.fork_rng():
-        return build()
-
-
-def test_a_model_without_anything_to_replace_is_reported_and_stays(surgery):
+def test_warns_if_nothing_is_replaced(surgery):
     model = nn.Sequential(nn.Tanh())
     with pytest.warns(F.NoEffectWarning, match=f"found nothing to .*{surgery.sought}"):
         assert surgery.operate(model) is model
@@ -276,32 +357,137 @@ def test_a_model_without_anything_to_replace_is_reported_and_stays(surgery):
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_compiled_model_is_refused(surgery, inside, in_place):
-    model = surgery.build()
+def test_rejects_compiled_model(own, inside, in_place):
+    model = own.build()
     if in_place:
         model.compile(backend="eager")
     else:
         model = torch.compile(model, backend="eager")
 
     with pytest.raises(ValueError, match=r"must not be compiled yet.* and compile it afterwards"):
-        surgery.operate(nn.Sequential(model) if inside else model)
+        own.operate(nn.Sequential(model) if inside else model)
 
 
 @pytest.mark.parametrize(
     "wrapper", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"]
 )
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_wrapped_model_is_refused(surgery, wrapper, inside):
+def test_rejects_wrapped_model(own, wrapper, inside):
     class Wrapped(nn.Sequential):
         pass
 
     Wrapped.__name__ = wrapper
-    model = Wrapped(surgery.build())
+    model = Wrapped(own.build())
     with pytest.raises(ValueError, match=f"wrapped in {wrapper}.* before wrapping it"):
-        surgery.operate(nn.Sequential(model) if inside else model)
+        own.operate(nn.Sequential(model) if inside else model)
 
 
-def test_a_lazy_layer_is_refused(surgery):
-    if surgery.lazy is not None:
-        with pytest.raises(ValueError, match=r"0\S* is lazy .* call the model once on a batch"):
-            surgery.operate(nn.Sequential(surgery.lazy()))
+@pytest.mark.parametrize("name", [name for name, one in OWN.items() if one.lazy])
+def test_rejects_lazy_layer(name):
+    with pytest.raises(ValueError, match=r"0\S* is lazy .* call the model once on a batch"):
+        OWN[name].operate(nn.Sequential(OWN[name].lazy()))
+
+
+# --- subclasses, and layers built by hand ---
+
+
+def scaled(kind):
+    """Derive a class from a layer, with a forward method of its own."""
+
+    class Scaled(kind):
+        def forward(self, x):
+            return 10 * super().forward(x)
+
+    return Scaled
+
+
+def named(kind):
+    """Derive a class from a layer, which inherits its forward method."""
+    return type("Named", (kind,), {})
+
+
+PLAIN = [
+    (ghost_batchnorm, nn.BatchNorm2d, (4,), True),
+    (F.low_precision_layernorm, nn.LayerNorm, (5,), True),
+    (F.low_precision_groupnorm, nn.GroupNorm, (2, 4), True),
+    (gyro_dropout, nn.Dropout, (), True),
+    (partial(factorize, min_features=1, latent_features=1), nn.Linear, (5, 5), False),
+    (factorize, nn.Conv2d, (4, 4, 3), False),
+]
+
+
+@pytest.mark.parametrize(("operate", "kind", "arguments", "replaces_named"), PLAIN)
+def test_subclass_with_its_own_forward_is_not_replaced(operate, kind, arguments, replaces_named):
+    kinds = [kind, scaled(kind), named(kind)]
+
+    new = operate(nn.Sequential(*(one(*arguments) for one in kinds)))
+
+    assert [type(layer) is not one for layer, one in zip(new, kinds, strict=True)] == [
+        True,
+        False,
+        replaces_named,
+    ]
+    assert isinstance(new[2], kinds[2]) or operate is gyro_dropout
+
+
+@pytest.mark.parametrize(
+    ("operate", "expected"),
+    [
+        (blurpool, lambda new, conv, x: conv(F.blur(x))),
+        (squeeze_excite, lambda new, conv, x: new.squeeze_excite(conv(x))),
+        (
+            F.weight_standardization,
+            lambda new, conv, x: (
+                10 * conv2d(x, F.standardize_weight(conv.weight), conv.bias, stride=2)
+            ),
+        ),
+    ],
+)
+def test_subclass_of_a_convolution_keeps_its_forward(operate, expected):
+    conv, x = scaled(nn.Conv2d)(4, 4, 3, stride=2), images()
+
+    new = operate(conv)
+
+    assert isinstance(new, type(conv))
+    assert_close(new(x), expected(new, conv, x))
+
+
+LOW = {"precision": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "layer", "operate", "shown"),
+    [
+        (
+            F.GhostBatchNorm2d(4, eps=0.1, ghost_batch_size=2),
+            nn.BatchNorm2d(4, eps=0.1),
+            ghost_batchnorm,
+            ["eps=0.1", "ghost_batch_size=2"],
+        ),
+        (
+            F.BlurConv2d(4, 4, 3, stride=2),
+            nn.Conv2d(4, 4, 3, stride=2),
+            blurpool,
+            ["blur_first=True, blur_stride=(2, 2)"],
+        ),
+        (F.BlurMaxPool2d(2), nn.MaxPool2d(2), blurpool, ["blur_stride=(2, 2)"]),
+        (
+            F.LowPrecisionLayerNorm(5, **LOW),
+            nn.LayerNorm(5),
+            partial(F.low_precision_layernorm, **LOW),
+            ["precision=torch.bfloat16"],
+        ),
+        (
+            F.LowPrecisionGroupNorm(2, 4, **LOW),
+            nn.GroupNorm(2, 4),
+            partial(F.low_precision_groupnorm, **LOW),
+            ["precision=torch.bfloat16"],
+        ),
+    ],
+)
+def test_layer_built_by_hand_equals_that_of_the_surgery(by_hand, layer, operate, shown):
+    new = operate(layer)
+    by_hand.load_state_dict(new.state_dict())
+
+    assert torch.equal(by_hand(images()), new(images()))
+    assert all(words in repr(new) for words in shown)

@@ -1,6 +1,7 @@
-"""The laws of copying a model's structure, and of replacing parts of the copy."""
+"""Copies of a model's structure, and modules that are replaced in the copy."""
 
 import functools
+import operator
 import threading
 
 import pytest
@@ -43,17 +44,23 @@ def net():
 # Copies
 
 
-def test_a_copy_computes_the_same_with_the_same_parameters():
-    model = net()
+def test_copy_shares_parameters_and_computes_the_same():
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.BatchNorm1d(4), nn.Linear(4, 4), shared).eval()
+    model[2].weight = shared.weight
+
     copy = copy_on_write(model)
+    copy(inputs()).sum().backward()
 
-    assert torch.equal(copy.eval()(inputs()), model.eval()(inputs()))
-    pairs = zip(copy.parameters(), model.parameters(), strict=True)
-    assert all(a is b for a, b in pairs)
+    assert torch.equal(copy(inputs()), model(inputs()))
+    assert all(map(operator.is_, copy.parameters(), model.parameters()))
     assert list(copy.state_dict()) == list(model.state_dict())
+    assert copy[0] is copy[3]
+    assert copy[2].weight is copy[0].weight
+    assert model[0].weight.grad is not None
 
 
-def test_what_is_done_to_a_copy_does_not_reach_the_original():
+def test_changes_of_a_copy_do_not_reach_the_original():
     model = net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     copy = copy_on_write(model)
@@ -69,26 +76,7 @@ def test_what_is_done_to_a_copy_does_not_reach_the_original():
     assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-def test_gradients_reach_the_shared_parameters():
-    model = nn.Linear(4, 1)
-
-    copy_on_write(model)(inputs()).sum().backward()
-
-    assert model.weight.grad is not None
-
-
-def test_modules_in_several_places_and_ties_stay():
-    shared = nn.Linear(4, 4)
-    model = nn.Sequential(shared, nn.Linear(4, 4), shared)
-    model[1].weight = shared.weight
-
-    copy = copy_on_write(model)
-
-    assert copy[0] is copy[2]
-    assert copy[1].weight is copy[0].weight
-
-
-def test_locks_and_loose_tensors_are_shared():
+def test_copy_shares_locks_and_tensors_that_are_not_leaves():
     model = nn.Linear(4, 4)
     model.lock = threading.Lock()
     model.loose = [model.weight * 2]  # not a leaf, which deepcopy refuses
@@ -107,13 +95,13 @@ def test_locks_and_loose_tensors_are_shared():
         torch.fx.symbolic_trace(net()),
     ],
 )
-def test_a_copy_of_an_unusual_model_works(model):
+def test_copies_parametrized_and_traced_models(model):
     model.eval()
 
     assert_close(copy_on_write(model)(inputs()), model(inputs()))
 
 
-def test_parts_of_a_traced_model_are_replaced():
+def test_replaces_modules_of_a_traced_model():
     model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
 
     new, _ = replace_modules(model, double)
@@ -125,26 +113,34 @@ def compiled(module):
     return torch.compile(module, backend="aot_eager")
 
 
-COMPILED = {
-    "model": lambda: compiled(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
-    "0": lambda: nn.Sequential(compiled(nn.Linear(4, 4)), nn.ReLU()),
-    "1": lambda: nn.Sequential(nn.ReLU(), compiled(nn.Sequential(nn.Linear(4, 4)))),
-}
+def compiled_in_place(part):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.get_submodule(part).compile(backend="aot_eager")
+    return model
 
 
-@pytest.mark.parametrize("part", COMPILED)
-def test_what_was_compiled_is_refused(part):
-    model = COMPILED[part]()
+@pytest.mark.parametrize(
+    ("part", "build"),
+    [
+        ("model", lambda: compiled(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))),
+        ("0", lambda: nn.Sequential(compiled(nn.Linear(4, 4)), nn.ReLU())),
+        ("1", lambda: nn.Sequential(nn.ReLU(), compiled(nn.Sequential(nn.Linear(4, 4))))),
+        ("model", lambda: compiled_in_place("")),
+        ("0", lambda: compiled_in_place("0")),
+    ],
+)
+def test_rejects_only_changes_of_what_is_compiled(part, build):
+    model = build()
 
     with pytest.raises(
         ValueError, match=rf"{part} must not be compiled yet.* compile it afterwards"
     ):
         replace_modules(model, double)
-    assert replace_modules(model, lambda _, module: module) == (model, 0)
+    assert replace_modules(model, keep) == (model, 0)
 
 
 @pytest.mark.compile
-def test_beside_what_was_compiled_parts_are_replaced():
+def test_replaces_modules_beside_a_compiled_one():
     model = nn.Sequential(compiled(nn.ReLU()), nn.Linear(4, 4))
 
     new, _ = replace_modules(model, double)
@@ -152,47 +148,24 @@ def test_beside_what_was_compiled_parts_are_replaced():
     assert_close(new(inputs()), 2 * model[1](inputs().relu()))
 
 
-@pytest.mark.parametrize("part", ["", "0"])
-def test_a_model_that_was_compiled_in_place_is_refused(part):
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    model.get_submodule(part).compile(backend="aot_eager")
-
-    with pytest.raises(ValueError, match=f"{part or 'model'} must not be compiled"):
-        replace_modules(model, double)
-    assert replace_modules(model, lambda _, module: module) == (model, 0)
-
-
-def test_a_distributed_model_is_refused():
-    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    with pytest.raises(ValueError, match="model must not be wrapped in DistributedDataParallel"):
-        copy_on_write(wrapped)
-
-
 # Other tensors
 
 
-def test_a_model_computes_with_given_tensors_and_the_original_with_its_own():
+def test_new_tensors_are_used_by_the_new_model_only():
     model, other = net().eval(), net().eval()
-    expected = model(inputs())
+    expected, tensors = model(inputs()), other.state_dict()
 
-    new = with_tensors(model, other.state_dict())
+    new = with_tensors(model, tensors)
 
     assert torch.equal(new(inputs()), other(inputs()))
     assert torch.equal(model(inputs()), expected)
-
-
-def test_given_parameters_are_not_copied_and_given_buffers_are():
-    model, tensors = net(), {name: t.clone() for name, t in net().state_dict().items()}
-
-    new = with_tensors(model, tensors)
-    new.train()(inputs())
-
     assert new[0].weight.data_ptr() == tensors["0.weight"].data_ptr()
     assert isinstance(new[0].weight, nn.Parameter)
-    assert tensors["1.num_batches_tracked"] == 0
+    new.train()(inputs())
+    assert tensors["1.num_batches_tracked"] == 0  # buffers are cloned
 
 
-def test_what_is_not_named_stays_shared():
+def test_other_tensors_stay_shared():
     model = net()
     new = with_tensors(model, {"0.bias": torch.zeros(4)})
 
@@ -200,24 +173,17 @@ def test_what_is_not_named_stays_shared():
     assert new[0].bias is not model[0].bias
 
 
-def test_a_long_average_is_read_in_the_dtype_of_the_model():
+def test_new_tensors_take_dtype_and_requires_grad_of_the_old():
     model = nn.Linear(4, 2).bfloat16()
-    average = {name: t.float() for name, t in model.state_dict().items()}
-
-    assert with_tensors(model, average).weight.dtype == torch.bfloat16
-
-
-def test_a_frozen_parameter_stays_frozen():
-    model = nn.Linear(4, 2)
     model.weight.requires_grad_(False)
 
     new = with_tensors(model, {"weight": torch.ones(2, 4), "bias": torch.ones(2)})
 
-    assert not new.weight.requires_grad
-    assert new.bias.requires_grad
+    assert new.weight.dtype == torch.bfloat16
+    assert (new.weight.requires_grad, new.bias.requires_grad) == (False, True)
 
 
-def test_either_name_of_a_tie_will_do():
+def test_tied_parameter_has_several_names():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
 
@@ -227,20 +193,22 @@ def test_either_name_of_a_tie_will_do():
     assert (new[0].weight == 1).all()
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match=r"tensors has wait, but the model has no parameter"):
-        with_tensors(net(), {"wait": torch.ones(1)})
-
-
-def test_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"tensors\['weight'\] must have shape \(2, 4\)"):
-        with_tensors(nn.Linear(4, 2), {"weight": torch.ones(1)})
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"wait": torch.ones(1)}, r"tensors has wait, but the model has no parameter"),
+        ({"0.weight": torch.ones(1)}, r"tensors\['0.weight'\] must have shape \(4, 4\)"),
+    ],
+)
+def test_rejects_unknown_names_and_other_shapes(tensors, message):
+    with pytest.raises(ValueError, match=message):
+        with_tensors(net(), tensors)
 
 
 # Replacements
 
 
-def test_replacing_leaves_the_original_alone():
+def test_replacing_does_not_modify_the_original():
     model = net().eval()
     before, expected = repr(model), model(inputs())
 
@@ -250,22 +218,17 @@ def test_replacing_leaves_the_original_alone():
     assert repr(model) == before
     assert torch.equal(model(inputs()), expected)
     assert_close(new(inputs()), 2 * new[2].inner(new[1](2 * model[0](inputs()))))
-
-
-def test_replacing_nothing_gives_the_model_itself():
-    model = net()
-
     assert replace_modules(model, keep) == (model, 0)
 
 
-def test_the_model_itself_may_be_replaced():
+def test_replaces_the_model_itself():
     new, count = replace_modules(nn.Linear(4, 4), double)
 
     assert isinstance(new, Doubled)
     assert count == 1
 
 
-def test_a_module_in_several_places_is_replaced_once_and_stays_shared():
+def test_replaces_a_shared_module_once():
     shared = nn.Linear(4, 4)
     model = nn.Sequential(shared, nn.ReLU(), shared)
 
@@ -282,7 +245,7 @@ def test_children_are_replaced_before_their_parents():
     assert seen == ["0.0", "0.1", "0.2", "0", ""]
 
 
-def test_replacements_are_followed_in_plain_attributes():
+def test_plain_attributes_refer_to_the_replacements():
     model = net()
     model.first, model.others, model.pair = [model[0]], {"last": model[2]}, (model[0], 1)
     model.call, model.partial = model[0].forward, functools.partial(model[2].forward)
@@ -299,41 +262,41 @@ def test_replacements_are_followed_in_plain_attributes():
     assert model.first[0] is model[0]
 
 
-def test_a_function_that_holds_a_replaced_module_is_reported():
+class Around(nn.Module):
+    """A model with a function that refers to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.run = lambda x: self.layer(x)
+
+
+def with_function(index):
     model = net()
-    layer = model[0]
+    layer = model[index]
     model.shortcut = lambda x: layer(x)
-
-    with pytest.warns(NoEffectWarning, match="has the function .*lambda.*, which refers to"):
-        replace_modules(model, double)
+    return model
 
 
-def test_a_function_that_holds_the_module_around_is_reported():
-    class Around(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.run = lambda x: self.layer(x)
-
-    with pytest.warns(NoEffectWarning, match="has the function"):
-        replace_modules(Around(), double)
-
-
-def test_a_hook_that_holds_a_replaced_module_is_reported():
+def with_hook():
     model = net()
     layer = model[0]
     model[1].register_forward_hook(lambda module, args, output: layer(output))
-
-    with pytest.warns(NoEffectWarning, match="1 has the function"):
-        replace_modules(model, double)
+    return model
 
 
-def test_a_function_that_holds_something_else_is_not_reported():
-    model = net()
-    norm = model[1]
-    model.shortcut = lambda x: norm(x)
-
-    replace_modules(model, double)  # warnings are errors here
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: with_function(0), "model has the function .*lambda.*, which refers to"),
+        (Around, "has the function"),
+        (with_hook, "1 has the function"),
+    ],
+)
+def test_warns_of_a_function_that_refers_to_a_replaced_module(build, message):
+    with pytest.warns(NoEffectWarning, match=message):
+        replace_modules(build(), double)
+    replace_modules(with_function(1), double)  # another module: warnings are errors here
 
 
 @pytest.mark.parametrize(
@@ -343,14 +306,14 @@ def test_a_function_that_holds_something_else_is_not_reported():
         (nn.TransformerEncoderLayer(4, 2, 4), "linear1"),
     ],
 )
-def test_a_parent_that_reads_weights_is_reported(model, name):
+def test_warns_of_a_parent_that_reads_weights(model, name):
     with pytest.warns(NoEffectWarning) as warned:
         replace_modules(model, double)
 
     assert any(f"{name} was replaced, but" in str(w.message) for w in warned)
 
 
-def test_one_end_of_a_tie_is_reported():
+def test_warns_if_one_of_two_tied_parameters_is_replaced():
     class Language(nn.Module):
         def __init__(self):
             super().__init__()
@@ -365,7 +328,7 @@ def test_one_end_of_a_tie_is_reported():
     replace_modules(Language(), double)  # this one keeps the tie, and does not warn
 
 
-def test_both_ends_of_a_tie_may_be_replaced():
+def test_replaces_both_modules_with_a_tied_parameter():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
 

@@ -1,6 +1,7 @@
 """The algorithms in Hugging Face's Trainer."""
 
 import gc
+from functools import partial
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def trained_by_us(name, **options):
 
 
 @pytest.mark.parametrize("name", works_in("HF, mixin"))
-def test_in_huggingface_with_the_mixin(name, tmp_path):
+def test_mixin_matches_the_trainer(name, tmp_path):
     t = begin(name)
     made = run(Composed, t, tmp_path, name=name, adapter=t)
     predicted = torch.from_numpy(made.predict(Examples(name)).predictions[:5])
@@ -160,7 +161,7 @@ def test_in_huggingface_with_the_mixin(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", works_in("HF, callback"))
-def test_in_huggingface_by_callback(name, tmp_path):
+def test_callback_matches_the_trainer(name, tmp_path):
     t = begin(name)
     run(Plain, t, tmp_path, name=name, callbacks=[LoopAdapterCallback(t)])
 
@@ -172,7 +173,7 @@ ANOTHER_MODEL = "none of the model's parameters"
 
 
 @pytest.mark.parametrize("name", refused_in("HF, callback"))
-def test_refused_in_huggingface_by_callback(name, tmp_path):
+def test_callback_rejects_algorithm(name, tmp_path):
     def train():
         t, given = begin(name), net(name)
         options = {"callbacks": [LoopAdapterCallback(t)], "arguments": {"eval_strategy": "epoch"}}
@@ -184,7 +185,7 @@ def test_refused_in_huggingface_by_callback(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", refused_in("HF, mixin"))
-def test_refused_in_huggingface_with_the_mixin(name, tmp_path):
+def test_mixin_rejects_algorithm(name, tmp_path):
     def train():
         t = begin(name)
         run(Composed, t, tmp_path, name=name, model=net(name).model, adapter=t)
@@ -194,28 +195,21 @@ def test_refused_in_huggingface_with_the_mixin(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_every_algorithm_acts_on_this_model(name):
+def test_every_algorithm_changes_the_result(name):
     result = trained_by_us(name)
 
     assert acts(name, result, batches=loader(name), model=net(name), inputs=probe(name), **KEYS)
 
 
-def test_with_an_adaptive_optimizer_too(tmp_path):
-    adamw = torch.optim.AdamW
-    t = begin(SIX)
-    run(Composed, t, tmp_path, lambda parameters: adamw(parameters), adapter=t)
+@pytest.mark.parametrize(("name", "kind"), [(SIX, torch.optim.AdamW), (WITHIN, SGD)])
+def test_matches_the_trainer_with_another_optimizer_or_window(name, kind, tmp_path):
+    t = begin(name)
+    run(Composed, t, tmp_path, kind, adapter=t)
 
-    assert same(evaluated(t, probe()), trained_by_us(SIX, optimizers=lambda p: adamw(p)))
-
-
-def test_the_trainer_counts_the_batches_of_an_epoch(tmp_path):
-    t = begin(WITHIN)
-    run(Composed, t, tmp_path, adapter=t)
-
-    assert same(evaluated(t, probe()), trained_by_us(WITHIN))
+    assert same(evaluated(t, probe()), trained_by_us(name, optimizers=partial(kind)))
 
 
-def test_an_evaluation_of_the_trainer_has_the_averaged_weights(tmp_path):
+def test_averaged_weights_are_used_for_evaluation(tmp_path):
     t = start([EMA("2ba")], resnet(), **KEYS)
     made = run(Composed, t, tmp_path, adapter=t, arguments={"eval_strategy": "epoch"})
     before = weights(t.model)
@@ -229,7 +223,7 @@ def test_an_evaluation_of_the_trainer_has_the_averaged_weights(tmp_path):
     assert same(weights(t.model), before)
 
 
-def test_an_average_by_callback_is_there_to_evaluate_with(tmp_path):
+def test_callback_provides_averaged_weights(tmp_path):
     t = start([EMA("2ba")], resnet(), **KEYS)
     made = run(Plain, t, tmp_path, callbacks=[LoopAdapterCallback(t)])
 
@@ -239,7 +233,7 @@ def test_an_average_by_callback_is_there_to_evaluate_with(tmp_path):
     torch.testing.assert_close(predicted, trained_by_us("EMA")[-1])
 
 
-def test_accumulated_batches_are_refused(tmp_path):
+def test_rejects_accumulation(tmp_path):
     t = start([GradientClipping("norm", 1.0)], resnet(), **KEYS)
     changes = {"gradient_accumulation_steps": 2}
 

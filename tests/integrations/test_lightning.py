@@ -79,35 +79,27 @@ def fit(module, *callbacks, name="", **options):
     return trainer
 
 
-@pytest.mark.parametrize("name", works_in("Lightning, mixin"))
-def test_in_lightning_with_the_mixin(name):
-    t = begin(name)
-    module = Composed(t, inputs=probe(name))
-    fit(module, name=name)
-    result = evaluated(t, probe(name))
+@pytest.mark.parametrize(
+    ("name", "mixin"),
+    [(name, True) for name in works_in("Lightning, mixin")]
+    + [(name, False) for name in works_in("Lightning, callback")],
+)
+def test_matches_the_trainer(name, mixin):
+    t, inputs = begin(name), probe(name)
+    module = Composed(t, inputs=inputs) if mixin else Plain(t.model, inputs=inputs)
+    fit(module, *([] if mixin else [LoopAdapterCallback(t)]), name=name)
+    result = evaluated(t, inputs)
 
     assert same(result, ours(name))
     assert acts(name, result)
     assert torch.equal(module.seen[-1], result[-1])  # Lightning evaluated with these weights
 
 
-@pytest.mark.parametrize("name", works_in("Lightning, callback"))
-def test_in_lightning_by_callback(name):
-    t = begin(name)
-    module = Plain(t.model, inputs=probe(name))
-    fit(module, LoopAdapterCallback(t), name=name)
-    result = evaluated(t, probe(name))
-
-    assert same(result, ours(name))
-    assert acts(name, result)
-    assert torch.equal(module.seen[-1], result[-1])
-
-
 CALLED_WITHOUT = r"acts at \w+, and this loop made a step without t\."
 
 
 @pytest.mark.parametrize("name", refused_in("Lightning, callback"))
-def test_refused_in_lightning_by_callback(name):
+def test_callback_rejects_algorithm(name):
     def train():
         t = begin(name)
         module = Plain(t.model, inputs=probe(name), loss_fn=lambda outputs, _: outputs.mean())
@@ -118,12 +110,12 @@ def test_refused_in_lightning_by_callback(name):
 
 
 @pytest.mark.parametrize("name", refused_in("Lightning, mixin"))
-def test_refused_in_lightning_with_the_mixin(name):
+def test_mixin_rejects_algorithm(name):
     with pytest.raises(UnsupportedRequestError, match=ASKS):
         begin(name)
 
 
-def test_an_average_that_needs_no_batch_works_by_callback():
+def test_callback_supports_swa_without_batch_norm_statistics():
     early = [SWA(swa_start="1ba", swa_end="1dur", update_interval="1ba")]
     t = start(early, image_net())
     fit(Plain(t.model), LoopAdapterCallback(t))
@@ -131,22 +123,15 @@ def test_an_average_that_needs_no_batch_works_by_callback():
     assert same(evaluated(t, probe()), ours("", algorithms=early))
 
 
-def test_with_an_adaptive_optimizer_too():
-    adamw = partial(torch.optim.AdamW)
-    t = begin(SIX)
-    fit(Composed(t, adamw))
+@pytest.mark.parametrize(("name", "kind"), [(SIX, torch.optim.AdamW), (WITHIN, SGD)])
+def test_matches_the_trainer_with_another_optimizer_or_window(name, kind):
+    t = begin(name)
+    fit(Composed(t, partial(kind)))
 
-    assert same(evaluated(t, probe()), ours(SIX, optimizers=adamw))
-
-
-def test_the_trainer_counts_the_batches_of_an_epoch():
-    t = begin(WITHIN)
-    fit(Composed(t))
-
-    assert same(evaluated(t, probe()), ours(WITHIN))
+    assert same(evaluated(t, probe()), ours(name, optimizers=partial(kind)))
 
 
-def test_a_test_gets_the_averaged_weights_and_training_its_own():
+def test_averaged_weights_are_used_for_tests_only():
     t = start([EMA("2ba")], image_net())
     module = Plain(t.model)
     trainer = fit(module, LoopAdapterCallback(t))
@@ -158,7 +143,7 @@ def test_a_test_gets_the_averaged_weights_and_training_its_own():
     assert same(weights(t.model), before)
 
 
-def test_after_an_exception_in_an_evaluation_the_weights_are_back():
+def test_weights_are_restored_after_an_exception_in_evaluation():
     class Fails(Plain):
         def validation_step(self, batch, batch_idx):
             if not self.trainer.sanity_checking:
@@ -173,17 +158,17 @@ def test_after_an_exception_in_an_evaluation_the_weights_are_back():
     assert torch.is_grad_enabled()
 
 
-def test_accumulated_batches_are_refused():
-    t = start([GradientClipping("norm", 1.0)], image_net())
-
-    with pytest.raises(ValueError, match="accumulate_grad_batches=2 must be 1"):
-        fit(Plain(t.model), LoopAdapterCallback(t), accumulate_grad_batches=2)
-
-
-def test_manual_optimization_is_refused():
+@pytest.mark.parametrize(
+    ("options", "automatic", "message"),
+    [
+        ({"accumulate_grad_batches": 2}, True, "accumulate_grad_batches=2 must be 1"),
+        ({}, False, "automatic_optimization=False is not supported"),
+    ],
+)
+def test_rejects_accumulation_and_manual_optimization(options, automatic, message):
     t = start([GradientClipping("norm", 1.0)], image_net())
     module = Plain(t.model)
-    module.automatic_optimization = False
+    module.automatic_optimization = automatic
 
-    with pytest.raises(ValueError, match="automatic_optimization=False is not supported"):
-        fit(module, LoopAdapterCallback(t))
+    with pytest.raises(ValueError, match=message):
+        fit(module, LoopAdapterCallback(t), **options)

@@ -1,5 +1,6 @@
-"""The algorithms in a loop written by hand."""
+"""The algorithms in a loop written by hand, without a library and with Accelerate or Fabric."""
 
+import importlib.util
 from contextlib import suppress
 from functools import partial
 
@@ -20,7 +21,7 @@ from tests.integrations.table import (
     SIX,
     WITHIN,
     acts,
-    data,
+    loader,
     ours,
     refused_in,
     start,
@@ -32,9 +33,32 @@ from tests.support.runs import (
     noisy_loader,
     plain_loop,
     same,
-    shuffling_loader,
     trained,
     weights,
+)
+
+
+def accelerate():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    return accelerator.prepare, accelerator.backward
+
+
+def fabric():
+    from lightning.fabric import Fabric
+
+    made = Fabric(accelerator="cpu", devices=1)
+
+    def prepare(model, optimizer, loader):
+        return *made.setup(model, optimizer), made.setup_dataloaders(loader)
+
+    return prepare, made.backward
+
+
+LIBRARIES = {"accelerate": ("Accelerate", accelerate), "lightning": ("Fabric", fabric)}
+LOOPS = {"own loop": lambda: (lambda *parts: parts, torch.Tensor.backward)} | dict(
+    one for library, one in LIBRARIES.items() if importlib.util.find_spec(library)
 )
 
 
@@ -57,43 +81,62 @@ def evaluated(t, name):
     return table.evaluated(t, table.probe(name))
 
 
-def train(t, optimizer, loader, *, epochs=2):
-    """Train with the loop of the page."""
-    model = t.model
+def steps(t, optimizer, loader, *, epochs=2, model=None, backward=torch.Tensor.backward):
+    """Train with the loop of the page, and stop after each batch."""
+    model = t.model if model is None else model
     for _ in range(epochs):
         for inputs, _ in t.epoch(loader):
-            t.loss(model(inputs)).backward()
+            backward(t.loss(model(inputs)))
             optimizer.step()
             optimizer.zero_grad()
+            yield
 
 
-@pytest.mark.parametrize("name", works_in("own loop"))
-def test_in_a_loop_of_your_own(name):
+def train(t, optimizer, loader, **options):
+    """Train with the loop of the page."""
+    for _ in steps(t, optimizer, loader, **options):
+        pass
+
+
+def train_with(loop, name, loader):
+    """Train with the loop of a library, and return the weights and outputs."""
+    prepare, backward = LOOPS[loop]()
     t, optimizer = row(name)
+    model, wrapped, loader = prepare(t.model, optimizer, loader)
+    train(t, wrapped, loader, model=model, backward=backward)
+    return evaluated(t, name)
 
-    train(t, optimizer, data(name))
-    result = evaluated(t, name)
 
-    assert same(result, ours(name))
+@pytest.mark.parametrize(
+    ("loop", "name"), [(loop, name) for loop in LOOPS for name in works_in(loop)]
+)
+def test_matches_the_trainer(loop, name):
+    result = train_with(loop, name, loader(name))
+
+    assert same(result, ours(name, loader(name)))
     assert acts(name, result)
 
 
-@pytest.mark.parametrize("name", refused_in("own loop"))
-def test_refused_in_a_loop_of_your_own(name):
+@pytest.mark.parametrize(
+    ("loop", "name"), [(loop, name) for loop in LOOPS for name in refused_in(loop)]
+)
+def test_rejects_algorithm(loop, name):
     with pytest.raises(UnsupportedRequestError, match=ASKS):
-        row(name)
+        train_with(loop, name, loader(name))
 
 
-@pytest.mark.parametrize("loader", [shuffling_loader, noisy_loader])
-def test_a_loader_that_draws_gives_what_it_gives_the_trainer(loader):
-    t, optimizer = row("MixUp")
+@pytest.mark.parametrize(
+    ("loop", "build"),
+    [
+        *((loop, partial(loader, shuffle=True)) for loop in LOOPS),
+        ("own loop", partial(noisy_loader, images=True)),
+    ],
+)
+def test_loader_draws_as_in_the_trainer(loop, build):
+    assert same(train_with(loop, "MixUp", build()), ours("MixUp", build()))
 
-    train(t, optimizer, loader(images=True))
 
-    assert same(evaluated(t, "MixUp"), ours("MixUp", loader(images=True)))
-
-
-def test_without_algorithms_it_is_the_plain_loop():
+def test_matches_the_plain_loop_without_algorithms():
     t, optimizer = begin([])
 
     train(t, optimizer, batches())
@@ -102,16 +145,16 @@ def test_without_algorithms_it_is_the_plain_loop():
     assert same(weights(t.model), plain_loop(model, batches(), SGD(model.parameters())))
 
 
-def test_the_loader_says_how_many_batches_an_epoch_has():
+def test_epoch_length_is_that_of_the_loader():
     t, optimizer = row(WITHIN)
 
-    train(t, optimizer, data())
+    train(t, optimizer, table.data())
 
     assert same(evaluated(t, WITHIN), ours(WITHIN))
     assert t.state.timestamp.sample == 20
 
 
-def test_with_an_adaptive_optimizer_too():
+def test_matches_the_trainer_with_adamw():
     model, algorithms = mlp(), [MixUp(), GradientClipping("norm", 0.5)]
     optimizer = torch.optim.AdamW(model.parameters())
     t = start(algorithms, model, optimizer=optimizer)
@@ -122,7 +165,7 @@ def test_with_an_adaptive_optimizer_too():
     assert same(weights(t.model), trained(algorithms=algorithms, optimizers=adamw))
 
 
-def test_an_average_needs_no_max_duration():
+def test_ema_needs_no_max_duration():
     t, optimizer = begin([EMA("2ba")], max_duration=None)
 
     train(t, optimizer, batches())
@@ -130,65 +173,53 @@ def test_an_average_needs_no_max_duration():
     assert "EMA" in t.state.memory
 
 
-def events_of(run):
-    """Return the events that `run([algorithm])` fires, and the batch number at each."""
+def recorded(run, around):
+    """Return what an algorithm sees at the events of a run."""
     seen = []
 
     def note(event, state):
-        seen.append((event, state.timestamp.batch, state.timestamp.epoch))
+        targets = state.batch and type(state.targets).__name__
+        loss = state.loss is not None and state.loss.requires_grad
+        gradients = state.gradients is None, sorted(state.current_gradients())
+        time = state.timestamp.batch, state.timestamp.epoch
+        seen.append((event, time, targets, loss, gradients))
         return state
 
-    run([FunctionAlgorithm(note)])
+    run(around(note))
     return seen
 
 
-def test_the_events_fire_in_the_order_of_the_trainer():
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda note: [FunctionAlgorithm(note)],
+        lambda note: [note, MixUp(), GradientClipping("norm", 0.5)],
+        lambda note: during("1ba", "3ba", note),
+    ],
+)
+def test_events_and_states_match_the_trainer(around):
     def here(algorithms):
         t, optimizer = begin(algorithms)
         train(t, optimizer, batches())
         t.finish()
 
-    assert events_of(here) == events_of(lambda algorithms: trained(algorithms=algorithms))
+    expected = recorded(lambda algorithms: trained(algorithms=algorithms), around)
+
+    assert expected
+    assert recorded(here, around) == expected
 
 
-def test_the_state_is_that_of_the_trainer_at_every_event():
-    def states(run):
-        seen = []
-
-        def note(event, state):
-            targets = state.batch and type(state.targets).__name__
-            loss = state.loss is not None and state.loss.requires_grad
-            seen.append(
-                (event, targets, loss, state.gradients is None, sorted(state.current_gradients()))
-            )
-            return state
-
-        run([note, MixUp(), GradientClipping("norm", 0.5)])
-        return seen
-
-    def here(algorithms):
-        t, optimizer = begin(algorithms)
-        train(t, optimizer, batches())
-        t.finish()
-
-    assert states(here) == states(lambda algorithms: trained(algorithms=algorithms))
-
-
-def test_an_epoch_left_by_break_ends_when_the_next_begins():
+def test_epoch_left_by_break_ends_when_the_next_begins():
     t, optimizer = begin([EMA("1ba")])
     for _ in range(2):
-        for inputs, _ in t.epoch(batches()):
-            t.loss(t.model(inputs)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            break
+        next(steps(t, optimizer, batches()))
 
     assert t.state.timestamp.epoch == 1
     with t.evaluating():
         assert t.state.timestamp.batch == 2  # the last batch counts too
 
 
-def test_after_the_loop_the_optimizer_is_left_alone():
+def test_optimizer_has_no_hooks_after_the_loop():
     t, optimizer = begin([LabelSmoothing()])
     train(t, optimizer, batches(), epochs=1)
     before = t.state
@@ -199,7 +230,7 @@ def test_after_the_loop_the_optimizer_is_left_alone():
     assert t.state is before
 
 
-def test_after_evaluating_weights_modes_and_gradients_are_back():
+def test_evaluation_restores_weights_modes_and_gradients():
     t, optimizer = begin([EMA("2ba")], mlp(dropout=0.5))
     train(t, optimizer, batches())
     before = weights(t.model)
@@ -216,20 +247,16 @@ def test_after_evaluating_weights_modes_and_gradients_are_back():
     assert torch.is_grad_enabled()
 
 
-def test_evaluating_in_an_epoch_changes_no_weight():
+def test_evaluation_in_an_epoch_changes_no_weight():
     t, optimizer = row(SIX)
-    for _ in range(2):
-        for inputs, _ in t.epoch(data()):
-            t.loss(t.model(inputs)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            with t.evaluating() as model:
-                model(inputs)
+    for _ in steps(t, optimizer, table.data()):
+        with t.evaluating() as model:
+            model(table.probe())
 
     assert same(evaluated(t, SIX), ours(SIX))
 
 
-def test_a_model_with_a_loss_of_its_own_needs_no_loss_fn():
+def test_model_with_its_own_loss_needs_no_loss_fn():
     class WithLoss(nn.Module):
         def __init__(self):
             super().__init__()
@@ -253,7 +280,7 @@ def test_a_model_with_a_loss_of_its_own_needs_no_loss_fn():
     )
 
 
-def test_a_step_with_scaled_gradients_is_clipped_after_unscaling():
+def test_gradients_are_clipped_after_unscaling():
     t, optimizer = begin([GradientClipping("norm", 0.01)])
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for _ in range(2):
@@ -268,28 +295,22 @@ def test_a_step_with_scaled_gradients_is_clipped_after_unscaling():
         torch.testing.assert_close(one, other)
 
 
-# What is refused
+# Errors
 
 
-def test_a_step_without_the_loss_names_who_needed_it():
-    t, _ = begin([LabelSmoothing()])
-    inputs, targets = next(t.epoch(batches()))
-    cross_entropy(t.model(inputs), targets).backward()
-
-    with pytest.raises(RuntimeError, match=r"LabelSmoothing acts at BEFORE_LOSS.*t\.loss\("):
-        t.before_step()
-
-
-def test_a_step_without_the_loss_that_came_with_the_model_is_refused():
-    t, _ = begin([NoOpModel()])
+@pytest.mark.parametrize(
+    ("algorithm", "event"), [(LabelSmoothing(), "BEFORE_LOSS"), (NoOpModel(), "INIT")]
+)
+def test_rejects_step_without_the_loss_that_an_algorithm_needs(algorithm, event):
+    t, _ = begin([algorithm])
     inputs, _ = next(t.epoch(batches()))
-    t.model(inputs).backward()
+    t.model(inputs).sum().backward()
 
-    with pytest.raises(RuntimeError, match=r"NoOpModel acts at INIT.*t\.loss\("):
+    with pytest.raises(RuntimeError, match=rf"{algorithm.name} acts at {event}.*t\.loss\("):
         t.before_step()
 
 
-def test_who_needs_no_loss_of_ours_may_go_without():
+def test_algorithm_that_reads_no_loss_works_without_it():
     t, optimizer = begin([GradientClipping("norm", 0.5)])
     for _ in range(2):
         for inputs, targets in t.epoch(batches()):
@@ -300,7 +321,7 @@ def test_who_needs_no_loss_of_ours_may_go_without():
     assert same(weights(t.model), trained(algorithms=[GradientClipping("norm", 0.5)]))
 
 
-def test_microbatches_are_refused():
+def test_rejects_microbatches():
     t, _ = begin([])
     inputs, _ = next(t.epoch(batches()))
     t.loss(t.model(inputs))
@@ -309,7 +330,7 @@ def test_microbatches_are_refused():
         t.loss(t.model(inputs))
 
 
-def test_a_closure_is_refused():
+def test_rejects_closure():
     t, optimizer = begin([])
     epoch = t.epoch(batches())
     inputs, _ = next(epoch)
@@ -318,7 +339,7 @@ def test_a_closure_is_refused():
         optimizer.step(lambda: t.loss(t.model(inputs)))
 
 
-def test_a_model_replaced_during_training_is_refused():
+def test_rejects_replaced_model_in_training():
     def replace(event, state):
         return state.evolve(model=mlp()) if event is Event.EPOCH_START else state
 
@@ -328,7 +349,7 @@ def test_a_model_replaced_during_training_is_refused():
         next(t.epoch(batches()))
 
 
-def test_a_model_of_another_kind_for_evaluation_is_refused():
+def test_rejects_evaluation_model_with_other_parameters():
     def replace(event, state):
         return state.evolve(model=nn.Linear(4, 3)) if event is Event.EVAL_START else state
 
@@ -348,42 +369,24 @@ def test_a_model_of_another_kind_for_evaluation_is_refused():
         ({"seed": -1}, ValueError, "seed=-1 is out of range"),
     ],
 )
-def test_a_wrong_argument_is_named(options, error, message):
+def test_rejects_invalid_arguments(options, error, message):
     with pytest.raises(error, match=message):
         start([], mlp(), **options)
 
 
-def test_the_optimizer_of_another_model_is_refused():
+def test_rejects_optimizer_of_another_model():
     with pytest.raises(ValueError, match="none of the model's parameters"):
         start([], mlp(), optimizer=SGD(mlp().parameters()))
 
 
-def test_an_epoch_needs_an_optimizer():
+def test_epoch_requires_an_optimizer():
     with pytest.raises(ValueError, match=r"call t\.follow\(optimizer\) first"):
         next(start([], mlp()).epoch(batches()))
 
 
-def test_the_loss_needs_a_loss_fn():
+def test_loss_requires_a_loss_fn():
     t, _ = begin([], loss_fn=None)
     inputs, _ = next(t.epoch(batches()))
 
     with pytest.raises(ValueError, match="needs a loss; pass loss_fn to adapt_loop"):
         t.loss(t.model(inputs))
-
-
-def test_a_window_ends_with_the_same_batch_as_in_the_trainer():
-    seen = []
-
-    def note(event, state):
-        if event in (Event.BATCH_START, Event.BATCH_END):
-            seen.append((event, state.timestamp.batch))
-        return state
-
-    t, optimizer = begin(during("1ba", "3ba", note))
-    train(t, optimizer, batches())
-    here = list(seen)
-    seen.clear()
-    trained(algorithms=during("1ba", "3ba", note))
-
-    assert here == seen
-    assert [batch for event, batch in here if event is Event.BATCH_END] == [2, 3]

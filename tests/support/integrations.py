@@ -2,8 +2,8 @@
 
 LOOPS = {
     "own loop": "test_own_loop.py",
-    "Fabric": "test_fabric.py",
-    "Accelerate": "test_accelerate.py",
+    "Fabric": "test_own_loop.py",
+    "Accelerate": "test_own_loop.py",
     "Lightning, callback": "test_lightning.py",
     "Lightning, mixin": "test_lightning.py",
     "HF, callback": "test_huggingface.py",
