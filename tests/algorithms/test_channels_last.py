@@ -9,14 +9,6 @@ from tests.support.surgery import convolutional, images
 from tests.support.tiny import make_trainer, same, sgd, weights
 
 
-def test_training_is_that_of_the_model_of_the_function():
-    ours = make_trainer(
-        convolutional(), algorithms=[ChannelsLast()], train_dataloader=images()
-    ).fit()
-    theirs = make_trainer(channels_last(convolutional()), train_dataloader=images()).fit()
-
-    assert ours.model[4].weight.is_contiguous(memory_format=torch.channels_last)
-    assert same(weights(ours.model), weights(theirs.model))
 
 
 def test_an_optimizer_that_was_there_follows():
@@ -31,8 +23,3 @@ def test_an_optimizer_that_was_there_follows():
     assert held == {id(p) for p in trainer.state.model.parameters()}
 
 
-def test_it_acts_once_after_the_replacement_of_modules():
-    state = State(convolutional())
-
-    assert ChannelsLast().stage is Stage.LAYOUT
-    assert all(ChannelsLast()(event, state) is state for event in Event if event is not Event.INIT)

@@ -47,8 +47,3 @@ def test_the_optimizer_trains_the_pair_with_the_options_of_the_layer():
     assert not any(map(torch.equal, before, after[4].parameters()))
 
 
-@pytest.mark.parametrize("other", [BlurPool(), SqueezeExcite(), WeightStandardization()])
-def test_it_comes_before_those_that_replace_convolutions_without_a_word(other):
-    plan = Plan.compile([other, Factorize()])  # an AmbiguousOrderWarning would be an error
-
-    assert [a.name for a in plan.algorithms] == ["Factorize", other.name]

@@ -56,7 +56,3 @@ def test_it_goes_with_what_does_not_look_at_outputs():
     assert torch.isfinite(state.model.weight)
 
 
-def test_it_acts_once_at_the_start():
-    state = State(linear())
-
-    assert all(NoOpModel()(event, state) is state for event in Event if event is not Event.INIT)

@@ -67,16 +67,8 @@ def test_maps_of_targets_are_resized_along(mode):
         assert mode == "resize" or torch.equal(y, (x[:, 0] > 0).long())
 
 
-def test_at_full_size_the_batch_is_left_alone():
-    data = images()
-
-    assert all(any(x is one for one, _ in data) for x, _ in watched(data, initial_scale=1.0))
 
 
-def test_evaluation_sees_images_of_full_size():
-    seen = watched(event=Event.EVAL_BEFORE_FORWARD, eval_dataloader=images())
-
-    assert {tuple(x.shape[2:]) for x, _ in seen} == {(8, 12)}
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

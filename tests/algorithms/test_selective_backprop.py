@@ -25,27 +25,6 @@ def sizes(data=None, **options):
     return watch.values
 
 
-def test_it_keeps_the_examples_that_the_function_draws():
-    model, data = linear(), batches([8])
-    inputs, targets = data[0]
-    with torch.no_grad():
-        losses = cross_entropy(model(inputs), targets, reduction="none")
-    generator = Key(17).fold("SelectiveBackprop", 0).generator()
-    chosen = select_using_loss(losses, keep=0.5, generator=generator)
-    watch = Watch(Event.BATCH_START, read=lambda s: s.batch)
-
-    make_trainer(
-        model,
-        train_dataloader=data,
-        max_duration="1ba",
-        algorithms=[SelectiveBackprop(**ALWAYS)],
-        callbacks=[watch],
-    ).fit()
-
-    kept_inputs, kept_targets = watch.values[0]
-    assert len(chosen) == 4
-    assert torch.equal(kept_inputs, inputs[chosen])
-    assert torch.equal(kept_targets, targets[chosen])
 
 
 def test_it_selects_from_start_to_end_and_not_in_the_interrupted_batches():
@@ -57,28 +36,12 @@ def test_it_selects_from_start_to_end_and_not_in_the_interrupted_batches():
     assert sizes(keep=0.25, **ALWAYS) == [1] * 10
 
 
-def test_keeping_everything_changes_nothing():
-    plain = make_trainer()
-    plain.fit()
-    trainer = make_trainer(algorithms=[SelectiveBackprop(keep=1.0, **ALWAYS)])
-    trainer.fit()
-
-    assert same(weights(trainer.state.model), weights(plain.state.model))
 
 
 def noisy():
     return seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, CLASSES)))
 
 
-def test_normalisation_and_dropout_do_not_see_the_scoring():
-    plain = make_trainer(noisy())
-    plain.fit()
-    trainer = make_trainer(noisy(), algorithms=[SelectiveBackprop(keep=1.0, **ALWAYS)])
-    trainer.fit()
-
-    ours, theirs = weights(trainer.state.model), weights(plain.state.model)
-    assert ours["0.num_batches_tracked"] == 6
-    assert same(ours, theirs)
 
 
 def test_scoring_leaves_statistics_generators_and_gradients_as_they_were():

@@ -29,16 +29,6 @@ def rate(state):
     return state.model[1].stochastic_depth.rate
 
 
-@pytest.mark.parametrize("method", ["block", "sample"])
-def test_training_is_that_of_the_model_of_the_function(method):
-    options = {"target": Block, "method": method, "drop_rate": 0.5, "drop_distribution": "uniform"}
-    ours = make_trainer(residual(), algorithms=[StochasticDepth(**options)])
-    theirs = make_trainer(stochastic_depth(residual(), **options))
-    plain = make_trainer(residual()).fit()
-
-    assert repr(ours.state.model) == repr(theirs.state.model)
-    assert same(weights(ours.fit().model), weights(theirs.fit().model))
-    assert not same(weights(ours.state.model), weights(plain.model))
 
 
 def test_two_of_them_have_warm_ups_of_their_own():
@@ -117,11 +107,6 @@ def test_a_step_of_a_warm_up_can_be_replayed():
     assert same(weights(again.model), seen.values[4][1])
 
 
-def test_without_a_warm_up_it_acts_once():
-    algorithm = StochasticDepth(target=Block)
-
-    assert algorithm.events == {Event.INIT}
-    assert StochasticDepth(drop_warmup="1ba").events == {Event.INIT, Event.BATCH_START}
 
 
 def test_a_loop_that_can_not_follow_a_warm_up_refuses_it():
