@@ -52,8 +52,6 @@ def problem_of(case):
     return next(problem for problem in PROBLEMS if case.acts_on(problem))
 
 
-
-
 SURGEONS = [one for one in ALGORITHMS if one.example.events == {Event.INIT} and one.meaning]
 
 

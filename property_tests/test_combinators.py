@@ -37,7 +37,7 @@ from tests.support.algorithm_cases import (
     on_a_problem,
 )
 from tests.support.outcomes import differences, left_by, outcome, resumed
-from tests.support.runs import VISION, Draws, Jitter, Watch, batches, conv_net, trainer
+from tests.support.runs import VISION, Jitter, Watch, batches, conv_net, trainer
 from tests.support.strategies import few
 from tests.support.tracing import traced
 
@@ -80,17 +80,58 @@ def marked(algorithm, **options):
     return {event.value: [n for value, n in marks if value == event.value] for event in Event}
 
 
-# --- identity and chain ---
+# --- those that change nothing ---
+
+TRIVIAL = {
+    "chain(identity, a)": lambda a: chain(identity, a),
+    "chain(a, identity)": lambda a: chain(a, identity),
+    "when": lambda a: when(always, a),
+    "during": lambda a: during("0dur", "1dur", a),
+    "every": lambda a: every("1ba", a),
+    "choose": lambda a: choose([a]),
+    "anneal": annealed,
+}
 
 
 @few
 @given(single)
-def test_identity_in_a_chain_changes_nothing(drawn):
+def test_trivial_combinations_are_the_algorithm(drawn):
+    problem, a = drawn
+    expected = outcome(problem, a)
+
+    for name, combination in TRIVIAL.items():
+        assert not differences(outcome(problem, combination(a)), expected), name
+    assert alike(problem, when(never, a), identity)
+    assert chain() == identity
+
+
+# --- runs that are fitted in parts ---
+
+
+@few
+@given(
+    unhurried,
+    st.tuples(steps, steps).map(sorted) | st.sampled_from(["2ba", "3ba", "2ep"]),
+    st.integers(1, BATCHES + 1),
+)
+def test_windows_and_turns_do_not_depend_on_how_the_run_is_fitted(drawn, window, stop):
     problem, a = drawn
 
-    assert alike(problem, chain(identity, a), a)
-    assert alike(problem, chain(a, identity), a)
-    assert chain() == identity
+    def build():
+        if isinstance(window, str):
+            limited = every(window, a)
+        else:
+            limited = during(*(f"{step}ba" for step in window), a)
+        return problem.trainer(algorithms=limited, check_effects=False)
+
+    with traced() as trace:
+        in_parts = resumed(build, f"{stop}ba", f"{BATCHES + 2 - stop}ba")
+    assume(not trace.asks_how_long())
+
+    assert not differences(left_by(in_parts), left_by(resumed(build, f"{BATCHES + 2}ba")))
+
+
+# --- chain ---
 
 
 @given(on_a_problem(partial(algorithm_sets, min_size=3)))
@@ -124,22 +165,6 @@ def test_a_chain_can_say_another_order_than_the_plan():
 
 
 @few
-@given(single)
-def test_when_always_is_the_algorithm(drawn):
-    problem, a = drawn
-
-    assert alike(problem, when(always, a), a)
-
-
-@few
-@given(single)
-def test_when_never_is_identity(drawn):
-    problem, a = drawn
-
-    assert alike(problem, when(never, a), identity)
-
-
-@few
 @given(single, st.lists(steps, min_size=3, max_size=3))
 def test_during_splits_at_any_point(drawn, points):
     problem, a = drawn
@@ -148,14 +173,6 @@ def test_during_splits_at_any_point(drawn, points):
     split = chain(during(start, middle, a), during(middle, end, a))
 
     assert alike(problem, split, during(start, end, a))
-
-
-@few
-@given(single)
-def test_during_the_whole_run_is_the_algorithm(drawn):
-    problem, a = drawn
-
-    assert alike(problem, during("0dur", "1dur", a), a)
 
 
 @given(st.sampled_from(["ba", "ep", "sp", "dur"]), steps, steps)
@@ -174,23 +191,6 @@ def test_a_window_is_half_open_in_every_unit(unit, start, end):
     assert acted["eval_start"] == [k for k in (2, 5) if k in expected]
 
 
-@few
-@given(unhurried, steps, steps, st.integers(1, BATCHES - 1))
-def test_a_window_is_the_same_when_the_run_is_fitted_in_parts(drawn, one, other, stop):
-    problem, a = drawn
-    start, end = sorted([one, other])
-
-    def build():
-        window = during(f"{start}ba", f"{end}ba", a)
-        return problem.trainer(algorithms=window, check_effects=False)
-
-    with traced() as trace:
-        in_parts = resumed(build, f"{stop}ba", f"{BATCHES - stop}ba")
-    assume(not trace.asks_how_long())
-
-    assert not differences(left_by(in_parts), left_by(resumed(build, f"{BATCHES}ba")))
-
-
 # --- turns ---
 
 
@@ -206,21 +206,6 @@ def test_every_counts_batches_right_also_when_the_run_is_fitted_in_parts(n, part
     assert [k for event, k in acted if event == "batch_end"] == expected
 
 
-@few
-@given(unhurried, st.sampled_from(["2ba", "3ba", "2ep"]), st.integers(1, BATCHES + 1))
-def test_a_turn_is_the_same_when_the_run_is_fitted_in_parts(drawn, interval, stop):
-    problem, a = drawn
-
-    def build():
-        return problem.trainer(algorithms=every(interval, a), check_effects=False)
-
-    with traced() as trace:
-        in_parts = resumed(build, f"{stop}ba", f"{BATCHES + 2 - stop}ba")
-    assume(not trace.asks_how_long())
-
-    assert not differences(left_by(in_parts), left_by(resumed(build, f"{BATCHES + 2}ba")))
-
-
 @given(st.integers(1, 3))
 def test_every_few_epochs_means_all_batches_of_those_epochs(n):
     acted = marked(every(f"{n}ep", Marks()), max_duration="4ep")
@@ -230,23 +215,7 @@ def test_every_few_epochs_means_all_batches_of_those_epochs(n):
     assert acted["batch_end"] == expected
 
 
-@few
-@given(single)
-def test_every_batch_is_the_algorithm(drawn):
-    problem, a = drawn
-
-    assert alike(problem, every("1ba", a), a)
-
-
 # --- choice ---
-
-
-@few
-@given(single)
-def test_choosing_among_one_is_the_algorithm(drawn):
-    problem, a = drawn
-
-    assert alike(problem, choose([a]), a)
 
 
 @given(st.integers(0, 2**32), st.integers(2, 4))
@@ -312,32 +281,7 @@ def test_an_annealed_hyperparameter_is_its_schedule_at_the_batch(start, end):
     assert seen[1::2] == expected
 
 
-@few
-@given(single)
-def test_annealing_with_constants_is_the_algorithm(drawn):
-    problem, a = drawn
-
-    assert alike(problem, annealed(a), a)
-
-
 # --- all of them ---
-
-
-@few
-@given(on_a_problem(combinations), st.randoms(use_true_random=False))
-def test_combinations_in_any_order_give_bit_identical_weights(drawn, random):
-    problem, algorithms = drawn
-    shuffled = random.sample(algorithms, len(algorithms))
-
-    assert alike(problem, algorithms, shuffled)
-
-
-@few
-@given(on_a_problem(combinations))
-def test_a_combination_repeats_bit_for_bit(drawn):
-    problem, algorithms = drawn
-
-    assert alike(problem, algorithms, algorithms)
 
 
 @given(on_a_problem(combinations))
@@ -367,17 +311,6 @@ def test_under_every_combinator_an_algorithm_declares_its_own_events_and_writes(
         assert (combination.events, combination.writes) == (a.events, a.writes)
         assert combination.reads >= a.reads
         assert combination.stage == a.stage
-
-
-@few
-@given(on_a_problem(combinations))
-def test_combinations_do_not_shift_what_another_algorithm_draws(drawn):
-    problem, algorithms = drawn
-    others = [a for a in algorithms if "Draws" not in a.name]
-
-    together, alone = outcome(problem, [*others, Draws()]), outcome(problem, Draws())
-
-    assert together["memory"]["Draws"] == alone["memory"]["Draws"]
 
 
 def test_surgery_in_a_window_from_the_beginning_takes_place():

@@ -65,15 +65,9 @@ def test_the_share_is_exact_and_at_least_one_token(tokens, scaling):
     assert (new is state) == (tokens == 1)
 
 
-
-
-
-
 def test_a_share_of_one_listens_to_no_batch():
     assert Alibi(8, 1).events == {Event.INIT}
     assert Alibi(8).events == {Event.INIT, Event.AFTER_DATALOADER}
-
-
 
 
 def test_with_a_warm_up_somebody_should_say_which_comes_first():

@@ -1,14 +1,8 @@
 """Channels-last in the loop does what the function does, once, after all surgery."""
 
-import torch
-
-from composable import Event, Stage, State
 from composable.algorithms import ChannelsLast
-from composable.functional import channels_last
 from tests.support.surgery import convolutional, images
-from tests.support.tiny import make_trainer, same, sgd, weights
-
-
+from tests.support.tiny import make_trainer, sgd
 
 
 def test_an_optimizer_that_was_there_follows():
@@ -21,5 +15,3 @@ def test_an_optimizer_that_was_there_follows():
 
     held = {id(p) for p in optimizer.param_groups[0]["params"]}
     assert held == {id(p) for p in trainer.state.model.parameters()}
-
-

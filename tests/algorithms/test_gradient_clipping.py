@@ -1,15 +1,10 @@
 """Gradient clipping in the loop does what the function does, before the optimizers step."""
 
-import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from composable import Event, State
 from composable.algorithms import GradientClipping
-from composable.functional import clip_gradients
 from tests.support.tiny import batches, linear, make_trainer, sgd, weights
-
-
 
 
 def test_the_norm_of_torch_is_the_same():
@@ -25,10 +20,6 @@ def test_the_norm_of_torch_is_the_same():
     trainer.fit()
 
     torch.testing.assert_close(weights(trainer.state.model), weights(model))
-
-
-
-
 
 
 def test_parameters_without_a_gradient_are_left_out():

@@ -1,21 +1,14 @@
 """Gyro dropout in the loop: the function's model over the batches of the run, from its own key."""
 
 import pytest
-import torch
 from torch import nn
 
-from composable import Key
 from composable.algorithms import GyroDropout
-from composable.functional import gyro_dropout
 from tests.support.runs import stream
 from tests.support.surgery import convolutional, images
 from tests.support.tiny import batches, make_trainer, same, weights
 
 OPTIONS = {"sigma": 4, "tau": 2}
-
-
-
-
 
 
 @pytest.mark.parametrize(("duration", "stay"), [("2ep", 3), ("6ba", 3), ("12ba", 6)])

@@ -2,14 +2,9 @@
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
-from composable import Event
 from composable.algorithms import LabelSmoothing, MixUp
-from composable.functional import smooth_labels
-from tests.support.tiny import CLASSES, Watch, batches, make_trainer, same, weights
-
-
+from tests.support.tiny import make_trainer, weights
 
 
 def test_training_is_that_of_torch_with_the_same_smoothing():
@@ -19,10 +14,6 @@ def test_training_is_that_of_torch_with_the_same_smoothing():
     theirs.fit()
 
     torch.testing.assert_close(weights(ours.state.model), weights(theirs.state.model))
-
-
-
-
 
 
 @pytest.mark.parametrize("mix", [{}, {"interpolate_loss": True}, {"per_sample": True}])
@@ -35,5 +26,3 @@ def test_it_goes_with_mixed_batches(mix):
     theirs.fit()
 
     torch.testing.assert_close(weights(ours.state.model), weights(theirs.state.model))
-
-

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Event, State
+from composable import Event
 from composable.algorithms import EMA, GradientClipping, MixUp, NoOpModel
 from composable.functional import IdleModel
 from tests.support.tiny import Watch, batches, linear, make_trainer, sgd
@@ -54,5 +54,3 @@ def test_it_goes_with_what_does_not_look_at_outputs():
     state = make_trainer(algorithms=[NoOpModel(), *others], eval_dataloader=batches()).fit()
 
     assert torch.isfinite(state.model.weight)
-
-

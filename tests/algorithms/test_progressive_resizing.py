@@ -67,10 +67,6 @@ def test_maps_of_targets_are_resized_along(mode):
         assert mode == "resize" or torch.equal(y, (x[:, 0] > 0).long())
 
 
-
-
-
-
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize(
     "options",

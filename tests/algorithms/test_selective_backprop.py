@@ -5,11 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate, mse_loss
 
-from composable import Event, IdleAlgorithmWarning, Key
+from composable import Event, IdleAlgorithmWarning
 from composable.algorithms import SelectiveBackprop
 from composable.core.batch import BatchSpec
 from composable.core.loss import TargetLoss
-from composable.functional import select_using_loss
 from tests.support.tiny import CLASSES, Watch, batches, linear, make_trainer, same, seeded, weights
 
 ALWAYS = {"start": 0.0, "end": 1.0, "interrupt": 0}
@@ -25,8 +24,6 @@ def sizes(data=None, **options):
     return watch.values
 
 
-
-
 def test_it_selects_from_start_to_end_and_not_in_the_interrupted_batches():
     # Ten batches: elapsed 0.0, 0.1, ..., 0.9.
     assert sizes(start=0.5, end=0.9, interrupt=0) == [4] * 5 + [2] * 4 + [4]
@@ -36,12 +33,8 @@ def test_it_selects_from_start_to_end_and_not_in_the_interrupted_batches():
     assert sizes(keep=0.25, **ALWAYS) == [1] * 10
 
 
-
-
 def noisy():
     return seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, CLASSES)))
-
-
 
 
 def test_scoring_leaves_statistics_generators_and_gradients_as_they_were():

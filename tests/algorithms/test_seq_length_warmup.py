@@ -1,7 +1,5 @@
 """SeqLengthWarmup in the loop does what the functions do, at every legal setting."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
@@ -10,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from composable import Event
 from composable.algorithms import SeqLengthWarmup
 from composable.functional import set_sequence_length, warmed_up_length
-from tests.support.tiny import Watch, generator, make_trainer, same, seeded, weights
+from tests.support.tiny import Watch, generator, make_trainer, seeded, weights
 
 WORDS = 5
 
@@ -66,10 +64,6 @@ def test_the_batches_are_those_of_the_functions(options):
         assert all(torch.equal(short[name], expected[name]) for name in whole)
 
 
-
-
-
-
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize(
     "options",
@@ -102,7 +96,3 @@ def test_pairs_of_tensors_are_sequences_too():
 
     assert watch.values[0] == ((4, 4), (4, 4))
     assert watch.values[-1] == ((4, 16), (4, 16))
-
-
-
-

@@ -7,7 +7,6 @@ from torch import nn
 
 from composable import Event, State, chain
 from composable.algorithms import EMA, StochasticDepth
-from composable.functional import stochastic_depth
 from composable.integrations import adapt_loop
 from tests.support.tiny import CLASSES, Watch, batches, make_trainer, same, seeded, sgd, weights
 
@@ -27,8 +26,6 @@ def residual():
 
 def rate(state):
     return state.model[1].stochastic_depth.rate
-
-
 
 
 def test_two_of_them_have_warm_ups_of_their_own():
@@ -105,8 +102,6 @@ def test_a_step_of_a_warm_up_can_be_replayed():
     again = trainer.train_batch(state)
 
     assert same(weights(again.model), seen.values[4][1])
-
-
 
 
 def test_a_loop_that_can_not_follow_a_warm_up_refuses_it():

@@ -13,12 +13,12 @@ from matplotlib import pyplot
 from composable import Event, Plan, Stage, chain, choose, during, every, identity, when
 from composable.algorithms import (
     EMA,
+    SAM,
+    SWA,
     BlurPool,
     GradientClipping,
     LabelSmoothing,
     MixUp,
-    SAM,
-    SWA,
     SelectiveBackprop,
 )
 from composable.plan.plotting import _COLORS, new_figure
