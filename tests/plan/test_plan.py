@@ -225,7 +225,7 @@ def test_algorithms_of_other_stages_fields_or_events_do_not_conflict(first, seco
         (
             "algorithms",
             [MixUp],
-            r"algorithms contains the class MixUp; pass an instance, MixUp\(\)",
+            r"contains the class MixUp; pass an instance, MixUp\(\)",
         ),
         ("algorithms", [Callback()], r"is a callback; pass it in callbacks=\[...\]"),
         ("algorithms", InMemoryLogger(), r"a callback; pass it in loggers=\[...\]"),
