@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Event, Key
+from composable import Event
 from composable.algorithms import ProgressiveResizing
-from composable.functional import progressive_scale, resize_batch
 from tests.support.tiny import CLASSES, Watch, batches, make_trainer, seeded
 
 
@@ -36,22 +35,6 @@ def watched(data=None, event=Event.BATCH_START, net=None, **options):
         **changes,
     ).fit()
     return watch.values
-
-
-@pytest.mark.parametrize("mode", ["resize", "crop"])
-def test_the_inputs_are_those_of_the_functions(mode):
-    seen = watched(mode=mode, delay_fraction=0.2, finetune_fraction=0.3, size_increment=2)
-
-    for k, ((x, y), (inputs, targets)) in enumerate(zip(seen, 2 * images(), strict=True)):
-        scale = progressive_scale(k / 6, delay_fraction=0.2, finetune_fraction=0.3)
-        generator = Key(17).fold("ProgressiveResizing", k).generator()
-        expected = resize_batch(
-            inputs, scale_factor=scale, mode=mode, size_increment=2, generator=generator
-        )
-        assert torch.equal(x, expected.inputs)
-        assert torch.equal(y, targets)
-    assert seen[0][0].shape[2:] == (4, 6)
-    assert seen[-1][0].shape[2:] == (8, 12)
 
 
 @pytest.mark.parametrize("mode", ["resize", "crop"])
