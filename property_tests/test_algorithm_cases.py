@@ -40,12 +40,6 @@ def test_an_algorithm_acts_on_the_problems_on_which_it_can_and_on_no_other(probl
     assert acts is case.acts_on(problem)
 
 
-@given(st.sampled_from(ALGORITHMS + EXTRAS), st.data())
-def test_every_instance_of_a_case_can_be_built(case, data):
-    instance = data.draw(case.instances)
-
-    assert type(instance) is case.kind
-    assert instance.name == case.name
 
 
 def problem_of(case):

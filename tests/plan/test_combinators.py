@@ -5,7 +5,6 @@ import pytest
 
 from composable import (
     Algorithm,
-    AmbiguousOrderWarning,
     Event,
     IdleAlgorithmWarning,
     Plan,
@@ -107,11 +106,6 @@ def test_declared_order_overrides_names_and_is_the_reason(listed):
 # --- before and after ---
 
 
-def test_without_a_declaration_two_writers_are_reported_with_the_ways_out():
-    with pytest.warns(AmbiguousOrderWarning, match=r"chain\(First, Third\).*choose\(\[First, Thi"):
-        Plan.compile([First(), Third()])
-
-
 def test_classes_can_be_given_in_place_of_names():
     @attrs.frozen(repr=False)
     class Zeroth(First):
@@ -145,15 +139,6 @@ def test_a_declaration_against_the_stages_is_refused():
 def test_what_can_never_act_is_reported_when_the_plan_is_made(algorithm, why):
     with pytest.warns(IdleAlgorithmWarning, match=rf"can never act: {why}"):
         Plan.compile([algorithm])
-
-
-# --- names ---
-
-
-def test_one_algorithm_can_have_two_windows():
-    mix = MixUp()
-
-    Plan.compile([chain(during("0ba", "1ba", mix), during("3ba", "4ba", mix))])
 
 
 # --- what is refused ---

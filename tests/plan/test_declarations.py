@@ -103,15 +103,6 @@ def test_a_match_that_is_neither_true_nor_false_is_refused(returned):
         make_trainer(algorithms=odd).fit()
 
 
-def test_an_apply_that_returns_nothing_is_named_with_its_event():
-    odd = declaring(apply=lambda self, event, state: None, events=frozenset({Event.BATCH_END}))
-
-    with pytest.raises(TypeError, match="apply returned None and must return a State") as raised:
-        make_trainer(algorithms=odd).fit()
-
-    assert "raised by Odd at BATCH_END" in str(raised.value.__notes__)
-
-
 def test_a_circle_is_told_from_one_to_the_next():
     ring = [
         attrs.frozen(
