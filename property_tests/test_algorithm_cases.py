@@ -40,8 +40,6 @@ def test_an_algorithm_acts_on_the_problems_on_which_it_can_and_on_no_other(probl
     assert acts is case.acts_on(problem)
 
 
-
-
 def problem_of(case):
     return next(problem for problem in PROBLEMS if case.acts_on(problem))
 

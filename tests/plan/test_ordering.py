@@ -14,7 +14,7 @@ ORDER = [  # one line per stage
     *("AugMix", "ColOut", "CutOut", "RandAugment"),
     *("CutMix", "MixUp"),
     "LabelSmoothing",
-    # Before the surgeries that would replace its layers, with or without a name to say so.
+    # They come before the surgeries that would replace their layers.
     *("GatedLinearUnits", "Factorize"),
     *("BlurPool", "GhostBatchNorm", "GyroDropout", "SqueezeExcite"),
     *("StochasticDepth", "WeightStandardization"),
