@@ -1,13 +1,25 @@
 """Every algorithm of the library has one case, and acts on the problems that it names."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
+from composable import Event
+from composable.algorithms import (
+    SAM,
+    ColOut,
+    CutOut,
+    GradientClipping,
+    LabelSmoothing,
+    ProgressiveResizing,
+    SelectiveBackprop,
+    SeqLengthWarmup,
+)
 from tests.support.algorithm_cases import ALGORITHMS, EXTRAS
 from tests.support.cases import exported_algorithms
 from tests.support.outcomes import differences, outcome
-from tests.support.runs import PROBLEMS
+from tests.support.runs import LANGUAGE, LENGTH, PROBLEMS, VISION
 
 
 def test_every_exported_algorithm_has_one_case():
@@ -28,9 +40,42 @@ def test_an_algorithm_acts_on_the_problems_on_which_it_can_and_on_no_other(probl
     assert acts is case.acts_on(problem)
 
 
-@given(st.sampled_from(ALGORITHMS + EXTRAS), st.data())
-def test_every_instance_of_a_case_can_be_built(case, data):
-    instance = data.draw(case.instances)
+def problem_of(case):
+    return next(problem for problem in PROBLEMS if case.acts_on(problem))
 
-    assert type(instance) is case.kind
-    assert instance.name == case.name
+
+SURGEONS = [one for one in ALGORITHMS if one.example.events == {Event.INIT} and one.meaning]
+
+
+@pytest.mark.parametrize("case", [one for one in SURGEONS if not one.alone], ids=repr)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_training_with_a_surgery_is_training_of_the_model_of_its_function(case, data):
+    algorithm, problem = data.draw(case.instances), problem_of(case)
+    state = problem.trainer().state
+    model = case.meaning(algorithm, state)["model"]
+
+    assert not differences(outcome(problem, algorithm), outcome(problem, model=model))
+    assert all(algorithm(event, state) is state for event in set(Event) - {Event.INIT})
+
+
+NEUTRAL = [
+    (VISION, LabelSmoothing(0.0)),
+    (VISION, SelectiveBackprop(0.0, 1.0, keep=1.0, interrupt=0)),
+    (VISION, ProgressiveResizing(initial_scale=1.0)),
+    (VISION, ColOut(p_row=0.0, p_col=0.0)),
+    (VISION, CutOut(num_holes=0)),
+    (LANGUAGE, SeqLengthWarmup(duration=0.0, max_seq_length=LENGTH, min_seq_length=1)),
+    *((problem, SAM(0.0)) for problem in PROBLEMS),
+    *((problem, GradientClipping("norm", 1e9)) for problem in PROBLEMS),
+]
+
+
+@pytest.mark.parametrize(("problem", "algorithm"), NEUTRAL)
+def test_an_algorithm_with_its_neutral_setting_changes_no_weight(problem, algorithm):
+    ours, plain = outcome(problem, algorithm), outcome(problem)
+
+    if isinstance(algorithm, LabelSmoothing):  # the loss of class probabilities rounds
+        assert_close(ours["weights"], plain["weights"])
+    else:
+        assert not differences(ours, plain)

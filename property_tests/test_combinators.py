@@ -25,7 +25,7 @@ from composable import (
     never,
     when,
 )
-from composable.algorithms import BlurPool, MixUp
+from composable.algorithms import MixUp
 from composable.optim import linear
 from tests.support.algorithm_cases import (
     ALGORITHMS,
@@ -37,7 +37,7 @@ from tests.support.algorithm_cases import (
     on_a_problem,
 )
 from tests.support.outcomes import differences, left_by, outcome, resumed
-from tests.support.runs import VISION, Draws, Jitter, Watch, batches, conv_net, trainer
+from tests.support.runs import VISION, Jitter, Watch, trainer
 from tests.support.strategies import few
 from tests.support.tracing import traced
 
@@ -80,17 +80,58 @@ def marked(algorithm, **options):
     return {event.value: [n for value, n in marks if value == event.value] for event in Event}
 
 
-# --- identity and chain ---
+# --- those that change nothing ---
+
+TRIVIAL = {
+    "chain(identity, a)": lambda a: chain(identity, a),
+    "chain(a, identity)": lambda a: chain(a, identity),
+    "when": lambda a: when(always, a),
+    "during": lambda a: during("0dur", "1dur", a),
+    "every": lambda a: every("1ba", a),
+    "choose": lambda a: choose([a]),
+    "anneal": annealed,
+}
 
 
 @few
 @given(single)
-def test_identity_in_a_chain_changes_nothing(drawn):
+def test_trivial_combinations_are_the_algorithm(drawn):
+    problem, a = drawn
+    expected = outcome(problem, a)
+
+    for name, combination in TRIVIAL.items():
+        assert not differences(outcome(problem, combination(a)), expected), name
+    assert alike(problem, when(never, a), identity)
+    assert chain() == identity
+
+
+# --- runs that are fitted in parts ---
+
+
+@few
+@given(
+    unhurried,
+    st.tuples(steps, steps).map(sorted) | st.sampled_from(["2ba", "3ba", "2ep"]),
+    st.integers(1, BATCHES + 1),
+)
+def test_windows_and_turns_do_not_depend_on_how_the_run_is_fitted(drawn, window, stop):
     problem, a = drawn
 
-    assert alike(problem, chain(identity, a), a)
-    assert alike(problem, chain(a, identity), a)
-    assert chain() == identity
+    def build():
+        if isinstance(window, str):
+            limited = every(window, a)
+        else:
+            limited = during(*(f"{step}ba" for step in window), a)
+        return problem.trainer(algorithms=limited, check_effects=False)
+
+    with traced() as trace:
+        in_parts = resumed(build, f"{stop}ba", f"{BATCHES + 2 - stop}ba")
+    assume(not trace.asks_how_long())
+
+    assert not differences(left_by(in_parts), left_by(resumed(build, f"{BATCHES + 2}ba")))
+
+
+# --- chain ---
 
 
 @given(on_a_problem(partial(algorithm_sets, min_size=3)))
@@ -124,22 +165,6 @@ def test_a_chain_can_say_another_order_than_the_plan():
 
 
 @few
-@given(single)
-def test_when_always_is_the_algorithm(drawn):
-    problem, a = drawn
-
-    assert alike(problem, when(always, a), a)
-
-
-@few
-@given(single)
-def test_when_never_is_identity(drawn):
-    problem, a = drawn
-
-    assert alike(problem, when(never, a), identity)
-
-
-@few
 @given(single, st.lists(steps, min_size=3, max_size=3))
 def test_during_splits_at_any_point(drawn, points):
     problem, a = drawn
@@ -148,14 +173,6 @@ def test_during_splits_at_any_point(drawn, points):
     split = chain(during(start, middle, a), during(middle, end, a))
 
     assert alike(problem, split, during(start, end, a))
-
-
-@few
-@given(single)
-def test_during_the_whole_run_is_the_algorithm(drawn):
-    problem, a = drawn
-
-    assert alike(problem, during("0dur", "1dur", a), a)
 
 
 @given(st.sampled_from(["ba", "ep", "sp", "dur"]), steps, steps)
@@ -174,95 +191,44 @@ def test_a_window_is_half_open_in_every_unit(unit, start, end):
     assert acted["eval_start"] == [k for k in (2, 5) if k in expected]
 
 
-@few
-@given(unhurried, steps, steps, st.integers(1, BATCHES - 1))
-def test_a_window_is_the_same_when_the_run_is_fitted_in_parts(drawn, one, other, stop):
-    problem, a = drawn
-    start, end = sorted([one, other])
-
-    def build():
-        window = during(f"{start}ba", f"{end}ba", a)
-        return problem.trainer(algorithms=window, check_effects=False)
-
-    with traced() as trace:
-        in_parts = resumed(build, f"{stop}ba", f"{BATCHES - stop}ba")
-    assume(not trace.asks_how_long())
-
-    assert not differences(left_by(in_parts), left_by(resumed(build, f"{BATCHES}ba")))
-
-
 # --- turns ---
 
 
-@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_every_counts_batches_right_also_when_the_run_is_fitted_in_parts(n, parts):
-    state = resumed(
-        lambda: VISION.trainer(algorithms=every(f"{n}ba", Marks())), *(f"{k}ba" for k in parts)
-    )
+@given(
+    st.integers(1, 4),
+    st.sampled_from(["ba", "ep"]),
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+)
+def test_every_means_one_batch_or_all_batches_of_one_epoch_in_n(n, unit, parts):
+    algorithm = every(f"{n}{unit}", Marks())
+    state = resumed(lambda: VISION.trainer(algorithms=algorithm), *(f"{k}ba" for k in parts))
 
-    expected = [k for k in range(sum(parts)) if k % n == 0]
+    epoch = 1 if unit == "ba" else 3
+    expected = [k for k in range(sum(parts)) if k // epoch % n == 0]
     acted = state.memory["Marks"]
-    assert [k for event, k in acted if event == "batch_start"] == expected
-    assert [k for event, k in acted if event == "batch_end"] == expected
-
-
-@few
-@given(unhurried, st.sampled_from(["2ba", "3ba", "2ep"]), st.integers(1, BATCHES + 1))
-def test_a_turn_is_the_same_when_the_run_is_fitted_in_parts(drawn, interval, stop):
-    problem, a = drawn
-
-    def build():
-        return problem.trainer(algorithms=every(interval, a), check_effects=False)
-
-    with traced() as trace:
-        in_parts = resumed(build, f"{stop}ba", f"{BATCHES + 2 - stop}ba")
-    assume(not trace.asks_how_long())
-
-    assert not differences(left_by(in_parts), left_by(resumed(build, f"{BATCHES + 2}ba")))
-
-
-@given(st.integers(1, 3))
-def test_every_few_epochs_means_all_batches_of_those_epochs(n):
-    acted = marked(every(f"{n}ep", Marks()), max_duration="4ep")
-
-    expected = [k for k in range(12) if k // 3 % n == 0]
-    assert acted["batch_start"] == expected
-    assert acted["batch_end"] == expected
-
-
-@few
-@given(single)
-def test_every_batch_is_the_algorithm(drawn):
-    problem, a = drawn
-
-    assert alike(problem, every("1ba", a), a)
+    for name in ("batch_start", "batch_end"):
+        assert [k for event, k in acted if event == name] == expected
 
 
 # --- choice ---
 
 
-@few
-@given(single)
-def test_choosing_among_one_is_the_algorithm(drawn):
-    problem, a = drawn
+@given(st.integers(0, 2**32), st.lists(st.sampled_from([0, 1]), min_size=2, max_size=4).filter(any))
+def test_one_of_those_with_a_weight_acts_at_all_events_of_a_batch(seed, weights):
+    parts = [Marks(name=f"Marks{i}") for i in range(len(weights))]
+    choice = choose(parts, weights=weights)
 
-    assert alike(problem, choose([a]), a)
+    memory = outcome(VISION, choice, max_duration="4ep", seed=seed)["memory"]
 
-
-@given(st.integers(0, 2**32), st.integers(2, 4))
-def test_one_of_several_acts_in_each_batch_and_it_is_the_same_at_all_its_events(seed, count):
-    parts = [Marks(name=f"Marks{i}") for i in range(count)]
-    state = trainer(
-        conv_net(), batches(images=True), algorithms=choose(parts), max_duration="4ep", seed=seed
-    ).fit()
-
-    marks = [state.memory.get(part.name, []) for part in parts]
+    marks = [memory.get(part.name, []) for part in parts]
+    for one, weight in zip(marks, weights, strict=True):
+        at_start, at_end = (
+            [k for value, k in one if value == e] for e in ("batch_start", "batch_end")
+        )
+        assert at_start == at_end
+        assert weight or not one
     for event in ("batch_start", "before_loss", "batch_end"):
-        acted = sorted(k for one in marks for value, k in one if value == event)
-        assert acted == list(range(12))
-    for one in marks:
-        by_event = [{k for value, k in one if value == e} for e in ("batch_start", "batch_end")]
-        assert by_event[0] == by_event[1]
+        assert sorted(k for one in marks for value, k in one if value == event) == [*range(12)]
 
 
 @given(algorithm_sets())
@@ -273,17 +239,6 @@ def test_what_is_chosen_does_not_depend_on_other_algorithms(others):
         return memory.get("a"), memory.get("b")
 
     assert chosen(*others) == chosen()
-
-
-@given(st.sampled_from([0, 1]))
-def test_a_weight_of_zero_is_never_chosen(zero):
-    weights_of = [1.0, 1.0]
-    weights_of[zero] = 0.0
-    choice = choose([Marks(name="0"), Marks(name="1")], weights=weights_of)
-
-    memory = outcome(VISION, choice, max_duration="4ep")["memory"]
-
-    assert set(memory) == {str(1 - zero)}
 
 
 # --- hyperparameters that change ---
@@ -312,32 +267,7 @@ def test_an_annealed_hyperparameter_is_its_schedule_at_the_batch(start, end):
     assert seen[1::2] == expected
 
 
-@few
-@given(single)
-def test_annealing_with_constants_is_the_algorithm(drawn):
-    problem, a = drawn
-
-    assert alike(problem, annealed(a), a)
-
-
 # --- all of them ---
-
-
-@few
-@given(on_a_problem(combinations), st.randoms(use_true_random=False))
-def test_combinations_in_any_order_give_bit_identical_weights(drawn, random):
-    problem, algorithms = drawn
-    shuffled = random.sample(algorithms, len(algorithms))
-
-    assert alike(problem, algorithms, shuffled)
-
-
-@few
-@given(on_a_problem(combinations))
-def test_a_combination_repeats_bit_for_bit(drawn):
-    problem, algorithms = drawn
-
-    assert alike(problem, algorithms, algorithms)
 
 
 @given(on_a_problem(combinations))
@@ -367,27 +297,6 @@ def test_under_every_combinator_an_algorithm_declares_its_own_events_and_writes(
         assert (combination.events, combination.writes) == (a.events, a.writes)
         assert combination.reads >= a.reads
         assert combination.stage == a.stage
-
-
-@few
-@given(on_a_problem(combinations))
-def test_combinations_do_not_shift_what_another_algorithm_draws(drawn):
-    problem, algorithms = drawn
-    others = [a for a in algorithms if "Draws" not in a.name]
-
-    together, alone = outcome(problem, [*others, Draws()]), outcome(problem, Draws())
-
-    assert together["memory"]["Draws"] == alone["memory"]["Draws"]
-
-
-def test_surgery_in_a_window_from_the_beginning_takes_place():
-    blurred = trainer(
-        conv_net(),
-        batches(images=True),
-        algorithms=during("0dur", "1dur", BlurPool(min_channels=0)),
-    )
-
-    assert "Blur" in repr(blurred.state.model)
 
 
 def test_the_state_says_when_the_batch_began():

@@ -2,11 +2,10 @@
 
 import attrs
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from composable import Algorithm, EffectError, State
+from composable import EffectError, State
 from tests.support.algorithm_cases import (
     algorithm_sets,
     algorithms,
@@ -15,7 +14,7 @@ from tests.support.algorithm_cases import (
     on_a_problem,
 )
 from tests.support.outcomes import outcome
-from tests.support.runs import LANGUAGE, VISION, trained
+from tests.support.runs import LANGUAGE, VISION
 from tests.support.strategies import few
 
 pytestmark = pytest.mark.filterwarnings(
@@ -81,20 +80,3 @@ def fields_written_by(problem, algorithm):
 
     outcome(problem, watched, loader=problem.batches(10, 10) * 3)
     return written
-
-
-@attrs.frozen(repr=False)
-class Writes(Algorithm):
-    """Writes a field that it doesn't declare, whenever it acts."""
-
-    field: str = "metrics"
-
-    def apply(self, event, state):
-        value = {"n": {}} if self.field in ("metrics", "memory") else torch.zeros(())
-        return state.evolve(**{self.field: value})
-
-
-@given(st.sampled_from(["metrics", "memory", "loss", "outputs"]))
-def test_an_undeclared_write_is_found_at_the_first_event(field):
-    with pytest.raises(EffectError, match=rf"Writes wrote state.{field} at INIT"):
-        trained(algorithms=Writes(field), check_effects=True)

@@ -227,16 +227,20 @@ def runs(draw, *, asked=None):
 @example(Run(asked=[(Event.ITERATION_START, 0, Control.STOP)], iteration_length="1ep"))
 @example(Run(asked=[(Event.BATCH_END, 1, Control.STOP | Control.END_EPOCH | Control.SAVE)]))
 @example(Run(asked=[(Event.EVAL_END, 0, Control.EVALUATE)], evaluators=("2ba", "1ep")))
-def test_the_events_of_a_run_are_a_word_of_the_grammar(run):
-    _, trace = run.train()
+@example(Run(evaluators=("3ba", "2ep"), max_duration="1ep"))
+def test_events_of_a_run_match_the_grammar_and_end_with_an_evaluation_by_every_evaluator(run):
+    training, trace = run.train()
 
     assert re.fullmatch(BUILDING + run.fits, spelled(trace.events)), named(trace)
+    last = training.state.timestamp.batch
+    at_the_end = {i for i, batch in evaluations(trace) if batch == last}
+    assert at_the_end == set(range(len(run.evaluators)))
 
 
 @pytest.mark.filterwarnings("ignore::composable.data.order.ReplayedBatchesWarning")
 @settings(max_examples=50)
 @given(runs(), st.lists(st.sampled_from(["1ep", "2ba", "1ba", "5sp"]), min_size=1, max_size=3))
-def test_the_events_of_several_fits_are_a_word_of_the_grammar_once_the_seams_are_undone(run, more):
+def test_events_of_several_fits_match_the_grammar_without_their_seams(run, more):
     _, trace = run.train(*more)
 
     seam = run.evaluates + word("FIT_END", "FIT_START")
@@ -259,18 +263,6 @@ def evaluations(trace):
     return found
 
 
-@settings(max_examples=50)
-@given(runs())
-@example(Run(evaluators=("3ba", "2ep"), max_duration="1ep"))
-def test_training_ends_with_an_evaluation_by_every_evaluator_before_fit_end(run):
-    training, trace = run.train()
-
-    last = training.state.timestamp.batch
-    at_the_end = {i for i, batch in evaluations(trace) if batch == last}
-    assert at_the_end == set(range(len(run.evaluators)))
-    assert trace.events[-1] is Event.FIT_END
-
-
 def samples_after(run):
     """Yield the number of samples after each batch, without end."""
     sizes, done = [len(targets) for _, targets in batches(run.count)], 0
@@ -289,15 +281,6 @@ def batches_of(run):
     if unit == "sp":
         return 1 + sum(1 for _ in takewhile(lambda done: done < number, samples_after(run)))
     return number * length * (int(run.iteration_length[0]) if unit == "iter" else 1)
-
-
-@settings(max_examples=50)
-@given(runs(asked=st.just([])))
-def test_a_run_without_requests_is_as_long_as_max_duration_says(run):
-    training, trace = run.train()
-
-    assert training.state.timestamp.batch == batches_of(run)
-    assert trace.events.count(Event.BATCH_END) == batches_of(run)
 
 
 def due_after(run, interval):
@@ -325,34 +308,24 @@ def due_after(run, interval):
     return [k for k in range(1, total + 1) if half(k - 1) // 1 != half(k) // 1]
 
 
-in_batches_or_epochs = st.sampled_from(["1ep", "2ep", "3ep", "1ba", "4ba", "6ba", "7ba"])
-
-
-@settings(max_examples=50)
-@given(runs(asked=st.just([])), in_batches_or_epochs)
-@example(Run(evaluators=("0.5dur",), knows_its_length=False), "2ep")
-def test_evaluators_are_due_when_their_intervals_say_and_at_the_end(run, max_duration):
-    run = attrs.evolve(run, max_duration=max_duration)
+@settings(max_examples=75)
+@given(runs(asked=st.just([])))
+@example(Run(evaluators=("0.5dur",), knows_its_length=False))
+@example(Run(log_interval="1ep", knows_its_length=False))
+def test_run_ends_evaluates_and_logs_when_its_intervals_say(run):
+    run = attrs.evolve(run, logs=True)
 
     training, trace = run.train()
 
-    last = [training.state.timestamp.batch]
-    for i, interval in enumerate(run.evaluators):
-        found = [batch for who, batch in evaluations(trace) if who == i]
-        assert found == sorted({*due_after(run, interval), *last})
-
-
-@settings(max_examples=50)
-@given(runs(asked=st.just([])), in_batches_or_epochs)
-@example(Run(log_interval="1ep", knows_its_length=False), "2ep")
-def test_the_loss_is_logged_when_the_interval_says(run, max_duration):
-    run = attrs.evolve(run, max_duration=max_duration, logs=True)
-
-    _, trace = run.train()
-
-    stamped = zip(trace.events, trace.timestamps, strict=True)
-    logged = [now.batch for event, now in stamped if event is Event.LOG]
-    assert logged == due_after(run, run.log_interval)
+    last = training.state.timestamp.batch
+    assert last == trace.events.count(Event.BATCH_END) == batches_of(run)
+    if run.max_duration.endswith(("ba", "ep")):
+        for i, interval in enumerate(run.evaluators):
+            found = [batch for who, batch in evaluations(trace) if who == i]
+            assert found == sorted({*due_after(run, interval), last})
+        stamped = zip(trace.events, trace.timestamps, strict=True)
+        logged = [now.batch for event, now in stamped if event is Event.LOG]
+        assert logged == due_after(run, run.log_interval)
 
 
 IN_A_BATCH = st.sampled_from(

@@ -47,20 +47,13 @@ def run(problem, listed, watchers=0, split=None):
 @given(on_a_problem(combinations), st.integers(0, 2), st.sampled_from([None, 2]))
 @example((VISION, everything(VISION)), 1, None)
 @example((LANGUAGE, everything(LANGUAGE)), 1, None)
-def test_who_ran_at_each_event_is_who_stands_in_the_plan_in_that_order(drawn, watchers, split):
+def test_plan_names_who_runs_in_order_and_what_is_read_and_written(drawn, watchers, split):
     plan, trace = run(*drawn, watchers, split)
 
     check_who_ran(plan, trace)
     check_brackets(trace)
+    check_what_was_read_and_written(plan, trace)
     assert {firing.event for firing in trace.firings} >= {Event.INIT, Event.PREDICT_END}
-
-
-@few
-@given(on_a_problem(combinations))
-@example((VISION, everything(VISION)))
-@example((LANGUAGE, everything(LANGUAGE)))
-def test_what_was_read_and_written_stands_in_the_plan(drawn):
-    check_what_was_read_and_written(*run(*drawn))
 
 
 EACH = [(problem, case) for problem in PROBLEMS for case in cases_on(problem)]

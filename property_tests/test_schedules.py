@@ -3,11 +3,11 @@
 import math
 from functools import partial
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing import assert_close
 
 from composable import Clock, Control, Event
 from composable.optim import constant, cosine, linear, step
@@ -87,59 +87,50 @@ def clocks(epochs, length):
     ]
 
 
-@given(scheduled_runs(), st.floats(1e-3, 10), st.booleans(), st.booleans())
-def test_the_learning_rate_of_batch_k_is_the_schedule_at_k_times_the_initial_one(
-    run, initial, in_epochs, evaluates
-):
+@given(scheduled_runs(), st.lists(st.floats(1e-3, 10), min_size=3, max_size=3), st.data())
+def test_learning_rate_of_batch_k_is_the_schedule_at_k_times_that_of_the_group(run, initial, data):
     epochs, length, schedule, formula = run
-    optimizer = partial(torch.optim.SGD, lr=initial)
+    model, factor = mlp(), data.draw(st.sampled_from([None, 0.3, 1.0]), label="another schedule")
+    first, second, third = (
+        {"params": list(layer), "lr": lr}
+        for layer, lr in zip(
+            [[model[0].weight], [model[0].bias], model[3].parameters()], initial, strict=True
+        )
+    )
 
     rates = rates_used(
         epochs,
         length,
-        schedule,
-        optimizers=optimizer,
-        in_epochs=in_epochs,
-        eval_dataloader=batches() if evaluates else None,
+        schedule if factor is None else [schedule, constant(factor)],
+        model=model,
+        optimizers=[torch.optim.SGD([first, second]), torch.optim.SGD([third])],
+        in_epochs=data.draw(st.booleans(), label="in epochs"),
+        eval_dataloader=data.draw(st.sampled_from([None, batches()]), label="evaluates"),
     )
 
-    assert rates == [[initial * schedule(clock)] for clock in clocks(epochs, length)]
-    assert [rate for (rate,) in rates] == pytest.approx(
-        [initial * formula(k) for k in range(epochs * length)], abs=1e-12
+    expected = [[lr * schedule(clock) for lr in initial] for clock in clocks(epochs, length)]
+    if factor is None:
+        assert rates == expected == in_own_loop(epochs, length, schedule, initial)
+    else:
+        assert_close(rates, [[factor * rate for rate in each] for each in expected])
+    values = [[lr * formula(k) for lr in initial] for k in range(epochs * length)]
+    assert_close(expected, values, rtol=1e-6, atol=1e-12)
+
+
+def in_own_loop(epochs, length, schedule, initial):
+    """Return the learning rates of a plain loop, with a scheduler of torch."""
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in initial]
+    optimizer = torch.optim.SGD(groups)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda k: schedule(Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)),
     )
-
-
-@given(scheduled_runs(), st.floats(0.1, 1), st.floats(0.1, 1))
-def test_every_group_of_every_optimizer_follows_the_schedule_from_its_own_rate(run, first, second):
-    epochs, length, schedule, _ = run
-    model = mlp()
-    groups = [
-        {"params": [model[0].weight], "lr": first},
-        {"params": [model[0].bias], "lr": second},
-    ]
-    optimizers = [
-        torch.optim.SGD(groups, lr=0.1),
-        torch.optim.SGD(model[3].parameters(), lr=0.3),
-    ]
-
-    rates = rates_used(epochs, length, schedule, optimizers=optimizers, model=model)
-
-    assert rates == [
-        [initial * schedule(clock) for initial in (first, second, 0.3)]
-        for clock in clocks(epochs, length)
-    ]
-
-
-@given(scheduled_runs(), st.floats(0.1, 1))
-def test_several_schedules_are_multiplied(run, factor):
-    epochs, length, schedule, _ = run
-    optimizer = partial(torch.optim.SGD, lr=0.5)
-
-    rates = rates_used(epochs, length, [schedule, constant(factor)], optimizers=optimizer)
-
-    assert [rate for (rate,) in rates] == pytest.approx(
-        [0.5 * schedule(clock) * factor for clock in clocks(epochs, length)]
-    )
+    rates = []
+    for _ in range(epochs * length):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    return rates
 
 
 @given(scheduled_runs(), st.data())
@@ -169,23 +160,3 @@ def test_the_learning_rate_does_not_depend_on_where_a_run_was_interrupted(run, d
         training.fit()
 
     assert watch.seen == [schedule(clock) for clock in clocks(epochs, length)]
-
-
-@given(scheduled_runs())
-def test_a_schedule_is_the_same_in_a_loop_of_ones_own(run):
-    epochs, length, schedule, _ = run
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    by_hand = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda k: schedule(Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)),
-    )
-    rates = []
-    for _ in range(epochs * length):
-        rates.append([optimizer.param_groups[0]["lr"]])
-        optimizer.step()
-        by_hand.step()
-
-    assert rates == rates_used(
-        epochs, length, schedule, optimizers=partial(torch.optim.SGD, lr=1.0)
-    )

@@ -2,7 +2,6 @@
 
 import operator
 from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -62,45 +61,31 @@ def test_hours_minutes_and_seconds_are_seconds(hours, minutes, seconds):
     assert Time.parse(f"{seconds}s") == Time(seconds, "sec")
 
 
-@given(st.integers(0, 10**6))
-def test_an_integer_means_epochs(epochs):
-    assert Time.parse(epochs) == Time(epochs, TimeUnit.EPOCH)
-
-
 # --- arithmetic ---
 
 
-@given(times_of_one_unit(3))
-def test_addition_is_associative_and_commutative_and_nothing_is_its_identity(of_one_unit):
+@given(times_of_one_unit(3), whole_factors, whole_factors)
+def test_arithmetic_is_exact(of_one_unit, m, n):
     a, b, c = of_one_unit
 
     assert (a + b) + c == a + (b + c)
     assert a + b == b + a
-    assert a + Time(0, a.unit) == a
-
-
-@given(times_of_one_unit(2))
-def test_taking_away_undoes_adding(of_one_unit):
-    a, b = of_one_unit
-
-    assert (a + b) - b == a
-
-
-@given(times_of_one_unit(2), whole_factors, whole_factors)
-def test_scaling_distributes_over_addition(of_one_unit, m, n):
-    a, b = of_one_unit
-
+    assert (a + b) - b == a + Time(0, a.unit) == a * 1 == a
     assert (a + b) * n == a * n + b * n
     assert a * (m + n) == a * m + a * n
     assert (a * m) * n == a * (m * n)
     assert n * a == a * n
-    assert a * 1 == a
+    if a < b:
+        with pytest.raises(ValueError, match="is negative: a Time is at least 0"):
+            a - b
 
 
-@given(fractional.flatmap(times), factors, factors.filter(bool))
-def test_fractions_scale_exactly_too(time, factor, divisor):
+@given(fractional.flatmap(times), factors, factors.filter(bool), st.integers(1, 99))
+def test_fractions_are_exact(time, factor, divisor, n):
     assert (time * factor) * divisor == time * (factor * divisor)
     assert (time / divisor) * divisor == time
+    assert time * n == sum([time] * (n - 1), time)
+    assert Time.parse("0.1dur") * 3 == Time.parse("0.3dur")
 
 
 @given(times_of_one_unit(2))
@@ -112,24 +97,6 @@ def test_the_quotient_of_two_times_is_a_fraction_of_the_run_that_scales_back(of_
 
     assert quotient.unit is TimeUnit.DURATION
     assert whole * Fraction(quotient.value) == part
-
-
-@given(st.integers(1, 999), st.integers(1, 99))
-def test_fractions_of_the_run_are_exact(thousandths, n):
-    one = Time.parse(f"{Fraction(thousandths, 1000)}dur")
-
-    assert one * n == Time(Fraction(thousandths * n, 1000), "dur")
-    assert one * n == sum([one] * (n - 1), one)
-    assert Time.parse("0.1dur") * 3 == Time.parse("0.3dur")
-
-
-@given(times_of_one_unit(2))
-def test_no_time_is_negative(of_one_unit):
-    a, b = of_one_unit
-    assume(a < b)
-
-    with pytest.raises(ValueError, match="negative"):
-        a - b
 
 
 # --- order ---
@@ -163,7 +130,7 @@ def test_times_of_two_units_are_unequal_and_can_be_neither_ordered_nor_added(a, 
 
     assert a != b
     for name in operations:
-        with pytest.raises(TypeError, match="different units"):
+        with pytest.raises(TypeError, match=r"different units.* Clock\.fraction_of"):
             getattr(operator, name)(a, b)
 
 
@@ -280,17 +247,6 @@ def test_a_time_is_reached_once_and_for_all_at_the_batch_that_it_says(run, time)
     assert reached == [n >= in_batches(time, run) for n in range(total + 1)]
 
 
-@given(runs(), intervals())
-def test_the_first_multiple_is_crossed_when_it_is_reached(run, interval):
-    total, whole, length = run
-    clocks = [Clock.at(batch=n, max_duration=whole, epoch_length=length) for n in range(total + 1)]
-
-    for before, after in pairwise(clocks):
-        just_reached = after.reached(interval) and not before.reached(interval)
-        assert not just_reached or crossed(before, after, interval)
-        assert after.reached(interval) or not crossed(before, after, interval)
-
-
 @given(runs(), st.integers(0, 40))
 def test_elapsed_is_the_fraction_of_the_run_that_is_done_and_at_most_1(run, batch):
     total, whole, length = run
@@ -299,11 +255,3 @@ def test_elapsed_is_the_fraction_of_the_run_that_is_done_and_at_most_1(run, batc
     assert elapsed(clock) == min(batch / total, 1.0)
     assert clock.fraction_of("1dur") == Fraction(batch, total)
     assert (elapsed(clock) == 1.0) is clock.reached("1dur")
-
-
-@given(runs(), parts_of_the_run, st.integers(0, 40))
-def test_a_fraction_of_the_run_is_reached_when_that_fraction_has_elapsed(run, part, batch):
-    total, whole, length = run
-    clock = Clock.at(batch=batch, max_duration=whole, epoch_length=length)
-
-    assert clock.reached(Time(part, "dur")) is (Fraction(batch, total) >= part)

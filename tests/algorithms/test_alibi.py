@@ -65,38 +65,9 @@ def test_the_share_is_exact_and_at_least_one_token(tokens, scaling):
     assert (new is state) == (tokens == 1)
 
 
-def test_texts_of_many_lengths_are_cut_each_to_its_share():
-    loader = [*texts(16, count=1), *texts(8, count=1), *texts(3, count=1), *texts(40, count=1)]
-
-    _, _, seen = run(loader, [Alibi(64)])
-
-    assert [batch["input_ids"].shape[1] for batch in seen] == [4, 2, 1, 10]
-
-
-def test_evaluation_sees_whole_texts_beyond_the_table_and_the_length():
-    watch = Watch(Event.EVAL_BEFORE_FORWARD, read=lambda state: state.inputs.shape[1])
-
-    LANGUAGE.trainer(
-        loader=texts(),
-        algorithms=[Alibi(20)],
-        eval_dataloader=texts(30),
-        callbacks=[watch],
-        metrics={},
-    ).fit()
-
-    assert set(watch.values) == {30}
-
-
 def test_a_share_of_one_listens_to_no_batch():
     assert Alibi(8, 1).events == {Event.INIT}
     assert Alibi(8).events == {Event.INIT, Event.AFTER_DATALOADER}
-
-
-def test_a_model_that_was_converted_stays():
-    model = alibi(LANGUAGE.model(), max_sequence_length=8)
-    state = LANGUAGE.trainer(model).state
-
-    assert Alibi(8)(Event.INIT, state) is state
 
 
 def test_with_a_warm_up_somebody_should_say_which_comes_first():

@@ -1,11 +1,9 @@
 """Factorization in the loop does what the function does, once, before other surgeries."""
 
-import pytest
 import torch
 from torch import nn
 
-from composable import Plan
-from composable.algorithms import BlurPool, Factorize, SqueezeExcite, WeightStandardization
+from composable.algorithms import Factorize
 from composable.functional import FactorizedLayer, factorize
 from tests.support.surgery import convolutional, images
 from tests.support.tiny import make_trainer
@@ -45,10 +43,3 @@ def test_the_optimizer_trains_the_pair_with_the_options_of_the_layer():
     assert {held[id(p)] for p in after[4].parameters()} == {0.3}
     assert {held[id(p)] for p in after[7].parameters()} == {0.1}
     assert not any(map(torch.equal, before, after[4].parameters()))
-
-
-@pytest.mark.parametrize("other", [BlurPool(), SqueezeExcite(), WeightStandardization()])
-def test_it_comes_before_those_that_replace_convolutions_without_a_word(other):
-    plan = Plan.compile([other, Factorize()])  # an AmbiguousOrderWarning would be an error
-
-    assert [a.name for a in plan.algorithms] == ["Factorize", other.name]

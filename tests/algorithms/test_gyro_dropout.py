@@ -1,33 +1,14 @@
 """Gyro dropout in the loop: the function's model over the batches of the run, from its own key."""
 
 import pytest
-import torch
 from torch import nn
 
-from composable import Key
 from composable.algorithms import GyroDropout
-from composable.functional import gyro_dropout
 from tests.support.runs import stream
 from tests.support.surgery import convolutional, images
 from tests.support.tiny import batches, make_trainer, same, weights
 
 OPTIONS = {"sigma": 4, "tau": 2}
-
-
-def by_hand(model, name="GyroDropout"):
-    draw = Key(17).fold(name).generator()
-    return gyro_dropout(model, iters_per_epoch=3, max_epoch=2, generator=draw, **OPTIONS)
-
-
-def test_training_is_that_of_the_model_of_the_function():
-    options = {"train_dataloader": images()}
-    ours = make_trainer(convolutional(), algorithms=[GyroDropout(**OPTIONS)], **options).fit()
-    theirs = make_trainer(by_hand(convolutional()), **options).fit()
-    plain = make_trainer(convolutional(), **options).fit()
-
-    assert same(weights(ours.model), weights(theirs.model))
-    assert not torch.equal(ours.model[4].weight, plain.model[4].weight)
-    assert ours.model[3].steps == 6
 
 
 @pytest.mark.parametrize(("duration", "stay"), [("2ep", 3), ("6ba", 3), ("12ba", 6)])

@@ -1,17 +1,19 @@
 """Layer freezing in the loop: frozen parameters keep their bits, and the others train as before."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Event, IdleAlgorithmWarning, during
+from composable import Event, IdleAlgorithmWarning
 from composable.algorithms import EMA, GradientClipping, LayerFreezing, StochasticDepth
 from composable.functional import frozen_layers
 from composable.integrations import adapt_loop
 from composable.trainer.guards import NonFiniteLossWarning
+from tests.support.outcomes import differences
 from tests.support.tiny import (
     CLASSES,
     Watch,
@@ -52,29 +54,12 @@ def train(algorithms=None, model=None, **options):
     )
 
 
-def snapshots(**options):
-    """Return the weights after each batch of a run in which layers freeze after 0.5, 0.625, ..."""
-    watch = Watch(Event.BATCH_END, read=lambda state: weights(state.model))
-    trainer = train(callbacks=[watch], **options)
-    trainer.fit()
-    return watch.values
+def flags(model):
+    return {name: p.requires_grad for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("split", [1, 2])
-def test_what_is_frozen_keeps_its_bits_and_the_rest_moves(optimizer, split):
-    seen = snapshots(optimizers=OPTIMIZERS[optimizer], grad_accum=split)
-
-    for batch in range(1, 10):
-        frozen = frozen_layers(deep(), elapsed=batch / 10).parameters
-        for name, _ in deep().named_parameters():
-            still = torch.equal(seen[batch][name], seen[batch - 1][name])
-            assert still == (name in frozen), (batch, name)
-    assert len(frozen) == 6  # three layers of four: the last batch begins at 0.9
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_weights_are_those_of_a_plain_loop_without_these_gradients(optimizer):
+def test_matches_a_plain_loop_without_the_gradients_of_frozen_layers(optimizer):
     model = deep()
     plain = OPTIMIZERS[optimizer](model.parameters())
     for batch, (inputs, targets) in enumerate(TEN):
@@ -85,29 +70,89 @@ def test_the_weights_are_those_of_a_plain_loop_without_these_gradients(optimizer
         plain.step()
         plain.zero_grad()
 
-    ours = train(optimizers=OPTIMIZERS[optimizer])
+    state = train(optimizers=OPTIMIZERS[optimizer]).fit()
 
-    assert same(weights(ours.fit().model), weights(model))
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_an_optimizer_keeps_all_that_it_has(optimizer):
-    def held(state):
-        (one,) = state.optimizers
-        ids = [[id(p) for p in group["params"]] for group in one.param_groups]
-        momenta = one.state[state.model[0].weight]
-        return ids, {k: v.clone() for k, v in momenta.items() if torch.is_tensor(v)}
-
-    watch = Watch(Event.BATCH_END, read=held)
-    train(callbacks=[watch], optimizers=OPTIMIZERS[optimizer]).fit()
-
-    assert all(ids == watch.values[0][0] for ids, _ in watch.values)
-    before, *after = [momenta for _, momenta in watch.values[6:]]  # frozen from 0.7 on
-    assert before
-    assert all(same(before, later) for later in after)
+    assert len(frozen) == 6  # three layers of four: the last batch begins at 0.9
+    assert same(weights(state.model), weights(model))
+    assert not differences(state.optimizers[0].state_dict(), plain.state_dict())
 
 
-def test_the_backward_pass_ends_where_the_frozen_layers_begin():
+def test_parameters_require_no_gradient_during_the_step_alone():
+    during_step, after = (
+        Watch(event, read=lambda state: [*flags(state.model).values()])
+        for event in (Event.BEFORE_FORWARD, Event.BATCH_END)
+    )
+    names = Watch(Event.AFTER_ZERO_GRAD, Event.BATCH_END, read=lambda state: len(state.frozen))
+
+    train(callbacks=[during_step, after, names]).fit()
+
+    assert during_step.values[0] == [True] * 10
+    assert during_step.values[-1] == [False] * 6 + [True] * 4
+    assert after.values == [[True] * 10] * 10
+    assert names.values[-2:] == [6, 0]
+
+
+def test_parameters_that_the_user_froze_stay_frozen():
+    model = deep()
+    model[0].weight.requires_grad_(False)
+    model[6].requires_grad_(False)
+    before = weights(model)
+
+    final = train(model=model).fit().model
+
+    assert {name for name, trains in flags(final).items() if not trains} == {
+        "0.weight",
+        "6.weight",
+        "6.bias",
+    }
+    assert all(torch.equal(before[n], weights(final)[n]) for n in ("0.weight", "6.weight"))
+    assert not torch.equal(before["5.weight"], weights(final)["5.weight"])
+
+
+class LastBatchError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("fails", ["error", "skip"])
+def test_step_that_fails_leaves_nothing_frozen(fails):
+    model, seen = deep(), []
+
+    def loss_fn(outputs, targets):
+        seen.append(all(flags(model).values()))
+        if targets is not TEN[9][1]:
+            return cross_entropy(outputs, targets)
+        if fails == "error":
+            raise LastBatchError
+        return cross_entropy(outputs, targets) * torch.nan
+
+    trainer = train(model=model, loss_fn=loss_fn, nonfinite_loss="skip")
+    guards = {
+        "error": pytest.raises(LastBatchError),
+        "skip": pytest.warns(NonFiniteLossWarning, match="batch 9"),
+    }
+    with guards[fails]:
+        trainer.fit()
+
+    assert not seen[-1]
+    assert all(flags(model).values())
+    assert fails == "error" or trainer.state.frozen == frozenset()
+
+
+def test_longer_training_unfreezes():
+    trainer = train()
+    trainer.fit()
+    first = weights(trainer.state.model)["0.weight"]
+    watch = Watch(Event.BEFORE_FORWARD, read=lambda state: sum(flags(state.model).values()))
+    trainer.add_callback(watch)
+
+    trainer.fit(duration="3ep")  # a quarter of it is over
+
+    assert watch.values[0] == 10
+    assert watch.values[-1] < 10
+    assert not torch.equal(first, weights(trainer.state.model)["0.weight"])
+
+
+def test_backward_pass_stops_at_the_first_layer_that_trains():
     model, passed = deep(), []
     for i, layer in enumerate(model):
         layer.register_forward_hook(lambda *args, i=i: passed.append((i, args[-1].requires_grad)))
@@ -119,96 +164,7 @@ def test_the_backward_pass_ends_where_the_frozen_layers_begin():
     assert [requires for _, requires in last] == [False] * 5 + [True] * 2
 
 
-def flags(state):
-    return [p.requires_grad for p in state.model.parameters()]
-
-
-def test_only_for_the_time_of_a_step_is_no_gradient_required():
-    during_step, after = Watch(Event.BEFORE_FORWARD, read=flags), Watch(Event.BATCH_END, read=flags)
-    names = Watch(Event.AFTER_ZERO_GRAD, Event.BATCH_END, read=lambda state: len(state.frozen))
-
-    model = deep()
-    train(model=model, callbacks=[during_step, after, names]).fit()
-
-    assert during_step.values[0] == [True] * 10
-    assert during_step.values[-1] == [False] * 6 + [True] * 4
-    assert after.values == [[True] * 10] * 10
-    assert names.values[-2:] == [6, 0]
-    assert all(p.requires_grad for p in model.parameters())
-
-
-def test_what_a_user_froze_stays_frozen():
-    model = deep()
-    model[0].weight.requires_grad_(False)
-    model[6].requires_grad_(False)
-    before = weights(model)
-
-    final = train(model=model).fit().model
-
-    assert flags_by_name(final) == flags_by_name(model)
-    assert {name for name, trains in flags_by_name(model).items() if not trains} == {
-        "0.weight",
-        "6.weight",
-        "6.bias",
-    }
-    assert all(torch.equal(before[n], weights(final)[n]) for n in ("0.weight", "6.weight"))
-    assert not torch.equal(before["5.weight"], weights(final)["5.weight"])
-
-
-def flags_by_name(model):
-    return {name: p.requires_grad for name, p in model.named_parameters()}
-
-
-def test_an_error_in_a_step_leaves_nothing_frozen():
-    model, calls = deep(), []
-
-    def fails(outputs, targets):
-        calls.append([p.requires_grad for p in model.parameters()])
-        if len(calls) == 10:
-            raise RuntimeError("in the last batch")
-        return cross_entropy(outputs, targets)
-
-    trainer = train(model=model, loss_fn=fails)
-    with pytest.raises(RuntimeError, match="in the last batch"):
-        trainer.fit()
-
-    assert not all(calls[-1])
-    assert all(p.requires_grad for p in model.parameters())
-
-
-def test_a_batch_that_is_skipped_leaves_nothing_frozen():
-    def broken(outputs, targets):
-        return cross_entropy(outputs, targets) * (torch.nan if targets is TEN[9][1] else 1)
-
-    with pytest.warns(NonFiniteLossWarning, match="batch 9"):
-        state = train(loss_fn=broken, nonfinite_loss="skip").fit()
-
-    assert all(flags(state))
-    assert state.frozen == frozenset()
-
-
-def test_training_for_longer_thaws():
-    trainer = train()
-    trainer.fit()
-    first = weights(trainer.state.model)["0.weight"]
-    watch = Watch(Event.BEFORE_FORWARD, read=lambda state: sum(flags(state)))
-    trainer.add_callback(watch)
-
-    trainer.fit(duration="3ep")  # a quarter of it is over
-
-    assert watch.values[0] == 10
-    assert watch.values[-1] < 10
-    assert not torch.equal(first, weights(trainer.state.model)["0.weight"])
-
-
-def test_norms_that_are_frozen_go_on_counting_what_they_see():
-    watch = Watch(Event.BATCH_END, read=lambda state: state.model[1].running_mean.clone())
-    train([LayerFreezing(freeze_start=0.0)], callbacks=[watch]).fit()
-
-    assert all(not torch.equal(a, b) for a, b in zip(watch.values, watch.values[1:], strict=False))
-
-
-def test_gradients_are_clipped_by_the_norm_of_what_trains():
+def test_clips_by_the_norm_of_the_gradients_that_are_left():
     watch = Watch(Event.AFTER_OPTIMIZER_STEP, read=lambda state: dict(state.current_gradients()))
     clipping = GradientClipping("norm", 1e-4)
 
@@ -220,7 +176,7 @@ def test_gradients_are_clipped_by_the_norm_of_what_trains():
     torch.testing.assert_close(total, torch.tensor(1e-4), rtol=0.05, atol=0)
 
 
-def test_what_another_algorithm_freezes_stays_frozen_too():
+def test_keeps_what_another_algorithm_freezes():
     def freezes(event, state):
         early = event is Event.BATCH_START
         return state.evolve(frozen=frozenset({"6.bias"})) if early else state
@@ -235,31 +191,18 @@ def test_what_another_algorithm_freezes_stays_frozen_too():
     assert not torch.equal(final[6].weight, deep()[6].weight)
 
 
-def test_it_goes_with_a_model_that_is_replaced_while_it_trains():
-    algorithms = [
-        LayerFreezing(freeze_start=0.2),
-        StochasticDepth(target=nn.Tanh, drop_warmup="1dur"),
-        EMA("2ba"),
-    ]
+def test_freezes_a_model_that_is_replaced_during_training():
+    depth = StochasticDepth(target=nn.Tanh, drop_warmup="1dur")
     watch = Watch(Event.BATCH_END, read=lambda state: weights(state.model)["0.weight"])
 
-    train(algorithms, callbacks=[watch]).fit()
+    train([LayerFreezing(freeze_start=0.2), depth, EMA("2ba")], callbacks=[watch]).fit()
 
-    moved = [not torch.equal(a, b) for a, b in zip(watch.values, watch.values[1:], strict=False)]
+    moved = [not torch.equal(*pair) for pair in pairwise(watch.values)]
     assert moved == [True] * 3 + [False] * 6  # the first of four is frozen from 0.4 on
 
 
-def test_in_a_window_it_acts_there_alone():
-    read = Watch(Event.BEFORE_FORWARD, read=lambda state: bool(state.frozen))
-    algorithm = during("0.2dur", "0.6dur", LayerFreezing(freeze_start=0.0))
-
-    train([algorithm], callbacks=[read]).fit()
-
-    assert read.values == [False] * 3 + [True] * 3 + [False] * 4
-
-
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_a_group_norm_after_frozen_layers_trains_in_any_layout(layout):
+def test_group_norm_after_frozen_layers_trains_in_any_layout(layout):
     def build():
         model = seeded(
             lambda: nn.Sequential(
@@ -288,7 +231,7 @@ def test_a_group_norm_after_frozen_layers_trains_in_any_layout(layout):
 
 
 @pytest.mark.compile
-def test_a_compiled_model_freezes_too():
+def test_freezes_a_compiled_model():
     model = deep()
     compiled = torch.compile(model, backend="eager")
 
@@ -297,7 +240,7 @@ def test_a_compiled_model_freezes_too():
     assert same(weights(model), weights(train().fit().model))
 
 
-def test_a_name_that_the_model_does_not_have_is_an_error():
+def test_rejects_names_of_unknown_parameters():
     def freezes(event, state):
         return state.evolve(frozen=frozenset({"0.wait"}))
 
@@ -312,51 +255,45 @@ def test_a_name_that_the_model_does_not_have_is_an_error():
         (LayerFreezing(freeze_level=0.0), "no layer is frozen"),
     ],
 )
-def test_what_never_freezes_is_reported(algorithm, why):
+def test_warns_if_nothing_is_ever_frozen(algorithm, why):
     with pytest.warns(IdleAlgorithmWarning, match=why):
         train([algorithm])
 
 
-# --- in a loop that isn't ours ---
+# --- in an external loop ---
 
 
-def begin(model, **options):
+def begin():
+    model = deep()
     optimizer = OPTIMIZERS["sgd"](model.parameters())
-    defaults = {"loss_fn": cross_entropy, "max_duration": "1ep", "seed": 17}
-    return adapt_loop([LayerFreezing()], model, optimizer, **{**defaults, **options}), optimizer
+    options = {"loss_fn": cross_entropy, "max_duration": "1ep", "seed": 17}
+    return adapt_loop([LayerFreezing()], model, optimizer, **options), optimizer
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_a_loop_may_leave_zeros_for_gradients(to_none):
-    t, optimizer = begin(deep())
+def test_external_loop_matches_the_trainer(to_none):
+    t, optimizer = begin()
     for inputs, _ in t.epoch(TEN):
         t.loss(t.model(inputs)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=to_none)
 
     assert same(weights(t.model), weights(train().fit().model))
-    assert all(p.requires_grad for p in t.model.parameters())
+    assert all(flags(t.model).values())
     assert t.state.frozen == frozenset()
 
 
 @pytest.mark.parametrize("steps", [True, False])
-def test_a_loop_that_is_left_leaves_nothing_frozen(steps):
-    t, optimizer = begin(deep())
+def test_external_loop_that_is_left_unfreezes(steps):
+    t, optimizer = begin()
     for inputs, _ in t.epoch(TEN):
         t.loss(t.model(inputs)).backward()
         if steps:
             optimizer.step()
         optimizer.zero_grad()
         if t.state.timestamp.batch == 8:
-            seen = [p.requires_grad for p in t.model.parameters()]
+            seen = flags(t.model)
             break
 
-    assert not all(seen)
-    assert all(p.requires_grad for p in t.model.parameters())
-
-
-def test_without_a_length_of_the_run_it_says_what_is_missing():
-    t, _ = begin(deep(), max_duration=None)
-
-    with pytest.raises(ValueError, match="the run has no max_duration"):
-        next(t.epoch(TEN))
+    assert not all(seen.values())
+    assert all(flags(t.model).values())

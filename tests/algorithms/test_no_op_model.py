@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Event, State
+from composable import Event
 from composable.algorithms import EMA, GradientClipping, MixUp, NoOpModel
 from composable.functional import IdleModel
 from tests.support.tiny import Watch, batches, linear, make_trainer, sgd
@@ -54,9 +54,3 @@ def test_it_goes_with_what_does_not_look_at_outputs():
     state = make_trainer(algorithms=[NoOpModel(), *others], eval_dataloader=batches()).fit()
 
     assert torch.isfinite(state.model.weight)
-
-
-def test_it_acts_once_at_the_start():
-    state = State(linear())
-
-    assert all(NoOpModel()(event, state) is state for event in Event if event is not Event.INIT)

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Event, Key
+from composable import Event
 from composable.algorithms import ProgressiveResizing
-from composable.functional import progressive_scale, resize_batch
 from tests.support.tiny import CLASSES, Watch, batches, make_trainer, seeded
 
 
@@ -39,22 +38,6 @@ def watched(data=None, event=Event.BATCH_START, net=None, **options):
 
 
 @pytest.mark.parametrize("mode", ["resize", "crop"])
-def test_the_inputs_are_those_of_the_functions(mode):
-    seen = watched(mode=mode, delay_fraction=0.2, finetune_fraction=0.3, size_increment=2)
-
-    for k, ((x, y), (inputs, targets)) in enumerate(zip(seen, 2 * images(), strict=True)):
-        scale = progressive_scale(k / 6, delay_fraction=0.2, finetune_fraction=0.3)
-        generator = Key(17).fold("ProgressiveResizing", k).generator()
-        expected = resize_batch(
-            inputs, scale_factor=scale, mode=mode, size_increment=2, generator=generator
-        )
-        assert torch.equal(x, expected.inputs)
-        assert torch.equal(y, targets)
-    assert seen[0][0].shape[2:] == (4, 6)
-    assert seen[-1][0].shape[2:] == (8, 12)
-
-
-@pytest.mark.parametrize("mode", ["resize", "crop"])
 def test_maps_of_targets_are_resized_along(mode):
     data = [(x, (x[:, 0] > 0).long()) for x, _ in images()]
     net = seeded(lambda: nn.Conv2d(1, 2, 3, padding=1))
@@ -65,18 +48,6 @@ def test_maps_of_targets_are_resized_along(mode):
     for x, y in seen:
         assert y.shape == (4, *x.shape[2:])
         assert mode == "resize" or torch.equal(y, (x[:, 0] > 0).long())
-
-
-def test_at_full_size_the_batch_is_left_alone():
-    data = images()
-
-    assert all(any(x is one for one, _ in data) for x, _ in watched(data, initial_scale=1.0))
-
-
-def test_evaluation_sees_images_of_full_size():
-    seen = watched(event=Event.EVAL_BEFORE_FORWARD, eval_dataloader=images())
-
-    assert {tuple(x.shape[2:]) for x, _ in seen} == {(8, 12)}
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from composable import Control, Event, anneal, during, every, when
+from composable import Event
 from composable.algorithms import (
-    EMA,
     SAM,
     GradientClipping,
     GyroDropout,
@@ -18,15 +17,10 @@ from composable.algorithms import (
     MixUp,
 )
 from composable.functional import clip_gradients
-from composable.integrations import adapt_loop
-from composable.integrations.external_loop import UnsupportedRequestError
 from composable.loggers import InMemoryLogger
-from composable.plan.compatibility import AmbiguousOrderWarning
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
 from composable.utils.reproducibility import seed_step
 from tests.support.runs import (
-    Asks,
-    Draws,
     Trace,
     Watch,
     batches,
@@ -39,26 +33,20 @@ from tests.support.runs import (
 )
 
 DOUBLE = torch.float64
-OPTIMIZERS = {
-    "SGD": sgd,
-    "Adam": partial(torch.optim.Adam, lr=0.01),
-    "AdamW": partial(torch.optim.AdamW, lr=0.01),
-    "RMSprop": partial(torch.optim.RMSprop, lr=0.01),
-}
 
 
-def by_hand(model, loader, optimizers=sgd, *, rho=0.05, interval=1, epochs=2, clip=None, seed=None):
-    """SAM as its paper describes it, in a plain loop."""
+def by_hand(model, loader, *, optimizers=sgd, rho=0.05, interval=1, clip=None, label_smoothing=0.0):
+    """Train with SAM as its paper describes it, in a plain loop of two epochs."""
     optimizer, step = optimizers(model.parameters()), 0
+    loss_fn = partial(cross_entropy, label_smoothing=label_smoothing)
     params = list(model.parameters())
     model.train()
-    for _ in range(epochs):
+    for _ in range(2):
         for inputs, targets in loader:
 
             def gradients(inputs=inputs, targets=targets, step=step):
-                if seed is not None:
-                    seed_step(seed, step)
-                return torch.autograd.grad(cross_entropy(model(inputs), targets), params)
+                seed_step(17, step)
+                return torch.autograd.grad(loss_fn(model(inputs), targets), params)
 
             grads = gradients()
             if step % interval == 0:
@@ -85,57 +73,36 @@ def trained(model=None, loader=None, *, algorithms, **options):
     return weights(made.fit().model)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_it_trains_as_the_paper_says_with_any_optimizer(name):
+def half(parameters, index):
+    parameters = list(parameters)
+    return sgd(parameters[2:] if index else parameters[:2])
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "options", "expected"),
+    [
+        *(
+            (SAM(), {"optimizers": partial(kind, lr=0.01)}, {"optimizers": partial(kind, lr=0.01)})
+            for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+        ),
+        (SAM(), {}, {"rho": 0.05}),
+        *((SAM(interval=n), {}, {"interval": n}) for n in (2, 3, 100)),
+        (SAM(0.5), {"optimizers": [partial(half, index=i) for i in range(2)]}, {"rho": 0.5}),
+        ([SAM(0.5), GradientClipping("norm", 0.01)], {}, {"rho": 0.5, "clip": 0.01}),
+        ([SAM(0.5), LabelSmoothing(0.3)], {}, {"rho": 0.5, "label_smoothing": 0.3}),
+    ],
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_matches_the_paper_in_a_plain_loop(algorithms, options, expected, dropout):
     loader = batches(dtype=DOUBLE)
 
-    ours = trained(mlp(dtype=DOUBLE), loader, algorithms=SAM(), optimizers=OPTIMIZERS[name])
+    ours = trained(mlp(dropout=dropout, dtype=DOUBLE), loader, algorithms=algorithms, **options)
 
-    assert_close(ours, by_hand(mlp(dtype=DOUBLE), loader, OPTIMIZERS[name]))
-    plain = trained(mlp(dtype=DOUBLE), loader, algorithms=[], optimizers=OPTIMIZERS[name])
-    assert not same(ours, plain)
-
-
-def test_the_same_dropout_acts_in_both_passes():
-    loader = batches(dtype=DOUBLE)
-
-    ours = trained(mlp(dropout=0.5, dtype=DOUBLE), loader, algorithms=SAM(0.5), seed=17)
-
-    assert_close(ours, by_hand(mlp(dropout=0.5, dtype=DOUBLE), loader, rho=0.5, seed=17))
-
-
-def test_only_the_gradients_of_the_second_pass_are_clipped():
-    loader = batches(dtype=DOUBLE)
-    algorithms = [SAM(rho=0.5), GradientClipping("norm", 0.01)]
-
-    ours = trained(mlp(dtype=DOUBLE), loader, algorithms=algorithms)
-
-    assert_close(ours, by_hand(mlp(dtype=DOUBLE), loader, rho=0.5, clip=0.01))
-
-
-@pytest.mark.parametrize("interval", [2, 3, 100])
-def test_an_interval_leaves_the_other_batches_as_they_are(interval):
-    loader = batches(dtype=DOUBLE)
-
-    ours = trained(mlp(dtype=DOUBLE), loader, algorithms=SAM(interval=interval))
-
-    assert_close(ours, by_hand(mlp(dtype=DOUBLE), loader, interval=interval))
-
-
-def test_an_interval_is_that_of_every():
-    assert same(trained(algorithms=SAM(interval=2)), trained(algorithms=every("2ba", SAM())))
-
-
-def test_it_goes_under_combinators():
-    whole = trained(algorithms=SAM(0.2))
-
-    assert same(trained(algorithms=when(lambda state: True, SAM(0.2))), whole)
-    assert same(trained(algorithms=anneal(SAM, rho=lambda clock: 0.2)), whole)
-    assert same(trained(algorithms=during("0dur", "1dur", SAM(0.2))), whole)
+    assert_close(ours, by_hand(mlp(dropout=dropout, dtype=DOUBLE), loader, **expected))
 
 
 @pytest.mark.parametrize("split", [{"grad_accum": 3}, {"microbatch_size": 2}])
-def test_microbatches_make_no_difference(split):
+def test_microbatches_do_not_change_the_second_pass(split):
     loader = batches(dtype=DOUBLE)
 
     ours = trained(mlp(dtype=DOUBLE), loader, algorithms=SAM(0.5), **split)
@@ -143,28 +110,7 @@ def test_microbatches_make_no_difference(split):
     assert_close(ours, by_hand(mlp(dtype=DOUBLE), loader, rho=0.5))
 
 
-def test_in_a_ball_without_size_it_is_plain_training():
-    model = partial(conv_net, seed=3)
-    loader = batches(images=True)
-
-    assert same(
-        trained(model(), loader, algorithms=SAM(0.0)), trained(model(), loader, algorithms=[])
-    )
-
-
-def test_in_a_small_ball_it_is_nearly_plain_training():
-    loader = batches(dtype=DOUBLE)
-    plain = trained(mlp(dtype=DOUBLE), loader, algorithms=[])
-
-    def distance(rho):
-        ours = trained(mlp(dtype=DOUBLE), loader, algorithms=SAM(rho))
-        return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
-
-    assert distance(1e-6) < 1e-5
-    assert distance(1e-6) == pytest.approx(distance(1e-5) / 10, rel=0.01)
-
-
-def test_a_loss_of_exactly_zero_is_stepped_on():
+def test_zero_loss_takes_a_step():
     def nothing(outputs, targets):
         return (outputs * 0).sum()
 
@@ -178,7 +124,7 @@ def test_a_loss_of_exactly_zero_is_stepped_on():
     assert not same(ours, weights(mlp()))
 
 
-def hears(model):
+def recorded(model):
     """Record the inputs of a model and the masks of its dropout layers."""
     inputs, masks = [], []
     model.register_forward_pre_hook(lambda _, args: inputs.append(args[0].clone()))
@@ -191,9 +137,9 @@ def hears(model):
 
 
 @pytest.mark.parametrize("split", [{}, {"grad_accum": 2}])
-def test_mixing_and_masks_are_those_of_the_first_pass(split):
+def test_both_passes_use_the_same_inputs_and_masks(split):
     model = mlp(dropout=0.5)
-    inputs, masks = hears(model)
+    inputs, masks = recorded(model)
     targets = Watch(lambda state: state.targets, Event.BEFORE_LOSS)
     made = trainer(model, algorithms=[SAM(), MixUp(1.0)], callbacks=targets, **split)
 
@@ -208,11 +154,11 @@ def test_mixing_and_masks_are_those_of_the_first_pass(split):
     assert len({tuple(mask.flatten().tolist()) for mask in masks}) > len(masks) / 3
 
 
-def test_masks_that_are_reused_are_those_of_the_first_pass_and_count_once():
+def test_reused_masks_are_those_of_the_first_pass_and_count_once():
     made = trainer(
         mlp(dropout=0.5), algorithms=[SAM(), GyroDropout(sigma=12, tau=2)], check_effects=False
     )
-    _, masks = hears(made.state.model)
+    _, masks = recorded(made.state.model)
 
     state = made.fit()
 
@@ -221,39 +167,19 @@ def test_masks_that_are_reused_are_those_of_the_first_pass_and_count_once():
     assert state.model[2].steps == 6
 
 
-def test_running_statistics_are_those_of_the_first_pass():
-    model = conv_net()
-    loader = batches(4, images=True)
-    made = trainer(model, loader, algorithms=SAM(rho=5.0), max_duration="1ba")
-    alone = conv_net()
-    alone(loader[0][0])
+def test_running_statistics_and_logged_loss_are_those_of_the_first_pass():
+    logger, model, loader = InMemoryLogger(), conv_net(), batches(4, images=True)
+    plain = trainer(conv_net(), loader, max_duration="1ba", loggers=logger).fit().model
 
-    state = made.fit()
+    trainer(model, loader, algorithms=SAM(5.0), max_duration="1ba", loggers=logger).fit()
 
-    assert torch.equal(state.model[1].running_mean, alone[1].running_mean)
-    assert torch.equal(state.model[1].running_var, alone[1].running_var)
-    assert state.model[1].num_batches_tracked == 1
+    assert same(model[1].buffers(), plain[1].buffers())
+    assert model[1].num_batches_tracked == 1
+    first, second = logger.series("loss/train")
+    assert first == second
 
 
-def test_the_loss_is_that_of_the_first_pass():
-    logger, plain = InMemoryLogger(), InMemoryLogger()
-
-    trainer(algorithms=SAM(5.0), loggers=logger, max_duration="1ba").fit()
-    trainer(algorithms=[], loggers=plain, max_duration="1ba").fit()
-
-    assert logger.series("loss/train") == plain.series("loss/train")
-
-
-def test_what_is_remembered_and_averaged_is_of_its_own_weights():
-    seen = Watch(lambda state: weights(state.model), Event.BATCH_END)
-    made = trainer(algorithms=[SAM(5.0), EMA(half_life=None, smoothing=0.0)], callbacks=seen)
-
-    state = made.fit()
-
-    assert_close(list(state.memory["EMA"]["average"].values()), seen.seen[-1])
-
-
-def test_what_algorithms_remember_within_a_microbatch_they_remember_once():
+def test_memory_written_in_a_microbatch_is_written_once():
     def counts(event, state):
         if event is not Event.AFTER_LOSS:
             return state
@@ -262,23 +188,7 @@ def test_what_algorithms_remember_within_a_microbatch_they_remember_once():
     assert trainer(algorithms=[SAM(), counts]).fit().memory["counts"] == 6
 
 
-def test_nobody_draws_otherwise_because_of_it():
-    with_it = trainer(algorithms=[SAM(), Draws()]).fit()
-
-    assert with_it.memory["Draws"] == trainer(algorithms=[Draws()]).fit().memory["Draws"]
-
-
-def test_what_acts_on_the_loss_acts_in_both_passes():
-    loader = batches(dtype=DOUBLE)
-    smoothed = partial(cross_entropy, label_smoothing=0.3)
-
-    ours = trained(mlp(dtype=DOUBLE), loader, algorithms=[SAM(0.5), LabelSmoothing(0.3)])
-
-    theirs = trained(mlp(dtype=DOUBLE), loader, algorithms=[SAM(0.5)], loss_fn=smoothed)
-    assert_close(ours, theirs)
-
-
-def test_frozen_parameters_stay_and_are_no_part_of_the_norm():
+def test_frozen_parameters_do_not_move():
     model = mlp()
     model[0].requires_grad_(False)
     before = weights(model)
@@ -287,18 +197,6 @@ def test_frozen_parameters_stay_and_are_no_part_of_the_norm():
 
     assert same(ours[:2], before[:2])
     assert not same(ours[2:], before[2:])
-
-
-def test_two_optimizers_make_one_ball():
-    def two(model):
-        return [sgd(model[0].parameters()), sgd(model[3].parameters())]
-
-    model = mlp(dtype=DOUBLE)
-    loader = batches(dtype=DOUBLE)
-
-    ours = trained(model, loader, algorithms=SAM(0.5), optimizers=two(model))
-
-    assert_close(ours, by_hand(mlp(dtype=DOUBLE), loader, rho=0.5))
 
 
 # What can go wrong in the second pass
@@ -319,7 +217,7 @@ class Fails(nn.Module):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("in the second pass")])
-def test_after_an_interruption_in_the_second_pass_the_weights_are_its_own(error):
+def test_interruption_in_the_second_pass_restores_the_weights(error):
     loader = batches(images=True)
     whole = Fails(0, None)
     made = trainer(Fails(6, error), loader, algorithms=SAM(5.0), check_effects=False)
@@ -349,7 +247,7 @@ class Small(nn.Module):
 
 
 @pytest.mark.parametrize("whole", [0, 1, 3])
-def test_memory_that_runs_out_in_either_pass_has_both_repeated(whole):
+def test_out_of_memory_in_either_pass_repeats_both(whole):
     loader = batches(8, 8, images=True)
     options = {"algorithms": SAM(0.5), "max_duration": "1ba"}
     auto = trainer(Small(2, whole), loader, microbatch_size="auto", **options)
@@ -373,59 +271,26 @@ def breaks(at):
 
 
 @pytest.mark.parametrize("at", [5, 6])
-def test_a_loss_that_is_not_finite_in_either_pass_ends_the_run(at):
-    made = trainer(loss_fn=breaks(at), algorithms=SAM())
-    two = trainer(algorithms=SAM(), max_duration="2ba").fit()
-
-    with pytest.raises(NonFiniteLossError, match="the loss of batch 2 was nan"):
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_batch_with_nan_loss_in_either_pass_changes_no_weight(at, policy):
+    options = {"loader": batches(images=True), "algorithms": SAM()}
+    two = trainer(conv_net(), **options, max_duration="2ba").fit()
+    made = trainer(
+        conv_net(), **options, loss_fn=breaks(at), nonfinite_loss=policy, max_duration="3ba"
+    )
+    guards = {
+        "raise": pytest.raises(NonFiniteLossError, match="the loss of batch 2 was nan"),
+        "skip": pytest.warns(NonFiniteLossWarning, match="the loss of batch 2 was nan"),
+    }
+    with guards[policy]:
         made.fit()
 
-    assert same(weights(made.state.model), weights(two.model))
-
-
-@pytest.mark.parametrize("at", [5, 6])
-def test_a_batch_whose_loss_is_not_finite_in_either_pass_is_skipped_whole(at):
-    loader = batches(12, images=True)
-    without = trainer(conv_net(), loader[:2], algorithms=SAM(), max_duration="2ba").fit()
-    made = trainer(
-        conv_net(),
-        loader,
-        loss_fn=breaks(at),
-        algorithms=SAM(),
-        max_duration="3ba",
-        nonfinite_loss="skip",
-    )
-
-    with pytest.warns(NonFiniteLossWarning, match="the loss of batch 2 was nan"):
-        state = made.fit()
-
-    assert same(weights(state.model), weights(without.model))
-
-
-def test_a_run_may_be_saved_and_stopped_after_any_batch():
-    saved = []
-    asks = Asks(Event.BATCH_CHECKPOINT, 2, Control.SAVE | Control.STOP)
-    made = trainer(
-        algorithms=SAM(5.0),
-        callbacks=asks,
-        saver=lambda state: saved.append(weights(state.model)),
-    )
-    three = trainer(algorithms=SAM(5.0), max_duration="3ba").fit()
-
-    made.fit()
-
-    assert same(saved[0], weights(three.model))
+    models = [made.state.model, two.model]
+    assert same(*(model.parameters() for model in models))
+    assert policy == "raise" or same(*map(weights, models))
 
 
 # Requests to the loop
-
-
-def test_it_is_the_plan_that_says_so():
-    plan = trainer(algorithms=[SAM(), MixUp()]).plan
-
-    (step,) = [step for step in plan.steps() if step.who == "SAM"]
-    assert step.event is Event.BEFORE_TRAIN_BATCH
-    assert step.writes == ("second_pass",)
 
 
 def test_the_events_of_a_microbatch_fire_in_both_passes_and_the_others_once():
@@ -454,62 +319,3 @@ def test_a_request_is_for_one_batch():
     trainer(algorithms=SAM(interval=2), callbacks=seen).fit()
 
     assert all(seen.seen)
-
-
-def test_two_that_ask_are_reported():
-    with pytest.warns(AmbiguousOrderWarning, match="both write .*second_pass"):
-        trainer(algorithms=[SAM(), SAM(name="again")])
-
-
-def asks_for(weights_of):
-    def ask(event, state):
-        if event is not Event.BEFORE_TRAIN_BATCH:
-            return state
-        return state.evolve(second_pass=weights_of)
-
-    return ask
-
-
-def test_anyone_can_ask_for_gradients_elsewhere():
-    def zero(state):
-        return {"3.bias": torch.zeros_like(state.model[3].bias)}
-
-    seen = Watch(lambda state: state.current_gradients()["3.bias"], Event.AFTER_TRAIN_BATCH)
-    trainer(algorithms=asks_for(zero), callbacks=seen, max_duration="1ba").fit()
-
-    model = mlp()
-    with torch.no_grad():
-        model[3].bias.zero_()
-    inputs, targets = batches()[0]
-    cross_entropy(model(inputs), targets).backward()
-    assert torch.equal(seen.seen[0], model[3].bias.grad)
-
-
-def test_weights_of_no_parameter_are_refused_by_name():
-    ask = asks_for(lambda state: {"4.bias": torch.zeros(3)})
-
-    with pytest.raises(
-        ValueError, match=r"second_pass returned weights for \['4.bias'\], which are"
-    ):
-        trainer(algorithms=ask).fit()
-
-
-def test_a_loop_that_is_not_ours_refuses_it_at_once():
-    model = mlp()
-
-    with pytest.raises(UnsupportedRequestError, match="SAM requests a second pass over the batch"):
-        adapt_loop([SAM()], model, sgd(model.parameters()), loss_fn=cross_entropy)
-
-
-def test_a_loop_that_is_not_ours_refuses_a_function_that_asks_at_the_first_batch():
-    model = mlp()
-    t = adapt_loop(asks_for(dict), model, sgd(model.parameters()), loss_fn=cross_entropy)
-
-    with pytest.raises(UnsupportedRequestError, match="an algorithm requests a second pass"):
-        next(t.epoch(batches()))
-
-
-def test_its_turns_are_in_the_timeline():
-    made = trainer(algorithms=SAM(interval=3))
-
-    assert str(made.timeline()) == "SAM  gradients  from 0ep to 1ba, from 1ep to 4ba"

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate, mse_loss
+from torch.testing import assert_close
 
-from composable import Event, IdleAlgorithmWarning, Key
+from composable import Event, IdleAlgorithmWarning
 from composable.algorithms import SelectiveBackprop
 from composable.core.batch import BatchSpec
 from composable.core.loss import TargetLoss
-from composable.functional import select_using_loss
-from tests.support.tiny import CLASSES, Watch, batches, linear, make_trainer, same, seeded, weights
+from tests.support.tiny import CLASSES, Watch, batches, make_trainer, same, seeded, weights
 
 ALWAYS = {"start": 0.0, "end": 1.0, "interrupt": 0}
 
@@ -25,29 +25,6 @@ def sizes(data=None, **options):
     return watch.values
 
 
-def test_it_keeps_the_examples_that_the_function_draws():
-    model, data = linear(), batches([8])
-    inputs, targets = data[0]
-    with torch.no_grad():
-        losses = cross_entropy(model(inputs), targets, reduction="none")
-    generator = Key(17).fold("SelectiveBackprop", 0).generator()
-    chosen = select_using_loss(losses, keep=0.5, generator=generator)
-    watch = Watch(Event.BATCH_START, read=lambda s: s.batch)
-
-    make_trainer(
-        model,
-        train_dataloader=data,
-        max_duration="1ba",
-        algorithms=[SelectiveBackprop(**ALWAYS)],
-        callbacks=[watch],
-    ).fit()
-
-    kept_inputs, kept_targets = watch.values[0]
-    assert len(chosen) == 4
-    assert torch.equal(kept_inputs, inputs[chosen])
-    assert torch.equal(kept_targets, targets[chosen])
-
-
 def test_it_selects_from_start_to_end_and_not_in_the_interrupted_batches():
     # Ten batches: elapsed 0.0, 0.1, ..., 0.9.
     assert sizes(start=0.5, end=0.9, interrupt=0) == [4] * 5 + [2] * 4 + [4]
@@ -57,28 +34,8 @@ def test_it_selects_from_start_to_end_and_not_in_the_interrupted_batches():
     assert sizes(keep=0.25, **ALWAYS) == [1] * 10
 
 
-def test_keeping_everything_changes_nothing():
-    plain = make_trainer()
-    plain.fit()
-    trainer = make_trainer(algorithms=[SelectiveBackprop(keep=1.0, **ALWAYS)])
-    trainer.fit()
-
-    assert same(weights(trainer.state.model), weights(plain.state.model))
-
-
 def noisy():
     return seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, CLASSES)))
-
-
-def test_normalisation_and_dropout_do_not_see_the_scoring():
-    plain = make_trainer(noisy())
-    plain.fit()
-    trainer = make_trainer(noisy(), algorithms=[SelectiveBackprop(keep=1.0, **ALWAYS)])
-    trainer.fit()
-
-    ours, theirs = weights(trainer.state.model), weights(plain.state.model)
-    assert ours["0.num_batches_tracked"] == 6
-    assert same(ours, theirs)
 
 
 def test_scoring_leaves_statistics_generators_and_gradients_as_they_were():
@@ -95,28 +52,47 @@ def test_scoring_leaves_statistics_generators_and_gradients_as_they_were():
     assert all(p.grad is None for p in state.model.parameters())
 
 
+def test_inputs_without_a_size_can_not_be_scored_smaller():
+    state = make_trainer().state.evolve(batch=batches()[0])
+
+    with pytest.raises(ValueError, match=r"scale_factor=0.5 must be 1.0 unless inputs"):
+        SelectiveBackprop(scale_factor=0.5).score(state)
+
+
 @pytest.mark.parametrize(
     "loss_fn",
-    [
-        cross_entropy,
-        nn.CrossEntropyLoss(),
-        lambda outputs, targets: cross_entropy(outputs, targets),
-    ],
-    ids=["function", "module", "without reduction"],
+    [cross_entropy, nn.CrossEntropyLoss(), lambda *both: cross_entropy(*both), mse_loss],
+    ids=["function", "module", "without reduction", "several dimensions"],
 )
-def test_losses_of_examples_are_found_for_any_mean_loss(loss_fn):
-    model, (inputs, targets) = linear(), batches([8])[0]
-    state = make_trainer(model, loss_fn=loss_fn).state.evolve(batch=(inputs, targets))
+def test_losses_of_examples_are_means_over_each_example(loss_fn):
+    outputs, targets = torch.randn(4, 3, 5), torch.randint(CLASSES, (4, 5))
+    if loss_fn is mse_loss:
+        targets = outputs + 1 + torch.rand(4, 3, 5)
 
-    losses = SelectiveBackprop().score(state)
+    losses = TargetLoss(loss_fn, BatchSpec()).per_example(outputs, (None, targets))
 
-    expected = cross_entropy(model(inputs), targets, reduction="none")
-    torch.testing.assert_close(losses, expected.detach())
-    if isinstance(loss_fn, nn.Module):
-        assert loss_fn.reduction == "mean"  # the user's own stays
+    each = [
+        loss_fn(*(one.unsqueeze(0) for one in pair)) for pair in zip(outputs, targets, strict=True)
+    ]
+    assert_close(losses, torch.stack(each))
 
 
-def test_losses_of_examples_are_found_for_the_loss_of_a_model():
+@pytest.mark.parametrize("scale_factor", [1.0, 0.5])
+def test_scores_are_the_losses_of_examples_that_may_be_smaller(scale_factor):
+    model = seeded(
+        lambda: nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, CLASSES))
+    )
+    ((inputs, targets),) = batches([8], features=64)
+    images = inputs.reshape(8, 1, 8, 8)
+    state = make_trainer(model).state.evolve(batch=(images, targets))
+
+    losses = SelectiveBackprop(scale_factor=scale_factor).score(state)
+
+    scored = interpolate(images, scale_factor=scale_factor, mode="bilinear")
+    assert_close(losses, cross_entropy(model(scored), targets, reduction="none").detach())
+
+
+def test_scores_are_those_of_the_loss_of_a_model():
     class WithLoss(nn.Linear):
         def forward(self, batch):
             return super().forward(batch["x"])
@@ -125,32 +101,20 @@ def test_losses_of_examples_are_found_for_the_loss_of_a_model():
             return cross_entropy(outputs, batch["y"])
 
     model = seeded(lambda: WithLoss(4, CLASSES))
-    inputs, targets = batches([8])[0]
+    ((inputs, targets),) = batches([8])
     batch = {"x": inputs, "y": targets}
     trainer = make_trainer(model, loss_fn=None, train_dataloader=[batch], input_key="x")
 
     losses = SelectiveBackprop().score(trainer.state.evolve(batch=batch))
 
-    expected = cross_entropy(model(batch), targets, reduction="none")
-    torch.testing.assert_close(losses, expected.detach())
+    assert_close(losses, cross_entropy(model(batch), targets, reduction="none").detach())
 
 
-def test_all_that_has_a_value_for_each_example_is_selected():
-    data = [
-        {
-            "x": x,
-            "y": y,
-            "id": torch.arange(4),
-            "names": ["0", "1", "2", "3"],
-            "scale": torch.tensor(2.0),
-            "size": (2, 1, 2, 1),
-            "name": "a",
-        }
-        for x, y in batches()
-    ]
+def test_every_value_of_an_example_is_selected_and_fetched_samples_are_counted():
+    data = [{"x": x, "y": y, "id": torch.arange(4), "name": "a"} for x, y in batches()]
     watch = Watch(Event.BATCH_START, read=lambda s: s.batch)
 
-    make_trainer(
+    state = make_trainer(
         train_dataloader=data,
         input_key="x",
         target_key="y",
@@ -161,47 +125,5 @@ def test_all_that_has_a_value_for_each_example_is_selected():
     for kept, whole in zip(watch.values, 2 * data, strict=True):
         assert torch.equal(kept["x"], whole["x"][kept["id"]])
         assert torch.equal(kept["y"], whole["y"][kept["id"]])
-        assert kept["names"] == [str(i) for i in kept["id"].tolist()]
-        assert (kept["scale"], kept["size"], kept["name"]) == (whole["scale"], (2, 1, 2, 1), "a")
-
-
-def test_smaller_inputs_may_be_scored():
-    model = seeded(
-        lambda: nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, CLASSES))
-    )
-    inputs, targets = batches([8], features=64)[0]
-    images = inputs.reshape(8, 1, 8, 8)
-    state = make_trainer(model).state.evolve(batch=(images, targets))
-
-    losses = SelectiveBackprop(scale_factor=0.5).score(state)
-
-    small = interpolate(images, scale_factor=0.5, mode="bilinear")
-    torch.testing.assert_close(
-        losses, cross_entropy(model(small), targets, reduction="none").detach()
-    )
-
-
-def test_inputs_without_a_size_can_not_be_scored_smaller():
-    state = make_trainer().state.evolve(batch=batches()[0])
-
-    with pytest.raises(ValueError, match=r"scale_factor=0.5 must be 1.0 unless inputs"):
-        SelectiveBackprop(scale_factor=0.5).score(state)
-
-
-def test_the_timestamp_counts_what_was_fetched():
-    now = make_trainer(algorithms=[SelectiveBackprop(**ALWAYS)]).fit().timestamp
-
-    assert now.sample == 24
-
-
-@pytest.mark.parametrize(
-    "loss_fn",
-    [mse_loss, nn.MSELoss(), lambda outputs, targets: mse_loss(outputs, targets)],
-    ids=["function", "module", "without reduction"],
-)
-def test_the_loss_of_an_example_of_several_dimensions_is_its_mean(loss_fn):
-    outputs, targets = torch.randn(3, 2, 5), torch.zeros(3, 2, 5)
-
-    losses = TargetLoss(loss_fn, BatchSpec()).per_example(outputs, (None, targets))
-
-    torch.testing.assert_close(losses, outputs.square().mean((1, 2)))
+        assert kept["name"] == "a"
+    assert state.timestamp.sample == 24

@@ -1,7 +1,5 @@
 """SeqLengthWarmup in the loop does what the functions do, at every legal setting."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
@@ -10,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from composable import Event
 from composable.algorithms import SeqLengthWarmup
 from composable.functional import set_sequence_length, warmed_up_length
-from tests.support.tiny import Watch, generator, make_trainer, same, seeded, weights
+from tests.support.tiny import Watch, generator, make_trainer, seeded, weights
 
 WORDS = 5
 
@@ -66,29 +64,6 @@ def test_the_batches_are_those_of_the_functions(options):
         assert all(torch.equal(short[name], expected[name]) for name in whole)
 
 
-def test_sequences_that_are_short_enough_are_left_alone():
-    data = texts()
-
-    seen, ours = watched(data, duration=0.0, max_seq_length=16)
-
-    assert all(any(batch is one for one in data) for batch in seen)
-    plain = make_trainer(
-        seeded(Tagger),
-        loss_fn=None,
-        train_dataloader=data,
-        input_key="input_ids",
-        target_key="labels",
-    )
-    plain.fit()
-    assert same(ours, weights(plain.state.model))
-
-
-def test_sequences_are_never_longer_than_the_most():
-    seen, _ = watched(duration=0.0, max_seq_length=9)
-
-    assert {batch["input_ids"].shape[1] for batch in seen} == {9}
-
-
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize(
     "options",
@@ -121,27 +96,3 @@ def test_pairs_of_tensors_are_sequences_too():
 
     assert watch.values[0] == ((4, 4), (4, 4))
     assert watch.values[-1] == ((4, 16), (4, 16))
-
-
-def test_evaluation_sees_whole_sequences():
-    watch = Watch(Event.EVAL_BEFORE_FORWARD, read=lambda s: s.inputs.shape[1])
-    make_trainer(
-        seeded(Tagger),
-        loss_fn=None,
-        train_dataloader=texts(),
-        eval_dataloader=texts(2),
-        metrics={},
-        input_key="input_ids",
-        target_key="labels",
-        algorithms=[SeqLengthWarmup()],
-        callbacks=[watch],
-    ).fit()
-
-    assert set(watch.values) == {16}
-
-
-def test_the_length_of_the_run_must_be_known():
-    state = make_trainer().state.evolve(batch=texts()[0], max_duration=None)
-
-    with pytest.raises(ValueError, match="the run has no max_duration"):
-        partial(SeqLengthWarmup(), Event.AFTER_DATALOADER)(state)

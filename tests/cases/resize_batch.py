@@ -62,7 +62,13 @@ CASE = Case(
     ],
     algorithm=AlgorithmCase(
         ProgressiveResizing,
-        {"mode": ["crop", "resize"], "initial_scale": [0.75], "size_increment": [2]},
+        {
+            "mode": ["crop", "resize"],
+            "initial_scale": [0.75],
+            "finetune_fraction": [0.2, 0.4],
+            "delay_fraction": [0.5, 0.3],
+            "size_increment": [2],
+        },
         meaning=resized,
         invalid_sets=[
             (

@@ -89,46 +89,47 @@ def name_of(batch):
     return type(batch).__name__
 
 
-@pytest.mark.parametrize("batch", BY_POSITION, ids=name_of)
-def test_parts_are_found_by_position(batch):
-    spec = BatchSpec()
-
-    assert spec.inputs(batch) is X
-    assert spec.targets(batch) is Y
-
-
-@pytest.mark.parametrize("batch", BY_NAME, ids=name_of)
-def test_parts_are_found_by_name(batch):
-    spec = BatchSpec("x", "y")
-
-    assert spec.inputs(batch) is X
-    assert spec.targets(batch) is Y
-
-
 @pytest.mark.parametrize(
     ("batch", "spec"),
     [
         *((batch, BatchSpec()) for batch in BY_POSITION),
         *((batch, BatchSpec("x", "y")) for batch in BY_NAME),
         *((batch, BatchSpec(-2, -1)) for batch in BY_POSITION),
+        ({"x": X, "y": Y}, BatchSpec((lambda b: b["x"], lambda b, new: {**b, "x": new}), "y")),
     ],
     ids=name_of,
 )
-def test_replacing_a_part_gives_a_new_batch_of_the_same_kind(batch, spec):
+def test_replaced_parts_are_in_a_new_batch_of_the_same_kind(batch, spec):
     new = spec.replace(batch, inputs="new x", targets="new y")
+    other = spec.replace(batch, targets="new y")
 
     assert type(new) is type(batch)
     assert (spec.inputs(new), spec.targets(new)) == ("new x", "new y")
+    assert (spec.inputs(other), spec.targets(other)) == (X, "new y")
     assert spec.inputs(batch) is X  # the old one stays
     assert spec.targets(batch) is Y
 
 
-def test_replacing_one_part_leaves_the_other():
-    batch = {"x": X, "y": Y, "id": "a"}
+def test_tensor_is_its_own_input():
+    assert BatchSpec().inputs(X) is X
 
-    new = BatchSpec("x", "y").replace(batch, targets=1)
 
-    assert new == {"x": X, "y": 1, "id": "a"}
+@pytest.mark.parametrize(
+    ("batch", "spec", "message"),
+    [
+        ((X, Y), BatchSpec(lambda batch: batch[0] * 2), "can only read the batch"),
+        (7, BatchSpec(), "can't be replaced in a int;"),
+    ],
+)
+def test_replacing_what_can_only_be_read_is_an_error_that_suggests_two_functions(
+    batch, spec, message
+):
+    with pytest.raises(ValueError, match=rf"input_key=.* {message}.*\(get, set"):
+        spec.replace(batch, inputs=X)
+
+
+def test_function_reads_a_part():
+    assert torch.equal(BatchSpec(lambda batch: batch[0] * 2).inputs((X, Y)), X * 2)
 
 
 def test_a_path_goes_down_into_the_batch():
@@ -142,28 +143,6 @@ def test_a_path_goes_down_into_the_batch():
     assert new == {"views": [X, "new x"], "meta": Attrs(None, ("new y", "a"))}
     assert batch["views"][1] is not new["views"][1]
     assert batch["meta"].y[0] is Y
-
-
-def test_a_function_can_read_and_not_replace():
-    spec = BatchSpec(lambda batch: batch["x"] * 2, "y")
-    batch = {"x": X, "y": Y}
-
-    assert torch.equal(spec.inputs(batch), X * 2)
-    with pytest.raises(ValueError, match=r"input_key=.* can only read the batch.*\(get, set\)"):
-        spec.replace(batch, inputs=X)
-
-
-def test_a_pair_of_functions_reads_and_replaces():
-    spec = BatchSpec((lambda b: b["x"], lambda b, value: {**b, "x": value}), "y")
-    batch = {"x": X, "y": Y}
-
-    assert spec.inputs(batch) is X
-    assert spec.replace(batch, inputs=1) == {"x": 1, "y": Y}
-    assert batch["x"] is X
-
-
-def test_a_tensor_is_its_own_input():
-    assert BatchSpec().inputs(X) is X
 
 
 @pytest.mark.parametrize(
@@ -186,11 +165,6 @@ def test_a_missing_part_is_told_with_what_the_batch_is(batch, spec, message):
         spec.targets(batch)
 
 
-def test_what_can_not_be_replaced_asks_for_functions():
-    with pytest.raises(ValueError, match=r"input_key=0 can't be replaced in a int; .*\(get, set"):
-        BatchSpec().replace(7, inputs=1)
-
-
 @pytest.mark.parametrize("argument", ["input_key", "target_key"])
 @pytest.mark.parametrize("key", [None, 1.5, True, [], {"x"}, ["x", None], ("x", True), (len, 1)])
 def test_a_key_that_finds_nothing_is_refused(argument, key):
@@ -198,30 +172,32 @@ def test_a_key_that_finds_nothing_is_refused(argument, key):
         BatchSpec(**{argument: key})
 
 
-# Trees
+# --- trees ---
+
+TREES = [*BY_POSITION, *BY_NAME[:-1], PrivateAttrs(X, Y)]
 
 
-@pytest.mark.parametrize(
-    "tree",
-    [*BY_POSITION, *BY_NAME[:-1], PrivateAttrs(X, Y), MappingProxyType({"x": X, "y": Y})],
-    ids=name_of,
-)
-def test_every_tensor_of_a_tree_is_mapped(tree):
+@pytest.mark.parametrize("tree", [*TREES, MappingProxyType({"x": X, "y": Y})], ids=name_of)
+def test_map_tensors_maps_every_tensor(tree):
     new = map_tensors(lambda t: t + 1, tree)
 
     assert [t.tolist() for t in tensors_of(new)] == [(X + 1).tolist(), (Y + 1).tolist()]
     assert [t.tolist() for t in tensors_of(tree)] == [X.tolist(), Y.tolist()]
 
 
-def test_mapping_keeps_the_kinds_and_what_is_no_tensor():
-    tree = {"a": [Pair(X, "name")], "b": (None, 3)}
+@pytest.mark.parametrize("tree", TREES, ids=name_of)
+def test_every_operation_keeps_the_kind_of_the_batch(tree):
+    first, second = split_batch(tree, [1, 2])
+    some = select_examples(tree, torch.tensor([0, 2]), 3)
 
-    new = map_tensors(lambda t: t * 2, tree)
-
-    assert type(new["a"][0]) is Pair
-    assert new["a"][0].y == "name"
-    assert new["b"] == (None, 3)
-    assert torch.equal(new["a"][0].x, X * 2)
+    assert {type(one) for one in (first, second, some, map_tensors(abs, tree))} == {type(tree)}
+    rows = [[t.tolist() for t in tensors_of(part)] for part in (first, second, some)]
+    assert rows == [
+        [X[:1].tolist(), [0]],
+        [X[1:].tolist(), [1, 2]],
+        [X[[0, 2]].tolist(), [0, 2]],
+    ]
+    assert next(tensors_of(first)).data_ptr() == X.data_ptr()
 
 
 def test_examples_are_the_rows_of_the_first_tensor_with_rows():
@@ -235,52 +211,42 @@ def test_what_has_no_rows_can_not_be_counted(inputs):
         count_examples(inputs)
 
 
-# Splitting
+# --- splitting and selecting ---
 
 
-def test_a_batch_splits_into_views_of_its_rows():
-    first, second = split_batch((X, Y), [2, 1])
-
-    assert torch.equal(first[0], X[:2])
-    assert second[1].tolist() == [2]
-    assert first[0].data_ptr() == X.data_ptr()
-
-
-@pytest.mark.parametrize("batch", [*BY_POSITION, *BY_NAME[:-1], PrivateAttrs(X, Y)], ids=name_of)
-def test_parts_have_the_kind_of_the_whole(batch):
-    parts = split_batch(batch, [1, 2])
-
-    assert [type(part) for part in parts] == [type(batch)] * 2
-    joined = [torch.cat(ts) for ts in zip(*map(tensors_of, parts), strict=True)]
-    assert [t.tolist() for t in joined] == [X.tolist(), Y.tolist()]
+WHOLE = {
+    "scale": torch.tensor(2.0),
+    "task": "abc",
+    "count": 5,
+    "none": None,
+    "few": (1, 2),  # not one an example
+    "size": (224, 192, 3),
+    "pair": (Pair("a", None), {"b": 3}),
+}
 
 
-def test_what_has_no_rows_goes_to_every_part():
-    scale = torch.tensor(2.0)
+@pytest.mark.parametrize("name", WHOLE)
+def test_values_that_are_not_one_per_example_are_in_every_part(name):
+    batch = {"x": X, "names": ["a", "b", "c"], name: WHOLE[name]}
 
-    parts = split_batch({"x": X, "scale": scale, "task": "a", "n": 5, "none": None}, [2, 1])
+    *parts, some = *split_batch(batch, [1, 2]), select_examples(batch, torch.tensor([2]), 3)
 
-    for part in parts:
-        assert part["scale"] is scale
-        assert (part["task"], part["n"], part["none"]) == ("a", 5, None)
-
-
-def test_lists_of_plain_values_split_with_the_tensors():
-    parts = split_batch({"x": X, "names": ["a", "b", "c"], "sizes": (1, 2)}, [1, 2])
-
-    assert [part["names"] for part in parts] == [["a"], ["b", "c"]]
-    assert [part["sizes"] for part in parts] == [(1, 2), (1, 2)]  # not one an example
+    assert all(part[name] == WHOLE[name] for part in (*parts, some))
+    assert [part["names"] for part in (*parts, some)] == [["a"], ["b", "c"], ["c"]]
+    assert map_tensors(abs, batch)[name] == WHOLE[name]
+    assert batch["names"] == ["a", "b", "c"]
 
 
-SIZED = {"x": X, "size": (224, 192, 3), "pair": Pair("a", "b"), "names": ["a", "b", "c"]}
+def test_tensors_with_other_rows_stay_whole_when_examples_are_selected():
+    few = Y[:2]
+
+    assert select_examples({"x": X, "few": few}, torch.tensor([1]), 3)["few"] is few
 
 
-def test_a_tuple_of_numbers_is_not_one_an_example():
-    for part in [*split_batch(SIZED, [1, 2]), select_examples(SIZED, torch.tensor([1]), 3)]:
-        assert part["size"] == (224, 192, 3)
-    assert [p["pair"] for p in split_batch({"x": Y[:2], "pair": Pair("a", "b")}, [1, 1])] == [
-        Pair("a", "b")
-    ] * 2
+def test_named_tuples_of_strings_stay_whole():
+    parts = split_batch({"x": Y[:2], "pair": Pair("a", "b")}, [1, 1])
+
+    assert [part["pair"] for part in parts] == [Pair("a", "b")] * 2
 
 
 def test_the_strings_of_a_loader_split_with_the_tensors():
@@ -289,31 +255,6 @@ def test_the_strings_of_a_loader_split_with_the_tensors():
 
     assert [part[2] for part in split_batch(batch, [1, 2])] == [("a",), ("b", "c")]
     assert select_examples(batch, torch.tensor([0, 2]), 3)[2] == ("a", "c")
-
-
-@pytest.mark.parametrize("batch", [*BY_POSITION, *BY_NAME[:-1], PrivateAttrs(X, Y)], ids=name_of)
-def test_selected_examples_come_in_the_kind_of_the_whole(batch):
-    some = select_examples(batch, torch.tensor([0, 2]), 3)
-
-    assert type(some) is type(batch)
-    assert [t.tolist() for t in tensors_of(some)] == [X[[0, 2]].tolist(), [0, 2]]
-
-
-def test_selecting_leaves_whole_what_has_no_value_for_each_example():
-    batch = {
-        "x": X,
-        "scale": torch.tensor(2.0),
-        "few": Y[:2],
-        "task": "abc",
-        "size": (1, 2),
-        "ids": [7, 8, 9],
-    }
-
-    some = select_examples(batch, torch.tensor([1]), 3)
-
-    assert some["ids"] == [8]
-    assert all(some[name] is batch[name] for name in ("scale", "few", "task", "size"))
-    assert batch["ids"] == [7, 8, 9]
 
 
 def test_the_place_of_a_tensor_that_does_not_split_is_named():

@@ -27,16 +27,7 @@ def test_every_documented_event_has_its_name_and_its_value(name):
     older = {"training_start": "fit_start", "training_end": "fit_end"}
 
     assert Event[name] is Event(older.get(name.lower(), name.lower()))
-
-
-def test_older_names_are_the_same_points():
-    assert Event.TRAINING_START is Event.FIT_START
-    assert Event.TRAINING_END is Event.FIT_END
-    assert "TRAINING_START" not in [event.name for event in Event]
-
-
-def test_every_value_is_the_name_in_lower_case():
-    assert all(event.value == event.name.lower() for event in Event)
+    assert Event[name].value == Event[name].name.lower()
 
 
 @pytest.mark.parametrize(
@@ -62,25 +53,12 @@ def test_an_event_that_opens_knows_the_one_that_closes(opening, closing):
     assert not Event[closing].opens
 
 
-@pytest.mark.parametrize(
-    "name", ["INIT", "LOG", "BATCH_CHECKPOINT", "EPOCH_CHECKPOINT", "ITERATION_CHECKPOINT"]
-)
-def test_some_events_stand_alone(name):
-    assert Event[name].partner is None
-    assert not Event[name].opens
-    assert not Event[name].closes
+ALONE = {"INIT", "LOG", "BATCH_CHECKPOINT", "EPOCH_CHECKPOINT", "ITERATION_CHECKPOINT"}
 
 
-def test_every_other_event_is_one_of_a_pair():
-    alone = {event.name for event in Event if event.partner is None}
-
-    assert alone == {
-        "INIT",
-        "LOG",
-        "BATCH_CHECKPOINT",
-        "EPOCH_CHECKPOINT",
-        "ITERATION_CHECKPOINT",
-    }
+def test_checkpoints_init_and_log_have_no_partner():
+    assert {event.name for event in Event if event.partner is None} == ALONE
+    assert {event.name for event in Event if not event.opens and not event.closes} == ALONE
 
 
 def test_an_unknown_event_is_an_error():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Control, FrozenStateError, Key, State, Time, Timestamp
+from composable import Control, FrozenStateError, State, Time, Timestamp
 from composable.core.batch import BatchSpec
 from tests.support.tiny import linear
 
@@ -44,9 +44,6 @@ def test_assignment_is_answered_with_what_to_write_instead(name):
         setattr(state(), name, 1)
     with pytest.raises(FrozenStateError):
         delattr(state(), "loss")
-
-
-def test_the_error_is_an_attribute_error():
     assert issubclass(FrozenStateError, AttributeError)
 
 
@@ -96,14 +93,6 @@ def test_gradients_are_those_of_the_parameters_unless_replaced():
     assert one.evolve(gradients={"bias": 1}).current_gradients() == {"bias": 1}
 
 
-def test_a_generator_depends_on_seed_name_and_batch_alone():
-    one = state(key=Key(17), timestamp=Timestamp(batch=3, sample=96, total_wct=1.0))
-
-    drawn = torch.rand(2, generator=one.generator("MixUp"))
-
-    assert torch.equal(drawn, torch.rand(2, generator=Key(17).fold("MixUp", 3).generator()))
-
-
 def test_elapsed_and_reached_measure_against_the_run():
     one = state(
         timestamp=Timestamp(epoch=1, batch=6, batch_in_epoch=1),
@@ -126,20 +115,6 @@ def test_a_state_prints_where_it_stands():
     assert repr(state().remember("EMA", 1)) == (
         "<State of Linear: epoch 0, batch 0, max_duration None, memory ['EMA']>"
     )
-
-
-def test_requests_are_joined_in_any_order():
-    asked = [Control.STOP, Control.SAVE, Control.LOG]
-
-    forward, backward = Control.NONE, Control.NONE
-    for one in asked:
-        forward |= one
-    for one in reversed(asked):
-        backward |= one
-
-    assert forward == backward
-    assert Control.SAVE in forward
-    assert Control.EVALUATE not in forward
 
 
 def test_no_request_is_false():

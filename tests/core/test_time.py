@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from composable import Time, TimeUnit
-from composable.optim import cosine
 
 
 @pytest.mark.parametrize(
@@ -38,12 +37,6 @@ def test_every_documented_form_is_read(text, value, unit):
 
     assert time.value == value
     assert time.unit is unit
-
-
-def test_a_time_is_read_as_itself():
-    time = Time(3, "ba")
-
-    assert Time.parse(time) is time
 
 
 FORMS = r"'10ep' \(epochs\), '2ba' .*'0\.5dur' .*'1h30m'; a plain integer means epochs"
@@ -95,6 +88,7 @@ def test_a_division_by_zero_is_named():
     ("value", "unit", "error", "message"),
     [
         (-1, "ba", ValueError, "value=-1 is negative: a Time is at least 0"),
+        (-1, "ep", ValueError, "value=-1 is negative"),
         (float("inf"), "dur", ValueError, "value=inf is not finite"),
         (float("nan"), "dur", ValueError, "value=nan is not finite"),
         (1.5, "ep", ValueError, "value=1.5 is not whole, and epochs cannot be split"),
@@ -106,11 +100,6 @@ def test_a_division_by_zero_is_named():
 def test_a_wrong_value_or_unit_is_refused(value, unit, error, message):
     with pytest.raises(error, match=message):
         Time(value, unit)
-
-
-def test_negative_epochs_are_refused():
-    with pytest.raises(ValueError, match="value=-1 is negative"):
-        Time.parse(-1)
 
 
 @pytest.mark.parametrize(
@@ -128,17 +117,7 @@ def test_a_time_prints_as_a_string_that_reads_as_itself(text, printed):
 
     assert str(time) == printed
     assert repr(time) == f"Time('{printed}')"
-    assert Time.parse(printed) == time
-
-
-def test_arithmetic_is_exact():
-    assert Time.parse("0.1dur") * 3 == Time.parse("0.3dur")
-    assert Time.parse("0.1dur") + "0.2dur" == Time("0.3dur")
-    assert Time(0.1, "dur") == Time.parse("1/10dur")
-    assert Time.parse("3ba") / "30ba" == Time("0.1dur")
-    assert Time.parse("30ba") / 3 == Time(10, "ba")
-    assert 2 * Time.parse("3ep") - "1ep" == Time(5, "ep")
-    assert Time.parse("30ba") * 0.1 == Time(3, "ba")
+    assert eval(repr(time)) == Time.parse(printed) == time
 
 
 def test_the_floats_of_numpy_are_floats():
@@ -157,55 +136,9 @@ def test_dividing_by_nothing_is_refused(divisor, shown):
         Time("1ep") / divisor
 
 
-def test_a_difference_below_zero_is_refused():
-    with pytest.raises(ValueError, match="is negative: a Time is at least 0"):
-        Time.parse("1ba") - "2ba"
-
-
-def test_half_of_an_odd_number_of_epochs_is_refused():
-    with pytest.raises(ValueError, match="epochs cannot be split"):
-        Time.parse("3ep") * 0.5
-
-
-def test_times_of_one_unit_are_ordered():
-    times = [Time.parse(t) for t in ("2ba", "10ba", "1ba")]
-
-    assert [str(t) for t in sorted(times)] == ["1ba", "2ba", "10ba"]
-    assert Time.parse("2ba") < Time("10ba")
-    assert Time.parse("2ba") >= Time("2ba")
-
-
-@pytest.mark.parametrize(
-    "compare",
-    [
-        lambda a, b: a < b,
-        lambda a, b: a >= b,
-        lambda a, b: a + b,
-        lambda a, b: a - b,
-        lambda a, b: a / b,
-    ],
-)
-def test_two_units_never_mix(compare):
-    with pytest.raises(TypeError, match=r"2ba cannot be .* 1ep: .* Clock\.fraction_of"):
-        compare(Time.parse("2ba"), Time.parse("1ep"))
-
-
-def test_times_of_different_units_are_unequal():
-    assert Time("1ep") != Time("1ba")
-    assert Time("0ep") != Time("0ba")
-    assert Time("1ep") in [Time("1ba"), Time("1ep")]
-    assert Time("1ep") not in [Time("1ba"), Time("1dur")]
-    assert cosine(warmup="1ep") != cosine(warmup="1ba")
-
-
 def test_a_time_is_unequal_to_what_is_no_time():
     assert Time.parse("1ep") != 1
     assert Time.parse("1ep") != None  # noqa: E711
-
-
-def test_equal_times_have_one_hash():
-    assert hash(Time.parse("90s")) == hash(Time(90, "sec"))
-    assert {Time.parse("1h"): "an hour"}[Time(3600, "sec")] == "an hour"
 
 
 def test_only_seconds_have_seconds():
@@ -220,12 +153,6 @@ def test_a_time_is_frozen_and_can_be_pickled():
     with pytest.raises(AttributeError):
         time.value = 2
     assert pickle.loads(pickle.dumps(time)) == time
-
-
-def test_a_time_prints_as_the_call_that_makes_it():
-    for text in ("10ep", "0.25dur", "1/3dur", "90sec"):
-        assert eval(repr(Time(text))) == Time(text)
-    assert Time(3) == Time("3ep")
 
 
 def test_a_time_is_not_compared_with_a_string():

@@ -1,16 +1,10 @@
 """What a run has done, and how much of it that is."""
 
 from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 
-from composable import Clock, Time, Timestamp
-from composable.core.time import crossed
-
-
-def test_a_run_begins_at_zero():
-    assert Timestamp() == Timestamp(*[0] * 9, *[0.0] * 3)
+from composable import Clock, Timestamp
 
 
 def test_a_batch_counts_everywhere_but_in_epochs():
@@ -23,27 +17,10 @@ def test_a_batch_counts_everywhere_but_in_epochs():
     assert (now.epoch, now.iteration) == (0, 0)
 
 
-def test_an_epoch_starts_its_own_counts_anew():
-    now = Timestamp().next_batch(32, 640, 0.5).next_epoch()
-
-    assert (now.epoch, now.epoch_in_iteration) == (1, 1)
-    assert (now.batch_in_epoch, now.sample_in_epoch, now.token_in_epoch) == (0, 0, 0)
-    assert (now.batch, now.sample, now.token, now.total_wct) == (1, 32, 640, 0.5)
-    assert now.epoch_wct == 0.0
-
-
 def test_an_iteration_starts_its_own_count_anew():
     now = Timestamp().next_epoch().next_epoch().next_iteration()
 
     assert (now.iteration, now.epoch, now.epoch_in_iteration) == (1, 2, 0)
-
-
-@pytest.mark.parametrize(
-    ("unit", "text"),
-    [("ep", "1ep"), ("ba", "1ba"), ("sp", "32sp"), ("tok", "640tok"), ("sec", "0.5sec")],
-)
-def test_every_count_is_a_time(unit, text):
-    assert Timestamp().next_batch(32, 640, 0.5).next_epoch().get(unit) == Time.parse(text)
 
 
 def test_a_timestamp_alone_has_no_fraction():
@@ -91,12 +68,6 @@ def test_without_a_length_of_the_epoch_only_whole_epochs_count():
     assert clock.fraction_of("1dur") == Fraction(1, 2)
 
 
-def test_a_tenth_of_thirty_batches_is_reached_at_the_third():
-    reached = [Clock.at(batch=k, max_duration="30ba").reached("0.1dur") for k in range(5)]
-
-    assert reached == [False, False, False, True, True]
-
-
 def test_a_fraction_of_nothing_is_refused():
     with pytest.raises(ValueError, match="length='0ba' is zero"):
         Clock.at(batch=1, max_duration="3ba").fraction_of("0ba")
@@ -105,16 +76,3 @@ def test_a_fraction_of_nothing_is_refused():
 def test_a_fraction_of_an_endless_run_is_refused():
     with pytest.raises(ValueError, match="1dur is undefined: the run has no max_duration"):
         Clock(Timestamp()).fraction_of("1dur")
-
-
-def test_an_interval_is_crossed_at_each_of_its_multiples():
-    clocks = [Clock.at(batch=k, max_duration="9ba", epoch_length=3) for k in range(10)]
-    pairs = list(pairwise(clocks))
-
-    def crossings(interval):
-        return [k + 1 for k, (a, b) in enumerate(pairs) if crossed(a, b, Time.parse(interval))]
-
-    assert crossings("4ba") == [4, 8]
-    assert crossings("1ep") == [3, 6, 9]
-    assert crossings("1/3dur") == [3, 6, 9]
-    assert crossings("0ba") == []

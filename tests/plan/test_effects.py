@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from composable import Algorithm, EffectError, Event, chain, during
-from composable.algorithms import MixUp
 from tests.support.runs import trained
 
 
@@ -66,13 +65,6 @@ def test_inside_a_combination_too(action):
 
     with pytest.raises(EffectError, match=r"during\('0dur', '1dur', chain\(Acts\)\) wrote state"):
         trained(algorithms=hidden, check_effects=True)
-
-
-def test_what_is_declared_is_allowed():
-    def declared(state):
-        return state.with_batch(inputs=2 * state.inputs).remember("Acts", {"seen": 1})
-
-    trained(algorithms=[Acts(action=declared), MixUp()], check_effects=True)
 
 
 def test_a_function_declares_nothing_and_is_held_to_new_values_only():

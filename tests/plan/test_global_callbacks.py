@@ -22,37 +22,22 @@ class Equal(Callback):
     __hash__ = None
 
 
-def test_a_block_has_its_callbacks_from_the_outside_in():
+def test_callbacks_of_blocks_are_ordered_from_outside_in_and_once_each():
     outer, inner = One(), One()
 
     with outer as entered:
         assert entered is outer
         assert global_callbacks() == (outer,)
-        with inner:
+        with inner, outer:
             assert global_callbacks() == (outer, inner)
         assert global_callbacks() == (outer,)
     assert global_callbacks() == ()
 
 
-def test_one_that_is_entered_twice_is_there_once_until_the_outer_block_ends():
-    one = One()
-
-    with one:
-        with one:
-            assert global_callbacks() == (one,)
-        assert global_callbacks() == (one,)
-    assert global_callbacks() == ()
-
-
-def test_an_error_ends_the_block():
+def test_blocks_may_end_in_another_order_and_end_after_an_error():
+    first, second = One(), One()
     with pytest.raises(RuntimeError, match="no disk"), One(), One():
         raise RuntimeError("no disk")
-
-    assert global_callbacks() == ()
-
-
-def test_blocks_may_end_in_another_order_than_they_were_nested():
-    first, second = One(), One()
     first.__enter__()
     second.__enter__()
 
@@ -110,27 +95,16 @@ def test_many_threads_can_register_and_remove_at_once():
     assert global_callbacks() == ()
 
 
-def test_removing_twice_is_removing_once():
-    one, other = One(), One()
-    handle, kept = register_global_callback(one), register_global_callback(other)
+def test_each_handle_removes_its_own_registration_once():
+    one, other = One(), InMemoryLogger()
+    handles = [register_global_callback(each) for each in (one, one, other)]
 
-    handle.remove()
-    handle.remove()
-    assert global_callbacks() == (other,)
+    handles[0].remove()
+    handles[0].remove()
+    assert global_callbacks() == (one, other)
 
-    kept.remove()
-    assert global_callbacks() == ()
-
-
-def test_each_handle_removes_its_own_registration():
-    one = One()
-    first, second = register_global_callback(one), register_global_callback(one)
-
-    first.remove()
-    first.remove()
-    assert global_callbacks() == (one,)
-
-    second.remove()
+    for handle in handles[1:]:
+        handle.remove()
     assert global_callbacks() == ()
 
 
@@ -144,14 +118,6 @@ def test_a_function_that_is_registered_twice_is_there_once():
         handle.remove()
 
     assert names == ["look"]
-
-
-def test_a_logger_can_be_global():
-    with InMemoryLogger() as logger:
-        assert global_callbacks() == (logger,)
-    handle = register_global_callback(logger)
-    assert global_callbacks() == (logger,)
-    handle.remove()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from matplotlib import pyplot
 from composable import Event, Plan, Stage, chain, choose, during, every, identity, when
 from composable.algorithms import (
     EMA,
+    SAM,
+    SWA,
     BlurPool,
     GradientClipping,
     LabelSmoothing,
@@ -52,6 +54,8 @@ def said(algorithm, max_duration="10ep", epoch_length=None):
     ("algorithm", "length", "words"),
     [
         (MixUp(), ("10ep",), "all along"),
+        (SAM(interval=3), ("2ep", 3), "from 0ep to 1ba, from 1ep to 4ba"),
+        (SWA(), ("100ep",), "from 70ep to 100ep, averaging every 1ep until 0.97dur"),
         (during("2ep", "30ep", MixUp()), ("10ep",), "from 2ep to 10ep"),
         (during("0.25dur", "3ep", MixUp()), ("4ep",), "from 1ep to 3ep"),
         (during("5ba", "3ep", MixUp()), ("4ep", 10), "from 5ba to 3ep"),

@@ -1,0 +1,128 @@
+"""EMA and SWA in the loop: their functions over the weights at each update, for evaluations."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from composable import Event
+from composable.algorithms import EMA, SWA
+from composable.functional import ema, ema_smoothing, swa
+from composable.loggers import InMemoryLogger
+from composable.trainer.evaluation import evaluation_mode
+from tests.support.outcomes import differences
+from tests.support.runs import Watch, batches, conv_net, same, trainer, weights
+
+BATCH, EPOCH = Event.BATCH_END, Event.EPOCH_END
+ALL = {"swa_start": "0dur", "swa_end": "1dur"}
+BOTH = pytest.mark.parametrize("algorithm", [EMA("1ba"), SWA(**ALL, update_interval="1ba")])
+
+
+def run(**options):
+    """Build a run of six batches, in two epochs, of a model with batch norm and dropout."""
+    return trainer(conv_net(), batches(images=True), **options)
+
+
+def average_of(state):
+    (memory,) = state.memory.values()
+    return memory["average"]
+
+
+def exponential(smoothing):
+    def average(seen):
+        result = seen[0]
+        for current in seen[1:]:
+            result = ema(result, current, smoothing=smoothing)
+        return result
+
+    return average
+
+
+def mean(seen):
+    average = seen[0]
+    for count, current in enumerate(seen):
+        average = swa(average, current, count)
+    return average
+
+
+def between(start, end, **options):
+    return SWA(swa_start=start, swa_end=end, **{"update_interval": "1ba", **options})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "event", "taken", "expected"),
+    [
+        (EMA(half_life="2ba"), BATCH, range(6), exponential(2**-0.5)),
+        (EMA(half_life=None, smoothing=0.75), BATCH, range(6), exponential(0.75)),
+        (EMA(half_life=None, smoothing=0.0), BATCH, range(6), exponential(0.0)),
+        (EMA(half_life=None, smoothing=1.0), BATCH, range(6), exponential(1.0)),
+        (EMA("4ba", update_interval="2ba"), BATCH, [1, 3, 5], exponential(ema_smoothing(4, 2))),
+        (EMA(half_life="1ep"), EPOCH, [0, 1], exponential(0.5)),
+        *(
+            (EMA(half_life="2ba", ema_start=start), BATCH, range(2, 6), exponential(2**-0.5))
+            for start in ("0.5dur", "3ba", "1ep", "10sp")
+        ),
+        (SWA(**ALL), EPOCH, [0, 1], mean),
+        (between("0.6dur", "1dur", update_interval="1ep"), EPOCH, [1], mean),
+        (between("0dur", "1dur"), BATCH, range(6), mean),
+        (between("0dur", "1dur", update_interval="2ba"), BATCH, [1, 3, 5], mean),
+        (between("0dur", "1dur", update_interval="4ba"), BATCH, [3], mean),
+    ],
+)
+def test_average_is_that_of_the_function_over_the_weights_at_each_update(
+    algorithm, event, taken, expected
+):
+    seen = Watch(lambda s: dict(zip(s.model.state_dict(), weights(s.model), strict=True)), event)
+
+    state = run(algorithms=algorithm, callbacks=seen).fit()
+
+    assert not differences(average_of(state), expected([seen.seen[i] for i in taken]))
+    assert state.memory[algorithm.name].get("count", len(taken)) == len(taken)
+
+
+@BOTH
+def test_evaluations_and_predictions_use_the_average_and_training_does_not(algorithm):
+    loader = batches(4, images=True)
+    made = run(algorithms=algorithm, eval_dataloader=loader)
+
+    state = made.fit()
+
+    (inputs, targets), model = loader[0], algorithm.averaged_model(state)
+    with evaluation_mode(model):
+        outputs = model(inputs)
+    assert torch.equal(made.predict(loader)[0], outputs)
+    loss = float(cross_entropy(outputs, targets))
+    assert state.metrics["eval"]["loss"] == pytest.approx(loss)
+    assert same(weights(made.state.model), weights(run().fit().model))
+
+
+@pytest.mark.parametrize("algorithm", [EMA(ema_start="3ep"), SWA(swa_start="3ep", swa_end="1dur")])
+def test_evaluations_before_the_first_update_use_the_weights(algorithm):
+    averaged = Watch(lambda s: algorithm.name in s.memory, Event.EVAL_END)
+    ours, plain = InMemoryLogger(), InMemoryLogger()
+    options = {"eval_dataloader": batches(4, images=True), "max_duration": "4ep"}
+
+    run(algorithms=algorithm, callbacks=averaged, loggers=ours, **options).fit()
+    run(loggers=plain, **options).fit()
+
+    losses = (logger.series("metrics/eval/loss") for logger in (ours, plain))
+    equal = [a == b for a, b in zip(*losses, strict=True)]
+    assert averaged.seen == [False, False, True, True]
+    assert equal == [True, True, True, False]  # the average of one model is that model
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [EMA("1ba", ema_start="1ba"), SWA(swa_start="1ba", swa_end="9ba", update_interval="1ba")],
+)
+def test_second_fit_continues_the_average(algorithm):
+    made = run(algorithms=algorithm)
+    made.fit(duration="3ba")
+    made.fit(duration="3ba")
+
+    assert not differences(made.state.memory, run(algorithms=algorithm).fit().memory)
+
+
+@BOTH
+def test_averaged_model_before_the_first_update_is_an_error(algorithm):
+    with pytest.raises(KeyError):
+        algorithm.averaged_model(run(algorithms=algorithm).state)
