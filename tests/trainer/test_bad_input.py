@@ -54,7 +54,6 @@ TYPES = [
     ({"target_key": 1.5}, r"target_key=1\.5 must be an index \(0\), a name"),
     # times and numbers
     ({"max_duration": 1.5}, "max_duration=1.5.*'10ep'"),
-    ({"max_duration": True}, "max_duration=True.*'10ep'"),
     ({"eval_interval": 1.5}, "eval_interval=1.5.*'10ep'"),
     ({"log_interval": None}, "log_interval=None.*'10ep'"),
     ({"grad_accum": 2.0}, "grad_accum=2.0 must be a positive integer"),
@@ -119,9 +118,6 @@ VALUES = [
     ({"metrics": {"loss": len}}, "'loss', under which an evaluation reports loss_fn; use another"),
     # times and numbers
     ({"max_duration": "soon"}, "max_duration='soon': invalid time 'soon'.*'10ep'"),
-    ({"max_duration": "10"}, "max_duration='10'.*invalid time '10': .*'10ep'"),
-    ({"max_duration": "-1ep"}, "max_duration='-1ep'.*invalid time '-1ep'"),
-    ({"max_duration": -1}, "max_duration=-1.*is negative"),
     ({"max_duration": 0}, "max_duration='0ep' must be greater than 0"),
     (
         {"max_duration": "1dur"},
