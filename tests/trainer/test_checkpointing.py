@@ -209,10 +209,8 @@ def test_foreign_weights_can_be_loaded(tmp_path):
 
 
 def test_ignored_entries_are_not_saved(tmp_path):
-    options, ignored = (
-        {"algorithms": [EMA("2ba")], "max_duration": "1ep"},
-        ["memory/*", "optimizers"],
-    )
+    options = {"algorithms": [EMA("2ba")], "max_duration": "1ep"}
+    ignored = ["memory/*", "optimizers"]
     make_trainer(save_folder=tmp_path, save_ignore_keys=ignored, **options).fit()
     checkpoint = tmp_path / "ep1-ba3"
 
