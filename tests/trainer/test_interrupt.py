@@ -42,10 +42,12 @@ def test_interrupted_run_resumes(ending, tmp_path):
     bar = ProgressBarLogger(stream=io.StringIO())
     loggers = [JSONLinesLogger(path), memory, bar]
     trainer = make_trainer(callbacks=[ends], loggers=loggers)
+    generator = torch.get_rng_state()
 
     with nullcontext() if ending == "stop" else pytest.raises(type(ends.error)):
         trainer.fit()
     assert trainer.state.timestamp.batch == 4
+    assert torch.equal(torch.get_rng_state(), generator)
     trainer.fit()
 
     assert same(weights(trainer.state.model), trained())
