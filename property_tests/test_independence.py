@@ -53,10 +53,6 @@ pytestmark = pytest.mark.filterwarnings(
 mixups = instances_of(MixUp)
 
 
-def goes_with_mixup(algorithm):
-    return can_be_combined("MixUp", algorithm.name)
-
-
 LOADERS = {"fixed": batches, "shuffling": shuffling_loader, "noisy": noisy_loader}
 
 
@@ -135,17 +131,6 @@ def test_an_algorithm_that_draws_from_global_generators_changes_no_other(loader,
         return trained(mlp(dropout=0.5), LOADERS[loader](), algorithms=[mixup, *more], seed=seed)
 
     assert same(run(), run(GamblesToo()))
-
-
-@given(seed=seeds, mixup=mixups, algorithms=algorithm_sets())
-def test_adding_algorithms_does_not_shift_what_another_one_draws(seed, mixup, algorithms):
-    others = [a for a in algorithms if goes_with_mixup(a) and not isinstance(a, (MixUp, Draws))]
-
-    def draws_of(*algorithms):
-        run = trainer(conv_net(), shuffling_loader(images=True), algorithms=algorithms, seed=seed)
-        return run.fit().memory["Draws"]
-
-    assert draws_of(Draws()) == draws_of(Draws(), mixup, *others)
 
 
 @st.composite

@@ -8,9 +8,7 @@ from torch import nn
 
 import composable.functional as F
 from composable.core.batch import tensors_of
-from composable.testing import PropertyViolation
 from composable.testing.properties import PROPERTIES
-from tests.support.arguments import of_images
 from tests.support.cases import FunctionCase, MissingCaseError, public_functions
 from tests.support.function_cases import all_function_cases
 from tools.pages import COLUMNS, recorded_answers, shown_answers
@@ -71,15 +69,6 @@ def test_an_expected_failure_has_a_reason_in_words(row):
     assert all(len(reason.split()) > 3 for reason in row.expected_failures.values())
 
 
-@pytest.mark.compile
-def test_a_function_that_lacks_a_property_is_refused_until_it_has_a_reason():
-    def total(images):
-        return images.sum().item()
-
-    with pytest.raises(PropertyViolation, match="no_sync: no: item would make the host wait"):
-        FunctionCase(total).report().require()
-
-
 def test_a_function_whose_arguments_are_not_known_names_what_to_add():
     def brighten(pictures):
         return pictures + 1
@@ -94,13 +83,3 @@ def test_a_function_whose_arguments_are_not_known_names_what_to_add():
 def test_a_surgery_that_finds_nothing_to_replace_needs_another_model():
     with pytest.raises(MissingCaseError, match="found no"):
         FunctionCase(F.squeeze_excite, {"min_channels": 1000}).report()
-
-
-@pytest.mark.compile
-def test_a_reason_for_a_property_that_holds_is_refused():
-    claimed = FunctionCase(
-        F.images.autocontrast, arguments=of_images, expected_failures={"pure": "it must not be"}
-    )
-
-    with pytest.raises(PropertyViolation, match="remove it from except_"):
-        claimed.report().require(except_=claimed.expected_failures)

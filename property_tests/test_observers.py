@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composable import Callback, Event, register_global_callback
+from composable import Event, register_global_callback
 from composable.loggers import InMemoryLogger
 from composable.plan.global_callbacks import global_callbacks
 from tests.support.algorithm_cases import algorithm_sets
@@ -22,6 +22,7 @@ from tests.support.runs import (
     weights,
 )
 from tests.support.strategies import seeds
+from tests.support.tiny import Raise, Watch
 
 
 def train(observers, model, loader, **options):
@@ -46,29 +47,7 @@ def test_observers_are_inert(observers, algorithms, seed, checked):
     assert same(seen, trained(conv_net(), noisy_loader(images=True), **options))
 
 
-class Hears(Callback):
-    """Counts the batches that it sees."""
-
-    def __init__(self):
-        self.heard = 0
-
-    def batch_end(self, state, logger):
-        self.heard += 1
-
-
-class Breaks(Callback):
-    """Breaks off the first run."""
-
-    def __init__(self, event, batch):
-        self.event, self.batch = event, batch
-
-    def run_event(self, event, state, logger):
-        if event is self.event and state.timestamp.batch == self.batch:
-            self.batch = None
-            raise RuntimeError("no disk")
-
-
-breaks_at = st.sampled_from(
+raised_at = st.sampled_from(
     [
         (Event.FIT_START, 0),
         (Event.BATCH_START, 2),
@@ -79,14 +58,14 @@ breaks_at = st.sampled_from(
 )
 
 
-@given(st.sampled_from(["with", "register"]), breaks_at, st.integers(1, 3))
+@given(st.sampled_from(["with", "register"]), raised_at, st.integers(1, 3))
 def test_global_callbacks_leave_no_trace(way, at, depth):
     training, plain = trainer(eval_dataloader=batches()), trainer(eval_dataloader=batches())
     plan, loggers = training.plan, training.logger.destinations
-    breaks, logger = Breaks(*at), InMemoryLogger()
+    error, logger = Raise(RuntimeError("no disk"), *at), InMemoryLogger()
 
     with ExitStack() as stack:
-        for one in [breaks, logger, Hears()] * depth:
+        for one in [error, logger, Watch(Event.BATCH_END)] * depth:
             if way == "with":
                 stack.enter_context(one)
             else:
@@ -109,7 +88,7 @@ class Watched:
     """A callback that becomes global and stops being so, and the batches that it must count."""
 
     def __init__(self):
-        self.callback, self.expected = Hears(), 0
+        self.callback, self.expected = Watch(Event.BATCH_END), 0
         self.entered, self.handles = 0, []
 
     def enter(self):
@@ -158,7 +137,7 @@ def test_a_run_hears_those_who_are_global_when_it_begins(program):
                     watcher.expect_batch()
             else:
                 getattr(watchers[i], operation)()
-        assert [w.callback.heard for w in watchers] == [w.expected for w in watchers]
+        assert [len(w.callback.seen) for w in watchers] == [w.expected for w in watchers]
     finally:
         for watcher in watchers:
             watcher.close()

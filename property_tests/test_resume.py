@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
@@ -33,11 +33,13 @@ from composable.algorithms import EMA, LabelSmoothing, MixUp, SelectiveBackprop
 from composable.callbacks import EarlyStopper, SpeedMonitor
 from composable.core.logger import Logger
 from composable.core.state import State
+from composable.core.time import Timestamp
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from composable.optim import cosine, linear
 from composable.utils.reproducibility import seed_context
 from tests.support.algorithm_cases import algorithm_sets, cases_on
+from tests.support.outcomes import differences, left_by
 from tests.support.runs import (
     CLASSES,
     PROBLEMS,
@@ -49,6 +51,7 @@ from tests.support.runs import (
     examples,
     mlp,
     plain_loop,
+    same,
     sgd,
     six_algorithms,
     stream,
@@ -108,7 +111,7 @@ def build(folder: Path, at: int, logger: InMemoryLogger, stop: Stop, made: dict[
     return problem.trainer(loader=loader, **{**options, **parts})
 
 
-def check_going_on(at: int, **made: Build) -> None:
+def check_resuming(at: int, **made: Build) -> None:
     """Stop at a point, resume in another Trainer, and compare the outcomes."""
     with TemporaryDirectory(dir=MEMORY) as folder:
         never, after = InMemoryLogger(), InMemoryLogger()
@@ -121,27 +124,29 @@ def check_going_on(at: int, **made: Build) -> None:
         reached = point(whole.state) >= at
         assert point(again.state) == (at if reached else point(whole.state))
         again.fit()
-    assert equal(everything(again), everything(whole))
+    assert differences(everything(again), everything(whole), equal) == []
     told = logged(after)
-    assert equal(flat(told), flat(logged(never)[len(logged(never)) - len(told) :]))
+    assert differences(told, logged(never)[len(logged(never)) - len(told) :], equal) == []
 
 
-def everything(trainer: Trainer) -> list[Any]:
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal to the bit, whatever their strides."""
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(one == other)
+
+
+def everything(trainer: Trainer) -> dict[str, Any]:
     """Return the whole outcome of a run, except for its duration."""
     state = trainer.state
-    clock = {k: v for k, v in attrs.asdict(state.timestamp).items() if not k.endswith("_wct")}
-    return flat(
-        [
-            state.model.state_dict(),
-            [optimizer.state_dict() for optimizer in state.optimizers],
-            [scheduler.state_dict() for scheduler in trainer._run.rates.steppers],
-            state.memory,
-            state.metrics,
-            state.loss,
-            clock,
-            str(state.max_duration),
-        ]
-    )
+    return {
+        **left_by(state),
+        "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+        "schedulers": [scheduler.state_dict() for scheduler in trainer._run.rates.steppers],
+        "loss": state.loss,
+        "iteration": state.timestamp.iteration,
+        "max_duration": str(state.max_duration),
+    }
 
 
 def logged(logger: InMemoryLogger) -> list[Any]:
@@ -150,26 +155,6 @@ def logged(logger: InMemoryLogger) -> list[Any]:
         [now.epoch, now.batch, {k: v for k, v in metrics.items() if "throughput" not in k}]
         for now, metrics in logger.records
     ]
-
-
-def flat(tree: Any) -> list[Any]:
-    """Return the leaves of a tree and their keys."""
-    if isinstance(tree, (list, tuple)):
-        return [leaf for item in tree for leaf in flat(item)]
-    if hasattr(tree, "items"):
-        return [leaf for key, item in tree.items() for leaf in (str(key), *flat(item))]
-    return [tree]
-
-
-def equal(ours: list[Any], theirs: list[Any]) -> bool:
-    """Return whether two lists of leaves are equal, to the bit."""
-    return len(ours) == len(theirs) and all(map(equal_leaf, ours, theirs))
-
-
-def equal_leaf(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    return bool(one == other)
 
 
 points = st.integers(1, POINTS)
@@ -183,48 +168,23 @@ sets = st.sampled_from(PROBLEMS).flatmap(
 
 
 @settings(max_examples=20)
-@example(5, (VISION, six_algorithms()))
 @given(points, sets)
-def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(at, chosen):
+def test_resumed_run_equals_the_uninterrupted_run(at, chosen):
     problem, algorithms = chosen
-    check_going_on(at, problem=lambda: problem, algorithms=lambda: algorithms)
+    check_resuming(at, problem=lambda: problem, algorithms=lambda: algorithms)
 
 
 @pytest.mark.parametrize(("problem", "case"), EACH, ids=str)
 @settings(max_examples=3)
 @given(data=st.data())
-def test_with_every_algorithm_by_itself_a_run_goes_on(problem, case, data):
+def test_run_with_each_algorithm_resumes(problem, case, data):
     at, algorithm = data.draw(points), data.draw(case.instances)
-    check_going_on(at, problem=lambda: problem, algorithms=lambda: [algorithm])
+    check_resuming(at, problem=lambda: problem, algorithms=lambda: [algorithm])
 
 
 @pytest.mark.parametrize("at", range(1, POINTS + 1))
-def test_a_run_goes_on_from_every_point(at):
-    check_going_on(at, algorithms=six_algorithms)
-
-
-COMBINATIONS = {
-    "chain": lambda: [chain(MixUp(0.4), LabelSmoothing(0.1))],
-    "during": lambda: [during("0.3dur", "0.7dur", MixUp(0.4)), during("3ba", "2ep", EMA("2ba"))],
-    "every": lambda: [every("2ba", MixUp(0.4)), every("2ep", LabelSmoothing(0.2))],
-    "choose": lambda: [choose([MixUp(0.4), LabelSmoothing(0.1), identity])],
-    "anneal": lambda: [anneal(LabelSmoothing, smoothing=linear(0.3, 0.0))],
-    "nested": lambda: [
-        every("2ba", choose([chain(MixUp(0.4), LabelSmoothing(0.1)), identity])),
-        during("1ep", "3ep", chain(SelectiveBackprop(0.0, 1.0), Draws())),
-    ],
-}
-
-
-@pytest.mark.parametrize("made", COMBINATIONS.values(), ids=COMBINATIONS)
-@settings(max_examples=4)
-@given(at=points)
-def test_combinations_go_on(made, at):
-    check_going_on(at, algorithms=made)
-
-
-def test_the_end_of_an_epoch_belongs_to_the_window_of_its_last_batch_in_a_run_that_goes_on_too():
-    check_going_on(BATCHES, algorithms=lambda: [during("4ba", "5ba", EMA("1ep"))])
+def test_run_resumes_from_every_point(at):
+    check_resuming(at, algorithms=six_algorithms, loader=lambda: with_generator(shuffle=True))
 
 
 @attrs.frozen(repr=False)
@@ -257,12 +217,6 @@ class Yesterdays(Algorithm):
         return state.remember(self.name, {**new, "norm": float(first.detach().norm())})
 
 
-@settings(max_examples=6)
-@given(at=st.integers(1, POINTS // 2))
-def test_what_was_done_at_the_start_of_training_is_not_done_twice(at):
-    check_going_on(at, algorithms=lambda: [ShortenTraining()], max_duration=lambda: "16ba")
-
-
 @attrs.frozen(repr=False)
 class LateSurgery(Algorithm):
     """Replaces the model at the start of training, after the Trainer was built."""
@@ -277,19 +231,7 @@ class LateSurgery(Algorithm):
         return state.evolve(model=torch.nn.Sequential(state.model, head))
 
 
-@settings(max_examples=6)
-@given(at=points)
-def test_a_model_that_is_replaced_at_the_start_of_training_goes_on(at):
-    check_going_on(at, algorithms=lambda: [LateSurgery(), EMA("2ba")])
-
-
-@settings(max_examples=6)
-@given(at=points)
-def test_an_algorithm_of_a_user_goes_on_without_a_line_of_its_own(at):
-    check_going_on(at, algorithms=lambda: [Yesterdays(), Yesterdays(name="another")])
-
-
-def test_what_an_algorithm_remembers_of_the_model_is_the_model_again():
+def test_memory_that_holds_the_model_holds_the_model_of_the_resumed_run():
     with TemporaryDirectory(dir=MEMORY) as folder:
         made = {"algorithms": lambda: [Yesterdays()]}
         build(Path(folder), 4, InMemoryLogger(), Stop(None), made).fit()
@@ -298,49 +240,95 @@ def test_what_an_algorithm_remembers_of_the_model_is_the_model_again():
     assert again.state.memory["Yesterdays"]["live"] is next(again.state.model.parameters())
 
 
-# --- what else a run is made of ---
+# --- runs of all kinds ---
 
-SCHEDULERS = {
-    "schedule": lambda: cosine(warmup="3ba"),
-    "every epoch": lambda: partial(StepLR, step_size=1, gamma=0.5),
-    "every batch": lambda: partial(OneCycleLR, max_lr=0.2, total_steps=EPOCHS * BATCHES + 1),
-    "plateau": lambda: partial(ReduceLROnPlateau, patience=0, threshold=1.0),
-}
+
+class Requests(Callback):
+    """Requests something after some batches."""
+
+    def __init__(self, request: Control, due: Callable[[Timestamp], bool]) -> None:
+        self.request, self.due = request, due
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> Control | None:
+        return self.request if self.due(state.timestamp) else None
 
 
 def evaluation() -> list[Any]:
     return batches(6, size=4, images=True)
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
-@settings(max_examples=4)
-@given(at=points)
-def test_schedules_go_on(name, at):
-    check_going_on(
-        at,
-        schedulers=SCHEDULERS[name],
-        step_schedulers_every_batch=lambda: name == "every batch",
-        eval_dataloader=evaluation,
-        optimizers=lambda: adam,
-    )
+def workers(count: int) -> DataLoader[Any]:
+    data = NoisyExamples(EXAMPLES, images=True)
+    return DataLoader(data, batch_size=4, shuffle=True, num_workers=count)
+
+
+def with_generator(**options: Any) -> DataLoader[Any]:
+    """Build a loader whose order comes from a generator of its own."""
+    own = torch.Generator().manual_seed(3)
+    return DataLoader(NoisyExamples(EXAMPLES, images=True), 4, generator=own, **options)
+
+
+def with_sampler() -> DataLoader[Any]:
+    """Build a loader whose sampler has a generator of its own."""
+    data, own = NoisyExamples(EXAMPLES, images=True), torch.Generator().manual_seed(3)
+    sampler = WeightedRandomSampler([1.0, 2.0] * (EXAMPLES // 2), EXAMPLES, generator=own)
+    return DataLoader(data, 4, sampler=sampler)
+
+
+def combination(*algorithms: Algorithm) -> dict[str, Build]:
+    return {"algorithms": lambda: list(algorithms)}
+
+
+def scheduled(scheduler: Any, every_batch: bool = False) -> dict[str, Build]:
+    return {
+        "schedulers": lambda: scheduler,
+        "step_schedulers_every_batch": lambda: every_batch,
+        "eval_dataloader": evaluation,
+        "optimizers": lambda: adam,
+    }
 
 
 RUNS: dict[str, dict[str, Build]] = {
+    "chain": combination(chain(MixUp(0.4), LabelSmoothing(0.1))),
+    "during": combination(during("0.3dur", "0.7dur", MixUp(0.4)), during("3ba", "2ep", EMA("2ba"))),
+    "every": combination(every("2ba", MixUp(0.4)), every("2ep", LabelSmoothing(0.2))),
+    "choose": combination(choose([MixUp(0.4), LabelSmoothing(0.1), identity])),
+    "anneal": combination(anneal(LabelSmoothing, smoothing=linear(0.3, 0.0))),
+    "nested": combination(
+        every("2ba", choose([chain(MixUp(0.4), LabelSmoothing(0.1)), identity])),
+        during("1ep", "3ep", chain(SelectiveBackprop(0.0, 1.0), Draws())),
+    ),
+    "a change of max_duration in FIT_START": {
+        **combination(ShortenTraining()),
+        "max_duration": lambda: "30ba",
+    },
+    "surgery in FIT_START": combination(LateSurgery(), EMA("2ba")),
+    "algorithms of a user": combination(Yesterdays(), Yesterdays(name="another")),
+    "schedule": scheduled(cosine(warmup="3ba")),
+    "scheduler": scheduled(partial(StepLR, step_size=1, gamma=0.5)),
+    "scheduler of every batch": scheduled(
+        partial(OneCycleLR, max_lr=0.2, total_steps=EPOCHS * BATCHES + 1), every_batch=True
+    ),
+    "plateau": scheduled(partial(ReduceLROnPlateau, patience=0, threshold=1.0)),
     "accumulation": {"grad_accum": lambda: 3},
-    "a loader of unknown length": {"loader": lambda: stream(EXAMPLES, images=True)},
+    "loader of unknown length": {
+        "loader": lambda: stream(EXAMPLES, images=True),
+        "log_interval": lambda: "1ep",
+        "schedulers": cosine,
+    },
     "evaluation": {
         "eval_dataloader": evaluation,
         "eval_interval": lambda: "2ba",
         "metrics": lambda: {"accuracy": accuracy},
     },
     "iterations": {"iteration_length": lambda: "2ep"},
-    "a length in batches": {"max_duration": lambda: "13ba"},
-    "a length in samples": {"max_duration": lambda: "40sp"},
-    "logging now and then": {"log_interval": lambda: "1ep"},
-    "epochs that were ended early": {
-        "callbacks": lambda: [EndsEpochs()],
+    "length in batches": {"max_duration": lambda: "13ba"},
+    "length in samples": {"max_duration": lambda: "40sp"},
+    "epochs that end early": {
+        "callbacks": lambda: [Requests(Control.END_EPOCH, lambda now: now.batch_in_epoch == 3)]
     },
-    "callbacks that remember": {
+    "stop": {"callbacks": lambda: [Requests(Control.STOP, lambda now: now.batch == 8)]},
+    "callbacks with state": {
         "callbacks": lambda: [
             EarlyStopper("loss", patience="1ep"),
             EarlyStopper("accuracy", patience="9ep"),
@@ -349,89 +337,41 @@ RUNS: dict[str, dict[str, Build]] = {
         "eval_dataloader": evaluation,
         "metrics": lambda: {"accuracy": accuracy},
     },
-    "a stop": {"callbacks": lambda: [StopsEarly()]},
+    "dataset that draws": {"loader": lambda: workers(0)},
+    "sampler with a generator": {"loader": with_sampler},
 }
 
 
-class StopsEarly(Callback):
-    """Ends the run after its eighth batch."""
-
-    def batch_end(self, state: State, logger: Logger) -> Control | None:
-        return Control.STOP if state.timestamp.batch == 8 else None
-
-
-def test_what_is_logged_at_the_end_of_an_epoch_of_unknown_length_is_logged_alike():
-    check_going_on(
-        BATCHES,
-        loader=lambda: stream(EXAMPLES, images=True),
-        log_interval=lambda: "1ep",
-        schedulers=cosine,
-    )
-
-
-class EndsEpochs(Callback):
-    """Ends every epoch after its third batch."""
-
-    def batch_checkpoint(self, state: State, logger: Logger) -> Control | None:
-        return Control.END_EPOCH if state.timestamp.batch_in_epoch == 3 else None
-
-
 @pytest.mark.parametrize("name", RUNS)
-@settings(max_examples=5)
-@given(at=points)
-def test_every_kind_of_run_goes_on(name, at):
-    check_going_on(at, algorithms=lambda: [MixUp(0.4), EMA("2ba")], **RUNS[name])
-
-
-def workers(count: int) -> DataLoader[Any]:
-    data = NoisyExamples(EXAMPLES, images=True)
-    return DataLoader(data, batch_size=4, shuffle=True, num_workers=count)
-
-
 @settings(max_examples=4)
 @given(at=points)
-def test_a_data_set_that_draws_goes_on(at):
-    check_going_on(at, loader=lambda: workers(0))
+def test_every_kind_of_run_resumes(name, at):
+    check_resuming(at, **{**combination(MixUp(0.4), EMA("2ba")), **RUNS[name]})
+
+
+AT_THE_END_OF_AN_EPOCH = {
+    "window": combination(during("4ba", "5ba", EMA("1ep"))),
+    "loader of unknown length": RUNS["loader of unknown length"],
+}
+
+
+@pytest.mark.parametrize("made", AT_THE_END_OF_AN_EPOCH.values(), ids=AT_THE_END_OF_AN_EPOCH)
+def test_run_resumes_between_the_last_batch_and_the_end_of_an_epoch(made):
+    check_resuming(BATCHES, **made)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-@pytest.mark.parametrize(("count", "at"), [(1, 8), (3, 13)])
-def test_with_worker_processes_too(count, at):
-    check_going_on(at, loader=lambda: workers(count))
+@pytest.mark.parametrize(("counts", "at"), [([3, 3, 3], 13), ([0, 2, 1], 9)], ids=str)
+def test_run_resumes_with_any_number_of_workers(counts, at):
+    numbers = iter(counts)
+    check_resuming(at, loader=lambda: workers(next(numbers)))
 
 
-def test_any_number_of_workers_goes_on_with_the_work_of_any_other():
-    numbers = iter([0, 2, 1])
-    check_going_on(9, loader=lambda: workers(next(numbers)))
+def test_loader_with_a_generator_and_workers_resumes():
+    check_resuming(8, loader=lambda: with_generator(shuffle=True, num_workers=1))
 
 
-def follows_its_own(**options: Any) -> DataLoader[Any]:
-    """Build a loader whose order comes from a generator of its own."""
-    own = torch.Generator().manual_seed(3)
-    return DataLoader(NoisyExamples(EXAMPLES, images=True), 4, generator=own, **options)
-
-
-@pytest.mark.parametrize("at", range(1, POINTS + 1))
-def test_a_loader_with_a_generator_of_its_own_goes_on_from_every_point(at):
-    check_going_on(at, loader=lambda: follows_its_own(shuffle=True))
-
-
-@pytest.mark.parametrize("at", [3, BATCHES + 1, 2 * BATCHES])
-def test_a_sampler_with_a_generator_of_its_own_goes_on(at):
-    def loader() -> DataLoader[Any]:
-        data, own = NoisyExamples(EXAMPLES, images=True), torch.Generator().manual_seed(3)
-        sampler = WeightedRandomSampler([1.0, 2.0] * (EXAMPLES // 2), EXAMPLES, generator=own)
-        return DataLoader(data, 4, sampler=sampler)
-
-    check_going_on(at, loader=loader)
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-def test_with_worker_processes_a_generator_of_the_loader_goes_on_too():
-    check_going_on(8, loader=lambda: follows_its_own(shuffle=True, num_workers=1))
-
-
-def test_from_epoch_to_epoch_a_generator_of_the_loader_moves_on_as_in_a_plain_loop():
+def test_generator_of_a_loader_advances_from_epoch_to_epoch_as_in_a_plain_loop():
     def loader() -> DataLoader[Any]:
         own = torch.Generator().manual_seed(3)
         return DataLoader(TensorDataset(*examples(EXAMPLES)), 4, shuffle=True, generator=own)
@@ -439,4 +379,4 @@ def test_from_epoch_to_epoch_a_generator_of_the_loader_moves_on_as_in_a_plain_lo
     model = mlp()
     by_hand = plain_loop(model, loader(), sgd(model.parameters()), epochs=EPOCHS)
 
-    assert equal(trained(mlp(), loader(), max_duration=f"{EPOCHS}ep"), by_hand)
+    assert same(trained(mlp(), loader(), max_duration=f"{EPOCHS}ep"), by_hand)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode
 
-from composable import Callback, Trainer
+from composable import Callback, Event, Trainer
 from composable.functional._sampling import numbers
 
 CLASSES = 3
@@ -68,6 +68,11 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
+def trained(model=None, **changes):
+    """Return the weights after training with `make_trainer(...)`."""
+    return weights(make_trainer(model, **changes).fit().model)
+
+
 READS = {
     Tensor.item,
     Tensor.tolist,
@@ -125,3 +130,15 @@ class Ask(Callback):
         if event is self.event and state.timestamp.batch == self.batch:
             return self.control
         return None
+
+
+class Raise(Callback):
+    """Raises an error once, at one event of one batch."""
+
+    def __init__(self, error, event=Event.BATCH_START, batch=4):
+        self.error, self.event, self.batch = error, event, batch
+
+    def run_event(self, event, state, logger):
+        if self.error and event is self.event and state.timestamp.batch == self.batch:
+            error, self.error = self.error, None
+            raise error

@@ -1,5 +1,7 @@
 """Evaluation and prediction: their results, their data, and the state that they don't change."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -11,12 +13,14 @@ from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from tests.support.tiny import (
     CLASSES,
+    Raise,
     Watch,
     batches,
     linear,
     make_trainer,
     same,
     seeded,
+    trained,
     weights,
 )
 
@@ -33,22 +37,20 @@ def all_at_once(data):
 
 def test_means_are_over_examples_and_not_over_batches():
     model = linear()
-    results = make_trainer(model, metrics={"accuracy": accuracy}).eval(UNEVEN)
+    trainer = make_trainer(model, metrics={"accuracy": accuracy})
+
+    results = trainer.eval({"test": UNEVEN})["test"]
 
     inputs, targets = all_at_once(UNEVEN)
     outputs = model(inputs)
-    assert results.keys() == {"eval"}
-    assert results["eval"] == pytest.approx(
-        {
-            "loss": cross_entropy(outputs, targets).item(),
-            "accuracy": (outputs.argmax(1) == targets).float().mean().item(),
-        }
-    )
+    loss, right = cross_entropy(outputs, targets).item(), outputs.argmax(1) == targets
+    assert results == pytest.approx({"loss": loss, "accuracy": right.float().mean().item()})
+    assert trainer.state.metrics["test"] == results
     by_batch = [cross_entropy(model(x), y).item() for x, y in UNEVEN]
-    assert results["eval"]["loss"] != pytest.approx(sum(by_batch) / 3)  # or nothing is tested
+    assert results["loss"] != pytest.approx(sum(by_batch) / 3)  # or nothing is tested
 
 
-def test_a_metric_may_be_a_mean_or_a_value_for_each_example():
+def test_metric_may_return_a_mean_or_a_value_for_each_example():
     def error_of_each(outputs, targets):
         return (outputs.argmax(1) != targets).float()
 
@@ -87,7 +89,7 @@ class Recall:
         raise AssertionError
 
 
-def test_a_metric_object_is_reset_updated_and_computed():
+def test_metric_object_is_reset_updated_and_computed():
     model, metric = linear(), Recall()
     trainer = make_trainer(model, metrics={"recall": metric})
 
@@ -101,31 +103,21 @@ def test_a_metric_object_is_reset_updated_and_computed():
     assert metric.resets == 2
 
 
-def test_a_loss_over_tokens_is_a_mean_over_tokens():
+@pytest.mark.parametrize("mean_over", ["tokens", lambda batch: int((batch[1] != -100).sum())])
+@pytest.mark.parametrize("targets", [[0, 1, -100, -100, 2, -100], [0, 1, -100, -100, -100, 2]])
+def test_loss_over_tokens_is_a_mean_over_tokens(targets, mean_over):
     inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    targets = torch.tensor([0, 1, -100, -100, 2, -100])
-    data = list(zip(inputs.split([4, 2]), targets.split([4, 2]), strict=True))
+    targets = torch.tensor(targets)
+    data = list(zip(inputs.split(2), targets.split(2), strict=True))  # one has no tokens
     model = linear()
 
-    results = make_trainer(model, loss_mean_over="tokens").eval(data)
+    results = make_trainer(model, loss_mean_over=mean_over).eval(data)
 
     expected = cross_entropy(model(inputs), targets).item()
     assert results["eval"]["loss"] == pytest.approx(expected)
 
 
-def test_a_batch_without_tokens_does_not_count():
-    inputs = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    targets = torch.tensor([0, 1, -100, -100])
-    data = list(zip(inputs.split(2), targets.split(2), strict=True))
-    model = linear()
-
-    results = make_trainer(model, loss_mean_over="tokens").eval(data)
-
-    expected = cross_entropy(model(inputs), targets).item()
-    assert results["eval"]["loss"] == pytest.approx(expected)
-
-
-def test_a_model_without_a_loss_is_evaluated_by_its_metrics():
+def test_model_without_a_loss_is_evaluated_by_its_metrics():
     results = make_trainer(loss_fn=None, metrics={"accuracy": accuracy}).eval(UNEVEN)
 
     assert results["eval"].keys() == {"accuracy"}
@@ -174,33 +166,37 @@ def test_each_evaluator_has_its_label_and_its_metrics():
         {"eval": UNEVEN},
     ],
 )
-def test_an_evaluator_may_be_given_in_any_form(given):
+def test_forms_of_eval_dataloader(given):
     assert make_trainer(eval_dataloader=given).eval() == make_trainer().eval(UNEVEN)
 
 
 # When it is due
 
 
+# Intervals in batches, epochs, samples and fractions: property_tests/test_event_order.py.
+
+
 @pytest.mark.parametrize(
     ("interval", "evaluated"),
     [
-        ("1ep", [3, 6, 9]),
-        (1, [3, 6, 9]),
-        ("2ep", [6, 9]),  # training ends with one
-        ("2ba", [2, 4, 6, 8, 9]),
-        ("0.5dur", [5, 9]),
-        ("12sp", [3, 6, 9]),
+        (1, [3, 6, 9, 12]),
         (None, []),
-        (lambda state, event: state.timestamp.batch == 4, [4, 9]),
-        (lambda state, event: event is Event.EPOCH_END, [3, 6, 9]),
-        ("100ba", [9]),
+        (lambda state, event: state.timestamp.batch == 4, [4, 12]),
+        (lambda state, event: event is Event.EPOCH_END, [3, 6, 9, 12]),
+        ("100ba", [12]),  # training ends with one
+        ("1iter", [6, 12]),
+        ("2iter", [12]),
     ],
 )
-def test_evaluation_comes_each_interval_and_at_the_end(interval, evaluated):
+def test_evaluations_of_an_interval(interval, evaluated):
     watch = Watch(Event.EVAL_START, read=lambda s: s.timestamp.batch)
 
     make_trainer(
-        eval_dataloader=UNEVEN, eval_interval=interval, max_duration="3ep", callbacks=[watch]
+        eval_dataloader=UNEVEN,
+        eval_interval=interval,
+        iteration_length="2ep",
+        max_duration="4ep",
+        callbacks=[watch],
     ).fit()
 
     assert watch.values == evaluated
@@ -221,28 +217,6 @@ def test_each_evaluator_may_have_its_own_interval():
     assert watch.values == [(3, 1), (6, 1), (6, 2), (9, 2), (9, 2)]
     # Both are about the last weights.
     assert state.metrics["rare"] == state.metrics["often"]
-
-
-def test_the_evaluation_of_the_last_epoch_is_not_done_twice():
-    watch = Watch(Event.EVAL_START)
-
-    make_trainer(eval_dataloader=UNEVEN, max_duration="1ep", callbacks=[watch]).fit()
-
-    assert len(watch.seen) == 1
-
-
-@pytest.mark.parametrize("interval", ["1iter", "2iter"])
-def test_evaluation_may_come_each_iteration(interval):
-    watch = Watch(Event.EVAL_START, read=lambda s: s.timestamp.epoch)
-    make_trainer(
-        eval_dataloader=UNEVEN,
-        eval_interval=interval,
-        iteration_length="2ep",
-        max_duration="8ep",
-        callbacks=[watch],
-    ).fit()
-
-    assert watch.values == {"1iter": [2, 4, 6, 8], "2iter": [4, 8]}[interval]
 
 
 # What stays
@@ -266,37 +240,27 @@ def modes(model):
     return {name: module.training for name, module in model.named_modules()}
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("no disk")])
 @pytest.mark.parametrize("action", ["eval", "predict"])
-def test_every_module_gets_back_the_mode_that_it_had(action):
-    model = Modes()
-    trainer, before = make_trainer(model), modes(model)
-    inside = []
-    model.register_forward_hook(lambda *_: inside.append(set(modes(model).values())))
+def test_modes_of_modules_and_gradients_are_restored(action, error):
+    event = Event.EVAL_BATCH_END if action == "eval" else Event.PREDICT_BATCH_END
+    model, inside = Modes(), []
+    trainer, before = make_trainer(model, callbacks=[Raise(error, event, 0)]), modes(model)
+    model.register_forward_hook(
+        lambda *_: inside.append({*modes(model).values(), torch.is_grad_enabled()})
+    )
 
-    getattr(trainer, action)(UNEVEN)
+    with pytest.raises(RuntimeError, match="no disk") if error else nullcontext():
+        getattr(trainer, action)(UNEVEN)
 
-    assert inside == [{False}] * 3
+    assert inside == [{False}] * (1 if error else 3)
     assert modes(model) == before
     assert not before["norm"]
     assert before["drop"]
-
-
-def test_modes_come_back_after_an_error_too():
-    class Fails(Callback):
-        def eval_batch_end(self, state, logger):
-            raise RuntimeError("no disk")
-
-    model = Modes()
-    trainer, before = make_trainer(model, callbacks=[Fails()]), modes(model)
-
-    with pytest.raises(RuntimeError, match="no disk"):
-        trainer.eval(UNEVEN)
-
-    assert modes(model) == before
     assert torch.is_grad_enabled()
 
 
-def test_a_part_put_into_evaluation_mode_at_the_start_of_fit_stays_there_after_an_evaluation():
+def test_module_in_evaluation_mode_stays_in_it_after_an_evaluation():
     class Freeze(Callback):
         def epoch_start(self, state, logger):
             state.model.norm.eval()
@@ -314,53 +278,29 @@ def test_a_part_put_into_evaluation_mode_at_the_start_of_fit_stays_there_after_a
     assert watch.values == [False] * 6
 
 
-def test_evaluation_changes_nothing_in_training():
-    def build():
-        return seeded(
-            lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, CLASSES))
-        )
-
-    plain = make_trainer(build())
-    plain.fit()
-    trainer = make_trainer(build(), eval_dataloader=UNEVEN, eval_interval="1ba")
-    trainer.fit()
-
-    assert same(weights(trainer.state.model), weights(plain.state.model))
-
-
-def test_evaluation_records_no_gradient():
-    watch = Watch(Event.EVAL_AFTER_FORWARD, read=lambda s: s.outputs.requires_grad)
-
-    make_trainer(callbacks=[watch]).eval(UNEVEN)
-
-    assert watch.values == [False] * 3
-
-
-def test_a_direct_evaluation_fires_its_own_events():
+@pytest.mark.parametrize(
+    ("action", "events"),
+    [
+        (
+            "eval",
+            "eval_standalone_start eval_start eval_batch_start eval_before_forward "
+            "eval_after_forward eval_batch_end eval_end eval_standalone_end",
+        ),
+        (
+            "predict",
+            "predict_start predict_batch_start predict_before_forward predict_after_forward "
+            "predict_batch_end predict_end",
+        ),
+    ],
+)
+def test_events_of_a_direct_call(action, events):
     watch = Watch()
     trainer = make_trainer(callbacks=[watch])
     watch.seen.clear()
 
-    trainer.eval(UNEVEN[:1])
+    getattr(trainer, action)(UNEVEN[:1])
 
-    assert [e.value for e, _ in watch.seen] == [
-        "eval_standalone_start",
-        "eval_start",
-        "eval_batch_start",
-        "eval_before_forward",
-        "eval_after_forward",
-        "eval_batch_end",
-        "eval_end",
-        "eval_standalone_end",
-    ]
-
-
-def test_the_results_of_a_direct_evaluation_are_in_the_state():
-    trainer = make_trainer()
-
-    results = trainer.eval({"test": UNEVEN})
-
-    assert trainer.state.metrics["test"] == results["test"]
+    assert [event.value for event, _ in watch.seen] == events.split()
 
 
 # Prediction
@@ -384,9 +324,10 @@ def test_predictions_keep_their_structure():
         def forward(self, inputs):
             return {"twice": (inputs * 2, "text")}
 
-    (output,) = make_trainer(Nested(), optimizers=None).predict([batches([4])[0][0]])
+    (inputs, _), *_ = UNEVEN
+    (output,) = make_trainer(Nested(), optimizers=None).predict([inputs])
 
-    assert torch.equal(output["twice"][0], batches([4])[0][0] * 2)
+    assert torch.equal(output["twice"][0], inputs * 2)
     assert output["twice"][1] == "text"
 
 
@@ -397,53 +338,33 @@ def test_prediction_needs_inputs_alone():
     assert torch.equal(trainer.predict([inputs])[0], trainer.predict([(inputs,)])[0])
 
 
-def test_prediction_fires_its_own_events():
-    watch = Watch()
-    trainer = make_trainer(callbacks=[watch])
-    watch.seen.clear()
-
-    trainer.predict(UNEVEN[:1])
-
-    assert [e.value for e, _ in watch.seen] == [
-        "predict_start",
-        "predict_batch_start",
-        "predict_before_forward",
-        "predict_after_forward",
-        "predict_batch_end",
-        "predict_end",
-    ]
-
-
 # Other weights
 
 
-def test_the_average_evaluates_and_predicts_while_its_own_weights_train_on():
-    plain = make_trainer()
-    plain.fit()
+def test_average_evaluates_and_predicts_while_its_own_weights_train_on():
     model, ema = linear(), EMA(half_life=None, smoothing=0.5)
     seen = Watch(Event.BATCH_END, Event.EVAL_AFTER_FORWARD, read=lambda s: weights(s.model))
     trainer = make_trainer(model, algorithms=[ema], eval_dataloader=UNEVEN[:1], callbacks=[seen])
     state = trainer.fit()
 
-    trained = [w for e, w in seen.seen if e is Event.BATCH_END]
-    average = trained[0]
-    for current in trained[1:]:
+    steps = [w for e, w in seen.seen if e is Event.BATCH_END]
+    average = steps[0]
+    for current in steps[1:]:
         average = {k: torch.lerp(average[k], current[k], 0.5) for k in average}
     evaluated = [w for e, w in seen.seen if e is Event.EVAL_AFTER_FORWARD]
 
-    assert same(weights(state.model), weights(plain.state.model))
+    assert same(weights(state.model), trained())
     assert state.model is model
     torch.testing.assert_close(evaluated[-1], average)
     inputs, targets = UNEVEN[0]
     outputs = torch.nn.functional.linear(inputs, average["weight"], average["bias"])
     torch.testing.assert_close(trainer.predict(UNEVEN[:1])[0], outputs)
-    assert state.metrics["eval"]["loss"] == pytest.approx(
-        cross_entropy(outputs, targets).item(), rel=1e-5
-    )
+    loss = cross_entropy(outputs, targets).item()
+    assert state.metrics["eval"]["loss"] == pytest.approx(loss, rel=1e-5)
     assert same(weights(ema.averaged_model(state)), state.memory["EMA"]["average"])
 
 
-def test_a_model_with_a_loss_of_its_own_is_evaluated_with_the_average_too():
+def test_loss_of_a_model_is_that_of_the_average():
     class WithLoss(nn.Linear):
         def forward(self, batch):
             return super().forward(batch[0])
@@ -451,18 +372,16 @@ def test_a_model_with_a_loss_of_its_own_is_evaluated_with_the_average_too():
         def loss(self, outputs, batch):
             return cross_entropy(outputs, batch[1]) + self.weight.sum() * 0.01
 
-    model = seeded(lambda: WithLoss(4, CLASSES))
-    ema = EMA(half_life=None, smoothing=0.5)
+    model, ema = seeded(lambda: WithLoss(4, CLASSES)), EMA(half_life=None, smoothing=0.5)
     trainer = make_trainer(model, loss_fn=None, algorithms=[ema])
-    state = trainer.fit()
+    averaged = ema.averaged_model(trainer.fit())
 
-    averaged = ema.averaged_model(state)
     expected = averaged.loss(averaged(UNEVEN[0]), UNEVEN[0]).item()
     assert trainer.eval(UNEVEN[:1])["eval"]["loss"] == pytest.approx(expected)
     assert expected != pytest.approx(model.loss(model(UNEVEN[0]), UNEVEN[0]).item())
 
 
-def test_means_do_not_lose_precision_with_a_metric_in_a_short_dtype():
+def test_mean_of_a_bfloat16_metric_is_exact():
     def one(outputs, targets):
         return torch.ones(len(outputs), dtype=torch.bfloat16)  # whose sums stop at 256
 
@@ -471,31 +390,27 @@ def test_means_do_not_lose_precision_with_a_metric_in_a_short_dtype():
 
 
 @pytest.mark.parametrize(
-    ("action", "event"),
+    ("action", "event", "count"),
     [
-        ("fit", Event.EVAL_BEFORE_ALL),
-        ("fit", Event.EVAL_BATCH_END),
-        ("fit", Event.EVAL_AFTER_ALL),
-        ("eval", Event.EVAL_STANDALONE_START),
-        ("eval", Event.EVAL_BATCH_END),
-        ("eval", Event.EVAL_STANDALONE_END),
-        ("predict", Event.PREDICT_START),
-        ("predict", Event.PREDICT_BATCH_END),
-        ("predict", Event.PREDICT_END),
+        ("fit", Event.EVAL_BEFORE_ALL, 1),
+        ("fit", Event.EVAL_BATCH_END, 3),
+        ("fit", Event.EVAL_AFTER_ALL, 1),
+        ("eval", Event.EVAL_STANDALONE_START, 1),
+        ("eval", Event.EVAL_BATCH_END, 3),
+        ("eval", Event.EVAL_STANDALONE_END, 1),
+        ("predict", Event.PREDICT_START, 1),
+        ("predict", Event.PREDICT_BATCH_END, 3),
+        ("predict", Event.PREDICT_END, 1),
     ],
 )
-def test_what_an_algorithm_remembers_in_an_evaluation_stays(action, event):
-    def count(at, state):
+def test_memory_of_an_algorithm_is_kept_after_an_evaluation(action, event, count):
+    def increment(at, state):
         return state.remember("n", state.memory.get("n", 0) + 1) if at is event else state
 
-    trainer = make_trainer(algorithms=[count], eval_dataloader=UNEVEN, max_duration="1ep")
-    if action == "predict":
-        trainer.predict(UNEVEN)
-    else:
-        getattr(trainer, action)()
+    trainer = make_trainer(algorithms=[increment], eval_dataloader=UNEVEN, max_duration="1ep")
+    getattr(trainer, action)(*([UNEVEN] if action == "predict" else []))
 
-    batch = event in (Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END)
-    assert trainer.state.memory["n"] == (len(UNEVEN) if batch else 1)
+    assert trainer.state.memory["n"] == count
 
 
 class Noise(nn.Module):
@@ -510,7 +425,7 @@ class Noise(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["eval", "predict"])
-def test_what_a_model_draws_in_evaluation_depends_on_the_step_alone(kind):
+def test_random_numbers_of_an_evaluation_do_not_depend_on_callbacks(kind):
     before = Event.EVAL_BATCH_START if kind == "eval" else Event.PREDICT_BATCH_START
     after = Event.EVAL_AFTER_FORWARD if kind == "eval" else Event.PREDICT_AFTER_FORWARD
 
@@ -523,7 +438,7 @@ def test_what_a_model_draws_in_evaluation_depends_on_the_step_alone(kind):
     assert torch.equal(outputs(gambler), outputs())
 
 
-def test_evaluators_prediction_and_training_draw_from_streams_of_their_own():
+def test_evaluators_prediction_and_training_have_their_own_random_streams():
     one = [(torch.ones(4, 4), torch.zeros(4, dtype=torch.int64))]
     forward = (Event.AFTER_FORWARD, Event.EVAL_AFTER_FORWARD, Event.PREDICT_AFTER_FORWARD)
     seen = Watch(*forward, read=lambda state: state.outputs.detach())

@@ -36,7 +36,7 @@ Schedules = stand_in("Schedules", Stage.OTHER, Event.AFTER_SCHEDULER_STEP, write
         (chain(MixUp(), Schedules()), "Schedules can never act: .* there are no schedulers"),
     ],
 )
-def test_what_can_never_act_in_this_run_is_reported_once(algorithm, message):
+def test_algorithm_that_can_never_act_warns_once(algorithm, message):
     with pytest.warns(IdleAlgorithmWarning, match=message) as said:
         make_trainer(algorithms=algorithm)
 
@@ -44,7 +44,7 @@ def test_what_can_never_act_in_this_run_is_reported_once(algorithm, message):
     assert said[0].filename.endswith("tiny.py")  # the caller of Trainer(...)
 
 
-def test_what_was_reported_of_the_plan_is_not_reported_again():
+def test_warning_of_the_plan_is_not_repeated():
     with pytest.warns(IdleAlgorithmWarning) as said:
         make_trainer(algorithms=during("3ep", "2ep", MixUp()))
 
@@ -67,27 +67,11 @@ def test_what_was_reported_of_the_plan_is_not_reported_again():
         {"algorithms": GradientClipping("norm", 1.0)},
     ],
 )
-def test_what_can_act_is_not_reported(options):
+def test_algorithm_that_can_act_does_not_warn(options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_trainer(**options)
 
 
-def test_an_average_that_starts_with_the_last_batch_does_act():
+def test_average_that_starts_with_the_last_batch_acts():
     assert "EMA" in make_trainer(algorithms=EMA("1ba", ema_start="2ep")).fit().memory
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "message"),
-    [
-        (
-            EMA(ema_start="1tok"),
-            "the window of EMA: start='1tok' is in tokens, which needs count_tokens",
-        ),
-        (during("0ep", "5tok", MixUp()), "the window of MixUp: end='5tok' is in tokens"),
-        (chain(during("1iter", "2ep", MixUp())), "start='1iter' is in iterations, which needs"),
-    ],
-)
-def test_a_window_in_a_unit_that_is_not_counted_is_an_error(algorithm, message):
-    with pytest.raises(ValueError, match=message):
-        make_trainer(algorithms=algorithm)

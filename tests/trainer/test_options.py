@@ -12,14 +12,6 @@ from composable.trainer.options import TrainerOptions, overridden_runs
 from tests.support.tiny import linear, make_trainer
 
 FIELDS = [field for field in attrs.fields(TrainerOptions) if field.init]
-FLAGS = [field.name for field in FIELDS if isinstance(field.default, bool)]
-NEED_A_FOLDER = {
-    "save_interval": "1ba",
-    "save_num_checkpoints_to_keep": 1,
-    "save_best": "eval/loss",
-    "save_in_background": True,
-    "save_weights_only": True,
-}
 
 
 # --- the signature ---
@@ -71,42 +63,6 @@ def test_a_method_that_takes_the_arguments_of_a_function_has_its_signature_and_t
     )
     assert inspect.getdoc(Box.__init__) == "Return an area."
     assert Box(2.0, height=3.0).area == 6.0
-
-
-# --- single options ---
-
-
-@pytest.mark.parametrize("value", [0, 1, None, "yes"])
-@pytest.mark.parametrize("name", FLAGS)
-def test_a_flag_is_true_or_false(name, value, tmp_path):
-    own = name.removeprefix("save_").removeprefix("in_")
-    with pytest.raises(TypeError, match=rf"{own}={value!r} must be True or False"):
-        make_trainer(**{"save_folder": tmp_path, name: value})
-
-
-def test_every_flag_was_found():
-    assert len(FLAGS) == 9
-
-
-@pytest.mark.parametrize("name", NEED_A_FOLDER)
-def test_an_option_of_saving_needs_a_folder(name):
-    value = NEED_A_FOLDER[name]
-    with pytest.raises(ValueError, match=rf"^{name}={value!r} needs a save_folder\.$"):
-        make_trainer(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"nonfinite_loss": "rollback"}, "nonfinite_loss='rollback' needs a save_folder"),
-        ({"nonfinite_loss": "stop"}, "nonfinite_loss='stop' must be one of 'raise', 'skip', 'ro"),
-        ({"autoresume": True}, "autoresume=True needs a save_folder to look"),
-        ({"save_interval": None}, "save_interval=None needs a save_folder"),
-    ],
-)
-def test_options_that_contradict_each_other_are_an_error(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_trainer(**options)
 
 
 def test_options_cannot_be_changed():

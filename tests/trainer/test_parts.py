@@ -72,14 +72,8 @@ def through_a_file(tree):
     return unpack(*pack(tree))
 
 
-def test_the_parts_are_these(run):
-    assert tuple(run.parts) == PARTS
-    fields = {field.name for field in attrs.fields(Run)}
-    assert {"requests"} == run.parts.keys() - fields
-
-
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_restores_what_it_saved(name, run):
+def test_part_restores_its_state(name, run):
     saved = through_a_file(run.parts[name].state_dict())
     part = build()._run.parts[name]
     assert differences(saved, part.state_dict())  # there is something to restore
@@ -89,7 +83,7 @@ def test_a_part_restores_what_it_saved(name, run):
     assert differences(saved, through_a_file(part.state_dict())) == []
 
 
-def test_a_part_saves_all_that_it_must_remember(run):
+def test_state_of_the_parts(run):
     saved = {name: part.state_dict() for name, part in run.parts.items()}
 
     assert saved["guard"] == {
@@ -108,16 +102,15 @@ def test_a_part_saves_all_that_it_must_remember(run):
     assert saved["requests"] == {"pending": Control.SAVE.value}
 
 
-def test_the_schema_is_what_is_captured(run):
+def test_schema_lists_what_is_captured(run):
     captured = capture(run, run.state, ())
 
     assert captured.keys() == SCHEMA.keys()
     for name, value in through_a_file(captured).items():
         assert isinstance(value, SCHEMA[name]), name
-
-
-def test_every_part_is_in_the_schema(run):
+    assert tuple(run.parts) == PARTS
     assert set(PARTS) <= SCHEMA.keys()
+    assert {"requests"} == run.parts.keys() - {field.name for field in attrs.fields(Run)}
 
 
 SPLITS = [{}, {"grad_accum": 2}, {"microbatch_size": 3}, {"microbatch_size": "auto"}]
@@ -125,7 +118,7 @@ SPLITS = [{}, {"grad_accum": 2}, {"microbatch_size": 3}, {"microbatch_size": "au
 
 @pytest.mark.parametrize("after", SPLITS, ids=str)
 @pytest.mark.parametrize("before", SPLITS, ids=str)
-def test_a_run_can_be_resumed_with_other_microbatches(before, after, tmp_path):
+def test_run_resumes_with_other_microbatches(before, after, tmp_path):
     options = {"train_dataloader": shuffling_loader(12), "algorithms": [EMA("2ba")]}
     make_trainer(save_folder=tmp_path, save_interval="2ba", **before, **options).fit()
     path = tmp_path / "ep0-ba2"

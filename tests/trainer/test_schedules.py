@@ -1,32 +1,30 @@
-"""Schedules against torch's schedulers and against their formulas."""
+"""Schedules against torch's schedulers, and the learning rates of a run.
 
-import math
+Their formulas are in property_tests/test_schedules.py.
+"""
+
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import lr_scheduler
 
-from composable import Clock, Time, Timestamp
+from composable import Clock, Evaluator, Event, Time, Timestamp
 from composable.loggers import InMemoryLogger
 from composable.optim import Schedule, constant, cosine, linear, step
-from tests.support.tiny import batches, make_trainer
+from tests.support.runs import Stream
+from tests.support.tiny import CLASSES, batches, make_trainer, sgd
+from tests.support.tiny import linear as linear_model
 
 STEPS = 12
 
 
-def values(schedule, max_duration=f"{STEPS}ba", steps=STEPS + 1, epoch_length=None):
-    return [
-        schedule(Clock.at(batch=k, max_duration=max_duration, epoch_length=epoch_length))
-        for k in range(steps)
-    ]
-
-
-def torch_values(build, steps=STEPS + 1):
+def torch_values(build):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = build(optimizer)
     rates = []
-    for _ in range(steps):
+    for _ in range(STEPS + 1):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
@@ -63,61 +61,9 @@ def torch_values(build, steps=STEPS + 1):
     ],
 )
 def test_values_are_those_of_torch(ours, theirs):
-    assert values(ours) == pytest.approx(torch_values(theirs), abs=1e-7)
+    clocks = [Clock.at(batch=k, max_duration=f"{STEPS}ba") for k in range(STEPS + 1)]
 
-
-def test_epochs_are_as_long_as_their_batches():
-    ours = values(step("2ep", 0.5), "4ep", epoch_length=3)
-
-    assert ours == pytest.approx([1.0] * 6 + [0.5] * 6 + [0.25])
-    assert values(linear(), "4ep", epoch_length=3) == pytest.approx(values(linear()))
-
-
-@pytest.mark.parametrize("warmup", ["4ba", "1/3dur"])
-@pytest.mark.parametrize(
-    ("build", "formula"),
-    [
-        (partial(linear, 1.0, 0.2), lambda tau: 1.0 - 0.8 * tau),
-        (partial(linear, 0.5, 2.0), lambda tau: 0.5 + 1.5 * tau),
-        (partial(cosine, 0.2), lambda tau: 0.2 + 0.8 * (1 + math.cos(math.pi * tau)) / 2),
-        (partial(constant, 0.7), lambda tau: 0.7),
-    ],
-)
-def test_a_warm_up_rises_to_the_start_of_the_schedule_that_then_begins(build, formula, warmup):
-    ours = values(build(warmup=warmup))
-
-    assert ours[:4] == pytest.approx([formula(0) * k / 4 for k in range(4)])
-    assert ours[4:] == pytest.approx([formula(k / 8) for k in range(9)])
-
-
-def test_a_warm_up_does_not_move_the_stairs():
-    ours = values(step("6ba", 0.5, warmup="2ba"))
-
-    assert ours == pytest.approx([0.0, 0.5] + [1.0] * 4 + [0.5] * 6 + [0.25])
-
-
-def test_a_warm_up_in_epochs_goes_with_a_run_in_epochs():
-    ours = values(linear(warmup="1ep"), "4ep", epoch_length=3)
-
-    assert ours[:4] == pytest.approx([0, 1 / 3, 2 / 3, 1])
-    assert ours[-1] == 0.0
-
-
-@pytest.mark.parametrize("schedule", [linear(1.0, 0.3), cosine(0.3)])
-def test_after_its_duration_a_schedule_keeps_its_last_value(schedule):
-    short = type(schedule)(**{**_fields(schedule), "duration": "6ba"})
-
-    assert values(short)[6:] == pytest.approx([0.3] * 7)
-
-
-def _fields(schedule):
-    import attrs
-
-    return attrs.asdict(schedule, recurse=False)
-
-
-def test_a_warm_up_as_long_as_the_run_ends_where_the_schedule_ends():
-    assert values(linear(1.0, 0.5, warmup="1dur"))[-1] == pytest.approx(0.5)
+    assert [ours(clock) for clock in clocks] == pytest.approx(torch_values(theirs), abs=1e-7)
 
 
 def test_schedules_are_values():
@@ -127,119 +73,135 @@ def test_schedules_are_values():
     assert linear(warmup=2).warmup == Time.parse("2ep")
 
 
-@pytest.mark.parametrize(
-    "schedule", [linear(warmup="2ba"), cosine(0.1), step("2ba", 0.5), constant(0.5)]
-)
-def test_the_trainer_sets_the_rate_of_every_batch(schedule):
-    memory = InMemoryLogger()
-    make_trainer(schedulers=schedule, loggers=[memory]).fit()
-
-    expected = values(schedule, "2ep", 6, epoch_length=3)
-    assert memory.series("lr") == pytest.approx([0.1 * value for value in expected])
+class Mine(Schedule):
+    """A schedule without its rule."""
 
 
-def test_a_rate_that_is_a_tensor_is_set_in_place():
-    rate = torch.tensor(0.1)
-    trainer = make_trainer(
-        optimizers=lambda p: torch.optim.Adam(p, lr=rate, foreach=False), schedulers=linear()
-    )
-    trainer.fit()
-
-    (group,) = trainer.state.optimizers[0].param_groups
-    assert isinstance(group["lr"], torch.Tensor)
-    assert group["lr"] == 0.0
-
-
-def test_a_plain_loop_can_use_a_schedule():
-    rates = []
-    for batch, _ in enumerate(batches()):
-        clock = Clock.at(batch=batch, max_duration="3ba")
-        rates.append(0.1 * cosine()(clock))
-
-    assert rates == pytest.approx([0.1, 0.075, 0.025])
+IN_EPOCHS = Timestamp(batch=2, batch_in_epoch=2)
 
 
 @pytest.mark.parametrize(
-    ("build", "error", "message"),
+    ("schedule", "clock", "error", "message"),
     [
-        (lambda: step("0ba"), ValueError, "step_size='0ba' must be positive"),
-        (lambda: step("often"), ValueError, "step_size='often': invalid time 'often'"),
-        (lambda: linear(duration="late"), ValueError, "duration='late': invalid time 'late'"),
-        (lambda: cosine(warmup=1.5), TypeError, "warmup=1.5: A time must be .* got 1.5"),
-        (lambda: constant(warmup="5"), ValueError, "warmup='5': invalid time '5'"),
-        (lambda: cosine(0.1, "5ba"), TypeError, "positional argument"),
+        *(
+            (
+                build(warmup=warmup),
+                Clock(IN_EPOCHS, whole),
+                ValueError,
+                f"warmup='{warmup}' cannot be measured in epochs of unkn",
+            )
+            for build in (constant, linear, cosine, partial(step, "2ep"))
+            for warmup, whole in [("1ep", "9ba"), ("1ep", "3ep"), ("0.5dur", "3ep")]
+        ),
+        (
+            constant(warmup="1iter"),
+            Clock(Timestamp(), "9ba", 3),
+            ValueError,
+            "warmup='1iter' cannot be measured .* use batches, such as",
+        ),
+        (
+            linear(warmup="2ba"),
+            Clock(Timestamp(batch=7), "10ep"),
+            ValueError,
+            "warmup='2ba' and duration='1dur' cannot be",
+        ),
+        (cosine(), Clock(Timestamp()), ValueError, "the run has no max_duration"),
+        (
+            Mine(),
+            Clock.at(batch=0, max_duration="1ba"),
+            NotImplementedError,
+            r"Mine must implement after_warmup\(clock\)",
+        ),
     ],
 )
-def test_times_are_checked(build, error, message):
+def test_what_a_clock_cannot_measure_is_an_error(schedule, clock, error, message):
     with pytest.raises(error, match=message):
-        build()
+        schedule(clock)
 
 
-@pytest.mark.parametrize("value", ["1ep", True, None, Time("1ep"), torch.tensor(1.0)])
-@pytest.mark.parametrize(
-    ("build", "name"),
-    [
-        (constant, "alpha"),
-        (linear, "alpha_i"),
-        (partial(linear, 1.0), "alpha_f"),
-        (cosine, "alpha_f"),
-        (partial(step, "1ep"), "gamma"),
-    ],
-)
-def test_multipliers_are_numbers(build, name, value):
-    with pytest.raises(TypeError, match=rf"{name}=.* must be a number\. Pass durations by keyword"):
-        build(value)
-    with pytest.raises(ValueError, match=f"{name}=nan must be finite"):
-        build(math.nan)
-
-
-@pytest.mark.parametrize("build", [constant, linear, cosine, partial(step, "2ep")])
-@pytest.mark.parametrize(("warmup", "whole"), [("1ep", "9ba"), ("1ep", "3ep"), ("0.5dur", "3ep")])
-def test_a_warm_up_in_epochs_of_unknown_length_is_refused(build, warmup, whole):
-    clock = Clock(Timestamp(batch=2, batch_in_epoch=2), whole)
-
-    with pytest.raises(
-        ValueError, match=rf"warmup='{warmup}' cannot be measured in epochs of unkn"
-    ):
-        build(warmup=warmup)(clock)
-
-
-def test_a_warm_up_in_iterations_is_refused():
-    with pytest.raises(
-        ValueError, match=r"warmup='1iter' cannot be measured .* use batches, such as"
-    ):
-        constant(warmup="1iter")(Clock(Timestamp(), "9ba", 3))
-
-
-def test_no_warm_up_needs_no_length():
+def test_warmup_that_needs_no_length_of_an_epoch():
     assert constant(warmup="0ep")(Clock(Timestamp(), "3ep")) == 1.0
+    make_trainer(train_dataloader=Stream(batches()), schedulers=constant(warmup="2ba")).fit()
 
 
-def test_a_trainer_without_the_length_of_an_epoch_refuses_a_warm_up_in_epochs():
-    class Stream:
-        def __iter__(self):
-            return iter(batches())
-
-    with pytest.raises(ValueError, match=r"warmup='1ep' .* with a loader that has a length"):
-        make_trainer(train_dataloader=Stream(), schedulers=constant(warmup="1ep")).fit()
-    make_trainer(train_dataloader=Stream(), schedulers=constant(warmup="2ba")).fit()
+# --- in a run ---
 
 
-def test_units_that_can_not_be_related_are_refused():
-    clock = Clock(Timestamp(batch=7), "10ep")  # of unknown length
-
-    with pytest.raises(ValueError, match="warmup='2ba' and duration='1dur' cannot be"):
-        linear(warmup="2ba")(clock)
-
-
-def test_a_schedule_of_a_run_without_an_end_is_refused():
-    with pytest.raises(ValueError, match="the run has no max_duration"):
-        cosine()(Clock(Timestamp()))
+def rates_of(**changes):
+    memory = InMemoryLogger()
+    make_trainer(loggers=[memory], **changes).fit()
+    return memory.series("lr")
 
 
-def test_a_schedule_of_its_own_needs_a_rule():
-    class Mine(Schedule):
-        pass
+def test_torch_scheduler_may_be_an_instance_or_a_factory():
+    halving = partial(lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    model = linear_model()
+    optimizer = sgd(model.parameters())
 
-    with pytest.raises(NotImplementedError, match=r"Mine must implement after_warmup\(clock\)"):
-        Mine()(Clock.at(batch=0, max_duration="1ba"))
+    rates = rates_of(model=model, optimizers=optimizer, schedulers=halving(optimizer))
+
+    assert rates == rates_of(schedulers=halving) == [0.1] * 3 + [0.05] * 3
+
+
+class Constant(nn.Module):
+    """A model whose loss does not change, so that a plateau is certain."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, CLASSES))
+
+    def forward(self, inputs):
+        return (inputs @ self.weight) * 0.0
+
+
+RARE = Evaluator("rare", batches([4]), eval_interval="2ep")
+OFTEN = Evaluator("often", batches([4]), eval_interval="1ep")
+
+
+@pytest.mark.parametrize(
+    ("evaluators", "max_duration", "batches_before"),
+    [(OFTEN, "3ep", 6), ([RARE, OFTEN], "5ep", 12)],  # the second evaluation is no better
+)
+def test_plateau_scheduler_follows_the_loss_of_the_first_evaluator(
+    evaluators, max_duration, batches_before
+):
+    rates = rates_of(
+        model=Constant(),
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        schedulers=partial(lr_scheduler.ReduceLROnPlateau, factor=0.1, patience=0),
+        eval_dataloader=evaluators,
+        max_duration=max_duration,
+    )
+
+    assert rates == pytest.approx([1.0] * batches_before + [0.1] * 3)
+
+
+def test_learning_rate_that_is_a_tensor_is_set_in_place():
+    rate = torch.tensor(0.1)
+
+    logged = rates_of(
+        optimizers=lambda parameters: torch.optim.Adam(parameters, lr=rate),
+        schedulers=lambda clock: clock.timestamp.batch,
+    )
+
+    assert rate.item() == pytest.approx(0.6)  # a compiled step reads the same tensor
+    assert logged == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_optimizers_of_an_algorithm_follow_the_schedule():
+    def swap(event, state):
+        if event is not Event.FIT_START:
+            return state
+        return state.evolve(optimizers=(sgd(state.model.parameters()),))
+
+    assert rates_of(algorithms=swap, schedulers=lambda clock: 0.5) == [0.05] * 6
+
+
+def test_rate_logged_at_the_end_of_an_epoch_is_that_of_its_last_batch():
+    logged = rates_of(
+        train_dataloader=Stream(batches()),
+        schedulers=lambda clock: 0.5**clock.timestamp.batch,
+        log_interval="1ep",
+    )
+
+    assert logged == [0.1 * 0.5**2, 0.1 * 0.5**5]
