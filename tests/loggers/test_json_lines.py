@@ -217,7 +217,9 @@ def test_a_loaded_state_truncates_the_file(path):
     logger.load_state_dict(then)
 
     assert write(logger, 3) == [1, 3]
-    with pytest.raises(ValueError, match=r"has .* bytes, but had 800 when the checkpoint was saved"):
+    with pytest.raises(
+        ValueError, match=r"has .* bytes, but had 800 when the checkpoint was saved"
+    ):
         logger.load_state_dict({"bytes": 800})
     logger.close()
 
