@@ -59,7 +59,7 @@ OPTIONS = [
     {"algorithms": [MixUp(per_sample=True, interpolate_loss=True)]},
     {"algorithms": [CutMix(per_sample=True, interpolate_loss=True), CutOut(per_sample=False)]},
     {"algorithms": [GradientClipping("adaptive", 0.1)]},
-    {"algorithms": [AugMix(mean=(0.5, 0.5), std=(0.25, 0.25))]},
+    {"algorithms": [AugMix(mean=(0.5, 0.5), std=(0.25, 0.25), augmentations="safe")]},
     {"algorithms": [ProgressiveResizing(initial_scale=1.0)]},
     {"algorithms": [SWA("0dur", "4ba", "1ba", True, swa_lr=0.01)]},
     {"schedulers": cosine(warmup="2ba")},
