@@ -139,16 +139,6 @@ def test_an_error_says_what_to_do(tmp_path, monkeypatch):
     }
 
 
-def test_a_folder_that_vanishes_is_not_made_anew(tmp_path):
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    folder.rmdir()
-
-    with pytest.raises(UnwritableCheckpointError):
-        save(folder / "it", 1)
-    assert not folder.exists()
-
-
 def test_all_is_on_the_disk_before_it_is_renamed_and_renamed_before_anything_is_deleted(
     tmp_path, monkeypatch
 ):
@@ -166,26 +156,20 @@ def test_all_is_on_the_disk_before_it_is_renamed_and_renamed_before_anything_is_
     assert order == ["sync"] * 4 + ["rename"] * 2 + ["sync"] + ["unlink"] * 3 + ["rmdir"]
 
 
-def test_what_a_live_writer_is_writing_is_not_cleaned_away(tmp_path):
+def test_the_files_of_another_writer_are_kept(tmp_path):
     target = tmp_path / "it"
+    (tmp_path / ".other.0123456789abcdef.partial").mkdir()  # of another checkpoint
     with _atomic.staging_folder(target) as partial:
         (partial / "state.json").write_text("half of it")
+        assert find(tmp_path) == ([], [])  # nor is it a checkpoint
         save(target, 1)
         assert (partial / "state.json").exists()
     save(target, 2)
 
-    assert sorted(os.listdir(tmp_path)) == ["it"]
+    assert sorted(os.listdir(tmp_path)) == [".other.0123456789abcdef.partial", "it"]
 
 
-def test_what_is_staged_is_no_checkpoint_to_a_reader(tmp_path):
-    save(tmp_path / "it", 1)
-    (tmp_path / "it").rename(tmp_path / ".it.0123456789abcdef.partial")
-
-    assert find(tmp_path) == ([], [])
-    assert version(tmp_path / "it") is None
-
-
-def test_what_was_put_aside_is_read_and_found_until_it_is_replaced(tmp_path):
+def test_a_checkpoint_that_was_set_aside_is_read_until_it_is_replaced(tmp_path):
     save(tmp_path / "it", 1)
     (tmp_path / "it").rename(tmp_path / ".it.0123456789abcdef.replaced")
 
@@ -193,12 +177,3 @@ def test_what_was_put_aside_is_read_and_found_until_it_is_replaced(tmp_path):
     with pytest.raises(FileExistsError):  # it still counts as being there
         write(tmp_path / "it", {}, 1)
     assert os.listdir(tmp_path) == ["it"]
-
-
-def test_the_leftovers_of_another_target_are_left(tmp_path):
-    other = tmp_path / ".other.0123456789abcdef.partial"
-    other.mkdir()
-
-    save(tmp_path / "it", 1)
-
-    assert other.exists()

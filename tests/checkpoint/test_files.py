@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 
+from composable import checkpoint
 from composable.checkpoint import (
     CheckpointError,
     CheckpointExistsError,
@@ -31,10 +32,12 @@ from composable.checkpoint import (
     verify,
     write,
 )
+from composable.checkpoint.manifest import FILES, MANIFEST, STATE, TENSORS
 from tests.checkpoint.faulty_os import FaultyOS
 from tests.checkpoint.trees import by_message, same, trees
 
 TREE = {"model": {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(3)}, "step": 7}
+OTHER = {"model": {"w": TREE["model"]["w"] + 1, "n": TREE["model"]["n"]}, "step": 8}
 
 
 @pytest.fixture
@@ -42,26 +45,33 @@ def saved(tmp_path):
     return write(tmp_path / "it", *pack(TREE), info={"batch": 7})
 
 
-def reseal(folder, **changes):
-    """Change files as an attacker would: write a manifest that matches them."""
-    for name, content in changes.items():
-        (folder / name.replace("__", ".")).write_bytes(content)
-    body = json.loads((folder / "manifest.json").read_bytes())
+def edit_manifest(folder, changes=None):
+    """Merge changes into the manifest, and seal it with the hashes of the present files."""
+    body = json.loads((folder / MANIFEST).read_bytes())
     body.pop("sha256")
     for name, record in body["files"].items():
         content = (folder / name).read_bytes()
         record.update(size=len(content), sha256=hashlib.sha256(content).hexdigest())
-    (folder / "manifest.json").write_bytes(manifest._seal(body))
+    (folder / MANIFEST).write_bytes(manifest._seal(merged(body, changes or {})))
 
 
-def safetensors_of(header, data=b"", length=None):
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return (len(raw) if length is None else length).to_bytes(8, "little") + raw + data
+def merged(body, changes):
+    if not isinstance(changes, dict) or not isinstance(body, dict):
+        return changes
+    body = {**body, **{key: merged(body.get(key), value) for key, value in changes.items()}}
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def forge(folder, name, content):
+    """Change a file as an attacker would: write a manifest that matches it."""
+    (folder / name).write_bytes(content)
+    if name != MANIFEST:
+        edit_manifest(folder)
 
 
 @settings(max_examples=60)
 @given(trees)
-def test_what_was_written_is_read(tmp_path_factory, tree):
+def test_reads_what_was_written(tmp_path_factory, tree):
     folder = tmp_path_factory.mktemp("runs") / "it"
     write(folder, *pack(tree), info={"batch": 3, "name": "ä"})
 
@@ -73,43 +83,31 @@ def test_what_was_written_is_read(tmp_path_factory, tree):
     assert [found.path for found in find(folder.parent)[0]] == [folder]
 
 
-def test_a_checkpoint_has_three_files(saved):
-    assert sorted(os.listdir(saved)) == ["manifest.json", "state.json", "tensors.safetensors"]
-    assert os.listdir(saved.parent) == ["it"]
-
-
-def test_the_same_state_gives_the_same_bytes(tmp_path):
-    one, two = (write(tmp_path / name, *pack(TREE)) for name in "ab")
-
-    for name in ("tensors.safetensors", "state.json"):
-        assert (one / name).read_bytes() == (two / name).read_bytes()
-
-
-def test_the_tensors_are_what_the_library_of_the_format_reads_and_writes(saved, tmp_path):
+def test_files_are_deterministic_and_in_the_safetensors_format(saved, tmp_path):
     tensors = {"model/w": TREE["model"]["w"], "model/n": TREE["model"]["n"]}
     safetensors.torch.save_file(tensors, tmp_path / "theirs")
+    again = write(tmp_path / "again", *pack(TREE))
 
-    theirs = safetensors.torch.load_file(saved / "tensors.safetensors")
+    theirs = safetensors.torch.load_file(saved / TENSORS)
 
     assert same(theirs, {name: tensors[name] for name in theirs})
-    assert (tmp_path / "theirs").read_bytes() == (saved / "tensors.safetensors").read_bytes()
+    assert (tmp_path / "theirs").read_bytes() == (saved / TENSORS).read_bytes()
+    assert all((saved / x).read_bytes() == (again / x).read_bytes() for x in (TENSORS, STATE))
+    assert sorted(os.listdir(saved)) == sorted(FILES)
 
 
-def test_each_tensor_has_a_storage_of_its_own(saved):
+def test_each_tensor_has_its_own_storage_on_the_requested_device(saved):
     tensors = read(saved).tensors
 
     assert tensors["model/n"].untyped_storage().nbytes() == 8
     assert tensors["model/w"].data_ptr() % 64 == 0
-
-
-def test_tensors_come_to_the_device_that_is_asked_for(saved):
     assert read(saved, device="meta").tensors["model/w"].is_meta
 
 
 # --- Writing
 
 
-def test_an_existing_checkpoint_is_not_overwritten_unless_asked(saved):
+def test_overwrites_only_on_request(saved):
     with pytest.raises(CheckpointExistsError, match=r"it exists: .* overwrite=True"):
         write(saved, {}, 1)
     assert read(saved).data["step"] == 7
@@ -120,28 +118,28 @@ def test_an_existing_checkpoint_is_not_overwritten_unless_asked(saved):
     assert os.listdir(saved.parent) == ["it"]
 
 
-def test_a_folder_with_anything_else_in_it_is_never_overwritten(saved):
-    (saved / "notes.txt").write_text("mine")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda it: (it / "notes.txt").write_text("mine"), r"'notes\.txt', which is not part of"),
+        (lambda it: it.rename("whole") and it.write_text("mine"), "is not a directory"),
+        (lambda it: it.symlink_to(it.rename("whole")), "is not a directory"),
+    ],
+    ids=by_message,
+)
+def test_never_overwrites_what_is_not_a_checkpoint(saved, monkeypatch, make, message):
+    monkeypatch.chdir(saved.parent)
+    make(saved)
 
-    with pytest.raises(
-        CheckpointExistsError, match=r"'notes\.txt', which is not part of a checkpoint"
-    ):
+    with pytest.raises(CheckpointExistsError, match=message):
         write(saved, {}, 1, overwrite=True)
-    assert read(saved).data["step"] == 7  # such a file does no harm
+    assert read("whole" if saved.is_symlink() or saved.is_file() else saved).data["step"] == 7
 
 
-def test_a_file_or_a_link_is_never_overwritten(saved, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "link").symlink_to(saved)
-
-    for name in ("file", "link"):
-        with pytest.raises(CheckpointExistsError, match="is not a directory"):
-            write(tmp_path / name, {}, 1, overwrite=True)
-
-
-def test_the_folder_above_must_be_there(tmp_path):
+def test_requires_the_parent_folder(tmp_path):
     with pytest.raises(UnwritableCheckpointError, match=r"No such file.*The parent folder must"):
         write(tmp_path / "vanished" / "it", {}, 1)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -157,9 +155,7 @@ def test_the_folder_above_must_be_there(tmp_path):
     ],
     ids=by_message,
 )
-def test_what_can_not_be_said_in_json_is_refused_before_anything_is_written(
-    tmp_path, arguments, message
-):
+def test_rejects_invalid_contents_before_writing(tmp_path, arguments, message):
     tensors, data, info = (*arguments, None)[:3]
 
     with pytest.raises(UnsavableError, match=message):
@@ -167,7 +163,7 @@ def test_what_can_not_be_said_in_json_is_refused_before_anything_is_written(
     assert os.listdir(tmp_path) == []
 
 
-# --- Hostile files
+# --- Damaged files
 
 
 def flip(path, position):
@@ -176,10 +172,9 @@ def flip(path, position):
     path.write_bytes(raw)
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
-def test_one_flipped_bit_anywhere_is_found(saved, name):
-    size = (saved / name).stat().st_size
-    for position in range(0, size, 3):
+@pytest.mark.parametrize("name", FILES)
+def test_finds_every_flipped_bit(saved, name):
+    for position in range(0, (saved / name).stat().st_size, 3):
         flip(saved / name, position)
         with pytest.raises((DamagedCheckpointError, VersionError), match=name):
             read(saved)
@@ -187,126 +182,82 @@ def test_one_flipped_bit_anywhere_is_found(saved, name):
     assert read(saved).data["step"] == 7
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
-@pytest.mark.parametrize("size", [0, 1, 9, -1])
-def test_a_truncated_file_is_found(saved, name, size):
-    whole = (saved / name).read_bytes()
-    (saved / name).write_bytes(whole[:size])
+def cut(size):
+    return lambda path: path.write_bytes(path.read_bytes()[:size])
 
-    with pytest.raises(DamagedCheckpointError, match=name):
+
+def replace_by_other(path):
+    other = write(path.parents[1] / "other", *pack(OTHER), info={"batch": 7})
+    path.write_bytes((other / path.name).read_bytes())
+
+
+DAMAGES = {
+    **{f"truncated to {size}": (cut(size), "{}") for size in (0, 1, 9, -1)},
+    "renamed": (lambda path: path.rename(path.parent / "x"), "{} is missing"),
+    "other checkpoint": (replace_by_other, "is damaged: its sha256 is"),
+    "link": (lambda path: path.symlink_to(path.rename(path.parents[1] / "x")), "{} is a symbolic"),
+    "pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
+    "folder": (lambda path: (path.unlink(), path.mkdir()), "not a regular file"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_refuses_a_damaged_file(saved, name, damage, message):
+    damage(saved / name)
+
+    with pytest.raises(DamagedCheckpointError, match=message.format(name)):
         read(saved)
-    assert find(saved.parent)[0] == []  # the sizes differ already
+    assert saved not in [found.path for found in find(saved.parent, thorough=True)[0]]
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
-def test_a_missing_or_renamed_file_is_found(saved, name):
-    (saved / name).rename(saved / "other")
-
-    with pytest.raises(DamagedCheckpointError, match=rf"{name} is missing"):
-        read(saved)
-
-
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
-def test_a_file_of_another_checkpoint_is_found(saved, tmp_path, name):
-    tree = {"model": {"w": TREE["model"]["w"] + 1, "n": TREE["model"]["n"]}, "step": 8}
-    other = write(tmp_path / "other", *pack(tree), info={"batch": 7})
-    (saved / name).write_bytes((other / name).read_bytes())
-
-    with pytest.raises(DamagedCheckpointError, match="is damaged: its sha256 is"):
-        read(saved)
-
-
-def test_files_exchanged_within_a_checkpoint_are_found(saved):
-    (saved / "state.json").rename(saved / "x")
-    (saved / "tensors.safetensors").rename(saved / "state.json")
-    (saved / "x").rename(saved / "tensors.safetensors")
+def test_refuses_exchanged_files(saved):
+    (saved / STATE).rename(saved / "x")
+    (saved / TENSORS).rename(saved / STATE)
+    (saved / "x").rename(saved / TENSORS)
 
     with pytest.raises(DamagedCheckpointError, match="belongs to another checkpoint"):
         read(saved)
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
-def test_a_link_out_of_the_folder_is_not_followed(saved, tmp_path, name):
-    (saved / name).rename(tmp_path / "elsewhere")
-    (saved / name).symlink_to(tmp_path / "elsewhere")
-
-    with pytest.raises(DamagedCheckpointError, match=rf"{name} is a symbolic link"):
-        read(saved)
-
-
-def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused_at_once(saved):
-    (saved / "state.json").unlink()
-    os.mkfifo(saved / "state.json")
-    with pytest.raises(DamagedCheckpointError, match="not a regular file"):
-        read(saved)
-
-    (saved / "state.json").unlink()
-    (saved / "state.json").mkdir()
-    with pytest.raises(DamagedCheckpointError, match="not a regular file"):
-        read(saved)
-
-
-def edit_manifest(folder, edit):
-    body = json.loads((folder / "manifest.json").read_bytes())
-    body.pop("sha256")
-    body = edit(body) or body
-    (folder / "manifest.json").write_bytes(manifest._seal(body))
-
-
 @pytest.mark.parametrize(
-    ("edit", "error", "message"),
+    ("changes", "message"),
     [
-        (lambda m: m.update(schema=2), VersionError, "schema 2, but this version reads schema 1"),
-        (lambda m: m.update(schema=True), VersionError, "schema True"),
-        (lambda m: m.update(schema="1"), VersionError, "schema 1"),
-        (lambda m: m.update(format="x"), DamagedCheckpointError, "not the manifest"),
-        (lambda m: m.update(library=[]), DamagedCheckpointError, "library is a list"),
-        (lambda m: m.update(created=-1.0), DamagedCheckpointError, "created is -1.0"),
-        (lambda m: m.update(created=1e300), DamagedCheckpointError, "created is 1e.300"),
-        (lambda m: m.update(info=[]), DamagedCheckpointError, "info is a list"),
-        (lambda m: m.update(info={"batch": 1.5}), DamagedCheckpointError, "batch is 1.5"),
-        (lambda m: m.update(more=1), DamagedCheckpointError, "its keys are"),
-        (lambda m: m.pop("files"), DamagedCheckpointError, "its keys are"),
-        (lambda m: m.update(files=[]), DamagedCheckpointError, "its files are"),
-        (
-            lambda m: m["files"].update({"../../secret": m["files"]["state.json"]}),
-            DamagedCheckpointError,
-            "its files are .*secret",
-        ),
-        (lambda m: m["files"].pop("state.json"), DamagedCheckpointError, "its files are"),
-        (
-            lambda m: m["files"].update({"state.json": 1}),
-            DamagedCheckpointError,
-            "exactly the keys size and sha256",
-        ),
-        (lambda m: m["files"]["state.json"].update(size=-1), DamagedCheckpointError, "size -1"),
-        (lambda m: m["files"]["state.json"].update(size=1e9), DamagedCheckpointError, "size 1000"),
-        (lambda m: m["files"]["state.json"].update(size=9), DamagedCheckpointError, "records 9"),
-        (lambda m: m["files"]["state.json"].update(sha256="0" * 63), DamagedCheckpointError, "sha"),
-        (lambda m: m["files"]["state.json"].update(sha256=0), DamagedCheckpointError, "sha256 0"),
-        (
-            lambda m: m["files"]["state.json"].update(sha256="0" * 64),
-            DamagedCheckpointError,
-            "0000",
-        ),
-        (lambda m: [m], DamagedCheckpointError, None),
+        ({"schema": 2}, "schema 2, but this version reads schema 1"),
+        ({"schema": True}, "schema True"),
+        ({"schema": "1"}, "schema 1"),
+        ({"format": "x"}, "not the manifest"),
+        ([1], "not the manifest"),
+        ({"library": []}, "library is a list"),
+        ({"created": -1.0}, "created is -1.0"),
+        ({"created": 1e300}, "created is 1e.300"),
+        ({"info": []}, "info is a list"),
+        ({"info": {"batch": 1.5}}, "batch is 1.5"),
+        ({"more": 1}, "its keys are"),
+        ({"files": None}, "its keys are"),
+        ({"files": []}, "its files are"),
+        ({"files": {"../../secret": 1}}, "its files are .*secret"),
+        ({"files": {STATE: None}}, "its files are"),
+        ({"files": {STATE: 1}}, "exactly the keys size and sha256"),
+        ({"files": {STATE: {"size": -1}}}, "size -1"),
+        ({"files": {STATE: {"size": 1e9}}}, "size 1000"),
+        ({"files": {STATE: {"size": 9}}}, "records 9"),
+        ({"files": {STATE: {"sha256": "0" * 63}}}, "sha"),
+        ({"files": {STATE: {"sha256": 0}}}, "sha256 0"),
+        ({"files": {STATE: {"sha256": "0" * 64}}}, "0000"),
     ],
     ids=by_message,
 )
-def test_a_manifest_that_lies_is_refused(saved, edit, error, message):
-    def apply(body):
-        result = edit(body)
-        return result if isinstance(result, list) else None
-
-    if message is None:
-        (saved / "manifest.json").write_text("[1]")
+def test_refuses_a_forged_manifest(saved, changes, message):
+    if isinstance(changes, list):
+        (saved / MANIFEST).write_text(json.dumps(changes))
     else:
-        edit_manifest(saved, apply)
+        edit_manifest(saved, changes)
 
-    with pytest.raises(error, match=message):
-        read(saved)
-    with pytest.raises(error, match=message):
-        verify(saved)
+    for check in (read, verify):
+        with pytest.raises(VersionError if "schema" in changes else DamagedCheckpointError) as seen:
+            check(saved)
+        seen.match(message)
 
 
 @pytest.mark.parametrize(
@@ -326,19 +277,20 @@ def test_a_manifest_that_lies_is_refused(saved, edit, error, message):
     ],
     ids=by_message,
 )
-@pytest.mark.parametrize("name", ["state__json", "manifest__json"])
-def test_json_that_is_none_is_refused(saved, name, raw, message):
-    if name == "state__json":
-        reseal(saved, state__json=raw)
-    else:
-        (saved / "manifest.json").write_bytes(raw)
+@pytest.mark.parametrize("name", [STATE, MANIFEST])
+def test_refuses_invalid_json(saved, name, raw, message):
+    forge(saved, name, raw)
 
-    with pytest.raises(DamagedCheckpointError, match=rf"{name.replace('__', '.')} .*{message}"):
+    with pytest.raises(DamagedCheckpointError, match=rf"{name} .*{message}"):
         read(saved)
 
 
-def spec(**changes):
-    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
+def safetensors_of(header, size=0, length=None):
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(raw) if length is None else length).to_bytes(8, "little") + raw + b"\0" * size
+
+
+SPEC = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
 @pytest.mark.parametrize(
@@ -352,68 +304,59 @@ def spec(**changes):
         (safetensors_of(b"[]"), "not a mapping"),
         (safetensors_of(b'{"a": 1, "a": 2}'), "duplicate key 'a'"),
         (safetensors_of({"w": 3}), "exactly the keys dtype, shape and data_offsets"),
-        (safetensors_of({"w": spec(more=1)}, b"\0" * 8), "exactly the keys dtype, shape"),
-        (safetensors_of({"w": spec(dtype="F33")}, b"\0" * 8), "dtype 'F33'"),
-        (safetensors_of({"w": spec(dtype=["F32"])}, b"\0" * 8), "dtype .* which is not one of"),
-        (safetensors_of({"w": spec(dtype="F64")}, b"\0" * 8), "require 16"),
-        (safetensors_of({"w": spec(shape=[3])}, b"\0" * 8), "require 12"),
-        (safetensors_of({"w": spec(shape=[-2])}, b"\0" * 8), "invalid shape"),
-        (safetensors_of({"w": spec(shape=[2.0])}, b"\0" * 8), "invalid shape"),
-        (safetensors_of({"w": spec(shape=[True, 2])}, b"\0" * 8), "invalid shape"),
-        (safetensors_of({"w": spec(shape=2)}, b"\0" * 8), "invalid shape"),
-        (safetensors_of({"w": spec(shape=[1] * 65 + [2])}, b"\0" * 8), "invalid shape"),
-        (safetensors_of({"w": spec(shape=[2**62, 2**62])}, b"\0" * 8), "require"),
-        (
-            safetensors_of({"w": spec(shape=[0, 2**62, 2**62], data_offsets=[0, 0])}),
-            "cannot be allocated",
-        ),
-        (safetensors_of({"w": spec(data_offsets=[0])}, b"\0" * 8), "invalid data_offsets"),
-        (safetensors_of({"w": spec(data_offsets=[8, 0])}, b"\0" * 8), "require 8"),
-        (safetensors_of({"w": spec(data_offsets=[8, 16])}, b"\0" * 16), "follows a gap"),
-        (safetensors_of({"w": spec(), "v": spec()}, b"\0" * 8), "overlaps"),
-        (
-            safetensors_of({"w": spec()}, b"\0" * 9),
-            "9 bytes of tensors, but its header",
-        ),
-        (safetensors_of({"w": spec()}, b"\0" * 7), "7 bytes of tensors"),
+        (safetensors_of({"w": SPEC, "v": SPEC}, 8), "overlaps"),
+        (safetensors_of({"w": SPEC}, 9), "9 bytes of tensors, but its header"),
+        (safetensors_of({"w": SPEC}, 7), "7 bytes of tensors"),
         (safetensors_of({"__metadata__": {"a": 1}}), "not a mapping of strings"),
         (safetensors_of({"__metadata__": 1}), "not a mapping of strings"),
-        (safetensors_of({"\ud800": spec()}, b"\0" * 8), "invalid Unicode"),
+        (safetensors_of({"\ud800": SPEC}, 8), "invalid Unicode"),
+        ({"more": 1}, "exactly the keys dtype, shape"),
+        ({"dtype": "F33"}, "dtype 'F33'"),
+        ({"dtype": ["F32"]}, "dtype .* which is not one of"),
+        ({"dtype": "F64"}, "require 16"),
+        ({"shape": [3]}, "require 12"),
+        ({"shape": [-2]}, "invalid shape"),
+        ({"shape": [2.0]}, "invalid shape"),
+        ({"shape": [True, 2]}, "invalid shape"),
+        ({"shape": 2}, "invalid shape"),
+        ({"shape": [1] * 65 + [2]}, "invalid shape"),
+        ({"shape": [2**62, 2**62]}, "require"),
+        ({"data_offsets": [0]}, "invalid data_offsets"),
+        ({"data_offsets": [8, 0]}, "require 8"),
+        ({"data_offsets": [8, 16]}, "follows a gap"),
+        (
+            safetensors_of({"w": {**SPEC, "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}),
+            "cannot be allocated",
+        ),
     ],
     ids=by_message,
 )
-def test_a_hostile_header_is_refused_though_all_hashes_fit(saved, raw, message):
-    reseal(saved, tensors__safetensors=raw)
+def test_refuses_an_invalid_header_with_valid_hashes(saved, raw, message):
+    if isinstance(raw, dict):
+        raw = safetensors_of({"w": {**SPEC, **raw}}, 8)
+    forge(saved, TENSORS, raw)
 
-    for check in (read, verify):
-        if check is verify and "allocated" in message:
-            continue  # nothing is allocated
+    for check in [read] if "allocated" in message else [read, verify]:
         with pytest.raises(CheckpointError, match=message) as caught:
             check(saved)
-        assert "tensors.safetensors" in str(caught.value)
+        assert TENSORS in str(caught.value)
 
 
-def test_a_huge_state_or_manifest_is_refused_unread(saved):
-    os.truncate(saved / "manifest.json", 2**21)
+def test_refuses_a_huge_manifest_unread(saved):
+    os.truncate(saved / MANIFEST, 2**21)
     with pytest.raises(DamagedCheckpointError, match="more than the maximum of 1048576"):
         read(saved)
 
 
-def test_nothing_can_be_run_by_a_file(saved, tmp_path):
-    """State and names that would run code where something evaluated, imported or unpickled them."""
+def test_never_runs_code_from_a_file(saved, tmp_path):
     proof = tmp_path / "proof"
     payload = f"__import__('pathlib').Path({str(proof)!r}).touch()"
     for state in (payload, {"$" + payload: 1}, {"$dtype": payload}, {"$time": payload}):
-        reseal(saved, state__json=json.dumps(state).encode())
+        forge(saved, STATE, json.dumps(state).encode())
         contents = read(saved)
         with pytest.raises(DamagedCheckpointError):
             unpack(contents.tensors, contents.data)
     assert not proof.exists()
-
-
-def test_the_source_has_no_way_to_run_a_file():
-    from composable import checkpoint
-
     for path in Path(checkpoint.__file__).parent.glob("*.py"):
         for word in ("import pickle", "eval(", "exec(", "weights_only=False", "import_module"):
             assert word not in path.read_text(), path
@@ -422,25 +365,25 @@ def test_the_source_has_no_way_to_run_a_file():
 # --- Systems that refuse
 
 
-def test_no_checkpoint_is_a_plain_error(tmp_path):
-    for check in (read, verify):
-        with pytest.raises(MissingCheckpointError, match=r"no checkpoint at .*none"):
-            check(tmp_path / "none")
-        with pytest.raises(MissingCheckpointError):
-            check(tmp_path / "none" / "below")
-    with pytest.raises(MissingCheckpointError, match="no directory"):
-        find(tmp_path / "none")
+@pytest.mark.parametrize(
+    ("check", "path", "error", "message"),
+    [
+        (read, "none", MissingCheckpointError, "no checkpoint at .*none"),
+        (verify, "none", MissingCheckpointError, "no checkpoint at .*none"),
+        (read, "none/below", MissingCheckpointError, "no checkpoint at"),
+        (find, "none", MissingCheckpointError, "no directory"),
+        (read, "file", DamagedCheckpointError, "is not a directory"),
+    ],
+)
+def test_a_missing_checkpoint_is_an_error(tmp_path, check, path, error, message):
+    (tmp_path / "file").write_text("")
 
-
-def test_a_file_in_place_of_a_checkpoint_is_a_plain_error(tmp_path):
-    (tmp_path / "it").write_text("")
-
-    with pytest.raises(DamagedCheckpointError, match="is not a directory"):
-        read(tmp_path / "it")
+    with pytest.raises(error, match=message):
+        check(tmp_path / path)
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_a_file_that_may_not_be_read_is_a_plain_error(saved, monkeypatch, at):
+def test_an_unreadable_file_is_an_error(saved, monkeypatch, at):
     refusing = FaultyOS(at, PermissionError(13, "Permission denied"), calls={"open", "readv"})
     monkeypatch.setattr(_reader, "os", refusing)
 
@@ -452,7 +395,7 @@ def test_a_file_that_may_not_be_read_is_a_plain_error(saved, monkeypatch, at):
 # --- Finding
 
 
-def test_the_newest_is_the_one_with_the_most_batches_whatever_its_name_and_time(tmp_path):
+def test_sorts_by_batches_whatever_the_name_and_time(tmp_path):
     for name, batch in [("z", 3), ("a", 20), ("m", 10), ("b", 20)]:
         os.utime(write(tmp_path / name, {}, 1, info={"batch": batch}), (0, 0))
     (tmp_path / "logs").mkdir()
@@ -466,12 +409,12 @@ def test_the_newest_is_the_one_with_the_most_batches_whatever_its_name_and_time(
     assert broken == []
 
 
-def test_a_broken_one_is_told_and_never_the_newest(tmp_path):
+def test_lists_broken_checkpoints_separately(tmp_path):
     for batch in (1, 2, 3, 4):
         write(tmp_path / f"ba{batch}", *pack(TREE), info={"batch": batch})
-    (tmp_path / "ba4" / "manifest.json").unlink()
-    os.truncate(tmp_path / "ba3" / "tensors.safetensors", 9)
-    flip(tmp_path / "ba2" / "tensors.safetensors", -1)
+    (tmp_path / "ba4" / MANIFEST).unlink()
+    os.truncate(tmp_path / "ba3" / TENSORS, 9)
+    flip(tmp_path / "ba2" / TENSORS, -1)
 
     whole, broken = find(tmp_path)
     checked, damaged = find(tmp_path, thorough=True)
@@ -483,8 +426,6 @@ def test_a_broken_one_is_told_and_never_the_newest(tmp_path):
     assert [each.path.name for each in damaged] == ["ba2", "ba3", "ba4"]
 
 
-# --- Two at once
-
 WRITER = """
     import sys, torch
     from composable.checkpoint import pack, write
@@ -495,7 +436,7 @@ WRITER = """
 """
 
 
-def test_a_reader_sees_a_whole_checkpoint_at_any_time_of_an_overwriting_and_after_a_kill(tmp_path):
+def test_a_reader_sees_a_whole_checkpoint_while_it_is_overwritten_and_after_a_kill(tmp_path):
     target = write(tmp_path / "it", *pack({"n": 0, "t": []}))
     script = [sys.executable, "-c", textwrap.dedent(WRITER), str(target)]
     writer = subprocess.Popen(script, stdout=subprocess.PIPE, text=True)

@@ -40,7 +40,7 @@ def run(capsys, *arguments):
     return status, out, err
 
 
-def test_inspect_prints_what_is_in_a_checkpoint(saved, capsys):
+def test_inspect_prints_the_contents(saved, capsys):
     status, out, _ = run(capsys, "inspect", saved)
 
     assert status == 0
@@ -72,17 +72,25 @@ def test_inspect_prints_json(saved, capsys):
     }
 
 
-def test_inspect_takes_what_it_finds(tmp_path, capsys):
-    tree = {"odd": {1: [torch.ones(2), (float("nan"), b"x")]}, "run": ["a", {"b": {2}}]}
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"odd": {1: [torch.ones(2), (float("nan"), b"x")]}, "run": ["a", {"b": {2}}]},
+        [1, 2],
+        {"run": {"\x1b[2J": "\x1b]0;title\x07\r\u202e"}},  # it must not control the terminal
+    ],
+)
+def test_inspect_accepts_any_tree(tmp_path, capsys, tree):
     path = write(tmp_path / "it", *pack(tree))
-    bare = write(tmp_path / "bare", *pack([1, 2]))
 
-    assert run(capsys, "inspect", path)[0] == 0
+    status, out, _ = run(capsys, "inspect", path)
+
+    assert status == 0
+    assert all(line.isprintable() for line in out.splitlines())
     assert run(capsys, "inspect", path, "--json")[0] == 0
-    assert run(capsys, "inspect", bare)[0] == 0
 
 
-def test_a_folder_of_several_is_listed_and_broken_ones_are_marked(tmp_path, capsys):
+def test_inspect_lists_a_folder_and_marks_broken_checkpoints(tmp_path, capsys):
     save(tmp_path, 9)
     save(tmp_path, 10)
     assert run(capsys, "inspect", tmp_path)[0] == 0
@@ -113,31 +121,23 @@ def test_verify_checks_every_byte(tmp_path, capsys):
     assert "tensors.safetensors is damaged" in err
 
 
-def test_nothing_there_is_told_by_the_exit_status(tmp_path, capsys):
-    for verb in ("inspect", "verify"):
-        status, _, err = run(capsys, verb, tmp_path / "none")
-        assert status == 2
-        assert "no checkpoint at" in err
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_a_missing_checkpoint_is_an_error(tmp_path, capsys, verb):
+    status, _, err = run(capsys, verb, tmp_path / "none")
+
+    assert status == 2
+    assert "no checkpoint at" in err
 
 
-def test_wrong_usage_is_told_by_the_exit_status(capsys):
-    for arguments in ([], ["checkpoint"], ["checkpoint", "inspect"], ["fly"]):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 2
+@pytest.mark.parametrize("arguments", [[], ["checkpoint"], ["checkpoint", "inspect"], ["fly"]])
+def test_wrong_usage_is_an_error(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
     assert "usage: composable" in capsys.readouterr().err
 
 
-def test_a_name_in_a_file_can_not_steer_the_terminal(tmp_path, capsys):
-    tree = {"run": {"\x1b[2J": "\x1b]0;title\x07\r\u202e"}}
-    path = write(tmp_path / "it", *pack(tree))
-
-    _, out, _ = run(capsys, "inspect", path)
-
-    assert all(line.isprintable() for line in out.splitlines())
-
-
-def test_norms_are_of_every_dtype():
+def test_norms_of_every_dtype():
     for dtype in (torch.float8_e4m3fn, torch.bfloat16, torch.complex64, torch.uint8, torch.bool):
         assert inspect._norm(torch.tensor([[1, 0], [1, 1]]).to(dtype)) == pytest.approx(3**0.5)
     assert inspect._norm(torch.empty(0)) == 0

@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
 from enum import Enum
+from functools import reduce
 from types import MappingProxyType
 
 import numpy as np
@@ -30,12 +31,12 @@ def there_and_back(tree):
 @example({"\udcff": 1})
 @example({1: 1, "1": torch.ones(1), (1,): torch.ones(2)})
 @example({True: 1, 0: 2})
-def test_every_tree_comes_back_as_it_was(tree):
+def test_unpack_inverts_pack(tree):
     assert same(there_and_back(tree), tree)
 
 
 @given(trees)
-def test_the_names_of_tensors_are_those_of_the_file_and_the_json_is_one_text(tree):
+def test_names_are_valid_in_the_file_and_the_json_is_deterministic(tree):
     tensors, data = pack(tree)
 
     assert all(name.isprintable() and name for name in tensors)
@@ -45,11 +46,11 @@ def test_the_names_of_tensors_are_those_of_the_file_and_the_json_is_one_text(tre
 
 @pytest.mark.parametrize("dtype", DTYPE_LIST, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)], ids=str)
-def test_every_dtype_and_shape_comes_back(dtype, shape):
+def test_every_dtype_and_shape_is_restored(dtype, shape):
     assert same(there_and_back(tensor(dtype, shape)), tensor(dtype, shape))
 
 
-def test_names_are_paths():
+def test_tensors_are_named_by_their_paths():
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
@@ -62,33 +63,32 @@ def test_names_are_paths():
     assert same(there_and_back(tree)["optimizers"], tree["optimizers"])
 
 
-def test_a_slash_in_a_key_is_not_taken_for_a_level():
-    tensors, _ = pack({"a/b": torch.ones(1), "a": {"b": torch.ones(2)}, "": torch.ones(3)})
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        (["a/b", ("a", "b"), ""], {"a%2Fb": 1, "a/b": 2, "%": 3}),
+        ([3, "3", "3~2"], {"3": 1, "3~2": 2, "3~2~2": 3}),
+    ],
+)
+def test_tensors_with_similar_keys_have_different_names(keys, names):
+    tree = {}
+    for size, key in enumerate(keys, 1):
+        place = tree.setdefault(key[0], {}) if isinstance(key, tuple) else tree
+        place[key[-1] if isinstance(key, tuple) else key] = torch.ones(size)
 
-    assert {name: len(t) for name, t in tensors.items()} == {"a%2Fb": 1, "a/b": 2, "%": 3}
-
-
-def test_keys_of_one_name_get_names_of_their_own():
-    tensors, _ = pack({3: torch.ones(1), "3": torch.ones(2), "3~2": torch.ones(3)})
-
-    assert sorted(map(len, tensors.values())) == [1, 2, 3]
+    assert {name: len(t) for name, t in pack(tree)[0].items()} == names
 
 
 @pytest.mark.parametrize(
     "mapping",
-    [
-        OrderedDict(a=1),
-        MappingProxyType({"a": 1}),
-        defaultdict(list, a=1),
-        Counter("a"),
-    ],
+    [OrderedDict(a=1), MappingProxyType({"a": 1}), defaultdict(list, a=1), Counter("a")],
     ids=lambda m: type(m).__name__,
 )
-def test_every_mapping_comes_back_as_a_dictionary(mapping):
+def test_a_mapping_becomes_a_dictionary(mapping):
     assert same(there_and_back(mapping), {"a": 1})
 
 
-def test_what_is_tied_stays_tied():
+def test_tied_tensors_stay_tied():
     weight = torch.nn.Parameter(torch.ones(2, 3))
     empty = torch.empty(0)
     tree = {"a": weight, "b": weight.detach(), "c": [weight.T], "e": empty, "f": empty}
@@ -125,25 +125,17 @@ def test_tensors_that_only_look_alike_are_not_tied():
     ],
     ids=["channels_last", "transposed", "complex", "conjugate"],
 )
-def test_the_order_in_memory_comes_back(values):
+def test_the_memory_format_is_restored(values):
     back = there_and_back(values)
 
     assert same(back, values)
     assert back.stride() == values.stride()
 
 
-def test_only_the_view_is_kept_of_a_larger_storage():
-    back = there_and_back(torch.zeros(1000, 1000)[:, 3].clone()[::10])
-
-    assert back.untyped_storage().nbytes() == 400 or not back.is_contiguous()
-
-
-def test_nothing_is_copied():
+def test_pack_copies_nothing():
     weight = torch.ones(3)
 
-    tensors, _ = pack({"w": weight})
-
-    assert tensors["w"].data_ptr() == weight.data_ptr()
+    assert pack({"w": weight})[0]["w"].data_ptr() == weight.data_ptr()
 
 
 Point = namedtuple("Point", "x y")
@@ -156,17 +148,14 @@ class Colour(Enum):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            np.ones(2),
-            "memory/Mine/history has type numpy.ndarray, which cannot be saved: use plain",
-        ),
-        (np.float64(1), "memory/Mine/history has type numpy.float64"),
-        (Point(1, 2), "memory/Mine/history has type .*Point"),
-        (Colour.RED, "memory/Mine/history has type .*Colour"),
-        (UserDict(), "memory/Mine/history has type collections.UserDict"),
-        (print, "memory/Mine/history has type builtin_function_or_method"),
-        (torch.nn.Linear(1, 1), "memory/Mine/history has type torch.nn.modules.linear.Linear"),
-        (torch.Generator(), "memory/Mine/history has type torch._C.Generator"),
+        (np.ones(2), "Mine/history has type numpy.ndarray, which cannot be saved: use plain"),
+        (np.float64(1), "Mine/history has type numpy.float64"),
+        (Point(1, 2), "Mine/history has type .*Point"),
+        (Colour.RED, "Mine/history has type .*Colour"),
+        (UserDict(), "Mine/history has type collections.UserDict"),
+        (print, "Mine/history has type builtin_function_or_method"),
+        (torch.nn.Linear(1, 1), "Mine/history has type torch.nn.modules.linear.Linear"),
+        (torch.Generator(), "Mine/history has type torch._C.Generator"),
         ([1, {2: (3, object())}], "memory/Mine/history/1/2/1 has type object"),
         (torch.ones(2).to_sparse(), "is a tensor that has layout torch.sparse_coo"),
         (torch.ones(2, device="meta"), "is a tensor that is on the meta device"),
@@ -175,42 +164,35 @@ class Colour(Enum):
         ({torch.ones(1): 1}, "contains a tensor as a key or set member"),
         ({torch.ones(1)}, "contains a tensor as a key or set member"),
         (Timestamp(batch=float("nan")), "batch of a timestamp is nan, not a non-negative integer"),
-        (
-            Timestamp(batch_wct=math.inf),
-            "batch_wct of a timestamp is inf, not a non-negative number of seconds",
-        ),
+        (Timestamp(batch_wct=math.inf), "batch_wct of a timestamp is inf, not a non-negative num"),
     ],
     ids=by_message,
 )
-def test_what_can_not_be_saved_is_named_with_its_path(value, message):
+def test_a_value_that_cannot_be_saved_is_named_with_its_path(value, message):
     with pytest.raises(UnsavableError, match=message):
         pack({"memory": {"Mine": {"history": value}}})
 
 
-def test_a_tree_that_holds_itself_is_refused():
+def nested(levels):
+    tree = 1
+    for _ in range(levels):
+        tree = {1: (tree,)}
+    return tree
+
+
+def test_a_tree_is_finite_and_not_too_deep():
     loop = {"a": []}
     loop["a"].append((loop,))
-
-    with pytest.raises(UnsavableError, match="a/0/0 contains itself"):
-        pack(loop)
-
-
-def test_a_list_met_twice_is_no_loop():
     inner = [1]
 
     assert there_and_back([inner, inner]) == [[1], [1]]
-
-
-def test_a_tree_too_deep_is_refused_and_one_that_is_not_comes_back():
-    def nested(levels):
-        tree = 1
-        for _ in range(levels):
-            tree = {1: (tree,)}
-        return tree
-
     assert there_and_back(nested(31)) == nested(31)
+    with pytest.raises(UnsavableError, match="a/0/0 contains itself"):
+        pack(loop)
     with pytest.raises(UnsavableError, match="more than 64 levels"):
         pack(nested(40))
+    with pytest.raises(DamagedCheckpointError, match="nested too deeply"):
+        unpack({}, reduce(lambda data, _: [data], range(900), []))
 
 
 @pytest.mark.parametrize(
@@ -268,19 +250,6 @@ def test_a_tree_too_deep_is_refused_and_one_that_is_not_comes_back():
     ],
     ids=by_message,
 )
-def test_a_hostile_state_is_refused_with_its_path(data, message):
+def test_an_invalid_state_is_an_error_with_its_path(data, message):
     with pytest.raises(DamagedCheckpointError, match=message):
         unpack({"w": torch.ones(2, 2)}, data)
-
-
-def test_a_hostile_depth_is_refused():
-    data = []
-    for _ in range(900):
-        data = [data]
-
-    with pytest.raises(DamagedCheckpointError, match="nested too deeply"):
-        unpack({}, data)
-
-
-def test_a_deque_keeps_its_length():
-    assert there_and_back(deque([1, 2], maxlen=2)).maxlen == 2

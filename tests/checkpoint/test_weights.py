@@ -1,4 +1,4 @@
-"""Weights come from our files and from foreign ones: all of them, or none."""
+"""Weights are loaded from checkpoints and other files: all of them, or none."""
 
 import pickle
 
@@ -48,38 +48,47 @@ def as_torch(folder, weights):
 FORMS = pytest.mark.parametrize("save", [as_checkpoint, as_safetensors, as_torch])
 
 
-def equal(one, two):
-    return all(torch.equal(a, b) for a, b in zip(one.values(), two.values(), strict=True))
+@pytest.fixture
+def model():
+    """Build a model, which is unchanged after an error."""
+    return net(1)
 
 
-def unchanged(model):
-    return equal(model.state_dict(), net(1).state_dict())
+def equal(model, weights):
+    own = model.state_dict()
+    return own.keys() == weights.keys() and all(torch.equal(own[n], weights[n]) for n in own)
+
+
+def check_refused(error, message, model, *arguments, **options):
+    with pytest.raises(error, match=message) as caught:
+        load_weights(model, *arguments, **options)
+    assert equal(model, net(1).state_dict())
+    return str(caught.value)
 
 
 @FORMS
-def test_weights_are_loaded_in_place(tmp_path, save):
-    model, source = net(1), net(2)
-    first = model[0].weight
+def test_loads_weights_in_place(tmp_path, model, save):
+    source, first = net(2).state_dict(), model[0].weight
 
-    loaded = load_weights(model, save(tmp_path, source.state_dict()))
+    loaded = load_weights(model, save(tmp_path, source))
 
-    assert equal(model.state_dict(), source.state_dict())
+    assert equal(model, source)
     assert model[0].weight is first
-    assert set(loaded.loaded) == set(source.state_dict())
+    assert set(loaded.loaded) == set(source)
     assert loaded.missing == loaded.unexpected == ()
 
 
 @FORMS
-def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded(tmp_path, save):
+def test_lists_all_differences_and_loads_nothing(tmp_path, model, save):
     weights = net(2).state_dict()
     weights["0.weight"] = torch.ones(3, 5)
     weights["1.num_batches_tracked"] = torch.tensor(1.5)
     weights["extra"] = torch.ones(1)
     del weights["2.bias"]
-    model, path = net(1), save(tmp_path, weights)
+    path = save(tmp_path, weights)
 
-    with pytest.raises(MismatchError) as caught:
-        load_weights(model, path)
+    told = check_refused(MismatchError, "does not match the model", model, path)
+    check_refused(MismatchError, r"0.weight: shape \[3, 5\]", model, path, strict=False)
 
     for message in (
         str(path),
@@ -89,24 +98,12 @@ def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded(tmp_path, save):
         "not in the model: 'extra'",
         "ignore=['head.*']",
     ):
-        assert message in str(caught.value)
-    assert unchanged(model)
+        assert message in told
 
 
-@FORMS
-def test_another_shape_is_refused_even_when_not_strict(tmp_path, save):
-    weights = {**net(2).state_dict(), "2.weight": torch.ones(7, 3)}
-    model = net(1)
-
-    with pytest.raises(MismatchError, match=r"2.weight: shape \[7, 3\]"):
-        load_weights(model, save(tmp_path, weights), strict=False)
-    assert unchanged(model)
-
-
-def test_missing_and_unexpected_names_are_told_when_not_strict(tmp_path):
+def test_returns_missing_and_unexpected_names_unless_strict(tmp_path, model):
     weights = {**net(2).state_dict(), "extra": torch.ones(1)}
     del weights["2.bias"]
-    model = net(1)
 
     loaded = load_weights(model, as_torch(tmp_path, weights), strict=False)
 
@@ -116,9 +113,8 @@ def test_missing_and_unexpected_names_are_told_when_not_strict(tmp_path):
     assert torch.equal(model[2].bias, net(1)[2].bias)
 
 
-def test_what_is_ignored_stays_as_it_is_on_both_sides(tmp_path):
+def test_ignored_names_are_unchanged_in_the_model_and_unused_in_the_file(tmp_path, model):
     weights = {**net(2).state_dict(), "2.weight": torch.ones(7, 3), "extra.a": torch.ones(1)}
-    model = net(1)
 
     loaded = load_weights(model, as_torch(tmp_path, weights), ignore=["2.*", "extra.?"])
 
@@ -128,9 +124,8 @@ def test_what_is_ignored_stays_as_it_is_on_both_sides(tmp_path):
 
 
 @FORMS
-def test_floats_are_converted(tmp_path, save):
+def test_converts_floating_point_values(tmp_path, model, save):
     weights = {n: t.half() if t.is_floating_point() else t for n, t in net(2).state_dict().items()}
-    model = net(1)
 
     load_weights(model, save(tmp_path, weights))
 
@@ -138,46 +133,38 @@ def test_floats_are_converted(tmp_path, save):
     assert torch.equal(model[0].weight, weights["0.weight"].float())
 
 
-@pytest.mark.parametrize("kept", ["embed.weight", "head.weight"])
-def test_one_name_of_a_tied_tensor_is_enough(tmp_path, kept):
-    model = Tied()
-
-    loaded = load_weights(model, as_safetensors(tmp_path, {kept: torch.ones(4, 3)}))
-
-    assert loaded.missing == ()
-    assert (model.embed.weight == 1).all()
-    assert model.head.weight is model.embed.weight
-
-
 @FORMS
-def test_both_names_of_a_tied_tensor_may_be_there(tmp_path, save):
+def test_tied_weights_may_have_either_name_or_both(tmp_path, save):
     one = torch.ones(4, 3)
     one[0, 0] = torch.nan
+    both = {"embed.weight": one, "head.weight": one.clone()}
 
-    load_weights(Tied(), save(tmp_path, {"embed.weight": one, "head.weight": one.clone()}))
+    for weights in (both, {"embed.weight": one}, {"head.weight": one}):
+        model, folder = Tied(), tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        loaded = load_weights(model, save(folder, weights))
+        assert loaded.missing == ()
+        torch.testing.assert_close(model.embed.weight.data, one, equal_nan=True)
+        assert model.head.weight is model.embed.weight
     with pytest.raises(MismatchError, match=r"tied to embed.weight in the model"):
-        load_weights(Tied(), save(tmp_path / "..", {"embed.weight": one, "head.weight": one + 1}))
+        load_weights(Tied(), save(tmp_path, {"embed.weight": one, "head.weight": one + 1}))
 
 
-def test_weights_below_a_key_are_found_when_it_is_named(tmp_path):
-    nested = {"epoch": 3, "models": {"net": net(2).state_dict()}}
-    path, model = as_torch(tmp_path, nested), net(1)
+def test_the_key_selects_nested_weights(tmp_path, model):
+    path = as_torch(tmp_path, {"epoch": 3, "models": {"net": net(2).state_dict()}})
 
-    with pytest.raises(MismatchError, match=r"'epoch', 'models'\. Set their path with key="):
-        load_weights(model, path)
-    with pytest.raises(MismatchError, match=r"no entry 'models/other': it contains 'net'"):
-        load_weights(model, path, key="models/other")
-    assert unchanged(model)
+    check_refused(MismatchError, r"'epoch', 'models'\. Set their path with key=", model, path)
+    message = "no entry 'models/other': it contains 'net'"
+    check_refused(MismatchError, message, model, path, key="models/other")
     load_weights(model, path, key="models/net")
 
-    assert equal(model.state_dict(), net(2).state_dict())
+    assert equal(model, net(2).state_dict())
 
 
 def test_a_lazy_model_takes_the_shapes_of_the_file(tmp_path):
-    path = as_torch(tmp_path, nn.Linear(2, 3).state_dict())
     model = nn.LazyLinear(3)
 
-    load_weights(model, path)
+    load_weights(model, as_torch(tmp_path, nn.Linear(2, 3).state_dict()))
 
     assert model.weight.shape == (3, 2)
 
@@ -198,41 +185,29 @@ class Payload:
     ],
 )
 @pytest.mark.parametrize("name", ["it.pt", "it.safetensors"])
-def test_a_hostile_file_is_refused_and_not_run(tmp_path, content, name):
+def test_refuses_a_hostile_file_without_running_it(tmp_path, model, content, name):
     (tmp_path / name).write_bytes(content)
-    model = net(1)
 
-    with pytest.raises(DamagedCheckpointError, match=name):
-        load_weights(model, tmp_path / name)
-    assert unchanged(model)
-
-
-def test_a_module_saved_whole_is_refused(tmp_path):
-    with pytest.raises(
-        DamagedCheckpointError, match="objects other than tensors and plain containers"
-    ):
-        load_weights(net(1), as_torch(tmp_path, net(2)))
-
-
-@pytest.mark.parametrize("name", ["it.pt", "it.safetensors", "it"])
-def test_no_file_is_a_plain_error(tmp_path, name):
-    with pytest.raises(MissingCheckpointError, match="no file"):
-        load_weights(net(1), tmp_path / name)
-
-
-@pytest.mark.parametrize("held", [[1, 2], 3, {1: torch.ones(1)}, {"a": 1}])
-def test_a_file_without_weights_is_a_plain_error(tmp_path, held):
-    with pytest.raises(CheckpointError, match="contains no mapping"):
-        load_weights(net(1), as_torch(tmp_path, held))
+    check_refused(DamagedCheckpointError, name, model, tmp_path / name)
 
 
 @pytest.mark.parametrize("save", [as_safetensors, as_torch])
 @pytest.mark.parametrize("at", range(0, 200, 23))
-def test_a_truncated_foreign_file_is_refused(tmp_path, save, at):
+def test_refuses_a_truncated_file(tmp_path, model, save, at):
     path = save(tmp_path, net(2).state_dict())
     path.write_bytes(path.read_bytes()[:at])
-    model = net(1)
 
-    with pytest.raises(DamagedCheckpointError):
-        load_weights(model, path)
-    assert unchanged(model)
+    check_refused(DamagedCheckpointError, path.name, model, path)
+
+
+@pytest.mark.parametrize("content", [[1, 2], 3, {1: torch.ones(1)}, {"a": 1}, net(2)])
+def test_refuses_a_file_without_weights(tmp_path, model, content):
+    whole = isinstance(content, nn.Module)
+    message = "objects other than tensors and plain" if whole else "contains no mapping"
+
+    check_refused(CheckpointError, message, model, as_torch(tmp_path, content))
+
+
+@pytest.mark.parametrize("name", ["it.pt", "it.safetensors", "it"])
+def test_a_missing_file_is_an_error(tmp_path, model, name):
+    check_refused(MissingCheckpointError, "no file", model, tmp_path / name)

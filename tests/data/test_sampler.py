@@ -1,6 +1,4 @@
-"""Global batches are shared out among processes."""
-
-from itertools import chain
+"""Global batches are divided among processes."""
 
 import pytest
 import torch
@@ -17,60 +15,34 @@ def batches(*arguments, epoch=0, **options):
     return list(sampler)
 
 
-def test_an_order_is_a_permutation_that_seed_and_epoch_determine():
-    first = batches(12, batch_size=5)
-
-    assert sorted(chain(*first)) == list(range(12))
-    assert first == batches(range(12), batch_size=5, seed=Key(17))
-    assert first != batches(12, batch_size=5, epoch=1)
-    assert first != batches(12, batch_size=5, seed=18)
-
-
-def test_the_order_is_that_of_its_key():
-    generator = Key(17).fold("order", 3).generator()
-    expected = torch.randperm(12, generator=generator).tolist()
-
-    assert batches(12, batch_size=12, epoch=3) == [expected]
-
-
-def test_no_global_generator_is_asked():
+def test_the_order_is_drawn_from_the_key_of_the_epoch():
     before = torch.get_rng_state()
 
-    batches(12, batch_size=4)
+    for seed, epoch in [(17, 3), (17, 0), (18, 3)]:
+        generator = Key(seed).fold("order", epoch).generator()
+        expected = [torch.randperm(12, generator=generator).tolist()]
+        assert batches(12, batch_size=12, seed=seed, epoch=epoch) == expected
+        assert batches(range(12), batch_size=12, seed=Key(seed), epoch=epoch) == expected
 
     assert torch.equal(torch.get_rng_state(), before)
+    loader = DataLoader(range(12), batch_sampler=GlobalBatchSampler(12, batch_size=4, seed=5))
+    read = [batch.tolist() for batch in seeded_batches(loader, 17, epoch=2)]
+    assert read == batches(12, batch_size=4, seed=5, epoch=2)
 
 
 @pytest.mark.parametrize(
-    ("last_batch", "expected"),
+    ("count", "options", "expected"),
     [
-        ("keep", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
-        ("drop", [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        ("pad", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]),
+        (10, {"batch_size": 4, "last_batch": "keep"}, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+        (10, {"batch_size": 4, "last_batch": "drop"}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (10, {"batch_size": 4, "last_batch": "pad"}, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]),
+        (3, {"batch_size": 8, "last_batch": "pad"}, [[0, 1, 2, 0, 1, 2, 0, 1]]),
+        (11, {"batch_size": 8, "rank": 0, "world_size": 2}, [[0, 1, 2, 3], [8]]),
+        (11, {"batch_size": 8, "rank": 1, "world_size": 2}, [[4, 5, 6, 7], [9, 10]]),
     ],
 )
-def test_a_short_last_batch_is_kept_dropped_or_filled_up(last_batch, expected):
-    assert batches(10, batch_size=4, shuffle=False, last_batch=last_batch) == expected
-
-
-def test_a_small_data_set_fills_a_batch_by_going_around():
-    assert batches(3, batch_size=8, shuffle=False, last_batch="pad") == [[0, 1, 2, 0, 1, 2, 0, 1]]
-
-
-def test_a_short_batch_is_shared_out_as_evenly_as_can_be():
-    parts = [
-        batches(11, batch_size=8, shuffle=False, rank=rank, world_size=2)[1] for rank in range(2)
-    ]
-
-    assert parts == [[8], [9, 10]]
-
-
-def test_it_is_told_the_epoch_with_the_batches():
-    loader = DataLoader(range(12), batch_sampler=GlobalBatchSampler(12, batch_size=4, seed=5))
-
-    read = [batch.tolist() for batch in seeded_batches(loader, 17, epoch=2)]
-
-    assert read == batches(12, batch_size=4, seed=5, epoch=2)
+def test_last_batch(count, options, expected):
+    assert batches(count, shuffle=False, **options) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,6 +59,6 @@ def test_it_is_told_the_epoch_with_the_batches():
         ({"dataset": 9, "world_size": 2}, "has 1 examples for 2 processes"),
     ],
 )
-def test_arguments_out_of_range_are_refused(options, message):
+def test_rejects_invalid_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         GlobalBatchSampler(**{"dataset": 10, "batch_size": 4, "seed": 17, **options})

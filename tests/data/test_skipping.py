@@ -1,15 +1,14 @@
-"""An epoch can be gone through from any batch on, without loading what lies before it."""
+"""An epoch can start at any batch, without loading the batches before it."""
 
 import os
 import random
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, get_worker_info
 
+from composable import Key
 from composable.data import (
-    GlobalBatchSampler,
     MovedGeneratorWarning,
     ReplayedBatchesWarning,
     get_generator_states,
@@ -17,140 +16,41 @@ from composable.data import (
     seeded_batches,
 )
 from composable.utils.reproducibility import seed_context, seed_epoch
+from tests.data.loaders import LOADERS, Noisy, Stateful, Stream, Twice, read
 from tests.support.tiny import linear, make_trainer, same, weights
 
 
-class Noisy(Dataset):
-    """Examples with noise from all global generators, that writes down what is loaded here."""
-
-    def __init__(self, count=11):
-        self.count, self.loaded = count, []
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, i):
-        self.loaded.append(i)
-        return i, torch.rand(()), random.random(), np.random.rand()  # noqa: NPY002
-
-
-class NoisyBatches(Noisy):
-    """The same, with a batch at an index."""
-
-    def __getitems__(self, indices):
-        noise = float(torch.rand(()))
-        return [(i, noise, 0.0, 0.0) for i in indices]
-
-
-class Lazy:
-    """A sampler that draws each index lazily."""
-
-    def __len__(self):
-        return 11
-
-    def __iter__(self):
-        return (random.randrange(11) for _ in range(11))
-
-
-class Eager:
-    """A batch sampler that draws the whole order when it begins."""
-
-    def __len__(self):
-        return 4
-
-    def __iter__(self):
-        return iter([part.tolist() for part in torch.randperm(11).split(3)])
-
-
-class Own(DataLoader):
-    """A loader with attributes of its own."""
-
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.label = "own"
-
-
-LOADERS = {
-    "shuffled": lambda **more: DataLoader(Noisy(), 3, shuffle=True, **more),
-    "in order": lambda **more: DataLoader(Noisy(), 3, **more),
-    "drops the last": lambda **more: DataLoader(Noisy(), 3, shuffle=True, drop_last=True, **more),
-    "no batches": lambda **more: DataLoader(Noisy(), batch_size=None, shuffle=True, **more),
-    "lazy sampler": lambda **more: DataLoader(Noisy(), 3, sampler=Lazy(), **more),
-    "batch sampler": lambda **more: DataLoader(
-        Noisy(), batch_sampler=BatchSampler(Lazy(), 4, drop_last=False), **more
-    ),
-    "eager batch sampler": lambda **more: DataLoader(Noisy(), batch_sampler=Eager(), **more),
-    "global batches": lambda **more: DataLoader(
-        Noisy(), batch_sampler=GlobalBatchSampler(11, batch_size=3, seed=5), **more
-    ),
-    "batches at once": lambda **more: DataLoader(NoisyBatches(), 3, shuffle=True, **more),
-    "a subclass": lambda **more: Own(Noisy(), 3, shuffle=True, **more),
-}
-
-
-def read(loader, *, skip=0, epoch=1, seed=17, **more):
-    """Return the batches as lists of numbers."""
-    with seed_context(3):
-        batches = seeded_batches(loader, seed, epoch=epoch, first_step=4 * epoch, skip=skip, **more)
-        return [[torch.as_tensor(part).tolist() for part in batch] for batch in batches]
-
-
-@pytest.mark.parametrize("name", list(LOADERS))
-def test_a_loader_goes_on_with_the_tail_of_the_epoch(name):
-    loader = LOADERS[name]()
-    whole = read(loader)
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+def test_starts_at_any_batch_with_and_without_workers(make):
+    loader = make()
+    before, whole = dict(vars(loader)), read(loader)
 
     assert len(whole) == len(loader)
     for skip in (1, 2, len(loader), len(loader) + 1):
-        assert read(LOADERS[name](), skip=skip) == whole[skip:]
+        assert read(loader, skip=skip) == whole[skip:]
+    assert vars(loader) == before
+
+    workers = make(num_workers=2, persistent_workers=True)
+    assert read(workers) == whole
+    assert read(workers, skip=2) == whole[2:]
 
 
-@pytest.mark.parametrize("name", list(LOADERS))
-def test_workers_change_neither_order_nor_noise(name):
-    whole = read(LOADERS[name]())
-    loader = LOADERS[name](num_workers=2, persistent_workers=True)
-
-    assert read(loader) == whole
-    assert read(loader, skip=2) == whole[2:]
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("persistent", [False, True])
-def test_any_number_of_workers_gives_the_epochs_of_this_process(persistent):
-    loader = LOADERS["shuffled"](num_workers=3, persistent_workers=persistent)
-
-    for epoch in range(3):
-        assert read(loader, epoch=epoch) == read(LOADERS["shuffled"](), epoch=epoch)
-    assert read(loader, epoch=1, seed=18) == read(LOADERS["shuffled"](), epoch=1, seed=18)
-
-
-def test_nothing_is_loaded_to_be_thrown_away():
+def test_the_order_depends_on_the_seed_and_the_epoch_alone():
     loader = LOADERS["shuffled"]()
-    whole = [i for batch in read(loader) for i in batch[0]]
-    loader.dataset.loaded.clear()
+    first = read(loader)
 
-    read(loader, skip=2)
-
-    assert loader.dataset.loaded == whole[6:]
+    assert read(LOADERS["shuffled"](), seed=Key(17)) == first
+    assert read(loader, epoch=2) != first != read(loader, seed=18)
 
 
-def test_a_list_of_batches_is_read_from_the_batch_on():
+def test_a_list_starts_at_the_batch():
     batches = [torch.tensor(i) for i in range(4)]
 
     assert list(seeded_batches(batches, 17, epoch=0, skip=3)) == batches[3:]
     assert list(seeded_batches(tuple(batches), 17, epoch=0, skip=5)) == []
 
 
-def test_the_loader_stays_as_it_was():
-    loader = LOADERS["a subclass"]()
-    before = dict(vars(loader))
-
-    read(loader), read(loader, skip=2)
-
-    assert vars(loader) == before
-
-
-def test_an_interrupted_epoch_of_workers_that_persist_leaves_nothing_behind():
+def test_an_interrupted_epoch_of_persistent_workers_leaves_no_trace():
     loader = LOADERS["shuffled"](num_workers=1, persistent_workers=True)
     batches = seeded_batches(loader, 17, epoch=0)
     next(batches)
@@ -173,149 +73,83 @@ def open_in_worker(worker_id):
     dataset.file = 40 + worker_id
 
 
-def test_a_function_that_starts_workers_sees_the_data_set():
+def test_worker_init_fn_gets_the_dataset():
     loader = DataLoader(OpensInWorker(4), 2, num_workers=2, worker_init_fn=open_in_worker)
 
     assert [batch.tolist() for batch in seeded_batches(loader, 17, epoch=0)] == [[40] * 2, [41] * 2]
 
 
-def test_an_error_of_the_data_set_is_raised_as_it_is():
-    class Broken(Noisy):
-        def __getitem__(self, i):
-            raise LookupError(f"example {i} is missing")
+def fail(*_):
+    raise LookupError("example 0 is missing")
 
+
+def test_an_error_of_the_dataset_is_raised_unchanged():
     with pytest.raises(LookupError, match="example 0 is missing"):
-        read(DataLoader(Broken()))
+        read(DataLoader(Noisy(draw=fail)))
 
 
-# --- loaders that can't begin in mid-epoch ---
-
-
-class Stream(IterableDataset):
-    def __init__(self):
-        self.read = 0
-
-    def __iter__(self):
-        for i in range(6):
-            self.read += 1
-            yield i, torch.rand(()), random.random(), 0.0
-
-
-class GoesItsOwnWay(DataLoader):
-    """Gives every batch twice."""
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield batch
-            yield batch
+# --- loaders that cannot start in mid-epoch ---
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: DataLoader(Stream(), 2),
+        *(lambda first=first: DataLoader(Stream(first), 2) for first in (0, 3, 100)),
         lambda: DataLoader(Stream(), 2, num_workers=1),
         lambda: Stream(),
-        lambda: GoesItsOwnWay(Noisy(), 3, shuffle=True),
+        lambda: Twice(Noisy(), 3, shuffle=True),
+        lambda: Stateful(),
     ],
 )
-def test_what_has_no_index_is_replayed_and_says_so(make):
-    whole = read(make())
+def test_skipped_batches_are_replayed_with_a_warning(make):
+    whole, remedy = read(make()), "read_loader_state" if type(make()) is Stateful else "DataL"
 
-    with pytest.warns(ReplayedBatchesWarning, match=r"the first 2 batches of the epoch .*DataL"):
+    with pytest.warns(ReplayedBatchesWarning, match=f"the first 2 batches of the epoch .*{remedy}"):
         assert read(make(), skip=2) == whole[2:]
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_epoch_that_begins_at_its_begin_warns_of_nothing():
+def test_an_epoch_from_its_start_does_not_warn():
     read(Stream()), read(DataLoader(Noisy(), 3, shuffle=True, generator=torch.Generator()))
 
 
-@pytest.mark.parametrize("sampler", [None, "random"])
-def test_a_generator_that_has_moved_on_is_reported(sampler):
+@pytest.mark.parametrize("of_the_sampler", [False, True])
+def test_a_generator_of_the_loader_warns_or_is_set_to_its_state(of_the_sampler):
     own = torch.Generator().manual_seed(0)
-    if sampler:
-        chosen = torch.utils.data.RandomSampler(range(11), generator=own)
-        loader = DataLoader(Noisy(), 3, sampler=chosen)
-    else:
-        loader = DataLoader(Noisy(), 3, shuffle=True, generator=own)
-
-    with pytest.warns(MovedGeneratorWarning, match="Build the loader without generator="):
-        read(loader, skip=1)
-
-
-def test_a_generator_is_set_to_what_it_was_when_the_epoch_began():
-    own = torch.Generator().manual_seed(0)
-    loader = DataLoader(Noisy(), 3, shuffle=True, generator=own)
+    how = {"sampler": RandomSampler(range(11), generator=own)} if of_the_sampler else {}
+    loader = DataLoader(Noisy(), 3, **how or {"shuffle": True, "generator": own})
     read(loader)  # an epoch before
     began = get_generator_states(loader)
     whole = read(loader)
 
     assert read(loader, skip=2, generators=began) == whole[2:]
     assert read(loader, generators=began) == whole != read(loader)
-
-
-def test_generators_of_another_loader_are_refused():
-    with pytest.raises(ValueError, match=r"generators has 1 states, but the loader has 0"):
-        read(DataLoader(Noisy(), 3), generators=[torch.Generator().get_state()])
+    with pytest.warns(MovedGeneratorWarning, match="Build the loader without generator="):
+        read(loader, skip=1)
 
 
 # --- loaders with a state ---
 
 
-class Stateful:
-    """A loader that says where it stands, as torchdata's StatefulDataLoader does."""
-
-    def __init__(self):
-        self.at, self.loaded, self.begin = 0, [], 0
-
-    def __iter__(self):
-        self.at, self.begin = self.begin, 0
-        while self.at < 5:
-            self.at += 1
-            self.loaded.append(self.at)
-            yield self.at, float(torch.rand(()))
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.begin = state["at"]
-
-
 @pytest.mark.filterwarnings("error")
-def test_a_loader_with_a_state_goes_on_from_it():
-    whole = list(seeded_batches(Stateful(), 17, epoch=0, first_step=5))
-    loader, interrupted = Stateful(), Stateful()
-    first = seeded_batches(interrupted, 17, epoch=0, first_step=5)
-    next(first), next(first)
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_loader_with_a_state_starts_from_it(first):
+    whole = read(Stateful(first))
+    loader, interrupted = Stateful(first), Stateful(first)
+    batches = seeded_batches(interrupted, 17, epoch=1, first_step=4)
+    next(batches), next(batches)
     state = read_loader_state(interrupted)
 
-    rest = seeded_batches(loader, 17, epoch=0, first_step=5, skip=2, loader_state=state)
-
     assert state == {"at": 2}
-    assert list(rest) == whole[2:]
+    assert read(loader, skip=2, loader_state=state) == whole[2:]
     assert loader.loaded == [3, 4, 5]
-    assert len(list(seeded_batches(loader, 17, epoch=1, first_step=10))) == 5
-
-
-def test_without_its_state_such_a_loader_is_replayed():
-    whole = list(seeded_batches(Stateful(), 17, epoch=0))
-
-    with pytest.warns(ReplayedBatchesWarning, match="read_loader_state"):
-        assert list(seeded_batches(Stateful(), 17, epoch=0, skip=2)) == whole[2:]
-
-
-def test_a_state_of_the_end_of_an_epoch_is_not_loaded_into_the_next():
-    loader = Stateful()
-
-    batches = seeded_batches(loader, 17, epoch=1, first_step=5, loader_state={"at": 5})
-
-    assert len(list(batches)) == 5
+    # A state of the end of an epoch is not loaded into the next one.
+    assert len(read(loader, epoch=2)) == len(read(Stateful(), loader_state={"at": 5})) == 5
+    assert read_loader_state(DataLoader(Noisy())) is None
 
 
 class SelfMade:
-    """A sampler that makes itself a generator where it was given none, as torchdata's does."""
+    """A sampler that creates a generator if it is given none, like the one of torchdata."""
 
     __module__ = "torchdata.stateful_dataloader.sampler"
 
@@ -333,38 +167,31 @@ class WithSelfMade(Stateful):
 
 
 @pytest.mark.filterwarnings("error", "ignore::composable.data.ReplayedBatchesWarning")
-def test_an_order_that_a_sampler_would_draw_for_itself_is_that_of_the_seed():
-    def order(**options):
-        return list(seeded_batches(WithSelfMade(), **{"seed": 17, "epoch": 0, **options}))
+def test_a_generator_that_the_sampler_creates_is_seeded():
+    def order(generator=None, **options):
+        loader = WithSelfMade(generator)
+        return list(seeded_batches(loader, **{"seed": 17, "epoch": 0, **options}))
 
     assert order(skip=3) == order()[3:]
     assert order(epoch=1) != order() != order(seed=18)
+    given, plain = (torch.Generator().manual_seed(4) for _ in range(2))
+    assert order(given) == torch.randperm(9, generator=plain).tolist()
 
 
-def test_such_a_sampler_that_was_given_a_generator_keeps_its_order():
-    loader = WithSelfMade(torch.Generator().manual_seed(4))
-
-    order = list(seeded_batches(loader, 17, epoch=0))
-
-    assert order == torch.randperm(9, generator=torch.Generator().manual_seed(4)).tolist()
-
-
-def test_a_state_for_a_loader_that_takes_none_is_refused():
-    with pytest.raises(ValueError, match="requires a loader with load_state_dict, and list has"):
-        seeded_batches([1, 2], 17, epoch=0, skip=1, loader_state={})
-
-
-@pytest.mark.parametrize("skip", [-1, 1.0, True, "2"])
-def test_a_skip_that_is_no_number_of_batches_is_refused(skip):
-    with pytest.raises(ValueError, match=f"skip={skip!r} must be a non-negative integer"):
-        seeded_batches([1, 2], 17, epoch=0, skip=skip)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"skip": x}, f"skip={x!r} must be a non-negative") for x in (-1, 1.0, True, "2")),
+        ({"skip": 1, "loader_state": {}}, "requires a loader with load_state_dict, and list has"),
+        ({"generators": [torch.empty(0)]}, r"generators has 1 states, but the loader has 0"),
+    ],
+)
+def test_rejects_invalid_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        seeded_batches([1, 2], 17, epoch=0, **options)
 
 
-def test_a_loader_without_a_state_has_none():
-    assert read_loader_state(DataLoader(Noisy())) is None
-
-
-# --- in the Trainer ---
+# --- in the Trainer, and as the DataLoader does it ---
 
 
 class Labelled(Noisy):
@@ -373,10 +200,9 @@ class Labelled(Noisy):
         return torch.rand(4), i % 3
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_trainer_that_goes_on_in_mid_epoch_loads_no_example_twice(workers):
+def test_fitting_in_parts_loads_no_example_twice():
     def run(parts):
-        loader = DataLoader(Labelled(), 3, shuffle=True, num_workers=workers)
+        loader = DataLoader(Labelled(), 3, shuffle=True)
         trainer = make_trainer(linear(), train_dataloader=loader, max_duration=None)
         for part in parts:
             trainer.fit(duration=part)
@@ -388,11 +214,8 @@ def test_a_trainer_that_goes_on_in_mid_epoch_loads_no_example_twice(workers):
     assert once[1] == split[1]
 
 
-# --- as torch's DataLoader does it ---
-
-
 @pytest.mark.parametrize("name", ["shuffled", "eager batch sampler"])
-def test_the_order_is_that_of_a_plain_loop_after_seeding_the_epoch(name):
+def test_the_order_is_that_of_a_plain_loop_after_seed_epoch(name):
     with seed_context(0):
         seed_epoch(17, 1)
         plain = [batch[0].tolist() for batch in LOADERS[name]()]
@@ -400,10 +223,18 @@ def test_the_order_is_that_of_a_plain_loop_after_seeding_the_epoch(name):
     assert [batch[0] for batch in read(LOADERS[name](), epoch=1)] == plain
 
 
-def test_a_data_set_that_gives_batches_at_once_is_asked_for_them_at_once():
-    noise = [set(batch[1]) for batch in read(LOADERS["batches at once"]())]
+def test_a_distributed_sampler_gets_the_epoch():
+    sampler = DistributedSampler(range(12), num_replicas=1, rank=0, shuffle=True)
+    loader = DataLoader(range(12), batch_size=12, sampler=sampler)
 
-    assert [len(of_one_batch) for of_one_batch in noise] == [1, 1, 1, 1]
+    assert read(loader, epoch=0) != read(loader, epoch=1)
+    assert sampler.epoch == 1
+
+
+def test_uses_getitems_of_the_dataset():
+    batches = read(LOADERS["batches at once"]())
+
+    assert [len(set(drawn)) for _, drawn in batches] == [1, 1, 1, 1]
 
 
 class InProcess(Noisy):
@@ -411,12 +242,8 @@ class InProcess(Noisy):
         return os.getpid()
 
 
-def test_workers_persist_over_epochs_where_they_are_told_to():
-    def workers(**options):
-        loader = DataLoader(InProcess(2), 1, num_workers=1, **options)
-        return {
-            batch.item() for epoch in range(2) for batch in seeded_batches(loader, 17, epoch=epoch)
-        }
+@pytest.mark.parametrize(("options", "count"), [({"persistent_workers": True}, 1), ({}, 2)])
+def test_only_persistent_workers_survive_an_epoch(options, count):
+    loader = DataLoader(InProcess(2), 1, num_workers=1, **options)
 
-    assert len(workers(persistent_workers=True)) == 1
-    assert len(workers()) == 2
+    assert len({p for epoch in range(2) for (p,) in map(tuple, read(loader, epoch=epoch))}) == count

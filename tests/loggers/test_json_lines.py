@@ -1,4 +1,4 @@
-"""Metrics in a file, one JSON object a line."""
+"""Metrics in a file, one JSON object per line."""
 
 import json
 import math
@@ -14,6 +14,11 @@ from composable.testing import NoSync
 from tests.support.tiny import NoRead, batches, make_trainer
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
 def lines(path):
     # Strictly: JSON has no NaN, though Python would read it.
     def refuse(constant):
@@ -22,50 +27,30 @@ def lines(path):
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
-def test_a_line_holds_the_time_and_the_metrics(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    logger = JSONLinesLogger(path)
-    now = Timestamp(epoch=1, batch=7, sample=28, total_wct=1.23456789)
-
-    logger.log_metrics({"loss": torch.tensor(0.5), "n": torch.tensor(3), "by": "a"}, now)
+def write(logger, *losses):
+    for batch, loss in enumerate(losses):
+        logger.log_metrics({"loss": loss}, Timestamp(batch=batch))
     logger.close()
-
-    assert lines(path) == [
-        {
-            "epoch": 1,
-            "batch": 7,
-            "sample": 28,
-            "seconds": 1.234568,
-            "loss": 0.5,
-            "n": 3,
-            "by": "a",
-        }
-    ]
+    return [line["loss"] for line in lines(logger.path)]
 
 
-@pytest.mark.parametrize("wrap", [float, torch.tensor])
-def test_what_is_not_finite_is_a_string(tmp_path, wrap):
-    path = tmp_path / "metrics.jsonl"
+def test_a_line_has_the_time_and_every_kind_of_number(path):
+    values = {"a": np.float32(0.5), "b": np.int64(3), "c": np.float64(0.25), "d": Fraction(1, 4)}
+    others = {"loss": torch.tensor(0.5), "n": torch.tensor(3), "by": "a", "e": True, "f": None}
+    infinite = {"g": np.float32("inf"), "h": -math.inf, "i": math.nan, "j": torch.tensor(math.nan)}
     logger = JSONLinesLogger(path)
 
-    values = {"a": wrap(math.nan), "b": wrap(math.inf), "c": wrap(-math.inf)}
-    logger.log_metrics(values, Timestamp())
+    now = Timestamp(epoch=1, batch=7, sample=28, total_wct=1.23456789)
+    logger.log_metrics({**values, **others, **infinite}, now)
     logger.close()
 
     (line,) = lines(path)
-    assert (line["a"], line["b"], line["c"]) == ("NaN", "Infinity", "-Infinity")
-
-
-def test_every_number_is_written(tmp_path):
-    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
-
-    values = {"a": np.float32(0.5), "b": np.int64(3), "c": np.float64(0.25), "d": Fraction(1, 4)}
-    logger.log_metrics({**values, "e": True, "f": None, "g": np.float32("inf")}, Timestamp())
-    logger.close()
-
-    (line,) = lines(logger.path)
-    written = {"a": 0.5, "b": 3, "c": 0.25, "d": 0.25, "e": True, "f": None, "g": "Infinity"}
-    assert {name: line[name] for name in written} == written
+    assert line == {
+        **{"epoch": 1, "batch": 7, "sample": 28, "seconds": 1.234568},
+        **{"a": 0.5, "b": 3, "c": 0.25, "d": 0.25},
+        **{"loss": 0.5, "n": 3, "by": "a", "e": True, "f": None},
+        **{"g": "Infinity", "h": "-Infinity", "i": "NaN", "j": "NaN"},
+    }
     assert isinstance(line["b"], int)
     assert line["e"] is True
 
@@ -79,79 +64,53 @@ def test_every_number_is_written(tmp_path):
         (10**400 * Fraction(1, 3), OverflowError),
     ],
 )
-def test_a_record_that_can_not_be_written_loses_no_other(tmp_path, bad, error):
-    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
-    for batch in range(5):
-        loss = bad if batch == 2 else torch.tensor(float(batch))
-        logger.log_metrics({"loss": loss}, Timestamp(batch=batch))
+def test_a_record_that_cannot_be_written_loses_no_other(path, bad, error):
+    logger = JSONLinesLogger(path)
 
     with pytest.raises(error):
-        logger.close()
-    logger.log_metrics({"loss": 5.0}, Timestamp(batch=5))
-    logger.close()
+        write(logger, 0.0, torch.tensor(1.0), bad, torch.tensor(3.0))
 
-    assert [line["loss"] for line in lines(logger.path)] == [0.0, 1.0, 3.0, 4.0, 5.0]
+    assert write(logger, 4.0) == [0.0, 1.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("name", ["epoch", "batch", "sample", "seconds"])
-def test_a_metric_does_not_hide_the_time(tmp_path, name):
-    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
-    logger.log_metrics({"loss": 1.0}, Timestamp())
+def test_rejects_a_metric_with_a_reserved_name(path, name):
+    logger = JSONLinesLogger(path)
 
     with pytest.raises(ValueError, match=f"metric name '{name}' is reserved .*'metrics/{name}'"):
         logger.log_metrics({name: 1.0}, Timestamp())
-    logger.close()
 
-    assert [line["loss"] for line in lines(logger.path)] == [1.0]
+    assert write(logger, 1.0) == [1.0]
 
 
-def test_an_existing_file_is_not_touched(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("old\n")
-
+def test_an_existing_file_is_replaced_only_on_request(path):
+    path.write_text('{"loss": "old"}\n')
     trainer = make_trainer(loggers=[JSONLinesLogger(path)])
+
     with pytest.raises(FileExistsError, match=r"path='.*metrics.jsonl' exists; .*overwrite=True"):
         trainer.fit()
+    with pytest.raises(FileExistsError, match="exists; pass another path, append=True"):
+        write(JSONLinesLogger(path, flush_interval=1), 1.0)
 
     assert trainer.state.timestamp.batch == 0  # before any time is spent
-    assert path.read_text() == "old\n"
-
-
-def test_an_existing_file_is_not_touched_by_a_first_record(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("old\n")
-    logger = JSONLinesLogger(path, flush_interval=1)
-
-    with pytest.raises(FileExistsError, match="exists; pass another path, append=True"):
-        logger.log_metrics({"loss": 1.0}, Timestamp())
-
-    assert path.read_text() == "old\n"
+    assert write(JSONLinesLogger(path, append=True), 1.0) == ["old", 1.0]
+    assert write(JSONLinesLogger(path, overwrite=True), 2.0) == [2.0]
 
 
 @pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"append": True}])
-def test_constructing_and_closing_write_nothing(tmp_path, options):
-    path, folder = tmp_path / "metrics.jsonl", tmp_path / "new"
+def test_a_logger_without_records_writes_nothing(path, options):
     path.write_text("old\n")
 
-    JSONLinesLogger(path, **options).close()
-    JSONLinesLogger(folder / "metrics.jsonl", **options).close()
+    for one in (path, path.parent / "new" / "metrics.jsonl"):
+        logger = JSONLinesLogger(one, **options)
+        logger.close()
+        logger.close()
 
     assert path.read_text() == "old\n"
-    assert not folder.exists()
+    assert not (path.parent / "new").exists()
 
 
-def test_an_existing_file_is_replaced_where_asked(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("old\n")
-
-    logger = JSONLinesLogger(path, overwrite=True)
-    logger.log_metrics({"loss": 1.0}, Timestamp())
-    logger.close()
-
-    assert [line["loss"] for line in lines(path)] == [1.0]
-
-
-def test_the_folder_is_made(tmp_path):
+def test_a_run_creates_the_folder(tmp_path):
     path = tmp_path / "runs" / "17" / "metrics.jsonl"
 
     make_trainer(loggers=[JSONLinesLogger(str(path))], log_interval="9ba").fit()
@@ -160,13 +119,12 @@ def test_the_folder_is_made(tmp_path):
 
 
 @pytest.mark.parametrize("interval", [0, -1, 1.5, "100", None])
-def test_the_flush_interval_is_checked(tmp_path, interval):
+def test_rejects_an_invalid_flush_interval(path, interval):
     with pytest.raises(ValueError, match=r"flush_interval=.* must be a positive integer"):
-        JSONLinesLogger(tmp_path / "metrics.jsonl", flush_interval=interval)
+        JSONLinesLogger(path, flush_interval=interval)
 
 
-def test_lines_are_written_each_flush_interval(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_writes_lines_at_each_flush_interval(path):
     logger = JSONLinesLogger(path, flush_interval=3)
     written = []
     for batch in range(7):
@@ -178,47 +136,35 @@ def test_lines_are_written_each_flush_interval(tmp_path):
     assert [line["batch"] for line in lines(path)] == list(range(7))
 
 
-def test_a_second_fit_appends(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    trainer = make_trainer(loggers=[JSONLinesLogger(path)], max_duration="1ep")
-    trainer.fit()
-    assert len(lines(path)) == 3
-    trainer.fit(duration="1ep")
-
-    assert [line["batch"] for line in lines(path)] == [1, 2, 3, 4, 5, 6]
-
-
-def test_closing_twice_is_closing_once(tmp_path):
-    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
-    logger.close()
-    logger.close()
-
-
-def test_a_run_leaves_its_losses_exactly(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_writes_the_exact_losses_of_every_fit(path):
     losses = []
 
     def watch(event, state, logger):
         if event.value == "batch_end":
             losses.append(state.loss)
 
-    make_trainer(
-        loggers=[JSONLinesLogger(path)], callbacks=[watch], eval_dataloader=batches([4])
-    ).fit()
+    trainer = make_trainer(
+        loggers=[JSONLinesLogger(path)],
+        callbacks=[watch],
+        eval_dataloader=batches([4]),
+        max_duration="1ep",
+    )
+    trainer.fit()
+    assert len(lines(path)) == 4
+    trainer.fit(duration="1ep")
 
     assert [x["loss/train"] for x in lines(path) if "lr" in x] == [x.item() for x in losses]
     assert [x["batch"] for x in lines(path) if "metrics/eval/loss" in x] == [3, 6]
 
 
-def test_nothing_is_read_from_the_device_before_it_is_written(tmp_path):
-    logger = JSONLinesLogger(tmp_path / "metrics.jsonl", flush_interval=100)
+def test_reads_nothing_from_the_device_before_writing(path):
+    logger = JSONLinesLogger(path, flush_interval=100)
 
     with NoSync(), NoRead():
         for batch in range(99):
             logger.log_metrics({"loss": torch.tensor(1.0)}, Timestamp(batch=batch))
-    logger.close()
 
-    assert len(lines(logger.path)) == 99
+    assert len(write(logger)) == 99
 
 
 # Appending
@@ -233,7 +179,7 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-def test_a_run_that_goes_on_leaves_the_lines_of_one_that_was_never_stopped(tmp_path):
+def test_a_resumed_run_has_the_lines_of_an_uninterrupted_one(tmp_path):
     def run(folder, stop, **more):
         trainer = make_trainer(
             loggers=[JSONLinesLogger(tmp_path / folder / "metrics.jsonl", **more)],
@@ -249,40 +195,35 @@ def test_a_run_that_goes_on_leaves_the_lines_of_one_that_was_never_stopped(tmp_p
             return
         assert trainer.state.timestamp.batch == 6
 
-    def told(folder):
+    def logged(folder):
         found = lines(tmp_path / folder / "metrics.jsonl")
         return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
 
     run("whole", None)
     run("stopped", 6)  # saved at batch 4, and at 5 batches were logged
-    assert len(told("stopped")) > 4
+    assert len(logged("stopped")) > 4
     run("stopped", None, append=True)
 
-    assert told("stopped") == told("whole")
+    assert logged("stopped") == logged("whole")
 
 
-def test_what_is_taken_back_in_the_middle_of_a_run_is_written_where_it_was(tmp_path):
-    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
-    logger.log_metrics({"n": 1}, Timestamp())
+def test_a_loaded_state_truncates_the_file(path):
+    logger = JSONLinesLogger(path)
+    logger.log_metrics({"loss": 1}, Timestamp())
     then = logger.state_dict()
-    logger.log_metrics({"n": 2}, Timestamp())
+    logger.log_metrics({"loss": 2}, Timestamp())
     logger.flush()
 
     logger.load_state_dict(then)
-    logger.log_metrics({"n": 3}, Timestamp())
-    logger.close()
 
-    assert [line["n"] for line in lines(logger.path)] == [1, 3]
-
-
-def test_a_file_that_is_shorter_than_it_was_is_an_error(tmp_path):
-    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
-
-    with pytest.raises(ValueError, match="has 0 bytes, but had 80 when the checkpoint was saved"):
-        logger.load_state_dict({"bytes": 80})
+    assert write(logger, 3) == [1, 3]
+    with pytest.raises(
+        ValueError, match=r"has .* bytes, but had 800 when the checkpoint was saved"
+    ):
+        logger.load_state_dict({"bytes": 800})
     logger.close()
 
 
-def test_a_file_is_gone_on_with_or_replaced():
+def test_rejects_overwrite_and_append_together(path):
     with pytest.raises(ValueError, match="overwrite=True and append=True"):
-        JSONLinesLogger("metrics.jsonl", overwrite=True, append=True)
+        JSONLinesLogger(path, overwrite=True, append=True)

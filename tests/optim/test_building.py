@@ -15,19 +15,28 @@ def two_layers():
     return seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, CLASSES)))
 
 
-def with_new_first_layer(model, width=5):
-    first = seeded(lambda: nn.Linear(4, width), seed=1)
+def new_first_layer(model):
+    first = seeded(lambda: nn.Linear(4, 5), seed=1)
     return nn.Sequential(first, *list(model)[1:])
+
+
+def new_first_weight(model):
+    first = nn.Linear(4, 5)
+    first.bias = model[0].bias
+    return nn.Sequential(first, *list(model)[1:])
+
+
+def added_layer(model):
+    return nn.Sequential(nn.Sequential(model[0], nn.Linear(5, 5)), *list(model)[1:])
 
 
 def stepped(model, kind=torch.optim.Adam, **options):
     """Build an optimizer that holds state for every parameter."""
-    options = {"lr": 0.1, **options}
     groups = [
         {"params": list(model[0].parameters()), "lr": 0.5, "weight_decay": 0.25},
         {"params": list(model[2].parameters())},
     ]
-    optimizer = kind(groups, **options)
+    optimizer = kind(groups, lr=0.1, **options)
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -38,78 +47,41 @@ def ids(parameters):
     return [id(p) for p in parameters]
 
 
-def test_a_replaced_parameter_takes_the_place_of_the_one_with_its_name():
+@pytest.mark.parametrize(
+    ("change", "groups"),
+    [
+        (new_first_layer, lambda m: (m[0].parameters(), m[2].parameters())),
+        (new_first_weight, lambda m: ([m[0].weight, m[0].bias], m[2].parameters())),
+        (
+            added_layer,
+            lambda m: ([*m[0][0].parameters(), *m[0][1].parameters()], m[2].parameters()),
+        ),
+        (lambda m: nn.Sequential(m[0], nn.ReLU()), lambda m: (m[0].parameters(), [])),
+        (lambda m: nn.Sequential(*m), lambda m: (m[0].parameters(), m[2].parameters())),
+    ],
+)
+def test_groups_have_the_parameters_of_the_new_model(change, groups):
     before = two_layers()
     optimizer = stepped(before)
-    after = with_new_first_layer(before)
+    state = {id(p): held["exp_avg"] for p, held in optimizer.state.items()}
+    after = change(before)
 
     update_param_groups([optimizer], before, after)
 
     first, second = optimizer.param_groups
-    assert ids(first["params"]) == ids(after[0].parameters())
+    assert [sorted(ids(g["params"])) for g in (first, second)] == [
+        sorted(ids(group)) for group in groups(after)
+    ]
+    if change is not added_layer:  # a new parameter takes the place of the one of its name
+        assert [ids(g["params"]) for g in (first, second)] == [ids(g) for g in groups(after)]
     assert (first["lr"], first["weight_decay"]) == (0.5, 0.25)
-    assert ids(second["params"]) == ids(after[2].parameters())
+    kept = {id(p) for p in after.parameters()} & state.keys()
+    assert {id(p): held["exp_avg"] for p, held in optimizer.state.items()} == {
+        p: state[p] for p in kept
+    }
 
 
-def test_the_order_of_a_group_stays():
-    before = two_layers()
-    optimizer = stepped(before)
-    first = nn.Linear(4, 5)
-    first.bias = before[0].bias
-    after = nn.Sequential(first, *list(before)[1:])
-
-    update_param_groups([optimizer], before, after)
-
-    assert ids(optimizer.param_groups[0]["params"]) == ids([first.weight, first.bias])
-
-
-def test_the_state_of_what_left_is_dropped_and_the_rest_is_kept():
-    before = two_layers()
-    optimizer = stepped(before)
-    kept = optimizer.state[before[2].weight]["exp_avg"]
-    after = with_new_first_layer(before)
-
-    update_param_groups([optimizer], before, after)
-
-    assert set(ids(optimizer.state)) == set(ids(before[2].parameters()))
-    assert optimizer.state[after[2].weight]["exp_avg"] is kept
-
-
-def test_an_added_parameter_joins_the_group_of_its_neighbours():
-    before = two_layers()
-    optimizer = stepped(before)
-    after = nn.Sequential(nn.Sequential(*before[0:1], nn.Linear(5, 5)), *list(before)[1:])
-
-    update_param_groups([optimizer], before, after)
-
-    assert {id(p) for p in after[0][1].parameters()} <= set(
-        ids(optimizer.param_groups[0]["params"])
-    )
-    assert ids(optimizer.param_groups[1]["params"]) == ids(after[2].parameters())
-
-
-def test_a_removed_parameter_leaves_its_group():
-    before = two_layers()
-    optimizer = stepped(before)
-    after = nn.Sequential(before[0], nn.ReLU())
-
-    update_param_groups([optimizer], before, after)
-
-    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 0]
-    assert set(ids(optimizer.state)) == set(ids(before[0].parameters()))
-
-
-def test_the_same_parameters_leave_the_optimizer_as_it_is():
-    before = two_layers()
-    optimizer = stepped(before)
-    groups = [ids(group["params"]) for group in optimizer.param_groups]
-
-    update_param_groups([optimizer], before, nn.Sequential(*before))
-
-    assert [ids(group["params"]) for group in optimizer.param_groups] == groups
-
-
-def test_a_parameter_that_no_optimizer_would_train_is_reported():
+def test_warns_of_a_parameter_that_no_optimizer_trains():
     before = nn.Sequential(nn.Linear(4, 5))
     foreign = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 
@@ -140,16 +112,14 @@ class ReplaceFirst(Algorithm):
         return event is self.at
 
     def apply(self, event, state):
-        return state.evolve(model=with_new_first_layer(state.model))
+        return state.evolve(model=new_first_layer(state.model))
 
 
-@pytest.mark.parametrize(
-    "event", [Event.INIT, Event.AFTER_LOAD, Event.FIT_START, Event.EPOCH_START]
-)
+@pytest.mark.parametrize("event", ReplaceFirst.events)
 def test_the_trainer_trains_the_parameters_of_a_surgery(event):
     model = two_layers()
     optimizer = stepped(model, torch.optim.SGD, momentum=0.9)
-    start = weights(with_new_first_layer(model))
+    start = weights(new_first_layer(model))
 
     trainer = make_trainer(
         model, optimizers=optimizer, algorithms=[ReplaceFirst(event)], max_duration="1ep"
@@ -169,7 +139,7 @@ def test_a_factory_is_called_after_surgery():
     assert ids(optimizer.param_groups[0]["params"]) == ids(trainer.state.model.parameters())
 
 
-def test_optimizers_come_in_the_order_given():
+def test_builds_optimizers_in_the_given_order():
     model = two_layers()
     first = torch.optim.SGD(model[0].parameters(), lr=0.1)
 
@@ -177,8 +147,5 @@ def test_optimizers_come_in_the_order_given():
 
     assert built[0] is first
     assert type(built[1]) is torch.optim.Adam
-
-
-def test_nothing_given_is_nothing_built():
     assert build_optimizers([], two_layers()) == ()
     assert make_trainer(optimizers=None).predict(batches())[0].shape == (4, CLASSES)

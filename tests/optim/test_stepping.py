@@ -37,6 +37,14 @@ def with_gradients(build):
     return optimizer, model
 
 
+def assert_stepped(model, build, times=1):
+    """Assert that a model has the bits after some steps of the optimizer itself."""
+    plain, expected = with_gradients(build)
+    for _ in range(times):
+        plain.step()
+    assert same(weights(model), weights(expected))
+
+
 @pytest.fixture
 def ranges(monkeypatch):
     """Return the names of the ranges that are recorded for a profiler."""
@@ -54,7 +62,7 @@ def ranges(monkeypatch):
 
 
 @pytest.mark.parametrize("build", OPTIMIZERS)
-def test_the_bits_are_those_of_step(build, ranges):
+def test_gives_the_bits_of_step(build, ranges):
     (fast, model), (plain, expected) = with_gradients(build), with_gradients(build)
     step = fast_step(fast)
 
@@ -70,57 +78,58 @@ def test_the_bits_are_those_of_step(build, ranges):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_a_subclass_with_a_step_of_its_own_is_stepped_by_it(ranges):
+def test_calls_the_step_of_a_subclass(ranges):
     class Twice(SGD):
         def step(self, closure=None):
             super().step(closure)
             super().step(closure)
 
-    (fast, model), (plain, expected) = (with_gradients(partial(Twice, lr=0.1)) for _ in range(2))
-    fast_step(fast)()
-    plain.step()
+    build = partial(Twice, lr=0.1)
+    optimizer, model = with_gradients(build)
+    fast_step(optimizer)()
 
-    assert same(weights(model), weights(expected))
+    assert_stepped(model, build)
 
 
-def test_each_of_several_optimizers_is_stepped():
+def test_steps_each_of_several_optimizers():
     (one, first), (other, second) = with_gradients(OPTIMIZERS[0]), with_gradients(OPTIMIZERS[3])
-    before, steps = weights(first), OptimizerSteps()
+    steps = OptimizerSteps()
 
-    steps((one,))
-    steps((one, other))
-    steps((other,))
+    for optimizers in ((one,), (one, other), (other,)):
+        steps(optimizers)
 
-    for optimizer, model, times in ((one, first, 2), (other, second, 2)):
-        plain, expected = with_gradients(OPTIMIZERS[0] if optimizer is one else OPTIMIZERS[3])
-        for _ in range(times):
-            plain.step()
-        assert same(weights(model), weights(expected))
-    assert not same(before, weights(first))
+    assert_stepped(first, OPTIMIZERS[0], times=2)
+    assert_stepped(second, OPTIMIZERS[3], times=2)
 
 
 # --- hooks ---
 
-OWN = {
+REGISTER = {
     "pre": lambda optimizer, hook: optimizer.register_step_pre_hook(hook),
     "post": lambda optimizer, hook: optimizer.register_step_post_hook(hook),
     "global pre": lambda optimizer, hook: register_optimizer_step_pre_hook(hook),
     "global post": lambda optimizer, hook: register_optimizer_step_post_hook(hook),
 }
+HOOKS = pytest.mark.parametrize("register", REGISTER.values(), ids=REGISTER)
+WHEN = pytest.mark.parametrize("when", ["before", "after"])
 
 
-@pytest.mark.parametrize("register", OWN.values(), ids=OWN)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_hook_is_called_whenever_it_was_registered(register, when):
+def both(when, change, optimizer):
+    """Make the fast step after or before a change of the optimizer; return both results."""
+    if when == "before":
+        return change(), fast_step(optimizer)
+    return (fast_step(optimizer), change())[::-1]
+
+
+@HOOKS
+@WHEN
+def test_calls_a_hook_whenever_it_was_registered(register, when):
     (optimizer, model), calls = with_gradients(OPTIMIZERS[0]), []
 
     def hook(called, args, kwargs):
         calls.append((called, len(args), kwargs))
 
-    if when == "before":
-        handle, step = register(optimizer, hook), fast_step(optimizer)
-    else:
-        step, handle = fast_step(optimizer), register(optimizer, hook)
+    handle, step = both(when, lambda: register(optimizer, hook), optimizer)
     try:
         step()
     finally:
@@ -128,22 +137,16 @@ def test_a_hook_is_called_whenever_it_was_registered(register, when):
     step()
 
     assert calls == [(optimizer, 1, {})]
-    plain, expected = with_gradients(OPTIMIZERS[0])
-    plain.step()
-    plain.step()
-    assert same(weights(model), weights(expected))
+    assert_stepped(model, OPTIMIZERS[0], times=2)
 
 
-@pytest.mark.parametrize("register", OWN.values(), ids=OWN)
-def test_a_hook_that_is_registered_during_a_run_is_called(register):
+@HOOKS
+def test_calls_a_hook_that_is_registered_during_a_run(register):
     calls, handles = [], []
-
-    def hook(optimizer, args, kwargs):
-        calls.append(optimizer)
 
     def add(event, state, logger):
         if event.value == "batch_start" and state.timestamp.batch == 2:
-            handles.append(register(state.optimizers[0], hook))
+            handles.append(register(state.optimizers[0], lambda *seen: calls.append(seen)))
 
     try:
         make_trainer(callbacks=[add], check_effects=False).fit()
@@ -156,13 +159,10 @@ def test_a_hook_that_is_registered_during_a_run_is_called(register):
 # --- schedulers, profilers, and a step that was replaced ---
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_torch_scheduler_knows_that_the_optimizer_was_stepped(when, ranges):
+@WHEN
+def test_a_torch_scheduler_notices_the_step(when, ranges):
     optimizer, model = with_gradients(OPTIMIZERS[0])
-    if when == "before":
-        scheduler, step = StepLR(optimizer, 1), fast_step(optimizer)
-    else:
-        step, scheduler = fast_step(optimizer), StepLR(optimizer, 1)
+    scheduler, step = both(when, lambda: StepLR(optimizer, 1), optimizer)
     ranges.clear()
 
     step()
@@ -172,12 +172,10 @@ def test_a_torch_scheduler_knows_that_the_optimizer_was_stepped(when, ranges):
 
     assert optimizer._opt_called
     assert bool(ranges) is (when == "after")
-    plain, expected = with_gradients(OPTIMIZERS[0])
-    plain.step()
-    assert same(weights(model), weights(expected))
+    assert_stepped(model, OPTIMIZERS[0])
 
 
-def test_a_run_with_a_torch_scheduler_has_no_warning():
+def test_a_run_with_a_torch_scheduler_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_trainer(schedulers=partial(StepLR, step_size=1)).fit()
@@ -195,9 +193,9 @@ def test_a_profiler_sees_the_range_of_the_step():
 
 
 @pytest.mark.parametrize("bind", [MethodType, lambda function, one: partial(function, one)])
-@pytest.mark.parametrize("when", ["before", "after"])
+@WHEN
 @pytest.mark.parametrize("scheduled", [False, True])
-def test_a_step_that_is_replaced_on_the_instance_is_called(bind, when, scheduled):
+def test_calls_a_step_that_is_replaced_on_the_instance(bind, when, scheduled):
     (optimizer, model), calls = with_gradients(OPTIMIZERS[0]), []
     before = weights(model)
     if scheduled:
@@ -207,27 +205,34 @@ def test_a_step_that_is_replaced_on_the_instance_is_called(bind, when, scheduled
     def replaced(self, *args):
         calls.append(self)
 
-    step = fast_step(optimizer) if when == "after" else None
-    optimizer.step = bind(replaced, optimizer)
-    (step or fast_step(optimizer))()
+    both(when, lambda: setattr(optimizer, "step", bind(replaced, optimizer)), optimizer)[1]()
 
     assert calls == [optimizer]
     assert same(weights(model), before)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_step_that_is_replaced_on_the_class_is_called(when, monkeypatch):
+@pytest.mark.parametrize(
+    ("when", "name", "moves"),
+    [
+        ("before", "step", False),
+        ("after", "step", False),
+        ("before", "_optimizer_step_code", True),  # what torch runs after a step
+    ],
+)
+def test_calls_a_method_that_is_replaced_on_the_class(when, name, moves, monkeypatch):
     class Mine(SGD):
         pass
 
     (optimizer, model), calls = with_gradients(partial(Mine, lr=0.1)), []
-    before, step = weights(model), fast_step(optimizer) if when == "after" else None
-    monkeypatch.setattr(SGD, "step", lambda self: calls.append(self))
+    before = weights(model)
 
-    (step or fast_step(optimizer))()
+    def replace():
+        monkeypatch.setattr(SGD, name, lambda self: calls.append(self))
+
+    both(when, replace, optimizer)[1]()
 
     assert calls == [optimizer]
-    assert same(weights(model), before)
+    assert same(weights(model), before) is not moves
 
 
 def test_an_optimizer_that_takes_a_closure_still_takes_it():
@@ -248,15 +253,6 @@ def test_an_optimizer_that_takes_a_closure_still_takes_it():
 
     assert calls
     assert optimizer.step(closure) < first
-
-
-def test_the_code_that_torch_runs_after_a_step_is_run(monkeypatch):
-    (optimizer, _), calls = with_gradients(OPTIMIZERS[0]), []
-    monkeypatch.setattr(SGD, "_optimizer_step_code", lambda self: calls.append(self))
-
-    fast_step(optimizer)()
-
-    assert calls == [optimizer]
 
 
 def test_an_optimizer_of_accelerate_is_stepped_by_its_own_step():

@@ -1,4 +1,4 @@
-"""Algorithms that break one law each, and no more than they can help."""
+"""Algorithms that break one law each, with what the message of `check_algorithm` says of them."""
 
 import itertools
 import sys
@@ -8,9 +8,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from composable import Algorithm, Event, Stage
-
-COUNT = itertools.count()
-LOOKED_AT = []
 
 
 @attrs.frozen(repr=False)
@@ -28,252 +25,183 @@ class Good(Algorithm):
         return state.with_batch(inputs=state.inputs * self.factor)
 
 
+def variant(apply=None, *, name="Broken", fields=(), plain=False, **members):
+    """Build a `Good` algorithm with another `apply(self, state)`, further fields or members.
+
+    With `plain`, its class isn't an attrs class: instances can have further attributes.
+    """
+    if apply is not None:
+        members["apply"] = lambda self, event, state: apply(self, state)
+    body = {"__annotations__": dict.fromkeys(fields, object), **dict(fields), **members}
+    kind = type(name, (Good,), body)
+    return kind() if plain else attrs.frozen(repr=False)(kind)()
+
+
 def scaled(state, factor):
     return state.with_batch(inputs=state.inputs * (0.5 + 0.5 * float(factor)))
 
 
-class Assignable(Good):
-    """Its class isn't an attrs class, since attrs would reject it."""
-
-    __setattr__ = object.__setattr__
+def writing(*names):
+    return {"writes": frozenset({"batch", *names})}
 
 
-@attrs.frozen(repr=False)
-class HoldsAList(Good):
-    seen: list = attrs.field(factory=list)
+SURGERY = {"events": frozenset({Event.INIT}), "stage": Stage.SURGERY, **writing("model")}
+AT_FIT = {
+    "events": frozenset({Event.FIT_START}),
+    "stage": Stage.OTHER,
+    "writes": frozenset({"max_duration"}),
+}
 
 
-@attrs.frozen(repr=False)
-class HoldsAGenerator(Good):
-    source: torch.Generator = attrs.field(factory=torch.Generator)
+def halves(self, state):
+    return state.evolve(max_duration=state.max_duration * 0.5)
 
 
-@attrs.frozen(repr=False)
-class EqualToItselfAlone(Good):
-    def __eq__(self, other):
-        return self is other
-
-    __hash__ = object.__hash__
+def writes_in_place(self, state):
+    state.inputs.mul_(self.factor)
+    return state.evolve()
 
 
-@attrs.frozen(repr=False)
-class HashesByIdentity(Good):
-    def __hash__(self):
-        return id(self)
+def changes_the_stride(self, state):  # by attributes, which no check of effects sees
+    for attribute, value in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1))):
+        setattr(state.model[4], attribute, value)
+    return state.evolve()
 
 
-@attrs.frozen(repr=False)
-class PrintsAnAddress(Good):
-    loss: object = lambda outputs: outputs
+def hooks_the_model(self, state):
+    state.model.register_forward_hook(lambda module, args, output: 2 * output)
+    return state.evolve()
 
 
-@attrs.frozen(repr=False)
-class StageIsANumber(Good):
-    stage = 30
+def counts_in_the_instance(self, state):
+    own = vars(self).setdefault("batches", {})
+    own[state.timestamp.batch] = True
+    return scaled(state, len(own) % 2)
 
 
-@attrs.frozen(repr=False)
-class DoesNothing(Good):
-    def apply(self, event, state):
-        return state
+def notes_in_the_instance(self, state):  # it doesn't look at what it notes
+    vars(self)["last"] = state.timestamp.batch
+    return scaled(state, 0.5)
 
 
-@attrs.frozen(repr=False)
-class WritesUndeclared(Good):
-    writes = frozenset({"batch"})
-
-    def apply(self, event, state):
-        return state.evolve(metrics={"mine": {"seen": 1.0}})
+def remembers_in_another_field(self, state):  # in a field that isn't saved
+    if state.timestamp.batch == 1:
+        state = state.evolve(epoch_length=100)
+    return scaled(state, state.epoch_length == 100)
 
 
-@attrs.frozen(repr=False)
-class WritesInPlace(Good):
-    def apply(self, event, state):
-        state.inputs.mul_(self.factor)
-        return state.evolve()
+def stage_by_place(self):  # another stage for the first of the list: it looks, in the frame
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "compile":
+        frame = frame.f_back
+    listed = list(frame.f_locals["algorithms"]) if frame else [self]
+    return Stage.SELECT if listed[0] is self else Stage.MIX
 
 
-@attrs.frozen(repr=False)
-class ChangesTheGivenModel(Good):
-    """By an attribute, which no check of effects sees."""
-
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
-    writes = frozenset({"model"})
-
-    def apply(self, event, state):
-        state.model[4].stride = (1, 1)
-        state.model[4].padding = (0, 0)
-        state.model[4].dilation = (1, 1)
-        return state.evolve()
+def knows_that_it_is_a_part(self, event, state):  # acts otherwise inside of a combinator
+    return scaled(state, sys._getframe(1).f_code.co_name == "_act")
 
 
-@attrs.frozen(repr=False)
-class HooksTheGivenModel(ChangesTheGivenModel):
-    def apply(self, event, state):
-        state.model.register_forward_hook(lambda module, args, output: 2 * output)
-        return state.evolve()
+LOOKED_AT = []
 
 
-@attrs.frozen(repr=False)
-class CountsInAGlobal(Good):
-    def apply(self, event, state):
-        return scaled(state, 1 / (1 + next(COUNT)))
-
-
-class CountsInTheInstance(Good):
-    """Its class isn't an attrs class, so that instances can have further attributes."""
-
-    def apply(self, event, state):
-        own = vars(self).setdefault("batches", {})
-        own[state.timestamp.batch] = True
-        return scaled(state, len(own) % 2)
-
-
-class NotesInTheInstance(Good):
-    """It doesn't look at what it notes."""
-
-    def apply(self, event, state):
-        vars(self)["last"] = state.timestamp.batch
-        return scaled(state, 0.5)
-
-
-@attrs.frozen(repr=False)
-class RemembersAnything(Good):
-    value: object = None
-    writes = frozenset({"batch", "memory"})
-
-    def apply(self, event, state):
-        return state.remember(self.name, {"seen": [self.value(state)]})
-
-
-@attrs.frozen(repr=False)
-class HalvesAtEveryFit(Good):
-    events = frozenset({Event.FIT_START})
-    stage = Stage.OTHER
-    writes = frozenset({"max_duration"})
-
-    def apply(self, event, state):
-        return state.evolve(max_duration=state.max_duration * 0.5)
-
-
-@attrs.frozen(repr=False)
-class RemembersInAnotherField(Good):
-    """In a field that is not saved."""
-
-    writes = frozenset({"batch", "epoch_length"})
-
-    def apply(self, event, state):
-        if state.timestamp.batch == 1:
-            state = state.evolve(epoch_length=100)
-        return scaled(state, state.epoch_length == 100)
-
-
-@attrs.frozen(repr=False)
-class DrawsGlobally(Good):
-    def apply(self, event, state):
-        return scaled(state, torch.rand(()))
-
-
-@attrs.frozen(repr=False)
-class LooksAtTheGlobalSeed(Good):
-    """Moves no generator, but depends on one."""
-
-    def apply(self, event, state):
-        return scaled(state, torch.initial_seed() % 1000 / 1000)
-
-
-@attrs.frozen(repr=False)
-class ReplacesTheKey(Good):
-    writes = frozenset({"batch", "key"})
-
-    def apply(self, event, state):
-        return state.evolve(key=state.key.fold(self.name))
-
-
-@attrs.frozen(repr=False)
-class LooksAtTheList(Good):
-    """Another stage for the first of the list: it looks whether it is, in the frame."""
-
-    @property
-    def stage(self):
-        frame = sys._getframe()
-        while frame is not None and frame.f_code.co_name != "compile":
-            frame = frame.f_back
-        listed = list(frame.f_locals["algorithms"]) if frame else [self]
-        return Stage.SELECT if listed[0] is self else Stage.MIX
-
-    def apply(self, event, state):
-        return state.with_batch(inputs=state.inputs.clamp(max=0.5))
-
-
-@attrs.frozen(repr=False)
-class KnowsThatItIsAPart(Good):
-    """Acts otherwise inside of a combinator."""
-
-    def __call__(self, event, state):
-        return scaled(state, sys._getframe(1).f_code.co_name == "_act")
-
-
-@attrs.frozen(repr=False)
-class ActsWhenLookedAt(Good):
-    """For the loss below, which depends on how often its events are read."""
-
-    @property
-    def events(self):
-        LOOKED_AT.append(1)
-        return frozenset({Event.AFTER_DATALOADER})
+def looked_at(self):
+    LOOKED_AT.append(1)
+    return frozenset({Event.AFTER_DATALOADER})
 
 
 def loss_of_looks(outputs, targets):
     return cross_entropy(outputs, targets) * (1 + len(LOOKED_AT))
 
 
-@attrs.frozen(repr=False)
-class NormalizesMicrobatches(Good):
-    events = frozenset({Event.BEFORE_FORWARD})
+def remembering(value):
+    return variant(
+        lambda self, state: state.remember(self.name, {"seen": [value(state)]}),
+        **writing("memory"),
+    )
 
-    def apply(self, event, state):
-        return state.with_batch(inputs=state.inputs - state.inputs.mean(0))
 
+COUNT = itertools.count()
+HALVES = variant(halves, **AT_FIT)
+HALVES_ONCE = variant(halves, **{**AT_FIT, "events": frozenset({Event.INIT})})
+WRITES_IN_PLACE = variant(writes_in_place, name="WritesInPlace")
 
-# The law that each breaks, the algorithm, and what the message says that was seen.
+ASSIGNABLE = variant(plain=True, __setattr__=object.__setattr__)
+HOLDS_A_LIST = variant(fields={"seen": attrs.field(factory=list)})
+HOLDS_A_GENERATOR = variant(fields={"source": attrs.field(factory=torch.Generator)})
+PRINTS_AN_ADDRESS = variant(fields={"loss": attrs.field(default=lambda outputs: outputs)})
+EQUAL_TO_ITSELF = variant(__eq__=lambda self, other: self is other, __hash__=object.__hash__)
+DOES_NOTHING = variant(lambda self, state: state)
+WRITES_UNDECLARED = variant(lambda self, state: state.evolve(metrics={"mine": {"seen": 1.0}}))
+COUNTS_IN_A_GLOBAL = variant(lambda self, state: scaled(state, 1 / (1 + next(COUNT))))
+DRAWS_GLOBALLY = variant(lambda self, state: scaled(state, torch.rand(())))
+# It moves no generator, but depends on one.
+LOOKS_AT_THE_SEED = variant(lambda self, state: scaled(state, torch.initial_seed() % 1000 / 1000))
+REPLACES_THE_KEY = variant(
+    lambda self, state: state.evolve(key=state.key.fold(self.name)), **writing("key")
+)
+ORDERS_BY_PLACE = variant(
+    lambda self, state: state.with_batch(inputs=state.inputs.clamp(max=0.5)),
+    stage=property(stage_by_place),
+)
+NORMALIZES_MICROBATCHES = variant(
+    lambda self, state: state.with_batch(inputs=state.inputs - state.inputs.mean(0)),
+    events=frozenset({Event.BEFORE_FORWARD}),
+)
+
+# The law that each breaks, the algorithm, what the message says that was seen, and the case.
 TABLE = [
-    ("frozen", Assignable(), "its field name can be assigned"),
-    ("hyperparameters", HoldsAList(), "field seen holds a list"),
-    ("hyperparameters", HoldsAGenerator(), "field source holds a Generator"),
-    ("value", EqualToItselfAlone(), "instances with equal fields differ"),
-    ("value", HashesByIdentity(), "equal instances have different hashes"),
-    ("value", PrintsAnAddress(), "its repr contains a memory address"),
-    ("plan", StageIsANumber(), "Plan.explain() raised TypeError"),
-    ("acts", DoesNothing(), "returned its input state"),
-    ("effects", WritesUndeclared(), "wrote state.metrics at AFTER_DATALOADER"),
-    ("effects", WritesInPlace(), "changed state.batch[0] in place at AFTER_DATALOADER"),
-    ("surgery", ChangesTheGivenModel(), "it changed 4.stride of the model"),
-    ("surgery", HooksTheGivenModel(), "it changed _forward_hooks of the model"),
-    ("repeats", CountsInAGlobal(), "state.batch[0] differs by up to"),
-    ("stateless", CountsInTheInstance(), "a fresh copy of it acts at each event, state.batch[0]"),
-    ("stateless", NotesInTheInstance(), "its attribute last changed during a run"),
-    ("memory", RemembersAnything(value=lambda state: {1, 2}), "['seen'][0] has type set at"),
-    ("memory", RemembersAnything(value=lambda state: {1: 2}), "has the key 1, which is not a str"),
+    ("frozen", ASSIGNABLE, "its field name can be assigned"),
+    ("hyperparameters", HOLDS_A_LIST, "field seen holds a list"),
+    ("hyperparameters", HOLDS_A_GENERATOR, "field source holds a Generator"),
+    ("value", EQUAL_TO_ITSELF, "instances with equal fields differ"),
+    ("value", variant(__hash__=lambda self: id(self)), "equal instances have different hashes"),
+    ("value", PRINTS_AN_ADDRESS, "its repr contains a memory address"),
+    ("plan", variant(stage=30), "Plan.explain() raised TypeError"),
+    ("acts", DOES_NOTHING, "returned its input state"),
+    ("effects", WRITES_UNDECLARED, "wrote state.metrics at AFTER_DATALOADER"),
+    ("effects", WRITES_IN_PLACE, "changed state.batch[0] in place at AFTER_DATALOADER"),
+    ("surgery", variant(changes_the_stride, **SURGERY), "it changed 4.stride of the model"),
+    ("surgery", variant(hooks_the_model, **SURGERY), "it changed _forward_hooks of the model"),
+    ("repeats", COUNTS_IN_A_GLOBAL, "state.batch[0] differs by up to"),
     (
-        "memory",
-        RemembersAnything(value=lambda state: state.model[0].weight),
-        "requires a gradient",
+        "stateless",
+        variant(counts_in_the_instance, plain=True),
+        "a fresh copy of it acts at each event, state.batch[0]",
     ),
     (
+        "stateless",
+        variant(notes_in_the_instance, plain=True),
+        "its attribute last changed during a run",
+    ),
+    ("memory", remembering(lambda state: {1, 2}), "['seen'][0] has type set at"),
+    ("memory", remembering(lambda state: {1: 2}), "has the key 1, which is not a str"),
+    ("memory", remembering(lambda state: state.model[0].weight), "requires a gradient"),
+    (
         "memory",
-        RemembersAnything(value=lambda state: state.model[0].weight.detach()),
+        remembering(lambda state: state.model[0].weight.detach()),
         "is a view of the weights",
     ),
-    ("parts", HalvesAtEveryFit(), "state.max_duration is '1ep' in one run and '2ep' in the other"),
-    ("resumes", RemembersInAnotherField(), "loaded into a new Trainer continued differently"),
-    ("resumes", RemembersAnything(value=lambda state: {1, 2}.__iter__), "could not be saved"),
-    ("leaves_generators", DrawsGlobally(), "it used torch's global generator at AFTER_DATALOADER"),
-    ("own_draws", LooksAtTheGlobalSeed(), "state.batch[0] differs"),
-    ("isolated", ReplacesTheKey(), "changes the random numbers of another algorithm"),
-    ("order", LooksAtTheList(), "last in the list instead of first"),
-    ("when_always", KnowsThatItIsAPart(), "under when(always, ...), state.batch[0] differs"),
-    ("when_never", ActsWhenLookedAt(), "under when(never, ...), state.loss differs by up to"),
-    ("microbatches", NormalizesMicrobatches(), "changes with 3 microbatches"),
+    ("parts", HALVES, "state.max_duration is '1ep' in one run and '2ep' in the other"),
+    (
+        "resumes",
+        variant(remembers_in_another_field, **writing("epoch_length")),
+        "loaded into a new Trainer continued differently",
+    ),
+    ("resumes", remembering(lambda state: {1, 2}.__iter__), "could not be saved"),
+    ("leaves_generators", DRAWS_GLOBALLY, "it used torch's global generator at AFTER_DATALOADER"),
+    ("own_draws", LOOKS_AT_THE_SEED, "state.batch[0] differs"),
+    ("isolated", REPLACES_THE_KEY, "changes the random numbers of another algorithm"),
+    ("order", ORDERS_BY_PLACE, "last in the list instead of first"),
+    (
+        "when_always",
+        variant(__call__=knows_that_it_is_a_part),
+        "under when(always, ...), state.batch[0] differs",
+    ),
+    (
+        "when_never",
+        variant(events=property(looked_at)),
+        "under when(never, ...), state.loss differs by up to",
+    ),
+    ("microbatches", NORMALIZES_MICROBATCHES, "changes with 3 microbatches"),
 ]

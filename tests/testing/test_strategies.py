@@ -22,7 +22,7 @@ from composable.testing import (
 
 
 @given(batches(shape=(2, 5), classes=3, min_size=0, max_size=4, dtype=torch.float64))
-def test_batches_have_the_shape_that_was_asked_for(batch):
+def test_batches_have_the_given_shape(batch):
     inputs, targets = batch
 
     assert inputs.shape[1:] == (2, 5)
@@ -49,7 +49,7 @@ def test_models_take_the_batches(model, batch):
 
 @given(states())
 @settings(max_examples=15)
-def test_states_are_of_a_run_that_goes_on(state):
+def test_states_are_of_an_unfinished_run(state):
     now = state.timestamp
 
     assert now.batch == now.epoch * state.epoch_length + now.batch_in_epoch
@@ -76,34 +76,24 @@ def test_events_and_seeds_are_what_a_run_takes(event, seed):
     assert 0 <= seed < 2**64
 
 
-def test_the_same_examples_come_again():
+def test_the_same_examples_are_drawn_again_without_a_global_generator():
     def drawn():
-        seen = []
+        seen, before = [], torch.get_rng_state()
 
-        @given(batches(), models(), st.data())
+        @given(batches(), models(), states(), st.data())
         @settings(max_examples=5, derandomize=True, database=None)
-        def collect(batch, model, data):
-            seen.append((*batch, torch.rand(2), *model.state_dict().values()))
+        def collect(batch, model, state, data):
+            seen.append((*batch, *state.batch, *model.state_dict().values()))
 
         collect()
+        assert torch.equal(torch.get_rng_state(), before)
         return seen
 
     for ours, theirs in zip(drawn(), drawn(), strict=True):
         assert all(map(torch.equal, ours, theirs))
 
 
-def test_drawing_a_model_moves_no_generator():
-    @given(models(), states())
-    @settings(max_examples=3)
-    def draw(model, state):
-        pass
-
-    before = torch.get_rng_state()
-    draw()
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_models_need_images():
+def test_models_require_the_shape_of_images():
     with pytest.raises(ValueError, match=r"shape=\(4,\) must be \(channels, height, width\)"):
         models(shape=(4,))
 
@@ -112,7 +102,7 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
-def test_without_hypothesis_there_are_the_checks_and_a_word_on_what_to_type():
+def test_without_hypothesis_only_the_checks_are_available():
     done = run(
         "import sys; sys.modules['hypothesis'] = None\n"
         "from composable.algorithms import LabelSmoothing\n"
@@ -144,11 +134,3 @@ def test_registered_torch_draws_the_same_in_every_example_and_is_restored():
     )
 
     assert done.returncode == 0, done.stderr
-
-
-def test_an_unknown_name_is_unknown():
-    import composable.testing
-
-    with pytest.raises(AttributeError, match="has no attribute 'strategy'"):
-        composable.testing.strategy  # noqa: B018
-    assert all(hasattr(composable.testing, name) for name in composable.testing.__all__)
