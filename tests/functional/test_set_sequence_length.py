@@ -62,15 +62,6 @@ def test_a_text_of_nothing_but_padding_has_no_end():
     assert short["input_ids"].tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize("length", range(1, TOKENS))
-def test_ends_and_starts_at_every_length(length):
-    short = set_sequence_length(batch(), length, preserve_end_of_sequence=True)
-
-    for row, (whole, real) in enumerate(zip(batch()["input_ids"].tolist(), [7, 4, 1], strict=True)):
-        last = whole[max(real - 1, length - 1)]
-        assert short["input_ids"][row].tolist() == [*whole[: length - 1], last]
-
-
 def test_pieces_that_fit_are_the_tokens_in_their_order():
     ids = torch.arange(24).reshape(2, 12)
 
@@ -78,24 +69,6 @@ def test_pieces_that_fit_are_the_tokens_in_their_order():
 
     assert torch.equal(pieces["input_ids"], ids.reshape(-1, 4))
     assert pieces["y"].flatten().tolist() == [0, 0, 0, 12, 12, 12]
-
-
-@pytest.mark.parametrize("length", range(1, TOKENS))
-def test_pieces_lose_no_token_and_each_is_learned_once(length):
-    pieces = set_sequence_length(batch(), length, truncate=False)
-
-    count = -(-TOKENS // length)
-    assert pieces["input_ids"].shape == (EXAMPLES * count, length)
-    assert set(pieces["input_ids"].flatten().tolist()) == set(
-        batch()["input_ids"].flatten().tolist()
-    )
-    real = batch()["labels"][batch()["labels"] >= 0].tolist()
-    assert pieces["labels"][pieces["labels"] >= 0].tolist() == real
-    seen = pieces["attention_mask"].bool()
-    learned = pieces["labels"] >= 0
-    assert torch.equal(pieces["labels"][learned], pieces["input_ids"][learned])
-    assert (seen | ~learned).all()
-    assert pieces["class"].tolist() == [c for c in range(3) for _ in range(count)]
 
 
 def test_the_last_piece_begins_within_the_one_before():
@@ -241,15 +214,6 @@ def test_the_length_grows_in_steps_along_a_line():
 
     assert lengths[0] == 8
     assert lengths == [8 + 8 * (k // 3) for k in range(30)] + [88] * 10
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 7, 30, 100, 424, 1000])
-def test_a_run_of_any_length_goes_from_the_least_to_the_most(steps):
-    lengths = [warmed_up_length(k / steps) for k in range(steps + 1)]
-
-    assert lengths[0] == 8
-    assert lengths[-1] == 1024
-    assert lengths == sorted(lengths)
 
 
 @pytest.mark.parametrize(
