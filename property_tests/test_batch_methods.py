@@ -18,6 +18,7 @@ from composable.algorithms import (
     ProgressiveResizing,
     SeqLengthWarmup,
 )
+from tests.support.tensors import seeded
 
 CLASSES = 3
 
@@ -26,16 +27,12 @@ sizes = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 shares = st.floats(0, 0.99)
 
 
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
 @st.composite
 def image_batches(draw, min_batch=1):
     """Draw inputs `[batch, channels, *size]` whose numbers are all distinct, and class indices."""
     shape = (draw(st.integers(min_batch, 5)), draw(st.integers(1, 3)), *draw(sizes))
     count = torch.Size(shape).numel()
-    inputs = torch.randperm(count, generator=generator(draw(seeds))).reshape(shape).double()
+    inputs = torch.randperm(count, generator=seeded(draw(seeds))).reshape(shape).double()
     return inputs, torch.arange(shape[0]) % CLASSES
 
 
@@ -68,8 +65,8 @@ mixings = st.sampled_from(
 
 @given(image_batches(), mixings, seeds)
 def test_the_mixed_loss_is_the_loss_on_soft_targets(batch, mix, seed):
-    mixed = mix(*batch, generator=generator(seed))
-    logits = torch.randn(len(batch[0]), CLASSES, generator=generator(seed)).double()
+    mixed = mix(*batch, generator=seeded(seed))
+    logits = torch.randn(len(batch[0]), CLASSES, generator=seeded(seed)).double()
     loss = partial(cross_entropy, reduction="none" if mixed.weight.ndim else "mean")
 
     assert_close(
@@ -82,7 +79,7 @@ def test_the_mixed_loss_is_the_loss_on_soft_targets(batch, mix, seed):
 
 @given(image_batches(), mixings, seeds)
 def test_the_mass_of_the_labels_is_kept(batch, mix, seed):
-    soft = mix(*batch, generator=generator(seed)).soft_targets(CLASSES)
+    soft = mix(*batch, generator=seeded(seed)).soft_targets(CLASSES)
 
     assert (soft >= 0).all()
     assert_close(soft.sum(1), torch.ones(len(soft)))
@@ -92,7 +89,7 @@ def test_the_mass_of_the_labels_is_kept(batch, mix, seed):
 def test_the_weight_is_the_share_of_an_examples_own_pixels(batch, per_sample, uniform, seed):
     (inputs, labels), size = batch, batch[0].shape[2:]
     options = {"per_sample": per_sample, "uniform_sampling": uniform}
-    draw = F.draw_cutmix(len(inputs), size, **options, generator=generator(seed))
+    draw = F.draw_cutmix(len(inputs), size, **options, generator=seeded(seed))
 
     mixed = F.apply_cutmix(inputs, labels, draw)
 
@@ -109,13 +106,20 @@ def test_the_weight_is_the_share_of_an_examples_own_pixels(batch, per_sample, un
 # Holes, rows and columns, crops
 
 
-@given(image_batches(), st.integers(0, 3), st.integers(0, 12), st.booleans(), seeds)
-def test_holes_are_zero_in_all_channels_and_the_rest_is_unchanged(
-    batch, num_holes, length, per_sample, seed
-):
+hole_options = st.fixed_dictionaries(
+    {
+        "num_holes": st.integers(0, 3),
+        "length": st.integers(0, 12),
+        "per_sample": st.booleans(),
+        "uniform_sampling": st.booleans(),
+    }
+)
+
+
+@given(image_batches(), hole_options, seeds)
+def test_holes_are_zero_in_all_channels_and_the_rest_is_unchanged(batch, options, seed):
     inputs, size = batch[0] + 1, batch[0].shape[2:]
-    options = {"num_holes": num_holes, "length": length, "per_sample": per_sample}
-    draw = F.draw_cutout(len(inputs), size, **options, generator=generator(seed))
+    draw = F.draw_cutout(len(inputs), size, **options, generator=seeded(seed))
 
     cut = F.apply_cutout(inputs, draw)
 
@@ -124,7 +128,7 @@ def test_holes_are_zero_in_all_channels_and_the_rest_is_unchanged(
         for hole in holes:
             example[:, inside(hole, size)] = 0
     assert torch.equal(cut, expected)
-    assert (draw[..., 1] - draw[..., 0] == length).all()
+    assert (draw[..., 1] - draw[..., 0] == options["length"]).all()
 
 
 @given(sizes, shares, shares, seeds)
@@ -133,9 +137,9 @@ def test_images_and_maps_lose_the_same_rows_and_columns(size, p_row, p_col, seed
     options = {"p_row": p_row, "p_col": p_col}
 
     for maps in (lambda x: x[:, :1] * 10 + 1, lambda x: x[:, 0].long()):
-        small = F.colout(inputs, maps(inputs), **options, generator=generator(seed))
+        small = F.colout(inputs, maps(inputs), **options, generator=seeded(seed))
 
-        draw = F.draw_colout(size, **options, generator=generator(seed))
+        draw = F.draw_colout(size, **options, generator=seeded(seed))
         expected = inputs[..., draw.columns]
         if draw.rows is not None:
             assert (draw.rows.diff() > 0).all()
@@ -156,12 +160,12 @@ def test_a_crop_of_images_and_maps_is_one_region(size, scale, increment, seed):
         mode="crop",
         size_increment=increment,
         resize_targets=True,
-        generator=generator(seed),
+        generator=seeded(seed),
     )
 
     assert torch.equal(small.targets, small.inputs[:, 0])
     new = F.scaled_size(size, scale_factor=scale, size_increment=increment)
-    at = F.draw_crop(size, new, generator=generator(seed)).tolist()
+    at = F.draw_crop(size, new, generator=seeded(seed)).tolist()
     region = tuple(slice(start, start + n) for start, n in zip(at, new, strict=True))
     assert torch.equal(small.inputs, inputs[(..., *region)])
 
@@ -206,6 +210,7 @@ def test_in_pieces_each_token_is_learned_exactly_once(batch, length):
 def test_a_text_that_is_cut_off_still_ends_with_its_end(batch, length):
     short = F.set_sequence_length(batch, length, preserve_end_of_sequence=True)
 
+    assert torch.equal(short["input_ids"] > 0, short["attention_mask"] > 0)
     for name, fill in (("input_ids", 0), ("labels", -100)):
         for whole, cut in zip(batch[name].tolist(), short[name].tolist(), strict=True):
             real = [token for token in whole if token != fill]

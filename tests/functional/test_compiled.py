@@ -16,25 +16,23 @@ import composable.functional as F
 from composable.functional import _compiled
 from composable.functional._operations import OPERATIONS, apply_operations
 from composable.functional.images import _kernels
+from tests.support.tensors import noise, seeded
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 64)
 MANY = settings(max_examples=60)
+SHEARS = [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0]
+FACTORS = [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0]
 # Strengths at which an operation changes its course, beside those that are drawn.
 EDGES = {
-    "autocontrast": [0.0],
-    "equalize": [0.0],
+    **dict.fromkeys(["autocontrast", "equalize"], (0.0,)),
     "posterize": [1.0, 2.0, 4.0, 7.0, 8.0],
     "rotate": [0.0, -0.0, 1.0, 45.0, -90.0, 90.0, 180.0, 359.5, 720.0],
     "solarize": [0.0, 0.5, 1.0, 127.5, 128.0, 255.0, 255.5, 256.0],
-    "shear_x": [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
-    "shear_y": [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
-    "translate_x": [0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0],
-    "translate_y": [0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0],
-    "color": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
-    "contrast": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
+    **dict.fromkeys(["shear_x", "shear_y"], SHEARS),
+    **dict.fromkeys(["translate_x", "translate_y"], (0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0)),
+    **dict.fromkeys(["color", "contrast", "sharpness"], FACTORS),
     "brightness": [0.0, 1 / 255, 0.5, 1.0, 9.0, 1e9],
-    "sharpness": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
 }
 NAMES = list(OPERATIONS)
 RANGES = {
@@ -44,14 +42,6 @@ RANGES = {
     **dict.fromkeys(["shear_x", "shear_y"], st.floats(-3, 3, width=32)),
     **dict.fromkeys(["translate_x", "translate_y"], st.floats(-2, 2, width=32)),
 }
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def noise(*shape, seed=0):
-    return torch.randint(256, shape, dtype=torch.uint8, generator=seeded(seed))
 
 
 @st.composite
@@ -292,21 +282,18 @@ class Marked(torch.Tensor):
 
 
 OTHERS = {
-    "floats": noise(2, 3, 4, 4) / 255,
-    "two channels": noise(2, 2, 4, 4),
-    "another device": noise(2, 3, 4, 4).to("meta"),
-    "a subclass": noise(2, 3, 4, 4).as_subclass(Marked),
-    "without values": noise(0, 3, 4, 4),
+    "floats": [noise(2, 3, 4, 4) / 255],
+    "two channels": [noise(2, 2, 4, 4)],
+    "another device": [noise(2, 3, 4, 4).to("meta")],
+    "a subclass": [noise(2, 3, 4, 4).as_subclass(Marked)],
+    "without values": [noise(0, 3, 4, 4)],
+    "a draw on another device": [noise(2, 3, 4, 4), torch.zeros(2, device="meta")],
 }
 
 
-@pytest.mark.parametrize("x", OTHERS.values(), ids=OTHERS)
-def test_other_images_are_left_to_the_operations_on_tensors(x):
-    assert not _compiled.serves(x)
-
-
-def test_a_draw_on_another_device_is_left_to_the_operations_on_tensors():
-    assert not _compiled.serves(noise(2, 3, 4, 4), torch.zeros(2, device="meta"))
+@pytest.mark.parametrize("given", OTHERS.values(), ids=OTHERS)
+def test_other_images_and_draws_are_left_to_the_operations_on_tensors(given):
+    assert not _compiled.serves(*given)
 
 
 def test_transforms_and_modes_see_operations_on_tensors():

@@ -31,14 +31,11 @@ def test_dtype_and_mode_are_those_of_the_model():
     assert no_op_model(nn.Embedding(3, 4).to(torch.float16)).weight.dtype == torch.float16
 
 
-def test_any_model_will_do_and_stays():
+def test_any_model_will_do_and_stays_and_twice_is_once():
     model = nn.Sequential(nn.ReLU())
 
-    assert isinstance(no_op_model(model), IdleModel)
+    once = no_op_model(model)
+
+    assert isinstance(once, IdleModel)
     assert isinstance(model[0], nn.ReLU)
-
-
-def test_twice_is_once():
-    once = no_op_model(nn.Linear(3, 4))
-
     assert no_op_model(once) is once

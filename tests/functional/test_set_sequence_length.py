@@ -42,15 +42,6 @@ def test_truncation_keeps_the_first_tokens_of_every_sequence():
     assert short["name"] == ["a", "b", "c"]
 
 
-def test_the_end_of_each_sequence_is_its_last_real_token():
-    short = set_sequence_length(batch(), 3, preserve_end_of_sequence=True)
-
-    assert short["input_ids"].tolist() == [[1, 2, 7], [8, 9, 11], [15, 0, 0]]
-    assert short["labels"].tolist() == [[1, 2, 7], [8, 9, 11], [15, -100, -100]]
-    assert short["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
-    assert short["class"].tolist() == [0, 1, 2]
-
-
 def test_the_end_is_found_where_padding_is_on_the_left():
     left = {name: batch()[name].flip(1) for name in ("input_ids", "attention_mask")}
 
