@@ -46,18 +46,6 @@ def test_examples_have_holes_of_their_own_or_share_them():
     assert len(shared.unique(dim=0)) == 1
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 9])
-def test_with_uniform_sampling_every_pixel_is_equally_often_in_a_hole(length):
-    x = torch.ones(20_000, 1, 4, 6)
-
-    cut = cutout(x, length=length, uniform_sampling=True, generator=seeded()) == 0
-
-    often = cut.float().mean(0)
-    expected = length / (4 + length - 1) * length / (6 + length - 1)
-    assert (often - expected).abs().max() < 0.015  # four deviations
-    assert cut.flatten(1).any(1).all()  # no hole is wholly outside
-
-
 def test_what_is_broken_in_a_hole_is_gone():
     x = torch.tensor([[[1.0, float("nan"), float("inf"), 4.0]]])
     hole = torch.tensor([[[1, 3]]])

@@ -274,8 +274,27 @@ def test_weights_are_shares_for_every_alpha(alpha):
         assert_close(augmix.chain_weights.sum(0), torch.ones(500).double())
 
 
-# What changes nothing
+@pytest.mark.parametrize("size", [(7,), (4, 6)])
+def test_with_uniform_sampling_every_pixel_is_changed_equally_often(size):
+    count = 20_000
+    x = (torch.arange(count) % 2.0).reshape(-1, 1, *[1] * len(size)).expand(-1, 1, *size)
+    swap = torch.arange(count).reshape(-1, 2).flip(1).flatten()
 
+    def pasted(**options):
+        box = F.draw_cutmix(count, size, per_sample=True, generator=seeded(), **options).box
+        return F.apply_cutmix(x, torch.arange(count), F.CutMixDraw(swap, box)).inputs != x
+
+    def cut(**options):
+        return F.cutout(x + 1, length=3, generator=seeded(), **options) == 0
+
+    for change in (pasted, cut):
+        often = change(uniform_sampling=True).float().mean(0)
+        assert (often - often.mean()).abs().max() < 0.015  # four deviations
+        often = change().float().mean(0)
+        assert often.max() - often.min() > 0.1
+
+
+# What changes nothing
 
 BACKWARDS = torch.tensor([5, 4, 3, 2, 1, 0])
 NO_BOXES = [[[2, 2], [0, 6]], [[0, 5], [10, 19]], [[-4, 0], [0, 6]]]
@@ -316,80 +335,33 @@ def test_neutral_arguments_change_nothing(dtype):
 # What is refused
 
 X, Y = uniform(4, (5, 6)), torch.arange(4)
+GREY_OR_RGB = r'1 or 3 channels for \w+, not 2.*augmentations="safe"'
+REFUSED = [
+    (F.mixup, (X.byte(), Y), r"floating-point dtype, not torch.uint8; .*\.float\(\) / 255"),
+    (F.mixup, ((X, X), Y), "inputs must be a tensor, not a tuple.*apply_mixup"),
+    (F.cutmix, ((X, X), Y), "inputs must be a tensor, not a tuple.*apply_cutmix"),
+    (F.mixup, (X[0, 0, 0, 0], Y), "must have the same size in dimension 0"),
+    *(
+        (function, (X, y), "must have the same size in dimension 0")
+        for function in (F.mixup, F.cutmix, F.colout)
+        for y in (Y[:3], Y[0])
+    ),
+    (F.apply_mixup, (X, Y, F.draw_mixup(3)), "draw has 3 partners, but inputs has 4 examples"),
+    (F.apply_cutmix, (X, Y, F.draw_cutmix(3, (5, 6))), "draw has 3 partners, but inputs has 4"),
+    (F.apply_cutmix, (Y[:, None], Y, F.draw_cutmix(4, (5, 6))), "draw has a box of 2 dimensions"),
+    (F.apply_cutout, (X, F.draw_cutout(3, (5, 6))), "draw has holes for 3 examples, but .* has 4"),
+    (F.apply_cutout, (Y[:, None], F.draw_cutout(4, (5, 6))), "does not match inputs of shape"),
+    (F.apply_colout, (Y[:, None], None, F.draw_colout((5, 6))), "draw has rows and columns, but"),
+    (F.apply_colout, (X, None, (1, 2)), "a ColOutDraw, not a tuple; draw_colout returns one"),
+    (F.apply_randaugment, (X, F.draw_randaugment(5)), r"draw is for \(5,\) images, but .* has 4"),
+    (F.apply_augmix, (X, F.draw_augmix(5)), "draw is for 5 images, but images has 4"),
+    (F.apply_augmix, (X, None), "draw must be an AugMixDraw, not None; draw_augmix returns one"),
+    (F.randaugment, (torch.zeros(40, 2, 5, 6),), GREY_OR_RGB),
+    (F.augmix, (torch.zeros(40, 2, 5, 6),), GREY_OR_RGB),
+]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: F.mixup(X.byte(), Y), TypeError, r"floating-point dtype, not .*uint8; .*/ 255"),
-        (lambda: F.mixup((X, X), Y), TypeError, r"must be a tensor, not a tuple.*apply_mixup"),
-        (lambda: F.cutmix((X, X), Y), TypeError, r"must be a tensor, not a tuple.*apply_cutmix"),
-        *(
-            (partial(function, x, y), ValueError, "must have the same size in dimension 0")
-            for x, y in [(X, Y[:3]), (X, Y[0]), (X[0, 0, 0, 0], Y)]
-            for function in (F.mixup, F.cutmix, F.colout)
-            if x.ndim > 2 or function is F.mixup
-        ),
-        (
-            lambda: F.apply_mixup(X, Y, F.draw_mixup(3)),
-            ValueError,
-            "draw has 3 partners, but inputs has 4 examples",
-        ),
-        (
-            lambda: F.apply_cutmix(X, Y, F.draw_cutmix(3, (5, 6))),
-            ValueError,
-            "draw has 3 partners, but inputs has 4 examples",
-        ),
-        (
-            lambda: F.apply_cutmix(Y[:, None], Y, F.draw_cutmix(4, (5, 6))),
-            ValueError,
-            "draw has a box of 2 dimensions, but inputs has shape",
-        ),
-        (
-            lambda: F.apply_cutout(X, F.draw_cutout(3, (5, 6))),
-            ValueError,
-            "draw has holes for 3 examples, but inputs has 4",
-        ),
-        (
-            lambda: F.apply_cutout(X[:, 0, 0], F.draw_cutout(4, (1, 5, 6))),
-            ValueError,
-            "does not match inputs of shape",
-        ),
-        (
-            lambda: F.apply_colout(X[:, 0, 0], None, F.draw_colout((5, 6))),
-            ValueError,
-            "draw has rows and columns, but inputs has shape",
-        ),
-        (
-            lambda: F.apply_randaugment(X, F.draw_randaugment(5)),
-            ValueError,
-            r"draw is for \(5,\) images, but images has 4",
-        ),
-        (
-            lambda: F.apply_augmix(X, F.draw_augmix(5)),
-            ValueError,
-            "draw is for 5 images, but images has 4",
-        ),
-        (
-            lambda: F.apply_colout(X, None, (1, 2)),
-            TypeError,
-            "must be a ColOutDraw, not a tuple; draw_colout returns one",
-        ),
-        (
-            lambda: F.apply_augmix(X, None),
-            TypeError,
-            "must be an AugMixDraw, not None; draw_augmix returns one",
-        ),
-        *(
-            (
-                partial(function, torch.zeros(40, 2, 5, 6)),
-                ValueError,
-                r'1 or 3 channels for \w+, not 2.*augmentations="safe"',
-            )
-            for function in (F.randaugment, F.augmix)
-        ),
-    ],
-)
-def test_arguments_that_do_not_match_are_refused(call, error, message, unchecked):
-    with pytest.raises(error, match=message):
-        call()
+@pytest.mark.parametrize(("function", "arguments", "message"), REFUSED)
+def test_arguments_that_do_not_match_are_refused(function, arguments, message, unchecked):
+    with pytest.raises((TypeError, ValueError), match=message):
+        function(*arguments)

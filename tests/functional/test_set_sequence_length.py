@@ -42,21 +42,22 @@ def test_truncation_keeps_the_first_tokens_of_every_sequence():
     assert short["name"] == ["a", "b", "c"]
 
 
-def test_the_end_is_found_where_padding_is_on_the_left():
-    left = {name: batch()[name].flip(1) for name in ("input_ids", "attention_mask")}
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ([1, 1, 1, 1, 0], [0, 1, 3]),
+        ([0, 0, 1, 1, 1], [0, 1, 4]),
+        ([0, 0, 0, 1, 0], [0, 1, 3]),
+        ([0, 0, 0, 0, 0], [0, 1, 2]),  # nothing but padding has no end
+    ],
+)
+def test_the_end_is_the_last_token_that_is_not_padding(mask, expected):
+    texts = {"input_ids": torch.arange(5)[None], "attention_mask": torch.tensor([mask])}
 
-    short = set_sequence_length(left, 3, preserve_end_of_sequence=True)
+    short = set_sequence_length(texts, 3, preserve_end_of_sequence=True)
 
-    assert short["input_ids"].tolist() == [[7, 6, 1], [0, 0, 8], [0, 0, 15]]
-    assert short["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 1]]
-
-
-def test_a_text_of_nothing_but_padding_has_no_end():
-    texts = {"input_ids": torch.arange(5).reshape(1, 5), "attention_mask": torch.zeros(1, 5)}
-
-    short = set_sequence_length(texts, 2, preserve_end_of_sequence=True)
-
-    assert short["input_ids"].tolist() == [[0, 1]]
+    assert short["input_ids"].tolist() == [expected]
+    assert short["attention_mask"].tolist() == [[mask[i] for i in expected]]
 
 
 def test_pieces_that_fit_are_the_tokens_in_their_order():
@@ -68,8 +69,10 @@ def test_pieces_that_fit_are_the_tokens_in_their_order():
     assert pieces["y"].flatten().tolist() == [0, 0, 0, 12, 12, 12]
 
 
-def test_the_last_piece_begins_within_the_one_before():
-    pieces = set_sequence_length(batch(), 3, truncate=False)
+@pytest.mark.parametrize("preserved", [False, True])
+def test_the_last_piece_begins_within_the_one_before(preserved):
+    options = {"truncate": False, "preserve_end_of_sequence": preserved}  # pieces have all ends
+    pieces = set_sequence_length(batch(), 3, **options)
 
     assert pieces["input_ids"][:3].tolist() == [[1, 2, 3], [4, 5, 6], [5, 6, 7]]
     assert pieces["labels"][:3].tolist() == [[1, 2, 3], [4, 5, 6], [-100, -100, 7]]
@@ -79,13 +82,6 @@ def test_numbers_to_regress_have_nothing_that_is_ignored():
     texts = {"input_ids": torch.zeros(1, 3), "labels": torch.tensor([[1.0, 2.0, 3.0]])}
 
     assert set_sequence_length(texts, 2, truncate=False)["labels"].tolist() == [[1, 2], [2, 3]]
-
-
-def test_what_is_kept_of_the_end_does_not_matter_in_pieces():
-    ours = set_sequence_length(batch(), 3, truncate=False, preserve_end_of_sequence=True)
-
-    theirs = set_sequence_length(batch(), 3, truncate=False)
-    assert all(torch.equal(ours[k], theirs[k]) for k in ("input_ids", "labels", "class"))
 
 
 @all_options
