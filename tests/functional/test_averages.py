@@ -38,18 +38,6 @@ def test_ema_is_that_of_the_formula(smoothing):
         assert all(torch.equal(new[name], (a if smoothing else c)[name]) for name in a)
 
 
-def test_repeated_averages_weigh_the_past_by_powers():
-    values = [named(seed, torch.float64) for seed in range(6)]
-    average = values[0]
-
-    for value in values[1:]:
-        average = ema(average, value, smoothing=0.7)
-
-    weights = [0.7**5] + [0.3 * 0.7 ** (5 - i) for i in range(1, 6)]
-    expected = sum(w * v["weight"] for w, v in zip(weights, values, strict=True))
-    assert_close(average["weight"], expected)
-
-
 def test_half_lives_give_the_smoothing():
     assert ema_smoothing(100, 100) == 0.5
     assert ema_smoothing(1000) ** 1000 == pytest.approx(0.5)

@@ -46,12 +46,6 @@ def test_indices_and_their_encoding_are_smoothed_alike(shape, dtype):
     assert_close(smooth, smooth_labels(dense))
 
 
-def test_smoothing_twice_multiplies_what_is_kept():
-    twice = smooth_labels(smooth_labels(torch.eye(3), smoothing=0.2), smoothing=0.5)
-
-    assert_close(twice, smooth_labels(torch.eye(3), smoothing=1 - 0.8 * 0.5))
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_probabilities_keep_dtype_and_layout(dtype):
     maps = torch.eye(4, dtype=dtype).reshape(4, 4, 1, 1).expand(4, 4, 2, 3)
