@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.testing import assert_close
 
-from composable.functional import clip_gradients, ema, ema_smoothing, sam_perturbation, swa
+from composable.functional import ema, ema_smoothing, sam_perturbation, swa
 from tests.support.tensors import FLOATS, named, seeded
 from tests.support.tiny import linear
 from tests.support.tiny import seeded as seeded_model
@@ -138,56 +138,3 @@ def test_the_result_is_new_and_detached_and_in_order(function, still_generators)
     assert not any(value.requires_grad for value in new.values())
     assert all(new[name].data_ptr() != params[name].data_ptr() for name in params)
     assert all(torch.equal(params[name], before[name]) for name in params)
-
-
-X = torch.eye(3)
-
-
-@pytest.mark.parametrize(
-    ("function", "first", "second"),
-    [
-        (AVERAGES["ema"], "average", "current"),
-        (AVERAGES["swa"], "average", "current"),
-        (sam_perturbation, "params", "grads"),
-    ],
-)
-def test_names_types_and_shapes_must_match(function, first, second, unchecked):
-    kind = "must be a mapping of names to tensors, not"
-    message = rf"^{first} {kind} a list|^{second} {kind} a Tensor|{second} {kind} None"
-    for arguments in [([X], {"w": X}), ({"w": X}, X), ({"w": X}, None)]:
-        with pytest.raises(TypeError, match=message):
-            function(*arguments)
-    message = rf"^{first}\['w'\] must be a tensor, not a float|^{second}\['w'\] .* not an int"
-    for arguments in [({"w": 1.0}, {"w": X}), ({"w": X}, {"w": 1})]:
-        with pytest.raises(TypeError, match=message):
-            function(*arguments)
-    with pytest.raises(ValueError, match=f"only {first} has w and only {second} has none"):
-        function({"w": X}, {})
-    with pytest.raises(ValueError, match=f"only {first} has 0 and only {second} has w"):
-        function({0: X}, {"w": X})
-    with pytest.raises(ValueError, match=r"layer0, .*, layer4 and 4 more"):
-        function({f"layer{i}": X for i in range(9)}, {})
-    with pytest.raises(ValueError, match=r"\['w'\] has shape .*, but .*\['w'\] has \(3"):
-        function({"w": X}, {"w": X[0]})
-
-
-CLIP = {
-    method: partial(clip_gradients, threshold=1.0, method=method)
-    for method in ("norm", "value", "adaptive")
-}
-
-
-@pytest.mark.parametrize("clip", CLIP.values(), ids=CLIP)
-@pytest.mark.parametrize(
-    ("grads", "message"),
-    [
-        ([None, 1.0], r"grads\[1\] must be a tensor, not a float; pass None"),
-        ({"w": [X]}, r"grads\['w'\] must be a tensor, not a list; pass None"),
-        ({"w": X.to_sparse()}, r"grads\['w'\] must be dense, not of layout torch.sparse_"),
-        (iter([X]), r"grads must be a mapping or a sequence .* not a list_iterator"),
-        (X, r"grads must be a mapping or a sequence .* not a Tensor"),
-    ],
-)
-def test_gradients_that_cannot_be_clipped_are_named(clip, grads, message, unchecked):
-    with pytest.raises(TypeError, match=f"^{message}"):
-        clip(grads, params=grads)

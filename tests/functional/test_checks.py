@@ -9,8 +9,6 @@ import torch
 from torch.testing import assert_close
 
 from composable.functional import (
-    MixUpDraw,
-    apply_mixup,
     clip_gradients,
     ema,
     ema_smoothing,
@@ -50,15 +48,6 @@ def test_a_check_names_the_argument_its_value_and_what_is_allowed(check, values,
             check("rate", value)
         assert str(caught.value).startswith(f"rate={value!r} must be")
         assert str(caught.value).endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("part", "value"), [("weight", 0.5), ("permutation", [1, 0, 3, 2])], ids=str
-)
-def test_parts_of_a_draw_are_tensors(unchecked, part, value):
-    draw = MixUpDraw(torch.tensor([1, 0, 3, 2]), torch.tensor(0.75))
-    with pytest.raises(TypeError, match=rf"^draw\.{part} must be a tensor, not a "):
-        apply_mixup(X, Y, draw._replace(**{part: value}))
 
 
 def test_a_number_may_be_one_of_numpy(unchecked):

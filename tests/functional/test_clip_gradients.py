@@ -153,21 +153,3 @@ def test_gradients_that_are_not_finite_stay_where_they_are(method, grad, expecte
     clipped = clip_gradients(grads, threshold=1.0, method=method, params=params)
 
     assert_close(clipped[0], torch.tensor(expected), equal_nan=True)
-
-
-ONE = torch.ones(1)
-
-
-@pytest.mark.parametrize(
-    ("grads", "params", "message"),
-    [
-        (tensors(), None, r'params=None must be .* method="adaptive"'),
-        (tensors(), tensors()[:-1], r"params \(3\) and grads \(4\) must have the same number"),
-        (tensors(), tensors()[::-1], r"params \(4\) and grads \(4\) must have the same number"),
-        (tensors(), [None] * 4, r"params \(4\) and grads \(4\) must have the same number"),
-        ({"w": ONE}, {"v": ONE}, "only params has v and only grads has w"),
-    ],
-)
-def test_adaptive_clipping_needs_matching_parameters(grads, params, message):
-    with pytest.raises(ValueError, match=message):
-        clip_gradients(grads, threshold=1.0, method="adaptive", params=params)

@@ -141,22 +141,3 @@ def test_a_mixed_batch_gives_its_targets():
 
     assert all(a is b for a, b in zip(mixed.mixed_targets, mixed[1:], strict=True))
     assert torch.equal(mixed.soft_targets(3), pair().soft(3))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (pair().soft, "num_classes=None must be an integer for targets of class indices"),
-        (
-            lambda: MixedTargets(torch.eye(3), torch.eye(3), torch.tensor(1.0)).soft(4),
-            "num_classes=4 must match",
-        ),
-        (
-            lambda: pair([0.5, 0.75]).loss(cross_entropy, torch.zeros(2, 3)),
-            r"one weight per example .*, not shape \(\)",
-        ),
-    ],
-)
-def test_targets_without_what_they_need_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

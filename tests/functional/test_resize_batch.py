@@ -136,29 +136,6 @@ def test_resizing_is_one_graph_at_any_size():
         assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"resize_targets": True}, r"targets must .* \[batch, ..., 8, 10\].* not None"),
-        (
-            {"resize_targets": True, "targets": torch.zeros(4)},
-            r"not \(4,\); use resize_targets=False",
-        ),
-        (
-            {"resize_targets": True, "targets": torch.zeros(8, 10)},
-            r"targets must have .* not \(8, 10\)",
-        ),
-        (
-            {"inputs": torch.zeros(1, 1, 2, 2, 2, 2)},
-            '1, 2 or 3 spatial dimensions .* not 4; use mode="crop"',
-        ),
-    ],
-)
-def test_batches_that_cannot_be_resized_are_refused(unchecked, options, message):
-    with pytest.raises(ValueError, match=message):
-        resize_batch(**{"inputs": uniform(size=(8, 10)), "scale_factor": 0.5, **options})
-
-
 # The schedule
 
 

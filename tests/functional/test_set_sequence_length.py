@@ -164,24 +164,6 @@ def test_gradients_flow_to_what_is_kept(options):
         assert often == ([1, 1, 0, 0, 0, 0, 1] if options else [1, 1, 1, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        ({}, "batch must have sequences.* a dict without tensors"),
-        ({"y": torch.zeros(3)}, r"batch must have sequences.* it has y: \(3,\)"),
-        ("text", "batch must have sequences.* a str without tensors"),
-        (
-            {"input_ids": torch.zeros(3, 7), "attention_mask": torch.zeros(3, 6)},
-            r"must come with an attention_mask of shape \(3, 7\)",
-        ),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_batches_without_sequences_or_masks_are_refused(texts, message):
-    with pytest.raises(ValueError, match=message):
-        set_sequence_length(texts, 2, preserve_end_of_sequence=True)
-
-
 # The schedule
 
 
