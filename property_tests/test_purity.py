@@ -7,7 +7,7 @@ matter here, and it is many times faster.
 from functools import partial
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -26,7 +26,6 @@ def drawn(seed, *shape):
 
 
 @given(seed=seeds, batch=batches, smoothing=shares)
-@settings(deadline=None)
 def test_labels_keep_their_mass(seed, batch, smoothing):
     labels = torch.randint(CLASSES, (batch,), generator=seeded(seed))
 
@@ -37,7 +36,6 @@ def test_labels_keep_their_mass(seed, batch, smoothing):
 
 
 @given(seed=seeds, batch=batches, smoothing=shares)
-@settings(deadline=None)
 def test_smoothing_commutes_with_mixing(seed, batch, smoothing):
     soft = drawn(seed, batch, CLASSES).softmax(1)
     mix = partial(F.apply_mixup, soft, draw=F.draw_mixup(batch, generator=seeded(seed)))
@@ -49,7 +47,6 @@ def test_smoothing_commutes_with_mixing(seed, batch, smoothing):
 
 
 @given(seed=seeds, batch=st.integers(0, 200), keep=st.floats(1e-6, 1))
-@settings(deadline=None)
 def test_selection_keeps_exactly_its_share_and_nothing_twice(seed, batch, keep):
     chosen = F.select_using_loss(drawn(seed, batch), keep=keep, generator=seeded(seed)).tolist()
 
@@ -59,7 +56,6 @@ def test_selection_keeps_exactly_its_share_and_nothing_twice(seed, batch, keep):
 
 
 @given(seed=seeds, batch=batches, keep=st.floats(1e-6, 1), shuffle=seeds)
-@settings(deadline=None)
 def test_selection_follows_the_examples_when_a_batch_is_shuffled(seed, batch, keep, shuffle):
     losses = torch.randperm(batch, generator=seeded(seed)).float()  # no two are equal
     order = torch.randperm(batch, generator=seeded(shuffle))
@@ -71,7 +67,6 @@ def test_selection_follows_the_examples_when_a_batch_is_shuffled(seed, batch, ke
 
 
 @given(seed=seeds, threshold=st.floats(1e-3, 1e3))
-@settings(deadline=None)
 def test_clipping_bounds_the_norm_and_keeps_the_direction(seed, threshold):
     grads = [drawn(seed, 4, 3), drawn(seed + 1, 7)]
 
@@ -88,7 +83,6 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(seed, threshold):
     | st.builds(partial, st.just(F.swa), count=st.integers(0, 10**6)),
     steps=st.integers(1, 5),
 )
-@settings(deadline=None)
 def test_the_average_of_a_constant_is_that_constant(constant, average, steps):
     new = constant
 
@@ -99,7 +93,6 @@ def test_the_average_of_a_constant_is_that_constant(constant, average, steps):
 
 
 @given(seed=seeds, smoothing=shares)
-@settings(deadline=None)
 def test_an_average_lies_between(seed, smoothing):
     a, b = drawn(seed, 20), drawn(seed + 1, 20)
 
@@ -110,7 +103,6 @@ def test_an_average_lies_between(seed, smoothing):
 
 
 @given(seed=seeds, stride=st.integers(1, 3), shift=st.integers(-2, 2))
-@settings(deadline=None)
 def test_blurring_moves_with_its_input(seed, stride, shift):
     x = drawn(seed, 1, 2, 6 * stride)
     circular = partial(F.blur, stride=stride, padding_mode="circular")

@@ -6,6 +6,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from composable.functional import (
@@ -59,14 +60,18 @@ def test_a_number_may_be_one_of_numpy(unchecked):
 def test_numbers_may_be_arguments_of_a_graph():
     @partial(torch.compile, fullgraph=True, backend="aot_eager", dynamic=True)
     def everything(x, y, number, count):
-        mixed = mixup(x, y, alpha=number, per_sample=True)
+        mixed = mixup(x, y, alpha=number)
+        loss, soft = mixed.loss(cross_entropy, mixed.inputs), mixed.soft_targets(count)
         chosen = select_using_loss(x[0], keep=number)
         (clipped,) = clip_gradients([x], threshold=number)
         average = ema({"x": x}, {"x": clipped}, smoothing=number)["x"]
-        return mixed.inputs, chosen, average, smooth_labels(y, smoothing=number, num_classes=count)
+        smooth = smooth_labels(y, smoothing=number, num_classes=count)
+        return loss, soft, chosen, average, smooth
 
     for number in (0.25, 0.5, 0.75):
-        _, chosen, average, smooth = everything(X, Y, number, 4)
+        loss, soft, chosen, average, smooth = everything(X, Y, number, 4)
+        assert loss.isfinite()
+        assert_close(soft.sum(1), torch.ones(4))
         assert len(chosen) == 4 * number
         (clipped,) = clip_gradients([X], threshold=number)
         assert_close(average, ema({"x": X}, {"x": clipped}, smoothing=number)["x"])

@@ -85,18 +85,6 @@ def test_soft_targets_are_mapped():
     assert_close(torch.func.vmap(soft)(x, y), torch.stack(list(map(soft, x, y))))
 
 
-@pytest.mark.compile
-def test_mixing_and_its_loss_are_one_graph():
-    @partial(torch.compile, fullgraph=True, backend="aot_eager")
-    def loss(x, y):
-        mixed = mixup(x, y, alpha=0.4)
-        return mixed.loss(cross_entropy, mixed.inputs.flatten(1)), mixed.soft_targets(5)
-
-    value, soft = loss(uniform(), torch.arange(4))
-    assert value.isfinite()
-    assert_close(soft.sum(1), torch.ones(4))
-
-
 def test_soft_targets_hold_both_classes_by_weight():
     assert pair().soft(3).tolist() == [[0.75, 0, 0.25], [0, 1, 0]]
     assert pair([0.5, 1.0]).soft(3).tolist() == [[0.5, 0, 0.5], [0, 1, 0]]
