@@ -13,12 +13,12 @@ import composable.functional as F
 from composable import Event, Key, State
 from composable.algorithms import (
     ColOut,
-    CutMix,
     CutOut,
     MixUp,
     ProgressiveResizing,
     SeqLengthWarmup,
 )
+from tests.support.tensors import seeded
 
 CLASSES = 3
 
@@ -27,16 +27,12 @@ sizes = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 shares = st.floats(0, 0.99)
 
 
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
 @st.composite
 def image_batches(draw, min_batch=1):
     """Draw inputs `[batch, channels, *size]` whose numbers are all distinct, and class indices."""
     shape = (draw(st.integers(min_batch, 5)), draw(st.integers(1, 3)), *draw(sizes))
     count = torch.Size(shape).numel()
-    inputs = torch.randperm(count, generator=generator(draw(seeds))).reshape(shape).double()
+    inputs = torch.randperm(count, generator=seeded(draw(seeds))).reshape(shape).double()
     return inputs, torch.arange(shape[0]) % CLASSES
 
 
@@ -44,6 +40,13 @@ def places(size, batch):
     """Build images whose channels hold the position of each pixel."""
     grid = torch.meshgrid(*map(torch.arange, size), indexing="ij")
     return torch.stack(grid).double().expand(batch, len(size), *size)
+
+
+def inside(box, size):
+    """Return the mask of the pixels in a box, which may extend over the border."""
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[tuple(slice(start, stop) for start, stop in box.clamp(0).tolist())] = True
+    return mask
 
 
 mixings = st.sampled_from(
@@ -62,8 +65,8 @@ mixings = st.sampled_from(
 
 @given(image_batches(), mixings, seeds)
 def test_the_mixed_loss_is_the_loss_on_soft_targets(batch, mix, seed):
-    mixed = mix(*batch, generator=generator(seed))
-    logits = torch.randn(len(batch[0]), CLASSES, generator=generator(seed)).double()
+    mixed = mix(*batch, generator=seeded(seed))
+    logits = torch.randn(len(batch[0]), CLASSES, generator=seeded(seed)).double()
     loss = partial(cross_entropy, reduction="none" if mixed.weight.ndim else "mean")
 
     assert_close(
@@ -76,65 +79,74 @@ def test_the_mixed_loss_is_the_loss_on_soft_targets(batch, mix, seed):
 
 @given(image_batches(), mixings, seeds)
 def test_the_mass_of_the_labels_is_kept(batch, mix, seed):
-    soft = mix(*batch, generator=generator(seed)).soft_targets(CLASSES)
+    soft = mix(*batch, generator=seeded(seed)).soft_targets(CLASSES)
 
     assert (soft >= 0).all()
     assert_close(soft.sum(1), torch.ones(len(soft)))
 
 
-@given(image_batches(min_batch=2), st.booleans(), st.booleans(), seeds)
+@given(image_batches(), st.booleans(), st.booleans(), seeds)
 def test_the_weight_is_the_share_of_an_examples_own_pixels(batch, per_sample, uniform, seed):
-    inputs, labels = batch
-    mixed = F.cutmix(
-        *batch, per_sample=per_sample, uniform_sampling=uniform, generator=generator(seed)
-    )
+    (inputs, labels), size = batch, batch[0].shape[2:]
+    options = {"per_sample": per_sample, "uniform_sampling": uniform}
+    draw = F.draw_cutmix(len(inputs), size, **options, generator=seeded(seed))
 
-    own = (mixed.inputs == inputs).flatten(1).double().mean(1)
-    partner = F.cutmix(
-        inputs,
-        torch.arange(len(labels)),
-        per_sample=per_sample,
-        uniform_sampling=uniform,
-        generator=generator(seed),
-    ).partner_targets
-    moved = partner != torch.arange(len(labels))
-    assert_close(mixed.weight.expand(len(own))[moved], own[moved])
-    assert torch.equal(mixed.inputs[~moved], inputs[~moved])
-    from_partner = (mixed.inputs == inputs[partner]) | (mixed.inputs == inputs)
-    assert from_partner.all()
+    mixed = F.apply_cutmix(inputs, labels, draw)
+
+    boxes = draw.box if per_sample else draw.box.expand(len(inputs), -1, -1)
+    pasted = torch.stack([inside(box, size) for box in boxes])
+    partners = inputs[draw.permutation]
+    assert torch.equal(mixed.inputs, torch.where(pasted.unsqueeze(1), partners, inputs))
+    own = 1 - pasted.flatten(1).double().mean(1)
+    assert_close(mixed.weight.expand(len(inputs)), own)
+    assert torch.equal(mixed.targets, labels)
+    assert torch.equal(mixed.partner_targets, labels[draw.permutation])
 
 
 # Holes, rows and columns, crops
 
 
-@given(image_batches(), st.integers(0, 3), st.floats(0, 0.99) | st.integers(1, 12), seeds)
-def test_a_hole_hides_all_channels_and_changes_nothing_else(batch, num_holes, length, seed):
-    inputs = batch[0] + 1
-    options = {"num_holes": num_holes, "length": length}
+hole_options = st.fixed_dictionaries(
+    {
+        "num_holes": st.integers(0, 3),
+        "length": st.integers(0, 12),
+        "per_sample": st.booleans(),
+        "uniform_sampling": st.booleans(),
+    }
+)
 
-    cut = F.cutout(inputs, **options, generator=generator(seed))
 
-    hidden = cut == 0
-    assert torch.equal(cut[~hidden], inputs[~hidden])
-    assert torch.equal(hidden.all(1), hidden.any(1))
-    assert bool(hidden.any()) <= bool(num_holes and length)
-    side = length if length >= 1 or not length else max(1, round(length * min(inputs.shape[2:])))
-    assert hidden[:, 0].flatten(1).sum(1).max() <= num_holes * side ** len(inputs.shape[2:])
+@given(image_batches(), hole_options, seeds)
+def test_holes_are_zero_in_all_channels_and_the_rest_is_unchanged(batch, options, seed):
+    inputs, size = batch[0] + 1, batch[0].shape[2:]
+    draw = F.draw_cutout(len(inputs), size, **options, generator=seeded(seed))
+
+    cut = F.apply_cutout(inputs, draw)
+
+    expected = inputs.clone()
+    for example, holes in zip(expected, draw.expand(len(inputs), -1, -1, -1), strict=True):
+        for hole in holes:
+            example[:, inside(hole, size)] = 0
+    assert torch.equal(cut, expected)
+    assert (draw[..., 1] - draw[..., 0] == options["length"]).all()
 
 
 @given(sizes, shares, shares, seeds)
 def test_images_and_maps_lose_the_same_rows_and_columns(size, p_row, p_col, seed):
     inputs = places(size, 2)
-    maps = inputs[:, :1] * 10 + 1
+    options = {"p_row": p_row, "p_col": p_col}
 
-    small = F.colout(inputs, maps, p_row=p_row, p_col=p_col, generator=generator(seed))
+    for maps in (lambda x: x[:, :1] * 10 + 1, lambda x: x[:, 0].long()):
+        small = F.colout(inputs, maps(inputs), **options, generator=seeded(seed))
 
-    assert torch.equal(small.targets, small.inputs[:, :1] * 10 + 1)
-    for dim in range(len(size)):  # the pixels still stand in their order, in a grid
-        along = small.inputs[0, dim].movedim(dim, 0)
-        assert (along.diff(dim=0) > 0).all()
-        rows = along.reshape(len(along), -1)
-        assert (rows == rows[:, :1]).all()
+        draw = F.draw_colout(size, **options, generator=seeded(seed))
+        expected = inputs[..., draw.columns]
+        if draw.rows is not None:
+            assert (draw.rows.diff() > 0).all()
+            expected = expected[..., draw.rows, :]
+        assert (draw.columns.diff() > 0).all()
+        assert torch.equal(small.inputs, expected)
+        assert torch.equal(small.targets, maps(expected))
 
 
 @given(sizes, st.floats(0.01, 1), st.integers(1, 5), seeds)
@@ -148,12 +160,14 @@ def test_a_crop_of_images_and_maps_is_one_region(size, scale, increment, seed):
         mode="crop",
         size_increment=increment,
         resize_targets=True,
-        generator=generator(seed),
+        generator=seeded(seed),
     )
 
     assert torch.equal(small.targets, small.inputs[:, 0])
-    for dim in range(len(size)):
-        assert (small.inputs[0, dim].diff(dim=dim) == 1).all()
+    new = F.scaled_size(size, scale_factor=scale, size_increment=increment)
+    at = F.draw_crop(size, new, generator=seeded(seed)).tolist()
+    region = tuple(slice(start, start + n) for start, n in zip(at, new, strict=True))
+    assert torch.equal(small.inputs, inputs[(..., *region)])
 
 
 @given(sizes, st.floats(0.01, 1), st.integers(1, 5))
@@ -196,6 +210,7 @@ def test_in_pieces_each_token_is_learned_exactly_once(batch, length):
 def test_a_text_that_is_cut_off_still_ends_with_its_end(batch, length):
     short = F.set_sequence_length(batch, length, preserve_end_of_sequence=True)
 
+    assert torch.equal(short["input_ids"] > 0, short["attention_mask"] > 0)
     for name, fill in (("input_ids", 0), ("labels", -100)):
         for whole, cut in zip(batch[name].tolist(), short[name].tolist(), strict=True):
             real = [token for token in whole if token != fill]
@@ -233,15 +248,7 @@ def test_the_scale_never_shrinks_and_stays_within(initial, delay, rest, times):
     assert scales[-1] == 1
 
 
-# The algorithms are the functions, and a neutral setting is the identity
-
-
-algorithms = st.one_of(
-    st.builds(CutMix, per_sample=st.booleans(), uniform_sampling=st.booleans()),
-    st.builds(CutOut, num_holes=st.integers(0, 2), per_sample=st.booleans()),
-    st.builds(ColOut, p_row=shares, p_col=shares),
-    st.builds(ProgressiveResizing, mode=st.sampled_from(["resize", "crop"])),
-)
+# A neutral setting is the identity
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
-"""An argument of the wrong type is refused by its name, whichever function it was given to."""
+"""The errors of single checks, and numbers of other kinds."""
 
 from functools import partial
+from math import inf, nan
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from composable.functional import (
-    MixUpDraw,
-    apply_mixup,
     clip_gradients,
     ema,
     ema_smoothing,
@@ -17,48 +17,38 @@ from composable.functional import (
     select_using_loss,
     smooth_labels,
 )
+from composable.functional._checks import check_count, check_flag, check_one_of, check_range
 
 X, Y = torch.eye(4), torch.arange(4)
-NAMED = {"w": X}
-DRAW = MixUpDraw(torch.tensor([1, 0, 3, 2]), torch.tensor(0.75))
 SMOOTH = partial(smooth_labels, Y, num_classes=4)
-CLIP = partial(clip_gradients, [X], threshold=1.0)
-
-TENSOR = "must be a tensor, not "
 
 
 @pytest.mark.parametrize(
-    ("call", "argument", "values", "message"),
+    ("check", "values", "kind", "message"),
     [
-        (lambda v: apply_mixup(X, Y, DRAW._replace(weight=v)), "draw.weight", [0.5], TENSOR),
-        (
-            lambda v: apply_mixup(X, Y, DRAW._replace(permutation=v)),
-            "draw.permutation",
-            [[1, 0, 3, 2]],
-            TENSOR,
-        ),
-        (lambda v: ema({"w": v}, NAMED, smoothing=0.5), r"average\['w'\]", [1.0, None], TENSOR),
-        (lambda v: ema(NAMED, {"w": v}, smoothing=0.5), r"current\['w'\]", [1.0, None], TENSOR),
-        (lambda v: clip_gradients([None, v], threshold=1), r"grads\[1\]", [1.0, [X]], TENSOR),
-        (lambda v: clip_gradients({"w": v}, threshold=1), r"grads\['w'\]", [1.0], TENSOR),
-        (lambda v: CLIP(method="adaptive", params=v), r"params\[0\]", [["w"]], TENSOR),
+        (partial(check_range, low=0, high=1), [-0.1, 1.1, nan], ValueError, r"in \[0, 1\]"),
+        (partial(check_range, low=0, high=1), ["1", None, True], TypeError, r"a number in \[0, 1"),
+        (partial(check_range, low=0, high=1, ends="[)"), [1.0], ValueError, r"in \[0, 1\)"),
+        (partial(check_range, low=0, high=1, ends="(]"), [0, 1.5], ValueError, r"in \(0, 1\]"),
+        (partial(check_range, low=0), [-1.0, nan], ValueError, "at least 0"),
+        (partial(check_range, low=0, ends="[)"), [inf], ValueError, "at least 0 and finite"),
+        (partial(check_range, low=0, ends="()"), [0], ValueError, "greater than 0"),
+        (partial(check_range, low=0, ends="()"), [None], TypeError, "a number, greater than 0"),
+        (partial(check_range, low=-inf, ends="()"), [inf, nan], ValueError, "finite"),
+        (partial(check_range, low=-inf, ends="()"), ["10"], TypeError, "a finite number"),
+        (check_count, [-1], ValueError, "at least 0"),
+        (check_count, [1.0, "1", None, True], TypeError, "an integer, at least 0"),
+        (partial(check_count, low=1, advice="pass 1"), [0], ValueError, "at least 1; pass 1"),
+        (check_flag, [1, None, "yes"], TypeError, "True or False"),
+        (partial(check_one_of, allowed="ab"), ["c", None, ["a"]], ValueError, r"one of \['a', 'b'"),
     ],
 )
-def test_the_wrong_type_is_answered_with_the_right_one(unchecked, call, argument, values, message):
+def test_a_check_names_the_argument_its_value_and_what_is_allowed(check, values, kind, message):
     for value in values:
-        with pytest.raises(TypeError, match=rf"^{argument}[= ](?s:.*){message}"):
-            call(value)
-
-
-@pytest.mark.parametrize("method", [None, 3, ["norm"]])
-def test_a_method_that_is_no_word_is_answered_with_the_words(unchecked, method):
-    with pytest.raises(ValueError, match=r"must be one of \['norm', 'value', 'adaptive'\]"):
-        CLIP(method=method)
-
-
-def test_names_that_are_no_strings_are_shown_too(unchecked):
-    with pytest.raises(ValueError, match="only average has 0 and only current has w"):
-        ema({0: X}, NAMED, smoothing=0.5)
+        with pytest.raises(kind, match=rf"^rate=.* must be {message}") as caught:
+            check("rate", value)
+        assert str(caught.value).startswith(f"rate={value!r} must be")
+        assert str(caught.value).endswith(".")
 
 
 def test_a_number_may_be_one_of_numpy(unchecked):
@@ -70,14 +60,18 @@ def test_a_number_may_be_one_of_numpy(unchecked):
 def test_numbers_may_be_arguments_of_a_graph():
     @partial(torch.compile, fullgraph=True, backend="aot_eager", dynamic=True)
     def everything(x, y, number, count):
-        mixed = mixup(x, y, alpha=number, per_sample=True)
+        mixed = mixup(x, y, alpha=number)
+        loss, soft = mixed.loss(cross_entropy, mixed.inputs), mixed.soft_targets(count)
         chosen = select_using_loss(x[0], keep=number)
         (clipped,) = clip_gradients([x], threshold=number)
         average = ema({"x": x}, {"x": clipped}, smoothing=number)["x"]
-        return mixed.inputs, chosen, average, smooth_labels(y, smoothing=number, num_classes=count)
+        smooth = smooth_labels(y, smoothing=number, num_classes=count)
+        return loss, soft, chosen, average, smooth
 
     for number in (0.25, 0.5, 0.75):
-        _, chosen, average, smooth = everything(X, Y, number, 4)
+        loss, soft, chosen, average, smooth = everything(X, Y, number, 4)
+        assert loss.isfinite()
+        assert_close(soft.sum(1), torch.ones(4))
         assert len(chosen) == 4 * number
         (clipped,) = clip_gradients([X], threshold=number)
         assert_close(average, ema({"x": X}, {"x": clipped}, smoothing=number)["x"])

@@ -4,8 +4,8 @@ import json
 import mmap
 import subprocess
 import sys
-import textwrap
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -16,25 +16,23 @@ import composable.functional as F
 from composable.functional import _compiled
 from composable.functional._operations import OPERATIONS, apply_operations
 from composable.functional.images import _kernels
+from tests.support.tensors import noise, seeded
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 64)
 MANY = settings(max_examples=60)
+SHEARS = [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0]
+FACTORS = [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0]
 # Strengths at which an operation changes its course, beside those that are drawn.
 EDGES = {
-    "autocontrast": [0.0],
-    "equalize": [0.0],
+    **dict.fromkeys(["autocontrast", "equalize"], (0.0,)),
     "posterize": [1.0, 2.0, 4.0, 7.0, 8.0],
     "rotate": [0.0, -0.0, 1.0, 45.0, -90.0, 90.0, 180.0, 359.5, 720.0],
     "solarize": [0.0, 0.5, 1.0, 127.5, 128.0, 255.0, 255.5, 256.0],
-    "shear_x": [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
-    "shear_y": [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0],
-    "translate_x": [0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0],
-    "translate_y": [0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0],
-    "color": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
-    "contrast": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
+    **dict.fromkeys(["shear_x", "shear_y"], SHEARS),
+    **dict.fromkeys(["translate_x", "translate_y"], (0.0, 0.5, -0.5, 0.999, 1.0, -1.0, 7.0)),
+    **dict.fromkeys(["color", "contrast", "sharpness"], FACTORS),
     "brightness": [0.0, 1 / 255, 0.5, 1.0, 9.0, 1e9],
-    "sharpness": [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0],
 }
 NAMES = list(OPERATIONS)
 RANGES = {
@@ -44,14 +42,6 @@ RANGES = {
     **dict.fromkeys(["shear_x", "shear_y"], st.floats(-3, 3, width=32)),
     **dict.fromkeys(["translate_x", "translate_y"], st.floats(-2, 2, width=32)),
 }
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def noise(*shape, seed=0):
-    return torch.randint(256, shape, dtype=torch.uint8, generator=seeded(seed))
 
 
 @st.composite
@@ -73,11 +63,6 @@ def _on_one_thread():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-def test_the_kernels_are_there_and_serve_plain_images():
-    assert _compiled.serves(noise(2, 3, 4, 4))
-    assert _compiled.serves(noise(2, 1, 4, 4).mT, torch.zeros(2))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -108,20 +93,18 @@ def each(function, *columns):
     return torch.tensor([function(*row) for row in rows])
 
 
-def test_the_rounding_of_blends_and_shears_is_that_of_lerp():
-    value, other, weight = floats((0, 256), (0, 256), (-9, 2))
+@pytest.mark.parametrize(
+    ("ours", "theirs", "low", "high"),
+    [
+        (_kernels._lerp, torch.lerp, -9, 2),  # of blends and shears
+        (_kernels._add_product, torch.addcmul, 0, 1),  # of mixing
+    ],
+)
+def test_the_rounding_is_that_of_torch(ours, theirs, low, high):
+    first, level, share = floats((0, 256), (0, 256), (low, high))
+    first = first.floor() if ours is _kernels._lerp else first
 
-    ours = each(_kernels._lerp, value.floor(), other.floor(), weight)
-
-    assert torch.equal(ours, torch.lerp(value.floor(), other.floor(), weight))
-
-
-def test_the_rounding_of_mixing_is_that_of_addcmul():
-    total, level, share = floats((0, 256), (0, 256), (0, 1))
-
-    ours = each(_kernels._add_product, total, level.floor(), share)
-
-    assert torch.equal(ours, torch.addcmul(total, level.floor(), share))
+    assert torch.equal(each(ours, first, level.floor(), share), theirs(first, level.floor(), share))
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (37, 53), (1, 7), (224, 224)])
@@ -184,10 +167,10 @@ def test_augmix_is_that_on_tensors(x, seed, severity, width):
     assert torch.equal(F.apply_augmix(x, draw), on_tensors(F.apply_augmix, x, draw))
 
 
-def on_tensors(function, *args):
+def on_tensors(function, *args, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(_compiled.SWITCH, "0")
-        return function(*args)
+        return function(*args, **options)
 
 
 METHODS = pytest.mark.parametrize("method", ["randaugment", "augmix"])
@@ -197,7 +180,7 @@ def both(method, x, seed=0):
     """Return the results of the compiled operations and of operations on tensors."""
     draw = getattr(F, f"draw_{method}")(len(x), severity=9, generator=seeded(seed))
     apply = getattr(F, f"apply_{method}")
-    assert _compiled.serves(x, *draw) == bool(x.numel())
+    assert _compiled.serves(x, *draw)
     return apply(x, draw), on_tensors(apply, x, draw)
 
 
@@ -224,14 +207,6 @@ def test_layouts_are_those_of_the_operations_on_tensors(method, channels, layout
         kept = expected.is_contiguous(memory_format=memory_format)
         assert ours.is_contiguous(memory_format=memory_format) == kept
     assert torch.equal(x, before)
-
-
-@METHODS
-@pytest.mark.parametrize("shape", [(0, 3, 4, 4), (2, 3, 0, 4), (2, 1, 4, 0)])
-def test_images_without_values_are_images(method, shape):
-    ours, expected = both(method, noise(*shape))
-
-    assert ours.shape == expected.shape == shape
 
 
 @METHODS
@@ -292,21 +267,18 @@ class Marked(torch.Tensor):
 
 
 OTHERS = {
-    "floats": noise(2, 3, 4, 4) / 255,
-    "two channels": noise(2, 2, 4, 4),
-    "another device": noise(2, 3, 4, 4).to("meta"),
-    "a subclass": noise(2, 3, 4, 4).as_subclass(Marked),
-    "without values": noise(0, 3, 4, 4),
+    "floats": [noise(2, 3, 4, 4) / 255],
+    "two channels": [noise(2, 2, 4, 4)],
+    "another device": [noise(2, 3, 4, 4).to("meta")],
+    "a subclass": [noise(2, 3, 4, 4).as_subclass(Marked)],
+    "without values": [noise(0, 3, 4, 4)],
+    "a draw on another device": [noise(2, 3, 4, 4), torch.zeros(2, device="meta")],
 }
 
 
-@pytest.mark.parametrize("x", OTHERS.values(), ids=OTHERS)
-def test_other_images_are_left_to_the_operations_on_tensors(x):
-    assert not _compiled.serves(x)
-
-
-def test_a_draw_on_another_device_is_left_to_the_operations_on_tensors():
-    assert not _compiled.serves(noise(2, 3, 4, 4), torch.zeros(2, device="meta"))
+@pytest.mark.parametrize("given", OTHERS.values(), ids=OTHERS)
+def test_other_images_and_draws_are_left_to_the_operations_on_tensors(given):
+    assert not _compiled.serves(*given)
 
 
 def test_transforms_and_modes_see_operations_on_tensors():
@@ -328,12 +300,12 @@ def test_transforms_and_modes_see_operations_on_tensors():
     assert _compiled.serves(x)
 
 
-def test_the_environment_turns_them_off(monkeypatch):
-    monkeypatch.setenv(_compiled.SWITCH, "0")
-    assert not _compiled.serves(noise(2, 3, 4, 4))
+def test_plain_images_are_served_unless_the_environment_turns_it_off(monkeypatch):
+    for switch, served in [("0", False), ("1", True)]:
+        monkeypatch.setenv(_compiled.SWITCH, switch)
 
-    monkeypatch.setenv(_compiled.SWITCH, "1")
-    assert _compiled.serves(noise(2, 3, 4, 4))
+        assert _compiled.serves(noise(2, 3, 4, 4)) is served
+        assert _compiled.serves(noise(2, 1, 4, 4).mT, torch.zeros(2)) is served
 
 
 @METHODS
@@ -344,10 +316,17 @@ def test_another_value_of_the_switch_is_an_error(method, monkeypatch):
         getattr(F, method)(noise(2, 3, 4, 4))
 
 
-def test_processors_on_which_torch_rounds_otherwise_are_left_to_the_operations_on_tensors(
-    monkeypatch,
-):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        lambda patch: patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"),
+        lambda patch: patch.setattr(numba.config, "DISABLE_JIT", True),
+        lambda patch: patch.setitem(sys.modules, "numba", None),  # importing it fails
+    ],
+    ids=["another processor", "numba that does not compile", "no numba"],
+)
+def test_where_loops_cannot_be_compiled_the_operations_on_tensors_serve(otherwise, monkeypatch):
+    otherwise(monkeypatch)
 
     assert _compiled._kernels.__wrapped__() is None
 
@@ -372,36 +351,24 @@ def test_a_result_that_cannot_be_kept_on_the_disk_is_reported(monkeypatch):
     assert add(1, 2) == 3
 
 
-def run(script, **environment):
-    """Run a script in a new process, and return the JSON that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 AUGMENT = """
-    import json, sys
-    {before}
-    import torch, composable.functional as F
-    imported = "numba" in sys.modules
-    x = torch.randint(256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-    y = F.randaugment(x, generator=torch.Generator().manual_seed(1))
-    z = F.augmix(x, generator=torch.Generator().manual_seed(2))
-    used = bool(getattr(sys.modules.get("numba"), "njit", None))
-    print(json.dumps([imported, used, y.flatten().tolist(), z.flatten().tolist()]))
+import json, sys
+import torch, composable.functional as F
+imported = "numba" in sys.modules
+x = torch.randint(256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+y = F.randaugment(x, generator=torch.Generator().manual_seed(1))
+print(json.dumps([imported, "numba" in sys.modules, y.tolist()]))
 """
 
 
-def test_numba_is_imported_on_first_use_and_results_without_it_are_the_same():
-    with_numba = run(AUGMENT.format(before=""))
-    without = run(AUGMENT.format(before="sys.modules['numba'] = None  # importing it fails"))
-    not_compiling = run(AUGMENT.format(before="import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"))
+def test_numba_is_imported_on_first_use():
+    command = [sys.executable, "-W", "error", "-c", AUGMENT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
-    assert with_numba[:2] == [False, True]
-    assert without[1] is False
-    assert with_numba[2:] == without[2:] == not_compiling[2:]
+    imported_before, imported_after, result = json.loads(done.stdout)
+
+    x = torch.randint(256, (9, 3, 8, 8), generator=seeded()).byte()
+    assert not imported_before
+    assert imported_after
+    assert result == on_tensors(F.randaugment, x, generator=seeded(1)).tolist()

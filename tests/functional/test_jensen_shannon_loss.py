@@ -8,11 +8,11 @@ from torch.nn.functional import kl_div
 from torch.testing import assert_close
 
 from composable.functional import jensen_shannon_loss
+from tests.support.tensors import FLOATS, seeded
 
 
-def logits(count=3, shape=(4, 5), dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator, dtype=dtype) for _ in range(count)]
+def logits(count=3, shape=(4, 5)):
+    return list(torch.randn((count, *shape), generator=seeded(), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
@@ -34,12 +34,6 @@ def test_known_values():
     assert jensen_shannon_loss(first, first + 7, first) == 0
 
 
-def test_the_order_makes_no_difference():
-    first, second, third = logits()
-
-    assert_close(jensen_shannon_loss(third, first, second), jensen_shannon_loss(*logits()))
-
-
 def test_it_is_averaged_over_the_batch_and_all_further_dimensions():
     maps = logits(3, (2, 5, 3, 4))
     rows = [z.movedim(1, -1).reshape(-1, 5) for z in maps]
@@ -47,7 +41,7 @@ def test_it_is_averaged_over_the_batch_and_all_further_dimensions():
     assert_close(jensen_shannon_loss(*maps), jensen_shannon_loss(*rows))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_extreme_logits_give_numbers(dtype):
     first, second = torch.tensor([[1e4, -1e4, 0]]), torch.tensor([[-1e4, 1e4, 0]])
     first, second = (z.to(dtype).requires_grad_() for z in (first, second))
@@ -58,26 +52,3 @@ def test_extreme_logits_give_numbers(dtype):
     assert loss.dtype == dtype
     assert_close(loss.item(), log(2), rtol=0, atol=4e-3)
     assert first.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ([torch.zeros(2, 3)], ValueError, "others must have the logits of at least one"),
-        ([torch.zeros(2, 3), None], TypeError, r"others\[0\] must be a tensor, not None"),
-        ([torch.zeros(2, 3), torch.zeros(2, 4)], ValueError, r"others\[0\] has \(2, 4\)"),
-        (
-            [torch.zeros(3), torch.zeros(3)],
-            ValueError,
-            r"\[batch, classes, ...\], but logits has \(3,\)",
-        ),
-        (
-            [torch.ones(2, 3).long()] * 2,
-            TypeError,
-            "logits must have a floating-point dtype, not torch.int64",
-        ),
-    ],
-)
-def test_other_arguments_are_refused(given, error, message, unchecked):
-    with pytest.raises(error, match=message):
-        jensen_shannon_loss(*given)

@@ -36,9 +36,3 @@ def test_any_model_will_do_and_stays():
 
     assert isinstance(no_op_model(model), IdleModel)
     assert isinstance(model[0], nn.ReLU)
-
-
-def test_twice_is_once():
-    once = no_op_model(nn.Linear(3, 4))
-
-    assert no_op_model(once) is once

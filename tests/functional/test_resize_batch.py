@@ -1,29 +1,14 @@
-"""The laws of smaller images, and of the schedule of their scale."""
-
-from functools import partial
+"""Smaller images, and the schedule of their scale; test_draws.py has the laws of crops."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from composable.functional import (
-    apply_crop,
-    draw_crop,
-    progressive_scale,
-    resize_batch,
-    scaled_size,
-)
+from composable.functional import draw_crop, progressive_scale, resize_batch, scaled_size
+from tests.support.tensors import FLOATS, seeded, uniform
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int64]
+DTYPES = [*FLOATS, torch.uint8, torch.int64]
 SIZES = [(9,), (8, 10), (4, 5, 6)]
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def images(batch=4, size=(8, 10), dtype=torch.float32):
-    return (100 * torch.rand(batch, 3, *size, generator=seeded())).to(dtype)
 
 
 def coordinates(size, batch=2):
@@ -35,19 +20,8 @@ def coordinates(size, batch=2):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scale", [0.3, 0.5, 0.77])
-def test_a_pixel_stays_where_it_was_in_the_image(size, scale):
-    small = resize_batch(coordinates(size), scale_factor=scale).inputs
-
-    new = scaled_size(size, scale_factor=scale)
-    inner = (..., *(slice(1, -1) for _ in size))  # at the border there is nothing beyond
-    assert small.shape == (2, len(size), *new)
-    assert_close(small[inner], coordinates(new)[inner])
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scale", [0.3, 0.5, 0.77])
 @pytest.mark.parametrize("classes", [False, True])
-def test_resized_maps_stay_in_line_with_the_images(size, scale, classes):
+def test_a_pixel_stays_where_it_was_in_the_image_and_in_its_map(size, scale, classes):
     """Class indices: each pixel takes that of the pixel in which its centre lies."""
     number = torch.arange(torch.Size(size).numel()).reshape(1, *size).expand(2, *size)
     maps = number.unsqueeze(1) if classes else number
@@ -55,23 +29,24 @@ def test_resized_maps_stay_in_line_with_the_images(size, scale, classes):
     small = resize_batch(coordinates(size), maps, scale_factor=scale, resize_targets=True)
 
     new = scaled_size(size, scale_factor=scale)
-    centres = coordinates(new) * torch.tensor(size).reshape(-1, *[1] * len(size))
-    at = centres.floor().long()
+    inner = (..., *(slice(1, -1) for _ in size))  # at the border there is nothing beyond
+    assert small.inputs.shape == (2, len(size), *new)
+    assert_close(small.inputs[inner], coordinates(new)[inner])
+    at = (coordinates(new) * torch.tensor(size).reshape(-1, *[1] * len(size))).floor().long()
     expected = sum(at[:, dim] * torch.Size(size[dim + 1 :]).numel() for dim in range(len(size)))
-    found = small.targets[:, 0] if classes else small.targets
-    assert torch.equal(found, expected)
+    assert torch.equal(small.targets[:, 0] if classes else small.targets, expected)
 
 
 def test_large_class_indices_are_not_rounded():
     maps = torch.full((1, 4, 4), 2**24 + 1)
 
-    small = resize_batch(images(1, (4, 4)), maps, scale_factor=0.5, resize_targets=True)
+    small = resize_batch(uniform(1, (4, 4)), maps, scale_factor=0.5, resize_targets=True)
 
     assert (small.targets == 2**24 + 1).all()
 
 
 def test_half_the_size_is_the_mean_of_four_pixels():
-    x = images()
+    x = uniform(size=(8, 10))
 
     small = resize_batch(x, scale_factor=0.5).inputs
 
@@ -80,28 +55,13 @@ def test_half_the_size_is_the_mean_of_four_pixels():
 
 @pytest.mark.parametrize("size", [(8, 10), (4, 5, 6)])
 def test_maps_of_numbers_are_interpolated_like_channels(size):
-    x = images(size=size)
+    x = uniform(size=size)
 
     small = resize_batch(x, x[:, 0], scale_factor=0.6, resize_targets=True)
     probabilities = resize_batch(x, x, scale_factor=0.6, resize_targets=True)
 
     assert_close(small.targets, small.inputs[:, 0])
     assert torch.equal(probabilities.targets, probabilities.inputs)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_crop_is_a_region_of_the_image_and_of_its_map(size, dtype):
-    x = images(size=size, dtype=dtype)
-    options = {"scale_factor": 0.5, "mode": "crop", "resize_targets": True}
-
-    small = resize_batch(x, x[:, 0], **options, generator=seeded(5))
-
-    new = scaled_size(size, scale_factor=0.5)
-    offset = draw_crop(size, new, generator=seeded(5)).tolist()
-    region = tuple(slice(start, start + n) for start, n in zip(offset, new, strict=True))
-    assert torch.equal(small.inputs, x[(..., *region)])
-    assert torch.equal(small.targets, x[(slice(None), 0, *region)])
 
 
 def test_every_place_of_a_crop_is_equally_likely():
@@ -112,32 +72,22 @@ def test_every_place_of_a_crop_is_equally_likely():
     assert all(abs(drawn.count((i, 0)) / 3000 - 1 / 3) < 0.04 for i in range(3))
 
 
-def test_a_crop_is_drawn_from_the_generator(still_generators):
-    crop = partial(resize_batch, images(size=(40, 40)), scale_factor=0.5, mode="crop")
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+def test_targets_stay_unless_asked_for(mode):
+    x = uniform(size=(9, 11))
+    maps, options = x[:, 0], {"scale_factor": 0.5, "mode": mode}
 
-    first, again, other = (crop(generator=seeded(s)).inputs for s in (1, 1, 2))
-
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_targets_stay_unless_asked_for():
-    maps = images()[:, 0]
-
-    for mode in ("resize", "crop"):
-        small = resize_batch(images(), maps, scale_factor=0.5, mode=mode, generator=seeded())
-        assert small.targets is maps
-        assert resize_batch(images(), scale_factor=0.5, mode=mode).targets is None
+    assert resize_batch(x, maps, **options).targets is maps
+    assert resize_batch(x, **options).targets is None
 
 
 @pytest.mark.parametrize("mode", ["resize", "crop"])
 @pytest.mark.parametrize("resize_targets", [False, True])
 def test_full_size_changes_nothing(mode, resize_targets):
-    x, maps = images(size=(9, 11)), images(size=(9, 11))[:, 0]
+    x = uniform(size=(9, 11))
+    maps, options = x[:, 0], {"mode": mode, "resize_targets": resize_targets}
 
-    small = resize_batch(
-        x, maps, scale_factor=1.0, mode=mode, resize_targets=resize_targets, size_increment=4
-    )
+    small = resize_batch(x, maps, scale_factor=1.0, **options, size_increment=4)
 
     assert small.inputs is x
     assert small.targets is maps
@@ -158,89 +108,32 @@ def test_full_size_changes_nothing(mode, resize_targets):
     ],
 )
 def test_sides_are_the_nearest_multiples_of_the_increment(size, scale, increment, expected):
-    ours = scaled_size(size, scale_factor=scale, size_increment=increment)
+    options = {"scale_factor": scale, "size_increment": increment}
 
-    assert ours == expected
-    small = (
-        resize_batch(images(size=size), scale_factor=scale, size_increment=increment)
-        if all(size)
-        else None
-    )
-    assert small is None or small.inputs.shape == (4, 3, *expected)
+    assert scaled_size(size, **options) == expected
+    if all(size):
+        assert resize_batch(uniform(size=size), **options).inputs.shape == (4, 3, *expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", ["resize", "crop"])
-def test_dtype_and_layout_stay(dtype, mode):
-    x = images(dtype=dtype).to(memory_format=torch.channels_last)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_resizing_keeps_dtype_and_layout(dtype, layout):
+    x = uniform(size=(8, 10), dtype=dtype).to(memory_format=layout)
 
-    small = resize_batch(x, scale_factor=0.5, mode=mode, generator=seeded()).inputs
+    small = resize_batch(x, scale_factor=0.5).inputs
 
     assert small.dtype == dtype
-    assert small.stride(1) == 1  # a view of what is in channels-last
-    assert mode == "crop" or small.is_contiguous(memory_format=torch.channels_last)
+    assert small.is_contiguous(memory_format=layout)
 
 
 @pytest.mark.compile
-def test_compiles_into_one_graph_at_any_size():
+def test_resizing_is_one_graph_at_any_size():
     compiled = torch.compile(resize_batch, fullgraph=True, backend="aot_eager")
-    crop = torch.compile(apply_crop, fullgraph=True, backend="aot_eager")
 
     for size in [(8, 10), (12, 9), (14, 15)]:
-        x, new = images(size=size), scaled_size(size, scale_factor=0.5)
-        options = {"scale_factor": 0.5, "resize_targets": True}
+        x, options = uniform(size=size), {"scale_factor": 0.5, "resize_targets": True}
         ours, theirs = (f(x, x[:, 0].long(), **options) for f in (compiled, resize_batch))
         assert_close(ours, theirs)
-        assert compiled(x, scale_factor=0.5, mode="crop").inputs.shape[2:] == new
-        at = draw_crop(size, new, generator=seeded())
-        assert torch.equal(crop(x, new, at), apply_crop(x, new, at))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"scale_factor": 0}, ValueError, r"scale_factor=0 must be in \(0, 1\]"),
-        ({"scale_factor": 1.5}, ValueError, r"scale_factor=1.5 must be in \(0, 1\]"),
-        ({"scale_factor": "1"}, TypeError, "scale_factor='1' must be a number"),
-        ({"mode": "zoom"}, ValueError, r"mode='zoom' must be one of \['resize', 'crop'\]"),
-        ({"resize_targets": 1}, TypeError, "resize_targets=1 must be True or False"),
-        ({"size_increment": 0}, ValueError, "size_increment=0 must be at least 1"),
-        ({"size_increment": 2.0}, TypeError, "size_increment=2.0 must be an integer"),
-        ({"generator": 1}, TypeError, "generator must be"),
-        ({"inputs": [1]}, TypeError, "inputs must be a tensor, not a list"),
-        ({"inputs": torch.zeros(4, 2)}, ValueError, r"inputs must have shape .* not \(4, 2\)"),
-        ({"targets": [1]}, TypeError, "targets must be a tensor, not a list"),
-        (
-            {"resize_targets": True},
-            ValueError,
-            r"targets must .* \[batch, ..., 8, 10\].* not None",
-        ),
-        (
-            {"resize_targets": True, "targets": torch.zeros(4)},
-            ValueError,
-            r"not \(4,\); use resize_targets=False",
-        ),
-        (
-            {"resize_targets": True, "targets": torch.zeros(8, 10)},
-            ValueError,
-            r"targets must have .* not \(8, 10\)",
-        ),
-        (
-            {"inputs": torch.zeros(1, 1, 2, 2, 2, 2)},
-            ValueError,
-            '1, 2 or 3 spatial dimensions .* not 4; use mode="crop"',
-        ),
-    ],
-)
-def test_bad_arguments_are_answered(unchecked, options, error, message):
-    with pytest.raises(error, match=message):
-        resize_batch(**{"inputs": images(), "scale_factor": 0.5, **options})
-
-
-@pytest.mark.parametrize("new_size", [(9, 2), (2,)])
-def test_a_crop_must_fit(new_size):
-    with pytest.raises(ValueError, match=r"new_size=.* must fit into size=\(8, 10\)"):
-        draw_crop((8, 10), new_size)
 
 
 # The schedule

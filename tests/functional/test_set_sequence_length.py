@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from composable.functional import set_sequence_length, warmed_up_length
+from composable.functional._tree import named_tensors
 
 EXAMPLES, TOKENS = 3, 7
 
@@ -26,6 +27,11 @@ def batch(**more):
     }
 
 
+all_options = pytest.mark.parametrize(
+    "options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}], ids=str
+)
+
+
 def test_truncation_keeps_the_first_tokens_of_every_sequence():
     whole, short = batch(), set_sequence_length(batch(), 3)
 
@@ -36,39 +42,22 @@ def test_truncation_keeps_the_first_tokens_of_every_sequence():
     assert short["name"] == ["a", "b", "c"]
 
 
-def test_the_end_of_each_sequence_is_its_last_real_token():
-    short = set_sequence_length(batch(), 3, preserve_end_of_sequence=True)
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ([1, 1, 1, 1, 0], [0, 1, 3]),
+        ([0, 0, 1, 1, 1], [0, 1, 4]),
+        ([0, 0, 0, 1, 0], [0, 1, 3]),
+        ([0, 0, 0, 0, 0], [0, 1, 2]),  # nothing but padding has no end
+    ],
+)
+def test_the_end_is_the_last_token_that_is_not_padding(mask, expected):
+    texts = {"input_ids": torch.arange(5)[None], "attention_mask": torch.tensor([mask])}
 
-    assert short["input_ids"].tolist() == [[1, 2, 7], [8, 9, 11], [15, 0, 0]]
-    assert short["labels"].tolist() == [[1, 2, 7], [8, 9, 11], [15, -100, -100]]
-    assert short["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
-    assert short["class"].tolist() == [0, 1, 2]
+    short = set_sequence_length(texts, 3, preserve_end_of_sequence=True)
 
-
-def test_the_end_is_found_where_padding_is_on_the_left():
-    left = {name: batch()[name].flip(1) for name in ("input_ids", "attention_mask")}
-
-    short = set_sequence_length(left, 3, preserve_end_of_sequence=True)
-
-    assert short["input_ids"].tolist() == [[7, 6, 1], [0, 0, 8], [0, 0, 15]]
-    assert short["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 1]]
-
-
-def test_a_text_of_nothing_but_padding_has_no_end():
-    texts = {"input_ids": torch.arange(5).reshape(1, 5), "attention_mask": torch.zeros(1, 5)}
-
-    short = set_sequence_length(texts, 2, preserve_end_of_sequence=True)
-
-    assert short["input_ids"].tolist() == [[0, 1]]
-
-
-@pytest.mark.parametrize("length", range(1, TOKENS))
-def test_ends_and_starts_at_every_length(length):
-    short = set_sequence_length(batch(), length, preserve_end_of_sequence=True)
-
-    for row, (whole, real) in enumerate(zip(batch()["input_ids"].tolist(), [7, 4, 1], strict=True)):
-        last = whole[max(real - 1, length - 1)]
-        assert short["input_ids"][row].tolist() == [*whole[: length - 1], last]
+    assert short["input_ids"].tolist() == [expected]
+    assert short["attention_mask"].tolist() == [[mask[i] for i in expected]]
 
 
 def test_pieces_that_fit_are_the_tokens_in_their_order():
@@ -80,26 +69,10 @@ def test_pieces_that_fit_are_the_tokens_in_their_order():
     assert pieces["y"].flatten().tolist() == [0, 0, 0, 12, 12, 12]
 
 
-@pytest.mark.parametrize("length", range(1, TOKENS))
-def test_pieces_lose_no_token_and_each_is_learned_once(length):
-    pieces = set_sequence_length(batch(), length, truncate=False)
-
-    count = -(-TOKENS // length)
-    assert pieces["input_ids"].shape == (EXAMPLES * count, length)
-    assert set(pieces["input_ids"].flatten().tolist()) == set(
-        batch()["input_ids"].flatten().tolist()
-    )
-    real = batch()["labels"][batch()["labels"] >= 0].tolist()
-    assert pieces["labels"][pieces["labels"] >= 0].tolist() == real
-    seen = pieces["attention_mask"].bool()
-    learned = pieces["labels"] >= 0
-    assert torch.equal(pieces["labels"][learned], pieces["input_ids"][learned])
-    assert (seen | ~learned).all()
-    assert pieces["class"].tolist() == [c for c in range(3) for _ in range(count)]
-
-
-def test_the_last_piece_begins_within_the_one_before():
-    pieces = set_sequence_length(batch(), 3, truncate=False)
+@pytest.mark.parametrize("preserved", [False, True])
+def test_the_last_piece_begins_within_the_one_before(preserved):
+    options = {"truncate": False, "preserve_end_of_sequence": preserved}  # pieces have all ends
+    pieces = set_sequence_length(batch(), 3, **options)
 
     assert pieces["input_ids"][:3].tolist() == [[1, 2, 3], [4, 5, 6], [5, 6, 7]]
     assert pieces["labels"][:3].tolist() == [[1, 2, 3], [4, 5, 6], [-100, -100, 7]]
@@ -111,14 +84,7 @@ def test_numbers_to_regress_have_nothing_that_is_ignored():
     assert set_sequence_length(texts, 2, truncate=False)["labels"].tolist() == [[1, 2], [2, 3]]
 
 
-def test_what_is_kept_of_the_end_does_not_matter_in_pieces():
-    ours = set_sequence_length(batch(), 3, truncate=False, preserve_end_of_sequence=True)
-
-    theirs = set_sequence_length(batch(), 3, truncate=False)
-    assert all(torch.equal(ours[k], theirs[k]) for k in ("input_ids", "labels", "class"))
-
-
-@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+@all_options
 def test_embeddings_are_sequences_and_other_tensors_are_not(options):
     more = {
         "embeddings": torch.randn(EXAMPLES, TOKENS, 2),
@@ -136,7 +102,7 @@ def test_embeddings_are_sequences_and_other_tensors_are_not(options):
     assert short["table"].shape == (TOKENS, 5)
 
 
-@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+@all_options
 @pytest.mark.parametrize("length", [TOKENS, TOKENS + 1])
 def test_short_sequences_stay_as_they_are(options, length):
     texts = batch()
@@ -144,52 +110,48 @@ def test_short_sequences_stay_as_they_are(options, length):
     assert set_sequence_length(texts, length, **options) is texts
 
 
+class Fixed(dict):
+    """A mapping of a type of its own."""
+
+
 Pair = namedtuple("Pair", ["texts", "labels"])
+LABELS = batch()["labels"]
 
 
-def test_batches_may_be_nested():
-    texts, labels = batch(), batch()["labels"]
-    for whole, read in [
-        ((texts, labels), lambda b: (b[0]["input_ids"], b[1])),
-        ([texts, {"y": labels}], lambda b: (b[0]["input_ids"], b[1]["y"])),
-        (Pair(texts, labels), lambda b: (b.texts["input_ids"], b.labels)),
-        ({"x": {"deep": [texts]}, "y": labels}, lambda b: (b["x"]["deep"][0]["input_ids"], b["y"])),
-        ((labels, labels), lambda b: b),
-        (UserDict(texts), lambda b: (b["input_ids"], b["labels"])),
-        (OrderedDict(texts), lambda b: (b["input_ids"], b["labels"])),
-    ]:
-        for options in ({}, {"truncate": False}):
-            short = set_sequence_length(whole, 3, **options)
+@pytest.mark.parametrize("options", [{}, {"truncate": False}], ids=str)
+@pytest.mark.parametrize(
+    "whole",
+    [
+        (batch(), LABELS),
+        [batch(), {"y": LABELS}],
+        Pair(batch(), LABELS),
+        {"x": {"deep": [batch()]}, "y": LABELS},
+        (LABELS, LABELS),
+        UserDict(batch()),
+        OrderedDict(batch()),
+        Fixed(batch()),
+        (MappingProxyType(batch()), 1),
+    ],
+    ids=lambda whole: type(whole).__name__,
+)
+def test_batches_may_be_nested_in_containers_of_any_type(whole, options):
+    short = set_sequence_length(whole, 3, **options)
 
-            assert type(short) is type(whole)
-            assert all(tensor.shape[1] == 3 for tensor in read(short))
-            assert all(tensor.shape[1] == TOKENS for tensor in read(whole))
+    assert type(short) is type(whole)
+    assert type(next(iter(short))) is type(next(iter(whole)))
+    tensors = [dict(named_tensors(tree)) for tree in (whole, short)]
+    assert all(t.shape[1] == TOKENS for t in tensors[0].values() if t.ndim > 1)
+    assert all(t.shape[1] == 3 for t in tensors[1].values() if t.ndim > 1)
 
 
 def test_fields_of_a_named_tuple_have_names():
-    pieces = set_sequence_length(Pair({"input_ids": batch()["labels"]}, batch()["labels"]), 3)
-    cut = set_sequence_length(
-        Pair({"input_ids": batch()["labels"]}, batch()["labels"]), 3, truncate=False
-    )
+    pieces = set_sequence_length(Pair({"input_ids": LABELS}, LABELS), 3, truncate=False)
 
-    assert pieces.labels.shape == (3, 3)
-    assert cut.labels[2].tolist() == [-100, -100, 7]
-    assert cut.texts["input_ids"][2].tolist() == [5, 6, 7]
+    assert pieces.labels[2].tolist() == [-100, -100, 7]
+    assert pieces.texts["input_ids"][2].tolist() == [5, 6, 7]
 
 
-def test_a_mapping_that_is_no_dict_is_built_anew():
-    class Fixed(dict):
-        pass
-
-    short = set_sequence_length(Fixed(batch()), 3)
-    assert type(short) is Fixed
-    assert short["labels"].shape == (3, 3)
-    nested = set_sequence_length((MappingProxyType(batch()), 1), 3)
-    assert type(nested[0]) is MappingProxyType
-    assert nested[0]["labels"].shape == (3, 3)
-
-
-@pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
+@all_options
 def test_gradients_flow_to_what_is_kept(options):
     embeddings = torch.randn(EXAMPLES, TOKENS, 2, requires_grad=True)
 
@@ -202,37 +164,6 @@ def test_gradients_flow_to_what_is_kept(options):
         assert often == ([1, 1, 0, 0, 0, 0, 1] if options else [1, 1, 1, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize(
-    ("texts", "length", "options", "error", "message"),
-    [
-        ({}, 0, {}, ValueError, "length=0 must be at least 1"),
-        ({}, 2.5, {}, TypeError, "length=2.5 must be an integer"),
-        ({}, 2, {"truncate": 1}, TypeError, "truncate=1 must be True or False"),
-        (
-            {},
-            2,
-            {"preserve_end_of_sequence": "yes"},
-            TypeError,
-            "preserve_end_of_sequence='yes' must be True or False",
-        ),
-        ({}, 2, {}, ValueError, "batch must have sequences.* a dict without tensors"),
-        ({"y": torch.zeros(3)}, 2, {}, ValueError, r"batch must have sequences.* it has y: \(3,\)"),
-        ("text", 2, {}, ValueError, "batch must have sequences.* a str without tensors"),
-        (
-            {"input_ids": torch.zeros(3, 7), "attention_mask": torch.zeros(3, 6)},
-            2,
-            {"preserve_end_of_sequence": True},
-            ValueError,
-            r"must come with an attention_mask of shape \(3, 7\)",
-        ),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_bad_arguments_are_answered(texts, length, options, error, message):
-    with pytest.raises(error, match=message):
-        set_sequence_length(texts, length, **options)
-
-
 # The schedule
 
 
@@ -241,15 +172,6 @@ def test_the_length_grows_in_steps_along_a_line():
 
     assert lengths[0] == 8
     assert lengths == [8 + 8 * (k // 3) for k in range(30)] + [88] * 10
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 7, 30, 100, 424, 1000])
-def test_a_run_of_any_length_goes_from_the_least_to_the_most(steps):
-    lengths = [warmed_up_length(k / steps) for k in range(steps + 1)]
-
-    assert lengths[0] == 8
-    assert lengths[-1] == 1024
-    assert lengths == sorted(lengths)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,140 @@
+"""Averages of weights, exponential and plain, and other functions of named tensors."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.testing import assert_close
+
+from composable.functional import ema, ema_smoothing, sam_perturbation, swa
+from tests.support.tensors import FLOATS, named, seeded
+from tests.support.tiny import linear
+from tests.support.tiny import seeded as seeded_model
+
+AVERAGES = {
+    "ema": partial(ema, smoothing=0.75),
+    "swa": partial(swa, count=3),
+}
+both_averages = pytest.mark.parametrize("average", AVERAGES.values(), ids=AVERAGES)
+
+
+def net():
+    return seeded_model(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))
+
+
+# The formulas
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3, 0.5, 0.999, 1.0])
+def test_ema_is_that_of_the_formula(smoothing):
+    a, c = named(0), named(1)
+
+    new = ema(a, c, smoothing=smoothing)
+
+    assert_close(new, {name: smoothing * a[name] + (1 - smoothing) * c[name] for name in a})
+    if smoothing in (0, 1):  # both ends are exact
+        assert all(torch.equal(new[name], (a if smoothing else c)[name]) for name in a)
+
+
+def test_half_lives_give_the_smoothing():
+    assert ema_smoothing(100, 100) == 0.5
+    assert ema_smoothing(1000) ** 1000 == pytest.approx(0.5)
+    assert ema_smoothing(half_life=10, update_interval=20) == 0.25
+
+
+def test_a_mean_of_no_model_may_hold_anything():
+    nothing = {"w": torch.tensor([float("nan"), float("inf")], dtype=torch.float64)}
+    current = {"w": torch.tensor([1.0, 2.0])}
+
+    first = swa(nothing, current, 0)
+
+    assert_close(first, {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)})
+    assert first["w"].data_ptr() != swa(first, current, 0)["w"].data_ptr()
+
+
+def test_swa_is_what_torchs_averaged_model_has():
+    model = net()
+    theirs, ours = AveragedModel(model, use_buffers=True), model.state_dict()
+    draw = seeded()
+
+    for count in range(5):
+        for parameter in model.parameters():
+            with torch.no_grad():
+                parameter.add_(torch.randn(parameter.shape, generator=draw))
+        model(torch.randn(6, 4, generator=draw))
+        theirs.update_parameters(model)
+        ours = swa(ours, model.state_dict(), count)
+
+    expected = theirs.module.state_dict()
+    expected["1.num_batches_tracked"] = model.state_dict()["1.num_batches_tracked"]
+    assert_close(ours, dict(expected))
+
+
+# Both averages
+
+
+@both_averages
+def test_counts_and_masks_are_copied(average):
+    old = {"count": torch.tensor(1), "mask": torch.tensor([True, False])}
+    current = {"count": torch.tensor(500), "mask": torch.tensor([False, True])}
+
+    new = average(old, current)
+    current["count"] += 1
+
+    assert new["count"] == 500
+    assert new["mask"].tolist() == [False, True]
+
+
+@both_averages
+def test_each_dtype_is_averaged_in_its_own(average):
+    kinds = [*FLOATS, torch.complex64]
+    old = {str(dtype): torch.zeros(2, dtype=dtype) for dtype in kinds}
+
+    new = average(old, {name: torch.ones_like(value) for name, value in old.items()})
+
+    assert [value.dtype for value in new.values()] == kinds
+    assert all((value == 0.25).all() for value in new.values())
+
+
+@pytest.mark.parametrize("average", [partial(ema, smoothing=0.9999), partial(swa, count=9999)])
+def test_a_long_average_of_short_weights_sees_small_steps(average):
+    new = average({"w": torch.ones(1)}, {"w": torch.full((1,), 2.0, dtype=torch.bfloat16)})
+
+    assert new["w"].dtype == torch.float32
+    assert_close(new["w"], torch.tensor([1.0001]))
+
+
+@both_averages
+def test_there_may_be_nothing_to_average(average):
+    assert average({}, {}) == {}
+    assert average({"w": torch.zeros(0)}, {"w": torch.zeros(0)})["w"].shape == (0,)
+
+
+@pytest.mark.compile
+@both_averages
+def test_an_average_is_one_graph_also_under_vmap(average):
+    a, c = {"w": torch.zeros(3, 4)}, {"w": torch.ones(3, 4)}
+    for function in (average, torch.func.vmap(average)):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        assert_close(compiled(a, c), average(a, c))
+
+
+# All functions of named tensors
+
+NAMED = {**AVERAGES, "sam": sam_perturbation}
+
+
+@pytest.mark.parametrize("function", NAMED.values(), ids=NAMED)
+def test_the_result_is_new_and_detached_and_in_order(function, still_generators):
+    params = dict(linear().named_parameters())
+    before = {name: value.detach().clone() for name, value in params.items()}
+    others = {name: torch.ones_like(value).requires_grad_() for name, value in params.items()}
+
+    new = function(params, dict(reversed(others.items())))
+
+    assert list(new) == ["weight", "bias"]
+    assert not any(value.requires_grad for value in new.values())
+    assert all(new[name].data_ptr() != params[name].data_ptr() for name in params)
+    assert all(torch.equal(params[name], before[name]) for name in params)
