@@ -79,7 +79,7 @@ def test_the_layout_of_dense_maps_stays():
 
 
 def test_a_single_vector_holds_classes():
-    assert smooth_labels(torch.tensor([1.0, 0.0]), smoothing=0.5).tolist() == [0.75, 0.25]
+    assert smooth_labels(torch.tensor([1.0, 0.0]), smoothing=0.5, num_classes=2).tolist() == [0.75, 0.25]
 
 
 def test_examples_are_smoothed_alone_as_together():
@@ -87,7 +87,8 @@ def test_examples_are_smoothed_alone_as_together():
     alone = torch.func.vmap(lambda i: smooth_labels(i, num_classes=3))(indices)
 
     assert_close(alone, smooth_labels(indices, num_classes=3))
-    assert_close(torch.func.vmap(smooth_labels)(torch.eye(3)), smooth_labels(torch.eye(3)))
+    dense = torch.func.vmap(lambda row: smooth_labels(row, num_classes=3))(torch.eye(3))
+    assert_close(dense, smooth_labels(torch.eye(3)))
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
@@ -118,7 +119,7 @@ def test_a_lone_float_is_no_target():
         smooth_labels(torch.tensor(0.5))
 
 
-@pytest.mark.parametrize("index", [3, -1, -100])
+@pytest.mark.parametrize("index", [3, -1])
 def test_an_index_out_of_range_is_loud(index):
     with pytest.raises(RuntimeError, match="out of bounds"):
         smooth_labels(torch.tensor([0, index]), num_classes=3)
