@@ -79,7 +79,9 @@ def test_the_layout_of_dense_maps_stays():
 
 
 def test_a_single_vector_holds_classes():
-    assert smooth_labels(torch.tensor([1.0, 0.0]), smoothing=0.5, num_classes=2).tolist() == [0.75, 0.25]
+    smooth = smooth_labels(torch.tensor([1.0, 0.0]), smoothing=0.5, num_classes=2)
+
+    assert smooth.tolist() == [0.75, 0.25]
 
 
 def test_examples_are_smoothed_alone_as_together():

@@ -17,6 +17,7 @@ from .._spatial import laid_out_like
 __all__ = [
     "GRAIN",
     "check_images",
+    "check_pixels",
     "finish",
     "grey_levels",
     "per_image",
@@ -43,6 +44,40 @@ def check_images(images: Any) -> None:
             "images must have shape [batch, channels, height, width], not "
             f"{tuple(images.shape)}; pass images[None] for a single image."
         )
+
+
+_LOWEST, _HIGHEST = -0.5, 1.5
+"""Interpolation may exceed [0, 1] a little, and images that are normalized exceed it by more."""
+
+
+def check_pixels(images: Tensor, advice: str, *, wait: bool = False) -> None:
+    """Raise a ValueError if the first image is clearly not in [0, 1], which operations clip to.
+
+    Args:
+        images: A batch of images.
+        advice: What to do with normalized images.
+        wait: Read the image even if it is not on the CPU, which waits for the device.
+    """
+    if not (images.is_floating_point() and images.numel() and _may_read(images, wait)):
+        return
+    low, high = (bound.item() for bound in images[:1].detach().aminmax())
+    if low < _LOWEST or high > _HIGHEST:
+        raise ValueError(
+            f"images must be floats in [0, 1], or uint8, and the first one has values from "
+            f"{low:.3g} to {high:.3g}, most of which would be clipped; {advice}."
+        )
+
+
+def _may_read(images: Tensor, wait: bool) -> bool:
+    """Return whether values may be read: not within `torch.compile`, `vmap` or a mode."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.is_functorch_wrapped_tensor(images)
+        or torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or images.is_meta
+        or (images.device.type != "cpu" and not wait)
+    )
 
 
 def per_image(
