@@ -71,9 +71,11 @@ def augmix(
 
     Raises:
         TypeError: An argument is of the wrong type, or the images are of another dtype.
-        ValueError: An argument is out of its range, the images are not
-            `[batch, channels, height, width]`, or they are on the CPU and the first one is clearly
-            not in [0, 1].
+        ValueError: An argument is out of its range, or the images are not
+            `[batch, channels, height, width]`.
+
+    Warns:
+        ImageRangeWarning: The images are on the CPU, and the first one is clearly not in [0, 1].
 
     Example:
         >>> images = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8)

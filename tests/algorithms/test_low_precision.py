@@ -12,6 +12,7 @@ from tests.support.tiny import make_trainer
 BOTH = pytest.mark.parametrize("algorithm", [LowPrecisionGroupNorm, LowPrecisionLayerNorm])
 
 
+@pytest.mark.filterwarnings("ignore:LowPrecisionGroupNorm computes in float32")
 def test_group_norms_are_those_of_the_function():
     model = convolutional()
     model[1] = torch.nn.GroupNorm(2, 4)

@@ -4,6 +4,7 @@ An operation computes in floats: from 0 to 255 where the images are uint8, and f
 they are floats.
 """
 
+import warnings
 from math import inf
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from .._checks import check_range, check_tensor
 from .._foreach import compute_dtype
 from .._spatial import laid_out_like
+from .._warnings import ImageRangeWarning
 
 __all__ = [
     "GRAIN",
@@ -51,7 +53,7 @@ _LOWEST, _HIGHEST = -0.5, 1.5
 
 
 def check_pixels(images: Tensor, advice: str, *, wait: bool = False) -> None:
-    """Raise a ValueError if the first image is clearly not in [0, 1], which operations clip to.
+    """Warn if the first image is clearly not in [0, 1], to which operations clip.
 
     Args:
         images: A batch of images.
@@ -62,9 +64,12 @@ def check_pixels(images: Tensor, advice: str, *, wait: bool = False) -> None:
         return
     low, high = (bound.item() for bound in images[:1].detach().aminmax())
     if low < _LOWEST or high > _HIGHEST:
-        raise ValueError(
-            f"images must be floats in [0, 1], or uint8, and the first one has values from "
-            f"{low:.3g} to {high:.3g}, most of which would be clipped; {advice}."
+        # Without the values: Python shows a warning of the same text once.
+        warnings.warn(
+            "images are not in [0, 1], so most of their values would be clipped to 0 or 1; "
+            f"{advice}.",
+            ImageRangeWarning,
+            stacklevel=3,
         )
 
 
