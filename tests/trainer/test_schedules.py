@@ -116,8 +116,8 @@ def _fields(schedule):
     return attrs.asdict(schedule, recurse=False)
 
 
-def test_a_warm_up_as_long_as_the_run_ends_where_the_schedule_ends():
-    assert values(linear(1.0, 0.5, warmup="1dur"))[-1] == pytest.approx(0.5)
+def test_a_warm_up_as_long_as_the_run_ends_where_the_schedule_starts():
+    assert values(linear(1.0, 0.5, warmup="1dur"))[-1] == pytest.approx(1.0)
 
 
 def test_schedules_are_values():
