@@ -176,7 +176,7 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
 
     Raises:
         TypeError: The outputs are not one tensor of logits.
-        ValueError: The loss is no known one and differs for one-hot probabilities, or the shapes
+        ValueError: The loss is not a known one and differs for one-hot probabilities, or the shapes
             of outputs and targets don't belong together.
     """
     loss_fn: Any = state.loss_fn
@@ -208,7 +208,7 @@ def per_example(state: State, targets: MixedTargets) -> State:
     """Return the state with a loss whose mean over its `per_example` is the loss.
 
     Raises:
-        ValueError: The loss is no known one, and differs from that mean.
+        ValueError: The loss is not a known one, and differs from that mean.
     """
     kept, loss_fn = targets.targets, state.loss_fn
     options = CrossEntropy.of(loss_fn)

@@ -148,6 +148,8 @@ class ExampleCounter:
         return count_examples(self.spec.inputs(batch))
 
     def _look(self, batch: Any) -> None:
+        if torch._C._len_torch_function_stack():  # a mode that has to see no read
+            return
         try:
             targets = self.spec.targets(batch)
         except ValueError:
@@ -179,8 +181,8 @@ def _warn_if_shifting(model: nn.Module) -> None:
         }
         if name.endswith(_SHIFTING) and "transformers.PreTrainedModel" in bases:
             warn_user(
-                f"The loss of {name} shifts the labels, so the first token of each example is no "
-                "term of it, but loss_mean_over='tokens' counts that token; pass 'next_tokens' if "
+                f"The loss of {name} shifts the labels and excludes the first token of an example, "
+                "but loss_mean_over='tokens' counts that token; pass 'next_tokens' if "
                 "the loss is that of the model, or a function of the batch if you compute it.",
                 LossMeanWarning,
             )

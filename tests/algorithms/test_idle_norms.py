@@ -1,4 +1,4 @@
-"""Low-precision norms that have no effect in training say so, once."""
+"""Low-precision norms that have no effect in training warn once."""
 
 import warnings
 

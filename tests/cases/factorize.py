@@ -20,7 +20,6 @@ NO_RANK = (0, -1, 0.0, 1.0, 1.5, -0.5, nan, "3", None, True)
 
 CASE = Case(
     functions=[
-        FunctionCase(F.factorize, {"init": "random"}, needs={"min_channels": 4}),
         FunctionCase(
             F.factorize,
             needs={"min_channels": 4},
@@ -31,6 +30,7 @@ CASE = Case(
                 )
             ],
         ),
+        FunctionCase(F.factorize, {"init": "random"}, needs={"min_channels": 4}),
     ],
     algorithm=AlgorithmCase(
         Factorize,
