@@ -142,7 +142,11 @@ def test_explain_prints_who_runs_when_on_what_and_why():
         ["before_loss", "LabelSmoothing", "targets"],
         ["batch_end", "Watch", "watches"],
     ]
-    assert lines[4][3:] == ["batch, outputs", "batch", "targets comes after mix"]
+    assert lines[4][3:] == [
+        "batch, loss_fn, outputs",
+        "batch, loss_fn",
+        "targets comes after mix",
+    ]
     assert lines[5][3:] == ["-", "-", "observes, in list order"]
 
 
