@@ -180,7 +180,7 @@ def test_to_dict_says_of_each_part_what_it_says_of_the_whole():
         "LabelSmoothing",
     ]
     assert data["parts"][0]["parts"][0]["class"] == "MixUp"
-    assert data["parts"][1]["writes"] == ["batch"]
+    assert data["parts"][1]["writes"] == ["batch", "loss_fn"]
     declared = {
         "before",
         "after",
