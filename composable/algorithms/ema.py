@@ -4,6 +4,7 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor
 
 from composable.algorithms._validators import in_range
@@ -39,7 +40,8 @@ class EMA(Algorithm):
     """Evaluate and predict with averaged weights: see `composable.functional.ema`.
 
     Training continues with the original weights. `state.memory[name]["average"]` holds the average,
-    and `averaged_model(state)` returns the model with the averaged weights.
+    in float32 for 16-bit weights, and `averaged_model(state)` returns the model with the averaged
+    weights, in the dtypes of the model.
 
     Args:
         half_life: Time after which the weight of a past value halves, in batches or epochs. None
@@ -137,7 +139,7 @@ class EMA(Algorithm):
         current = tensors_of(state)
         average = state.memory.get(self.name, {}).get("average")
         if average is None:
-            average = {name: tensor.detach().clone() for name, tensor in current.items()}
+            average = {name: copy_precisely(tensor) for name, tensor in current.items()}
         else:
             average = ema(average, current, smoothing=self.share_kept)
         return state.remember(self.name, {"average": average})
@@ -154,6 +156,12 @@ class EMA(Algorithm):
 def tensors_of(state: State) -> dict[str, Tensor]:
     """Return the parameters and buffers of the model, by name."""
     return {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
+
+
+def copy_precisely(tensor: Tensor) -> Tensor:
+    """Copy a tensor, a 16-bit one to float32: its average would stall within its rounding."""
+    short = tensor.is_floating_point() and tensor.element_size() < 4
+    return tensor.detach().to(torch.float32 if short else tensor.dtype, copy=True)
 
 
 def _text(time: Time | None) -> str:

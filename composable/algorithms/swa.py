@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from composable.algorithms._validators import at_least, boolean, in_range, one_of
-from composable.algorithms.ema import tensors_of
+from composable.algorithms.ema import copy_precisely, tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -52,8 +52,8 @@ class SWA(Algorithm):
     Training continues with the original weights. From `swa_start` on, the weights are added to a
     running mean at each multiple of `update_interval`, up to the last batch that starts before
     `swa_end`. From the first update to the end of the run, evaluations use the mean.
-    `state.memory[name]["average"]` holds the mean, and `averaged_model(state)` returns the model
-    with the averaged weights.
+    `state.memory[name]["average"]` holds the mean, in float32 for 16-bit weights, and
+    `averaged_model(state)` returns the model with the averaged weights, in the dtypes of the model.
 
     The running statistics of batch norms are averaged with the weights. In the batches from
     `swa_end` on, they are recomputed for the averaged weights, at the cost of one forward pass
@@ -204,7 +204,9 @@ class SWA(Algorithm):
     def _update(self, state: State) -> State:
         memory = state.memory.get(self.name, {"average": None, "count": 0})
         average, count, current = memory["average"], memory["count"], tensors_of(state)
-        mean = swa(current if average is None else average, current, count)
+        if average is None:
+            average = {name: copy_precisely(tensor) for name, tensor in current.items()}
+        mean = swa(average, current, count)
         return state.remember(self.name, {"average": mean, "count": count + 1, "seen": 0})
 
     def _recompute(self, state: State) -> State:

@@ -101,6 +101,8 @@ def _get_item(batch: Any, key: int | str, argument: str) -> Any:
             raise TypeError
         if isinstance(key, str) and not isinstance(batch, Mapping):
             return getattr(batch, key)
+        if hasattr(type(batch), "__missing__") and key not in batch:  # it would invent a value
+            raise KeyError
         return batch[key]
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ValueError(
@@ -128,6 +130,7 @@ def _set(batch: Any, key: Any, value: Any, argument: str) -> Any:
 
 def _set_item(batch: Any, key: int | str, value: Any, argument: str) -> Any:
     if isinstance(batch, Mapping):
+        _get_item(batch, key, argument)  # a new key would be added
         return rebuild_mapping(batch, {**batch, key: value})
     if _is_namedtuple(batch):
         name = key if isinstance(key, str) else batch._fields[key]
@@ -156,7 +159,9 @@ def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         if not isinstance(like, (dict, UserDict)):  # a shallow copy may share what it holds
             return type(like)(items)  # type: ignore[call-arg]
         new = copy.copy(like)
-        new.update(items)
+        for key, value in items.items():  # update() adds to a Counter, and some refuse it
+            if key not in new or new[key] is not value:
+                new[key] = value
         return new
     except (AttributeError, TypeError):
         return items

@@ -134,6 +134,12 @@ def check_count(name: str, value: Any, low: int = 0, *, advice: str = "") -> Non
         raise ValueError(_say(f"{name}={value!r} must be at least {low}", advice))
 
 
+def check_integer(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value is an integer."""
+    if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
+        raise TypeError(f"{name}={value!r} must be an integer.")
+
+
 def check_size(name: str, value: Any) -> None:
     """Raise an error unless the value is a sequence of one or more sizes."""
     if not isinstance(value, (tuple, list)) or not value:

@@ -8,6 +8,7 @@ from copy import deepcopy
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -57,13 +58,32 @@ def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> 
         memo |= {id(p): p for p in module._parameters.values() if p is not None}
         for buffer in (b for b in module._buffers.values() if b is not None):
             memo[id(buffer)] = buffer if is_lazy(buffer) else buffer.detach().clone()
+        if isinstance(module, torch.jit.ScriptModule):  # its tensors are in an object of C++
+            continue
         for value in _plain_values(module):
             if isinstance(value, Tensor):
                 memo.setdefault(id(value), value)
             elif not _copies(value):
                 memo[id(value)] = value
     memo |= _substitutes(model, tensors or {})
-    return deepcopy(model, memo)
+    new = deepcopy(model, memo)
+    _write_scripted(new, tensors or {})
+    return new
+
+
+def _write_scripted(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors of TorchScript modules, whose copies don't share tensors by their ids."""
+    scripted = [
+        name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)
+    ]
+    if not scripted:
+        return
+    held: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    held |= dict(model.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if any(not path or name.startswith(f"{path}.") for path in scripted):
+                held[name].copy_(tensor)
 
 
 def check_unwrapped(model: nn.Module) -> None:

@@ -85,7 +85,8 @@ def build_run(
         ),
         rates=rates,
         evaluation=Evaluation(
-            options.evaluators(), weigher(options.loss_mean_over, options.batch_spec)
+            options.evaluators(),
+            weigher(options.loss_mean_over, options.batch_spec, state.model),
         ),
         checkpoints=Checkpoints(options.saver),
         guard=options.guard(),

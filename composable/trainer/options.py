@@ -117,7 +117,9 @@ class TrainerOptions:
         microbatch_size: The number of examples in a microbatch; an alternative to `grad_accum`.
             "auto" starts with whole batches, and halves them when the GPU runs out of memory.
         loss_mean_over: What the loss is a mean over, so that microbatches add up to the batch:
-            "examples", "tokens" (targets other than -100), or a function of the batch that counts.
+            "examples", "tokens" (targets other than -100), "next_tokens" (likewise, without the
+            first token of each example, for a model that shifts its labels), or a function of the
+            batch that counts.
         count_tokens: A function of the batch that counts its tokens for `timestamp.token`.
         input_key: The input of a batch: an index, a name, a path, a function, or a pair of
             functions (get, set).

@@ -90,6 +90,9 @@ class Trainer:
     def fit(self, *, duration: TimeLike | None = None) -> State:
         """Train until `max_duration`, or for `duration` more, and return the last state.
 
+        A model in evaluation mode is switched to training mode. Of a model in training mode, parts
+        in evaluation mode stay so, such as a frozen batch norm.
+
         Args:
             duration: How much longer to train: "2ep", "100ba", or an integer of epochs. If the
                 last fit ended within an epoch, the rest of it counts as the first.
@@ -107,7 +110,8 @@ class Trainer:
             if progress.fit_in_progress:  # resumed: the algorithms have acted at its start
                 run.dispatcher.run_callbacks(Event.FIT_START, state)
             else:
-                state.model.train()
+                if not state.model.training:  # else a part in evaluation mode stays so
+                    state.model.train()
                 run.state = state = surgery(run.fire, Event.FIT_START, state)
                 progress.num_fits, progress.fit_in_progress = progress.num_fits + 1, True
             description = self._saving.describe(state)

@@ -112,7 +112,11 @@ def test_explain_prints_who_runs_when_on_what_and_why():
         ["before_loss", "LabelSmoothing", "targets"],
         ["batch_end", "Watch", "watches"],
     ]
-    assert lines[4][3:] == ["batch, outputs", "batch", "targets comes after mix"]
+    assert lines[4][3:] == [
+        "batch, loss_fn, outputs",
+        "batch, loss_fn",
+        "targets comes after mix",
+    ]
     assert lines[5][3:] == ["-", "-", "observes, in list order"]
 
 
@@ -146,7 +150,7 @@ def test_to_dict_says_of_each_part_what_it_says_of_the_whole():
         "LabelSmoothing",
     ]
     assert data["parts"][0]["parts"][0]["class"] == "MixUp"
-    assert data["parts"][1]["writes"] == ["batch"]
+    assert data["parts"][1]["writes"] == ["batch", "loss_fn"]
     assert data["parts"][1].keys() - {"name"} == data.keys()
     assert {"before", "after", "discouraged_with", "replaces", "reads"} <= data.keys()
 
