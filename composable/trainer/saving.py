@@ -115,7 +115,7 @@ class Saving:
                 named[name].load_state_dict(saved.pop(name))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise MismatchError(
-                    f"{self._loaded} has a state of {name} that cannot be restored: "
+                    f"{self._loaded}: state/callbacks/{name} cannot be restored: "
                     f"{type(error).__name__}: {error} load_ignore_keys=['callbacks/{name}'] skips "
                     "it."
                 ) from error
