@@ -31,13 +31,19 @@ __all__ = [
     "Part",
     "Progress",
     "Run",
+    "TornStepWarning",
     "TrainingData",
     "UnsupportedRequestWarning",
+    "warn_if_torn",
 ]
 
 
 class UnsupportedRequestWarning(UserWarning):
     """A callback requested something that this run cannot do."""
+
+
+class TornStepWarning(UserWarning):
+    """A batch is trained on again, after an exception in its step."""
 
 
 class Part(Protocol):
@@ -69,6 +75,8 @@ class Run:
     log_interval: Time
     iteration_length: int | None
     rollback: Callable[[NonFiniteLossError], State] | None = None
+    torn: bool = False
+    """Whether an exception ended the last step before its batch was counted."""
     signals: Signals = attrs.field(factory=Signals)
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     step: Step = attrs.field(init=False)
@@ -264,14 +272,59 @@ class Progress:
     """How often training was started, including the fit in progress."""
     fit_in_progress: bool = False
     """Whether a fit was started and has not ended."""
+    calls: list[str | None] = attrs.field(factory=list)
+    """The `duration` of each call of `fit` that the script has made."""
+    _repeated: int | None = None
+    """How many of `calls` a restarted script has repeated; None if it makes calls of its own."""
+
+    def resume(self, *, restart: bool) -> None:
+        """Expect the calls of a restarted script, or those of a script of its own."""
+        self._repeated = 0 if restart else None
+        if not restart:
+            self.calls = []
+
+    def repeats(self, duration: Time | None) -> bool:
+        """Return whether a call of `fit` is one that the script made before it was restarted."""
+        at, self._repeated = self._repeated, None
+        if at is None or self.calls[at : at + 1] != [_text(duration)]:
+            return False
+        self._repeated = at + 1
+        return True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the call of `fit` that was just repeated had ended."""
+        return not self.fit_in_progress or self._repeated != len(self.calls)
+
+    def add_call(self, duration: Time | None) -> None:
+        """Record a call of `fit`."""
+        self.calls.append(_text(duration))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""
-        return attrs.asdict(self, recurse=False)
+        names = ("requested_duration", "num_fits", "fit_in_progress", "calls")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the count of fits; a changed `max_duration` of the user stays."""
+        """Restore the calls of `fit`; a changed `max_duration` of the user stays."""
         self.num_fits, self.fit_in_progress = state["num_fits"], state["fit_in_progress"]
+        self.calls = list(state["calls"])
+
+
+def _text(duration: Time | None) -> str | None:
+    return None if duration is None else str(duration)
+
+
+def warn_if_torn(run: Run) -> None:
+    """Warn if the run continues after an exception within a step."""
+    if run.torn:
+        warn_user(
+            f"an exception ended the step of batch {run.state.timestamp.batch}, and the batch is "
+            "trained on again; weights, buffers and averages may already contain part of the step. "
+            "To continue exactly, build the Trainer again and resume from a checkpoint.",
+            TornStepWarning,
+        )
+    run.torn = False
 
 
 def _progress_marker(run: Run, state: State) -> Any:

@@ -279,7 +279,7 @@ def test_a_file_that_is_shorter_than_it_was_is_an_error(tmp_path):
     logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
 
     with pytest.raises(ValueError, match="has 0 bytes, but had 80 when the checkpoint was saved"):
-        logger.load_state_dict({"bytes": 80})
+        logger.load_state_dict({"bytes": 80, "sha256": ""})
     logger.close()
 
 

@@ -291,7 +291,7 @@ def test_a_longer_run_goes_on(tmp_path):
 def test_another_set_of_algorithms_is_told(tmp_path):
     make_trainer(save_folder=tmp_path, max_duration="1ep").fit()
 
-    with pytest.warns(ChangedRunWarning, match="algorithms: {} -> {'EMA'"):
+    with pytest.warns(ChangedRunWarning, match="algorithms/EMA: None -> EMA"):
         make_trainer(load_path=tmp_path, max_duration="1ep", algorithms=[EMA("2ba")])
 
 
