@@ -19,7 +19,7 @@ from composable.core.state import State
 from composable.core.time import crossed
 from composable.trainer.guards import NonFiniteLossError, explain_dead_worker
 from composable.trainer.parameters import drop_batch, surgery, zero_grad
-from composable.trainer.run import Run, warn_if_torn
+from composable.trainer.run import Run
 
 __all__ = ["fit", "train", "train_batch", "train_epoch"]
 
@@ -36,7 +36,6 @@ _END = object()
 
 def fit(run: Run, state: State) -> State:
     """Train, and after a loss that is not finite roll back to the last checkpoint if requested."""
-    warn_if_torn(run)
     while True:
         try:
             return train(run, state)
@@ -76,7 +75,7 @@ def train(run: Run, state: State) -> State:
     return run.fire(Event.FIT_END, state)
 
 
-def train_epoch(run: Run, state: State) -> State:  # noqa: C901 (a function more costs time)
+def train_epoch(run: Run, state: State) -> State:
     """Train on the batches of the loader, or on the remaining ones."""
     if state.timestamp.batch_in_epoch == 0:
         state = surgery(run.fire, Event.EPOCH_START, state)
@@ -96,11 +95,7 @@ def train_epoch(run: Run, state: State) -> State:  # noqa: C901 (a function more
             return end_epoch(run, state)
         if over:
             return state  # the loader has more batches than its length says
-        try:
-            run.state = state = train_batch(run, state, batch, started)
-        except BaseException:
-            run.torn = run.state.timestamp.batch == state.timestamp.batch  # not yet counted
-            raise
+        run.state = state = train_batch(run, state, batch, started)
         if run.signals.received is not None:
             run.interrupt(state)
         if run.dispatcher.pending and run.dispatcher.pop(Control.END_EPOCH):

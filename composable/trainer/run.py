@@ -31,19 +31,13 @@ __all__ = [
     "Part",
     "Progress",
     "Run",
-    "TornStepWarning",
     "TrainingData",
     "UnsupportedRequestWarning",
-    "warn_if_torn",
 ]
 
 
 class UnsupportedRequestWarning(UserWarning):
     """A callback requested something that this run cannot do."""
-
-
-class TornStepWarning(UserWarning):
-    """A batch is trained on again, after an exception in its step."""
 
 
 class Part(Protocol):
@@ -75,8 +69,6 @@ class Run:
     log_interval: Time
     iteration_length: int | None
     rollback: Callable[[NonFiniteLossError], State] | None = None
-    torn: bool = False
-    """Whether an exception ended the last step before its batch was counted."""
     signals: Signals = attrs.field(factory=Signals)
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     step: Step = attrs.field(init=False)
@@ -313,18 +305,6 @@ class Progress:
 
 def _text(duration: Time | None) -> str | None:
     return None if duration is None else str(duration)
-
-
-def warn_if_torn(run: Run) -> None:
-    """Warn if the run continues after an exception within a step."""
-    if run.torn:
-        warn_user(
-            f"an exception ended the step of batch {run.state.timestamp.batch}, and the batch is "
-            "trained on again; weights, buffers and averages may already contain part of the step. "
-            "To continue exactly, build the Trainer again and resume from a checkpoint.",
-            TornStepWarning,
-        )
-    run.torn = False
 
 
 def _progress_marker(run: Run, state: State) -> Any:

@@ -120,6 +120,7 @@ class Saving:
         Raises:
             FolderInUseError: Another process trains in it.
         """
+        self.session.check_override()
         if self.lock is None:
             yield
             return
@@ -250,7 +251,6 @@ class Saving:
             run.state.max_duration,
         )
         self._restore(point.tree, point)
-        run.torn = False
         run.guard.load_state_dict(counts)
         if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
             run.state = run.state.evolve(max_duration=whole)

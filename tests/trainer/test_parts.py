@@ -102,6 +102,7 @@ def test_a_part_saves_all_that_it_must_remember(run):
         "requested_duration": Time.parse("2ep"),
         "num_fits": 1,
         "fit_in_progress": True,
+        "calls": ["5ba"],
     }
     assert saved["evaluation"] == {"last_run": {"eval": 5}}
     assert saved["microbatches"] == {"size": 2}
@@ -123,6 +124,7 @@ def test_every_part_is_in_the_schema(run):
 SPLITS = [{}, {"grad_accum": 2}, {"microbatch_size": 3}, {"microbatch_size": "auto"}]
 
 
+@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
 @pytest.mark.parametrize("after", SPLITS, ids=str)
 @pytest.mark.parametrize("before", SPLITS, ids=str)
 def test_a_run_can_be_resumed_with_other_microbatches(before, after, tmp_path):
