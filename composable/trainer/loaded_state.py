@@ -224,7 +224,7 @@ def _faults(run: Run, saved: Mapping[str, Any]) -> Iterator[str]:
         try:
             torch.Generator(generator.device).set_state(state.cpu())
         except (RuntimeError, TypeError) as error:
-            yield f"data/generators/{i} is no state of a generator: {error}."
+            yield f"data/generators/{i} is not the state of a generator: {error}."
     stateful = is_stateful(run.data.loader)
     if saved["data"]["loader"] is not None and not stateful and saved["timestamp"].batch_in_epoch:
         yield (

@@ -118,7 +118,7 @@ class ResumePoint:
                 f"the run resumed from {self.path} continues with the hyperparameters of the "
                 f"checkpoint:{_lines(unused)}\nTo use the requested ones, pass "
                 "load_ignore_keys=['optimizers/*/param_groups'] for those of optimizers, or "
-                "['rates'] to start torch schedulers anew.",
+                "['rates'] to restart torch schedulers.",
                 ChangedRunWarning,
             )
 
