@@ -1,5 +1,6 @@
 """EMA, as an algorithm."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -151,6 +152,25 @@ class EMA(Algorithm):
             KeyError: There is no average yet.
         """
         return with_tensors(state.model, state.memory[self.name]["average"])
+
+    def check_memory(self, memory: Any, state: State) -> None:
+        """Raise a `ValueError` if a loaded memory has no average of this model."""
+        check_average(memory, state)
+
+
+def check_average(memory: Any, state: State, *counts: str) -> None:
+    """Check that a loaded memory has an average of the model, and counts of such names."""
+    if not isinstance(memory, Mapping) or memory.keys() != {"average", *counts}:
+        raise ValueError(f"it must have the entries {', '.join(('average', *counts))}.")
+    for name in counts:
+        if type(memory[name]) is not int or memory[name] < 0:
+            raise ValueError(f"{name} must be a non-negative integer.")
+    own, average = tensors_of(state), memory["average"]
+    if not isinstance(average, Mapping) or average.keys() != own.keys():
+        raise ValueError("the names of average must be those of the model's tensors.")
+    for name, value in average.items():
+        if not isinstance(value, Tensor) or value.shape != own[name].shape:
+            raise ValueError(f"average/{name} must be a tensor of shape {list(own[name].shape)}.")
 
 
 def tensors_of(state: State) -> dict[str, Tensor]:

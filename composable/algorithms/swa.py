@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from composable.algorithms._validators import at_least, boolean, in_range, one_of
-from composable.algorithms.ema import copy_precisely, tensors_of
+from composable.algorithms.ema import check_average, copy_precisely, tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -193,6 +193,10 @@ class SWA(Algorithm):
             KeyError: There is no mean yet.
         """
         return with_tensors(state.model, state.memory[self.name]["average"])
+
+    def check_memory(self, memory: Any, state: State) -> None:
+        """Raise a `ValueError` if a loaded memory has no average of this model."""
+        check_average(memory, state, "count", "seen")
 
     def annealed(self, count: int) -> Callable[[Any], Any]:
         """Return the function of a learning rate that anneals it after `count` updates."""

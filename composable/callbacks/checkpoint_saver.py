@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,7 +15,7 @@ from torch import Tensor
 from composable.checkpoint import folders
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.filters import without
-from composable.core.callback import Callback
+from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
@@ -40,7 +41,8 @@ class CheckpointSaver(Callback):
     for example, every hundred batches with the last two kept, and every tenth epoch.
 
     A checkpoint is a folder that is written atomically. An old checkpoint is deleted only after its
-    replacement is on disk. The best checkpoint is kept in addition to the most recent ones.
+    replacement is on disk. The best checkpoint is kept in addition to the most recent ones. Links,
+    checkpoints of other runs, and checkpoints to which other files were added are never deleted.
 
     Args:
         folder: The folder of the checkpoints; it is created.
@@ -186,7 +188,7 @@ class CheckpointSaver(Callback):
             except CheckpointError:
                 self._kept, self._best = kept, best
                 raise
-            self._drop_old()
+            self._drop_old(saved.info["run"])
 
         if not self.background:
             self._settle(lambda: write(saved))
@@ -202,14 +204,14 @@ class CheckpointSaver(Callback):
 
         return files.write(target, saved.tensors, saved.data, overwrite=own, info=saved.info)
 
-    def _drop_old(self) -> None:
+    def _drop_old(self, run: str) -> None:
         """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
         if self.num_checkpoints_to_keep is None:
             return
         best = self._best[0] if self._best else None
         old = [name for name in self._kept if name != best][: -self.num_checkpoints_to_keep]
         for name in old:
-            folders.delete(self.folder / name)
+            folders.delete(self.folder / name, run)
         self._kept = [name for name in self._kept if name not in old]
 
     # --- in the background ---
@@ -250,9 +252,35 @@ class CheckpointSaver(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the names of the kept checkpoints and the best one."""
-        self._kept, self._best = list(state["kept"]), state["best"]
-        self._seen, self._measured = state["seen"], state["measured"]
+        """Restore the names of the kept checkpoints and the best one.
+
+        Raises:
+            ValueError: A name is a path, or another value is not what `state_dict` returns.
+        """
+        check_keys(self, state)
+        kept, best, seen, measured = (state[name] for name in ("kept", "best", "seen", "measured"))
+        if not isinstance(kept, list) or not all(map(folders.is_plain_name, kept)):
+            raise ValueError(f"kept={_short(kept)} must be a list of names of checkpoints.")
+        if best is not None and not _is_best(best):
+            raise ValueError(f"best={_short(best)} must be the name of a checkpoint and a metric.")
+        if not isinstance(seen, (Timestamp, NoneType)):
+            raise ValueError(f"seen={_short(seen)} must be a Timestamp or None.")
+        if not isinstance(measured, (float, int, NoneType)):
+            raise ValueError(f"measured={_short(measured)} must be a number or None.")
+        self._kept, self._best, self._seen, self._measured = list(kept), best, seen, measured
+
+
+def _is_best(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and folders.is_plain_name(value[0])
+        and isinstance(value[1], (int, float))
+    )
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:200]
 
 
 @attrs.frozen(eq=False)

@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Mapping
+from fractions import Fraction
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from composable.core.callback import Callback, check_keys
@@ -110,8 +112,15 @@ class EarlyStopper(Callback):
         return {"best": self.best, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the best result and its time."""
+        """Restore the best result and its time.
+
+        Raises:
+            ValueError: A value is neither a number nor None.
+        """
         check_keys(self, state)
+        for name, value in state.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float, Fraction, NoneType)):
+                raise ValueError(f"{name} must be a number or None, not a {type(value).__name__}.")
         self.best, self._since = state["best"], state["since"]
 
 

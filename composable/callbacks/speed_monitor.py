@@ -82,13 +82,30 @@ class SpeedMonitor(Callback):
         return {"window": [list(done) for done in self._window]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the window."""
+        """Restore the window.
+
+        Raises:
+            ValueError: The window is not one that `state_dict` returns.
+        """
         check_keys(self, state)
+        window = state["window"]
+        if not isinstance(window, list) or not all(map(_is_point, window)):
+            raise ValueError(
+                "window must be a list of counts of batches, samples and tokens, and seconds."
+            )
         self._window.clear()
-        self._window.extend(tuple(done) for done in state["window"])
+        self._window.extend(tuple(done) for done in window)
 
 
 _UNITS = ("batches", "samples", "tokens")
+
+
+def _is_point(done: Any) -> bool:
+    return (
+        isinstance(done, list)
+        and len(done) == len(_UNITS) + 1
+        and all(type(number) in (int, float) for number in done)
+    )
 
 
 def _done(state: "State") -> tuple[float, ...]:

@@ -127,6 +127,9 @@ class Algorithm:
         """Return the part of a run in which it may act, as far as it is known beforehand."""
         return Window()
 
+    def check_memory(self, memory: Any, state: State) -> None:
+        """Raise a `ValueError` if a loaded memory is not one that it keeps in such a state."""
+
     def __call__(self, event: Event, state: State) -> State:
         """Return the state after the algorithm, or `state` itself if it doesn't act."""
         matched = self.match(event, state)

@@ -75,6 +75,8 @@ def with_seeded_fetch(
             _copies[dataloader] = loader
     sampler: Any = loader._index_sampler
     sampler.first, sampler.skip = first, skip
+    if dataloader.persistent_workers and dataloader.generator is not None:
+        sampler.persistent = dataloader.generator, dataloader.generator.get_state()
     return loader
 
 
@@ -145,6 +147,8 @@ class SeededIndexSampler:
         self.draws = _draws_during_iteration(sampler)
         self.first = SeededIndex(0, 0, 0)
         self.skip = 0
+        self.persistent: tuple[torch.Generator, torch.Tensor] | None = None
+        """The generator of a loader with persistent workers, and its state at the start."""
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -158,6 +162,13 @@ class SeededIndexSampler:
     def _number(self, batches: Iterator[Any], start: int) -> Iterator[SeededIndex]:
         seed, epoch, step, _ = self.first
         seed_epoch(seed, epoch)
+        if self.persistent is not None:
+            # The seed of the workers is drawn when they start: in the first epoch of a run, and in
+            # any epoch after a resume. The order must be the same.
+            generator, began = self.persistent
+            generator.set_state(began)
+            if epoch == 0:
+                torch.empty((), dtype=torch.int64).random_(generator=generator)
         if self.after_a_draw:
             torch.empty((), dtype=torch.int64).random_()
         for i, indices in enumerate(batches, start):

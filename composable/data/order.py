@@ -21,6 +21,8 @@ __all__ = [
     "MovedGeneratorWarning",
     "ReplayedBatchesWarning",
     "get_generator_states",
+    "get_generators",
+    "is_stateful",
     "read_loader_state",
     "seeded_batches",
     "set_generator_states",
@@ -110,7 +112,7 @@ def read_loader_state(dataloader: object) -> Mapping[str, Any] | None:
         None
     """
     state: Mapping[str, Any] | None
-    state = dataloader.state_dict() if _is_stateful(dataloader) else None  # type: ignore[attr-defined]
+    state = dataloader.state_dict() if is_stateful(dataloader) else None  # type: ignore[attr-defined]
     return state
 
 
@@ -128,7 +130,7 @@ def get_generator_states(dataloader: object) -> list[Tensor]:
         >>> first[1:] == [batch.tolist() for batch in rest]
         True
     """
-    return [generator.get_state() for generator in _generators(dataloader)]
+    return [generator.get_state() for generator in get_generators(dataloader)]
 
 
 def set_generator_states(dataloader: object, states: Sequence[Tensor]) -> None:
@@ -137,7 +139,7 @@ def set_generator_states(dataloader: object, states: Sequence[Tensor]) -> None:
     Raises:
         ValueError: The number of states is not the number of generators.
     """
-    own = _generators(dataloader)
+    own = get_generators(dataloader)
     if len(own) != len(states):
         raise ValueError(
             f"generators has {len(states)} states, but the loader has {len(own)} generators of its "
@@ -187,14 +189,14 @@ def _check(dataloader: object, skip: int, state: Mapping[str, Any] | None) -> No
         raise ValueError(
             f"skip={skip!r} must be a non-negative integer: the number of batches to skip."
         )
-    if state is not None and not _is_stateful(dataloader):
+    if state is not None and not is_stateful(dataloader):
         raise ValueError(
             f"loader_state requires a loader with load_state_dict, and {type(dataloader).__name__} "
             "has none: omit loader_state, or pass the loader that it was read from."
         )
 
 
-def _is_stateful(dataloader: object) -> bool:
+def is_stateful(dataloader: object) -> bool:
     return hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")
 
 
@@ -230,7 +232,7 @@ def _makes_its_generator(dataloader: object) -> bool:
     )
 
 
-def _generators(dataloader: object) -> list[torch.Generator]:
+def get_generators(dataloader: object) -> list[torch.Generator]:
     """List the generators that the user passed to the loader; they are not seeded."""
     if _makes_its_generator(dataloader):
         return []
@@ -239,7 +241,7 @@ def _generators(dataloader: object) -> list[torch.Generator]:
 
 
 def _report_generator(dataloader: object, skip: int) -> None:
-    if _generators(dataloader):
+    if get_generators(dataloader):
         warnings.warn(
             f"the epoch resumes at batch {skip}, but the loader shuffles with its own generator, "
             "whose state may have changed since the epoch began: examples may be skipped or "
@@ -253,7 +255,7 @@ def _report_generator(dataloader: object, skip: int) -> None:
 def _report_replay(dataloader: object, skip: int) -> None:
     remedy = (
         "save the value of read_loader_state(loader), and pass it as loader_state"
-        if _is_stateful(dataloader)
+        if is_stateful(dataloader)
         else "use a DataLoader of a map-style dataset, a list, or a loader with a state_dict"
     )
     warnings.warn(

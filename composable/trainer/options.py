@@ -32,6 +32,7 @@ from composable.trainer.resume import (
     new_run_id,
 )
 from composable.trainer.run import Run
+from composable.trainer.run_lock import RunLock
 
 __all__ = ["TrainerOptions", "active_override", "overridden_runs", "run_overrides"]
 
@@ -317,6 +318,14 @@ class TrainerOptions:
             check_folder_is_ours(self.save_folder, None if point is None else point.run)
         return point
 
+    def lock(self) -> RunLock | None:
+        """Return the lock of the folder in which the run trains.
+
+        Raises:
+            FolderInUseError: Another process trains in it.
+        """
+        return None if self.save_folder is None else RunLock(self.save_folder)
+
     def run_id(self) -> str:
         """Return the id of a new run."""
         return new_run_id()
@@ -324,10 +333,6 @@ class TrainerOptions:
     def adopt(self, callback: Callback) -> Callback:
         """Return the callback to run in the place of a given one."""
         return callback
-
-    def skips_fit(self) -> bool:
-        """Return whether a call of `fit` returns at once."""
-        return False
 
     def attach(self, run: Run) -> None:
         """Do nothing; a replay follows the run that was built."""

@@ -9,7 +9,7 @@ from composable.core.control import Control
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import TimeLike
+from composable.core.time import Time, TimeLike
 from composable.plan.declarations import as_callback
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
@@ -61,13 +61,14 @@ class Trainer:
             configure_deterministic_mode()
         session = self._session = Session(options)
         self.logger = session.logger
+        lock = options.lock()
         point = options.resume_point()
         run_id = options.run_id() if point is None else point.run
         state = build_state(options, session.own_plan, point)
         with preserve_rng(), session.running(close_at_the_end=False):
             self._run = build_run(options, state, session.dispatcher, point)
             session.compose = self._run.compose
-            self._saving = Saving(options, session, self._run, run_id)
+            self._saving = Saving(options, session, self._run, run_id, lock)
             if point is not None:
                 self._saving.resume(point)
             options.attach(self._run)
@@ -90,6 +91,10 @@ class Trainer:
     def fit(self, *, duration: TimeLike | None = None) -> State:
         """Train until `max_duration`, or for `duration` more, and return the last state.
 
+        In a script that was restarted with `autoresume`, the calls that it had made before are
+        repeated: those that had ended return at once, and the last one trains for the rest of its
+        duration.
+
         A model in evaluation mode is switched to training mode. Of a model in training mode, parts
         in evaluation mode stay so, such as a frozen batch norm.
 
@@ -100,11 +105,17 @@ class Trainer:
         Raises:
             ValueError: An argument that training needs is missing, or training has ended.
         """
-        if self._options.skips_fit():
+        longer = None if duration is None else check.check_duration(duration, "duration")
+        run, progress = self._run, self._run.progress
+        check.check_ready(run, duration)
+        repeats = progress.repeats(longer)
+        if repeats and progress.has_ended:
             return self.state
-        run, state = self._run, self._ready_to_fit(duration)
-        progress = run.progress
-        with preserve_rng(), self._session.running(), run.signals.handled():
+        state = self._ready_to_fit(None if repeats else longer)
+        if not repeats:
+            progress.add_call(longer)
+        saving, session = self._saving, self._session
+        with preserve_rng(), saving.locked(), session.running(), run.signals.handled():
             zero_grad(state)
             run.rates.set(state)
             if progress.fit_in_progress:  # resumed: the algorithms have acted at its start
@@ -114,10 +125,9 @@ class Trainer:
                     state.model.train()
                 run.state = state = surgery(run.fire, Event.FIT_START, state)
                 progress.num_fits, progress.fit_in_progress = progress.num_fits + 1, True
-            description = self._saving.describe(state)
+            description = saving.describe(state)
             self.logger.log_hyperparameters(description)
-            for recorder in self._saving.recorders:
-                recorder.begin(description, state)
+            saving.begin(description, state)
             run.state = loop.fit(run, state)
             progress.fit_in_progress = False
         return run.state
@@ -221,17 +231,14 @@ class Trainer:
             )
         return self._saving.write(Path(path), weights_only=weights_only, overwrite=overwrite)
 
-    def _ready_to_fit(self, duration: TimeLike | None) -> State:
-        """Check what training needs, and return the state to start from."""
+    def _ready_to_fit(self, longer: Time | None) -> State:
+        """Check the duration, and return the state to start from."""
         run, state, progress = self._run, self.state, self._run.progress
-        check.check_ready(run, duration)
         if not self._saving.resumed:
             run.dispatcher.clear()
         self._saving.resumed = False
-        unfinished = progress.fit_in_progress and not run.finished(state)
-        if duration is not None and not (self._options.dry_run and unfinished):
-            longer = check.check_duration(duration, "duration")
-            progress.fit_in_progress = unfinished
+        if longer is not None:
+            progress.fit_in_progress = progress.fit_in_progress and not run.finished(state)
             state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
         check.check_iterations(state.max_duration, run.iteration_length)
         check.check_countable("max_duration", state.max_duration, run.data.count_tokens)
