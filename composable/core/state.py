@@ -107,6 +107,10 @@ class State:
     """Which part of the batch is the input and which is the target."""
     model_takes_batch: bool = False
     """Whether the model takes the whole batch instead of its input."""
+    loss_module: nn.Module | None = None
+    """The module that computes the loss, if `loss_fn` is one: its parameters and buffers are
+    trained and saved like those of the model. Algorithms that change or average parameters do so
+    for the model only."""
 
     def evolve(self, **changes: Any) -> "State":
         """Return this state with some fields replaced.

@@ -21,7 +21,17 @@ from composable.core.state import State
 
 __all__ = ["EffectError", "ObserverError", "changes", "fingerprint"]
 
-_CHECKED = ("model", "optimizers", "batch", "outputs", "loss", "gradients", "memory", "metrics")
+_CHECKED = (
+    "model",
+    "loss_module",
+    "optimizers",
+    "batch",
+    "outputs",
+    "loss",
+    "gradients",
+    "memory",
+    "metrics",
+)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 

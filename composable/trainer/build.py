@@ -4,7 +4,7 @@ import torch
 
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.loss import ModelLoss, weigher
+from composable.core.loss import ModelLoss, loss_module, weigher
 from composable.core.state import State
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
@@ -34,9 +34,11 @@ def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) 
     """
     seed = check.check_seed(options.seed, None if point is None else point.seed)
     loss = options.loss()
+    module = loss_module(loss, options.model)
     state = State(
         model=options.model.to(options.device),
         loss_fn=loss,
+        loss_module=module if module is None else module.to(options.device),
         max_duration=options.max_duration,
         epoch_length=check.length_of(options.train_dataloader),
         key=Key(get_random_seed() if seed is None else seed),
@@ -64,7 +66,7 @@ def build_run(
     given = as_list(options.optimizers)
     instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
     state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
-    state = state.evolve(optimizers=build_optimizers(given, state.model))
+    state = state.evolve(optimizers=build_optimizers(given, state.model, state.loss_module))
     rates = LearningRates.build(
         options.schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from composable.core._notes import add_note
 from composable.core._warnings import warn_user
@@ -170,14 +170,15 @@ def _error(value: float, batch: int) -> NonFiniteLossError:
 
 @attrs.frozen(eq=False)
 class Buffers:
-    """The values of a model's buffers before a forward pass that may be discarded."""
+    """The values of the buffers before a forward pass that may be discarded."""
 
     copies: list[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, model: nn.Module) -> "Buffers":
-        """Copy the buffers of a model."""
-        return cls([(buffer, buffer.clone()) for buffer in model.buffers()])
+    def of(cls, state: State) -> "Buffers":
+        """Copy the buffers of the model, and of the module that computes the loss."""
+        modules = [one for one in (state.model, state.loss_module) if one is not None]
+        return cls([(buffer, buffer.clone()) for one in modules for buffer in one.buffers()])
 
     def restore(self) -> None:
         """Restore the buffers."""
@@ -192,7 +193,7 @@ def skip_nonfinite(
     """Skip a batch whose loss is not finite: restore the state from before it, but for its loss."""
 
     def guarded(state: State) -> State:
-        buffers = Buffers.of(state.model)
+        buffers = Buffers.of(state)
         try:
             return step(state)
         except SkipBatch as skipped:

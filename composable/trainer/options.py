@@ -95,9 +95,11 @@ class TrainerOptions:
             a method `loss(outputs, batch)` and is called with the whole batch.
         train_dataloader: An iterable of batches.
         eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples. A module is moved to the
+            device, trained, switched to evaluation mode and saved like the model.
         optimizers: One or several `torch.optim.Optimizer`, or functions of the parameters that
-            return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery.
+            return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery with
+            the parameters of the model and of `loss_fn`.
         schedulers: One or several schedules of `composable.optim`, which set the learning rate of
             every batch, or torch schedulers, which step after every epoch.
         step_schedulers_every_batch: Step torch schedulers after every batch instead.

@@ -17,6 +17,7 @@ __all__ = [
     "bind_loss",
     "drop_batch",
     "frozen_parameters",
+    "start_training",
     "surgery",
     "temporary_weights",
     "write_gradients",
@@ -41,6 +42,13 @@ def bind_loss(state: State) -> State:
     if isinstance(state.loss_fn, ModelLoss) and state.loss_fn.model is not state.model:
         return state.evolve(loss_fn=ModelLoss(state.model))
     return state
+
+
+def start_training(state: State) -> None:
+    """Switch the model, and the module that computes the loss, to training mode."""
+    state.model.train()
+    if state.loss_module is not None:
+        state.loss_module.train()
 
 
 def drop_batch(state: State) -> State:

@@ -18,7 +18,7 @@ from composable.trainer._signature import takes_arguments_of
 from composable.trainer.build import build_run, build_state
 from composable.trainer.evaluation import evaluate, predict
 from composable.trainer.options import TrainerOptions, run_overrides
-from composable.trainer.parameters import surgery, zero_grad
+from composable.trainer.parameters import start_training, surgery, zero_grad
 from composable.trainer.saving import Saving
 from composable.trainer.session import Session
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
@@ -107,7 +107,7 @@ class Trainer:
             if progress.fit_in_progress:  # resumed: the algorithms have acted at its start
                 run.dispatcher.run_callbacks(Event.FIT_START, state)
             else:
-                state.model.train()
+                start_training(state)
                 run.state = state = surgery(run.fire, Event.FIT_START, state)
                 progress.num_fits, progress.fit_in_progress = progress.num_fits + 1, True
             description = self._saving.describe(state)
