@@ -299,35 +299,6 @@ def test_replacements_are_followed_in_plain_attributes():
     assert model.first[0] is model[0]
 
 
-def test_a_function_that_holds_a_replaced_module_is_reported():
-    model = net()
-    layer = model[0]
-    model.shortcut = lambda x: layer(x)
-
-    with pytest.warns(NoEffectWarning, match="has the function .*lambda.*, which refers to"):
-        replace_modules(model, double)
-
-
-def test_a_function_that_holds_the_module_around_is_reported():
-    class Around(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.run = lambda x: self.layer(x)
-
-    with pytest.warns(NoEffectWarning, match="has the function"):
-        replace_modules(Around(), double)
-
-
-def test_a_hook_that_holds_a_replaced_module_is_reported():
-    model = net()
-    layer = model[0]
-    model[1].register_forward_hook(lambda module, args, output: layer(output))
-
-    with pytest.warns(NoEffectWarning, match="1 has the function"):
-        replace_modules(model, double)
-
-
 def test_a_function_that_holds_something_else_is_not_reported():
     model = net()
     norm = model[1]
