@@ -138,7 +138,7 @@ def test_another_run_begins_without_what_it_knew():
 
 
 def test_an_unknown_result_is_named_with_those_there_are():
-    stopper = EarlyStopper("acuracy")
+    stopper = EarlyStopper("acuracy", mode="max")
 
     with pytest.raises(
         ValueError, match=r"monitor='acuracy' must be a result .* one of \['loss'\]"

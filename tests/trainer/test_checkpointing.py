@@ -627,7 +627,7 @@ BAD = [
     ({"save_overwrite": 1}, TypeError, "overwrite=1 must be True or False"),
     ({"save_error": "ignore"}, ValueError, "on_error='ignore' must be one of 'raise', 'warn'"),
     ({"save_best": "accuracy"}, ValueError, "such as 'eval/accuracy'"),
-    ({"save_best_mode": "best"}, ValueError, "mode='best' must be one of 'max', 'min'"),
+    ({"save_best_mode": "best"}, ValueError, "mode='best' must be 'min', 'max' or None"),
     ({"save_ignore_keys": [3]}, TypeError, "must be a list of patterns"),
     ({"load_ignore_keys": 3}, TypeError, "load_ignore_keys=3 must be a list of patterns"),
     (
