@@ -55,7 +55,7 @@ def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) 
 def build_run(
     options: TrainerOptions, state: State, dispatcher: Dispatcher, point: ResumePoint | None
 ) -> Run:
-    """Fire `INIT`, `BEFORE_LOAD` and `AFTER_LOAD`, and assemble the parts of the run.
+    """Fire `INIT` and `BEFORE_LOAD`, and `AFTER_LOAD` unless the run is resumed; build the parts.
 
     Args:
         options: The arguments of the `Trainer`.
@@ -76,7 +76,8 @@ def build_run(
         from composable.checkpoint.weights import load_weights  # on use: it is slow to import
 
         load_weights(state.model, path, ignore=options.load_ignore_keys)
-    state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
+    if point is None:  # otherwise when its values are restored
+        state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
     return Run(
         state=state,
         dispatcher=dispatcher,

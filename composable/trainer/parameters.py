@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.loss import ModelLoss
 from composable.core.state import State
@@ -17,6 +18,7 @@ __all__ = [
     "bind_loss",
     "drop_batch",
     "frozen_parameters",
+    "is_surgery",
     "start_training",
     "surgery",
     "temporary_weights",
@@ -35,6 +37,11 @@ def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -
         return state
     update_param_groups(state.optimizers, before, state.model)
     return bind_loss(state)
+
+
+def is_surgery(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm declares that it replaces the model or the optimizers."""
+    return not {"model", "optimizers"}.isdisjoint(algorithm.writes)
 
 
 def bind_loss(state: State) -> State:

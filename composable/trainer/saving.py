@@ -16,7 +16,7 @@ from composable.runs.environment import describe_environment
 from composable.runs.recorder import RunRecorder
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.options import TrainerOptions
-from composable.trainer.parameters import surgery
+from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.resume import ResumePoint, latest_valid
 from composable.trainer.run import Run
 from composable.trainer.run_state import capture, capture_weights, named_callbacks, restore
@@ -121,12 +121,23 @@ class Saving:
                 ) from error
 
     def resume(self, point: ResumePoint) -> None:
-        """Restore the run from a checkpoint."""
+        """Restore the run from a checkpoint, and fire `AFTER_LOAD`.
+
+        Surgery at `AFTER_LOAD` is done before the values are restored, since they are those of its
+        result. All other algorithms act on the restored values.
+        """
         run, ignored = self.run, self.options.load_ignore_keys
+        algorithms = run.dispatcher.run_algorithms
+        run.state = surgery(
+            lambda event, state: algorithms(event, state, is_surgery), Event.AFTER_LOAD, run.state
+        )
         if point.num_fits:  # algorithms may have replaced the model at the start of training
-            run.state = surgery(run.dispatcher.run_algorithms, Event.FIT_START, run.state)
+            run.state = surgery(algorithms, Event.FIT_START, run.state)
         tree = point.without(ignored, self.capture(False)) if ignored else point.tree
         self._restore(tree, point.path)
+        self.connect()  # callbacks have their states before they observe the event
+        run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
+        run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
         self.resumed = True
         if not self.options.dry_run:
             point.warn_of_changes(self.describe(run.state))
