@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from composable.core._warnings import warn_user
 from composable.core.time import HasTime
-from composable.optim.schedules import constant, cosine, linear, step
+from composable.optim.schedules import Schedule, constant, cosine, linear, step
 
 __all__ = ["LearningRates"]
 
@@ -76,6 +77,27 @@ class LearningRates:
     def steppers(self) -> tuple[Any, ...]:
         """The PyTorch schedulers, which are stateful; schedules are functions of time."""
         return (*self.every_batch, *self.every_epoch, *self.plateaus)
+
+    def check_warmup(self, clock: HasTime) -> None:
+        """Warn about schedules whose warm-up is longer than the run."""
+        for schedule in self.schedules:
+            if isinstance(schedule, Schedule) and schedule.outlasts(clock):
+                warn_user(
+                    f"warmup={str(schedule.warmup)!r} of {type(schedule).__name__} is longer than "
+                    f"the run of {clock.max_duration}, so the learning rate only rises; an integer "
+                    "is a number of epochs, and '100ba' are batches.",
+                    UserWarning,
+                )
+
+    def check_epoch(self) -> None:
+        """Warn if PyTorch schedulers that step once an epoch set all learning rates to 0."""
+        groups = [group for one in self.every_epoch for group in one.optimizer.param_groups]
+        if groups and not any(group["lr"] for group in groups):
+            warn_user(
+                f"the learning rate of this epoch is 0: {type(self.every_epoch[0]).__name__} steps "
+                "after every epoch. If it counts batches, pass step_schedulers_every_batch=True.",
+                UserWarning,
+            )
 
     def set(self, clock: HasTime) -> None:
         """Set the learning rates of the schedules at the time of `clock`."""

@@ -236,4 +236,5 @@ class Trainer:
                 f"max_duration={str(state.max_duration)!r} is reached, at {state!r}; call "
                 "fit(duration=...) to train for longer."
             )
+        run.rates.check_warmup(state)
         return state
