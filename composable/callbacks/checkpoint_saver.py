@@ -2,7 +2,6 @@
 
 import math
 import string
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -245,7 +244,7 @@ class CheckpointSaver(Callback):
             if self.on_error == "raise":
                 raise
             message = f"a checkpoint could not be saved, training continues: {error}"
-            warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
+            warn_user(message, UnsavedCheckpointWarning)
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and stop the thread."""

@@ -1,6 +1,5 @@
 """Build optimizers, and update their parameter groups after model surgery."""
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -134,10 +133,10 @@ def update_param_groups(
     for name, parameter in added.items():
         place = _nearest(name, old, optimizers)
         if place is None:
-            warnings.warn(
+            warn_user(
                 f"the new parameter {name!r} is not trained, because no optimizer has another "
                 "parameter of the model. Pass optimizers as a function of the parameters.",
-                stacklevel=2,
+                UserWarning,
             )
             continue
         if name in old and id(old[name]) in gone:

@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +13,7 @@ from composable.callbacks.checkpoint_saver import UnsavedCheckpointWarning
 from composable.checkpoint import folders
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
+from composable.core._warnings import warn_user
 from composable.core.callback import Callback
 from composable.core.logger import to_numbers
 from composable.core.state import State
@@ -208,7 +208,7 @@ class RunRecorder(Callback):
             message = f"{self.folder}: the run record cannot be written: {error}."
             if self.on_error == "raise":
                 raise UnwritableCheckpointError(message) from error
-            warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
+            warn_user(message, UnsavedCheckpointWarning)
 
     def close(self) -> None:
         """Write the pending lines."""
