@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -238,12 +239,30 @@ def explain_dead_worker(error: Exception, loader: object) -> None:
 
     A worker that dies while it sends a batch closes the connection, and PyTorch reports no more.
     """
-    closed = isinstance(error, (ConnectionError, EOFError))
-    workers = bool(getattr(loader, "num_workers", 0))
-    if (closed and workers) or "DataLoader worker" in str(error):
+    ended = isinstance(error, (ConnectionError, EOFError)) and _RAISED not in str(error)
+    if _DIED in str(error) or (ended and getattr(loader, "num_workers", 0) and _worker_died()):
         add_note(
             error,
             "a worker process of the loader died: most often the memory (or the shared memory of "
             "a container) is full. Use fewer workers or smaller batches; num_workers=0 shows an "
             "error of the dataset itself. The run can be resumed from its last checkpoint.",
         )
+
+
+_DIED = "DataLoader worker (pid"
+_RAISED = "in DataLoader worker process"  # the dataset raised the error, in a live worker
+
+
+def _worker_died() -> bool:
+    """Wait until PyTorch reports that a worker died, which follows the end of its connection.
+
+    Without waiting, the handler of its signal could raise while the error is being printed.
+    """
+    end = time.monotonic() + 2
+    try:
+        while time.monotonic() < end:
+            torch._C._error_if_any_worker_fails()
+            time.sleep(0.01)
+    except RuntimeError as error:  # from this call, or from the handler of the signal
+        return _DIED in str(error)
+    return False
