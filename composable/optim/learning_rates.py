@@ -1,5 +1,6 @@
 """Set the learning rates of optimizers, by schedules or by PyTorch's schedulers."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -41,7 +42,9 @@ class LearningRates:
     def build(
         cls, given: Any, optimizers: Sequence[Optimizer], *, every_batch: bool
     ) -> "LearningRates":
-        """Build from schedules, PyTorch schedulers, and classes or partials of schedulers.
+        """Build from schedules, PyTorch schedulers, and functions or classes that make one.
+
+        A function whose first parameter is named `optimizer` makes a scheduler.
 
         Raises:
             TypeError: An item is of another type.
@@ -105,7 +108,7 @@ class LearningRates:
             return
         factor = 1.0
         for schedule in self.schedules:
-            factor *= _check_factor(schedule, schedule(clock))
+            factor *= _check_factor(schedule, _call(schedule, clock))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 # The key that PyTorch uses too: it is saved and loaded with the optimizer.
@@ -173,6 +176,18 @@ class LearningRates:
         return rates
 
 
+def _call(schedule: Callable[[HasTime], float], clock: HasTime) -> Any:
+    try:
+        return schedule(clock)
+    except TypeError as error:
+        if "is not an Optimizer" in str(error):
+            raise TypeError(
+                f"schedulers contains {schedule!r}, which builds a PyTorch scheduler; name its "
+                "first parameter 'optimizer', or pass functools.partial of the scheduler's class."
+            ) from error
+        raise
+
+
 def _check_factor(schedule: Any, value: Any) -> float:
     if isinstance(value, (int, float)):
         return value
@@ -193,15 +208,25 @@ def _number(rate: Any) -> Any:
     return rate.clone() if isinstance(rate, Tensor) else rate
 
 
+def _takes_optimizer(given: Any) -> bool:
+    """Return whether the first parameter of a function is an optimizer, by its name."""
+    try:
+        parameters = list(inspect.signature(given).parameters)
+    except (TypeError, ValueError):
+        return False
+    return parameters[:1] in (["optimizer"], ["opt"], ["optim"])
+
+
 def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
     made_of = given.func if isinstance(given, partial) else given
-    if isinstance(made_of, type) and issubclass(made_of, LRScheduler):
+    is_class = isinstance(made_of, type) and issubclass(made_of, LRScheduler)
+    if is_class or _takes_optimizer(given):
         if len(optimizers) != 1:
             raise ValueError(
                 f"schedulers contains {given!r}, which requires exactly one optimizer, got "
                 f"{len(optimizers)}: pass instances, one scheduler for each optimizer."
             )
-        return given(optimizers[0])
+        return _build(given(optimizers[0]), optimizers)
     if isinstance(given, LRScheduler):
         if not any(given.optimizer is optimizer for optimizer in optimizers):
             raise ValueError(

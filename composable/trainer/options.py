@@ -102,7 +102,8 @@ class TrainerOptions:
             return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery with
             the parameters of the model and of `loss_fn`.
         schedulers: One or several schedules of `composable.optim`, which set the learning rate of
-            every batch, or torch schedulers, which step after every epoch.
+            every batch, or torch schedulers, which step after every epoch, or functions of an
+            `optimizer` that return one.
         step_schedulers_every_batch: Step torch schedulers after every batch instead.
         max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
         algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.

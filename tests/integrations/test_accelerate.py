@@ -1,55 +1,29 @@
-"""The algorithms in a loop with Hugging Face Accelerate."""
+"""An optimizer that Accelerate has wrapped can be adapted."""
 
 import pytest
-from accelerate import Accelerator
+import torch
+from torch.nn.functional import cross_entropy
 
-from composable.integrations.external_loop import UnsupportedRequestError
-from tests.integrations.table import (
-    ASKS,
-    SGD,
-    acts,
-    begin,
-    evaluated,
-    loader,
-    net,
-    ours,
-    probe,
-    refused_in,
-    works_in,
-)
-from tests.support.runs import same
+from composable.algorithms import GradientClipping
+from composable.integrations import adapt_loop
+from tests.support.tiny import batches, linear, same, sgd, weights
+
+accelerate = pytest.importorskip("accelerate")
 
 
-def train(name, batches):
-    """Train with the loop of the page."""
-    accelerator = Accelerator(cpu=True)
-    model = net(name)
-    optimizer = SGD(model.parameters())
-    t = begin(name, model, optimizer=optimizer)
-    model, wrapped, batches = accelerator.prepare(t.model, optimizer, batches)
-    for _ in range(2):
-        for inputs, _ in t.epoch(batches):
-            accelerator.backward(t.loss(model(inputs)))
-            wrapped.step()
-            wrapped.zero_grad()
-    return evaluated(t, probe(name))
+def train(wrap):
+    model = linear()
+    optimizer = sgd(model.parameters())
+    if wrap:
+        model, optimizer = accelerate.Accelerator(cpu=True).prepare(model, optimizer)
+    t = adapt_loop([GradientClipping("norm", 0.01)], model, optimizer, seed=1)
+    for inputs, targets in t.epoch(batches()):
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
 
 
-@pytest.mark.parametrize("name", works_in("Accelerate"))
-def test_in_accelerate(name):
-    result = train(name, loader(name))
-
-    assert same(result, ours(name, loader(name)))
-    assert acts(name, result)
-
-
-@pytest.mark.parametrize("name", refused_in("Accelerate"))
-def test_refused_in_accelerate(name):
-    with pytest.raises(UnsupportedRequestError, match=ASKS):
-        train(name, None)
-
-
-def test_a_loader_that_accelerate_prepared_shuffles_as_for_the_trainer():
-    result = train("MixUp", loader(shuffle=True))
-
-    assert same(result, ours("MixUp", loader(shuffle=True)))
+def test_wrapped_optimizer_is_followed():
+    assert same(train(wrap=True), train(wrap=False))
+    assert not torch.equal(train(wrap=True)["weight"], linear().weight)
