@@ -27,6 +27,13 @@ def _frozen(value: Any) -> Any:
     return _read_only(value) if isinstance(value, dict) else value
 
 
+def _plain(value: Any) -> Any:
+    """Convert read-only mappings to dictionaries, recursively."""
+    if isinstance(value, MappingProxyType):
+        return {name: _plain(held) for name, held in value.items()}
+    return value
+
+
 def _as_time(value: Any) -> Time | None:
     return None if value is None else Time.parse(value)
 
@@ -187,6 +194,14 @@ class State:
     def reached(self, time: "Time | str | int") -> bool:
         """Return whether the run has reached `time`."""
         return reached(self, Time.parse(time))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields for `pickle`, which cannot store read-only mappings."""
+        return {name: _plain(value) for name, value in self.__dict__.items()}
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        converted = {n: _CONVERTERS[n](v) if n in _CONVERTERS else v for n, v in fields.items()}
+        _set(self, "__dict__", converted)
 
     def __repr__(self) -> str:
         now = self.timestamp

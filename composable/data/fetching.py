@@ -89,7 +89,7 @@ _copies: WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = WeakKeyDictionary
 
 
 def with_new_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader that starts its workers anew; the given loader is not changed."""
+    """Return a loader that starts new workers; the given loader is not changed."""
     if not dataloader.persistent_workers:
         return dataloader
     loader = object.__new__(type(dataloader))

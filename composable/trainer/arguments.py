@@ -81,7 +81,8 @@ def check_positive(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be a positive integer.")
+        hint = "; microbatch_size='auto' finds a size that fits" if value == "auto" else ""
+        raise TypeError(f"{name}={value!r} must be a positive integer{hint}.")
     if value < 1:
         raise ValueError(f"{name}={value!r} must be at least 1.")
     return value

@@ -240,7 +240,9 @@ def explain_dead_worker(error: Exception, loader: object) -> None:
     A worker that dies while it sends a batch closes the connection, and PyTorch reports no more.
     """
     ended = isinstance(error, (ConnectionError, EOFError)) and _RAISED not in str(error)
-    if _DIED in str(error) or (ended and getattr(loader, "num_workers", 0) and _worker_died()):
+    if _DIED in str(error) or (
+        ended and bool(getattr(loader, "num_workers", 0)) and _worker_died()
+    ):
         add_note(
             error,
             "a worker process of the loader died: most often the memory (or the shared memory of "

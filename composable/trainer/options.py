@@ -221,7 +221,9 @@ class TrainerOptions:
         if self.save_best is not None:
             name = full_name("save_best", self.save_best)
             mode_of(name, self.save_best_mode, "save_best_mode")
-            known = {f"{one.label}/{n}" for one in evaluators for n in (*one.metrics, "loss")}
+            known = {
+                f"{one.label}/{n}" for one in evaluators for n in (*(one.metrics or ()), "loss")
+            }
             check_known("save_best", name, known)
 
     def _check_saving(self) -> None:

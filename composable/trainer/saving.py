@@ -1,5 +1,6 @@
 """Save a run, and restore it: when resuming, and when rolling back."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,10 @@ class Saving:
             "requested_duration": str(self.run.progress.requested_duration),
             "epoch_length": state.epoch_length,
             "model": type(state.model).__name__,
-            "algorithms": {a.name: repr(a) for a in plan.algorithms},
+            "algorithms": {a.name: _describe(a) for a in plan.algorithms},
             "callbacks": [callback.name for callback in plan.callbacks],
             "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
-            "schedulers": [repr(schedule) for schedule in self.run.rates.schedules],
+            "schedulers": [_describe(schedule) for schedule in self.run.rates.schedules],
             "device": str(state.device),
             "torch": str(torch.__version__),
             **describe_environment(),
@@ -165,3 +166,8 @@ class Saving:
     def _restore(self, tree: Mapping[str, Any], path: Path) -> None:
         restore(self.run, tree, str(path))
         self._callback_states, self._loaded = dict(tree["callbacks"]), path
+
+
+def _describe(value: object) -> str:
+    """Return the `repr` of a value without addresses, which differ between equal runs."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

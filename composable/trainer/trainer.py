@@ -73,6 +73,13 @@ class Trainer:
             options.attach(self._run)
             self._saving.connect()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Trainer cannot be pickled: it has open files and composed functions. Save the run "
+            "with save_checkpoint(path), and build a Trainer with load_path=path; trainer.state "
+            "can be pickled."
+        )
+
     @property
     def plan(self) -> Plan:
         """The plan of a run that starts now, global callbacks included."""
@@ -101,7 +108,8 @@ class Trainer:
             return self.state
         run, state = self._run, self._ready_to_fit(duration)
         progress = run.progress
-        with preserve_rng(), self._session.running(), run.signals.handled():
+        saves = run.checkpoints.save_function is not None
+        with preserve_rng(), self._session.running(), run.signals.handled(saves=saves):
             zero_grad(state)
             run.rates.set(state)
             if progress.fit_in_progress:  # resumed: the algorithms have acted at its start
