@@ -21,6 +21,7 @@ __all__ = ["EMA"]
 _BATCH_END, _EPOCH_END = Event.BATCH_END, Event.EPOCH_END
 _EVALUATION_STARTS = (Event.EVAL_START, Event.PREDICT_START)
 _UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
+_DEFAULT = Time(1000, TimeUnit.BATCH)
 _ONE = {unit: Time(1, unit) for unit in _UNITS}
 
 
@@ -45,21 +46,20 @@ class EMA(Algorithm):
     weights, in the dtypes of the model.
 
     Args:
-        half_life: Time after which the weight of a past value halves, in batches or epochs. None
-            if `smoothing` is given.
-        smoothing: Share of the average that each update keeps, in [0, 1].
+        half_life: Time after which the weight of a past value halves, in batches or epochs.
+            Default: "1000ba", unless `smoothing` is given.
+        smoothing: Share of the average that each update keeps, in [0, 1]; an alternative to
+            `half_life`.
         ema_start: Time at which averaging starts.
         update_interval: Time between two updates, in the unit of `half_life`. The default is one
             batch, or one epoch if `half_life` is in epochs.
 
     Raises:
-        ValueError: Not exactly one of `half_life` and `smoothing` is given, or their units are
-            not batches or epochs, or differ.
+        ValueError: Both `half_life` and `smoothing` are given, or units are not batches or epochs,
+            or differ.
     """
 
-    half_life: Time | None = attrs.field(
-        default=Time(1000, TimeUnit.BATCH), converter=_half_life, eq=str
-    )
+    half_life: Time | None = attrs.field(default=None, converter=_half_life, eq=str)
     smoothing: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(in_range(0, 1))
     )
@@ -75,12 +75,13 @@ class EMA(Algorithm):
     )
 
     def __attrs_post_init__(self) -> None:
-        if (self.half_life is None) is (self.smoothing is None):
+        if self.half_life is not None and self.smoothing is not None:
             raise ValueError(
                 f"half_life={_text(self.half_life)} and smoothing={self.smoothing} must not both "
-                "be given or both be None; pass one, such as EMA(half_life='100ba') or "
-                "EMA(half_life=None, smoothing=0.99)."
+                "be given; pass one, such as EMA(half_life='100ba') or EMA(smoothing=0.99)."
             )
+        if self.half_life is None and self.smoothing is None:
+            object.__setattr__(self, "half_life", _DEFAULT)  # as attrs advises for frozen classes
         given = {"half_life": self.half_life, "update_interval": self.update_interval}
         for argument, time in given.items():
             if time is not None and (time.unit not in _UNITS or not time.value):

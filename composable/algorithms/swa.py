@@ -1,7 +1,6 @@
 """SWA, as an algorithm."""
 
 import math
-import warnings
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +9,7 @@ import attrs
 
 from composable.algorithms._validators import at_least, boolean, in_range, one_of
 from composable.algorithms.ema import check_average, copy_precisely, tensors_of
+from composable.core._warnings import warn_user
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -237,12 +237,11 @@ class SWA(Algorithm):
             return state
         first = max(1, math.ceil(start / step)) * step
         if first > 1 or first - last >= end:
-            warnings.warn(
+            warn_user(
                 f"{self.name} will average nothing: no multiple of "
                 f"update_interval={str(self.update_interval)!r} lies between "
                 f"swa_start={str(self.swa_start)!r} and swa_end={str(self.swa_end)!r} of a run of "
                 f"{whole}; pass a shorter update_interval, such as '10ba', or a later swa_end.",
                 NothingAveragedWarning,
-                stacklevel=2,
             )
         return state

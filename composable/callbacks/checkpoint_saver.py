@@ -2,7 +2,6 @@
 
 import math
 import string
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import Tensor
 
+from composable.callbacks._results import find_result, full_name, is_better, mode_of
 from composable.checkpoint import folders
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.filters import without
+from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
 from composable.core.event import Event
@@ -60,7 +61,8 @@ class CheckpointSaver(Callback):
         on_error: "raise" to raise if a checkpoint cannot be written, "warn" to warn and continue.
         metric: The evaluation result that selects the best checkpoint: "eval/accuracy". A better
             one is saved after its evaluation, whatever the interval.
-        mode: Whether a higher ("max") or a lower ("min") metric is better.
+        mode: Whether a higher ("max") or a lower ("min") metric is better. Default: determined by
+            the name of the metric, such as "loss", "error", "accuracy" or "f1".
 
     Raises:
         ValueError: An argument has an invalid value.
@@ -86,7 +88,7 @@ class CheckpointSaver(Callback):
         background: bool = False,
         on_error: str = "raise",
         metric: str | None = None,
-        mode: str = "max",
+        mode: str | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.save_interval = check_interval("save_interval", save_interval)
@@ -97,8 +99,8 @@ class CheckpointSaver(Callback):
         self.ignore_keys = check_patterns("ignore_keys", ignore_keys)
         self.background = _check_flag("background", background)
         self.on_error = _check_choice("on_error", on_error, ("raise", "warn"))
-        self.metric = _check_metric(metric)
-        self.mode = _check_choice("mode", mode, ("max", "min"))
+        self.metric = None if metric is None else full_name("metric", metric)
+        self.mode = mode_of(self.metric or "loss", mode)
         self.wanted = False
         """Whether a save is requested and not yet done."""
         self.dry_run: Callable[[str, Callable[[], Mapping[str, Any]]], object] | None = None
@@ -107,6 +109,7 @@ class CheckpointSaver(Callback):
         self._best: tuple[str, float] | None = None
         self._seen: Timestamp | None = None
         self._measured: float | None = None
+        self._ran = False
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
@@ -123,8 +126,19 @@ class CheckpointSaver(Callback):
 
     def eval_end(self, state: State, logger: "Logger") -> None:
         """Record the metric."""
-        label, _, name = (self.metric or "").rpartition("/")
-        self._measured = state.metrics.get(label, {}).get(name, self._measured)
+        if self.metric is not None:
+            measured = find_result("metric", self.metric, state.metrics)
+            self._measured = self._measured if measured is None else measured
+            self._ran = self._ran or measured is not None
+
+    def fit_end(self, state: State, logger: "Logger") -> None:
+        """Warn if the evaluator of the metric never ran."""
+        if self.metric is not None and self._best is None and not self._ran:
+            warn_user(
+                f"metric={self.metric!r} of CheckpointSaver is a result of no evaluator that ran, "
+                f"so no best checkpoint was saved; evaluators: {sorted(state.metrics)}.",
+                UserWarning,
+            )
 
     def batch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
         """Request a save if one is due."""
@@ -141,12 +155,8 @@ class CheckpointSaver(Callback):
         return Control.SAVE if self.wanted else None
 
     def _is_better(self) -> bool:
-        if self._measured is None or math.isnan(self._measured):
-            return False
-        if self._best is None:
-            return True
-        sign = 1 if self.mode == "max" else -1
-        return sign * self._measured > sign * self._best[1]
+        best = None if self._best is None else self._best[1]
+        return self._measured is not None and is_better(self.mode, self._measured, best)
 
     # --- saving ---
 
@@ -180,7 +190,7 @@ class CheckpointSaver(Callback):
             return
         tree = without(take(self.weights_only), self.ignore_keys)
         complete = not (self.weights_only or self.ignore_keys)
-        saved = Saved.of(state, run, tree, complete=complete)
+        saved = Saved.of(state, run, tree, complete=complete, best=self._describe_best())
 
         def write(saved: Saved) -> None:
             try:
@@ -195,6 +205,13 @@ class CheckpointSaver(Callback):
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(write, saved.copied())
+
+    def _describe_best(self) -> dict[str, Any] | None:
+        if self._best is None:
+            return None
+        name, value = self._best
+        exact = value if math.isfinite(value) else str(value)  # JSON has no infinities
+        return {"metric": self.metric, "mode": self.mode, "checkpoint": name, "value": exact}
 
     def write(self, name: str, saved: "Saved") -> Path:
         """Write one checkpoint."""
@@ -229,7 +246,7 @@ class CheckpointSaver(Callback):
             if self.on_error == "raise":
                 raise
             message = f"a checkpoint could not be saved, training continues: {error}"
-            warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
+            warn_user(message, UnsavedCheckpointWarning)
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and stop the thread."""
@@ -293,9 +310,23 @@ class Saved:
 
     @classmethod
     def of(
-        cls, state: State, run: Mapping[str, Any], tree: Mapping[str, Any], *, complete: bool
+        cls,
+        state: State,
+        run: Mapping[str, Any],
+        tree: Mapping[str, Any],
+        *,
+        complete: bool,
+        best: Mapping[str, Any] | None = None,
     ) -> "Saved":
-        """Pack the tree of a run at `state`; `complete` if training can resume from it."""
+        """Pack the tree of a run at `state`.
+
+        Args:
+            state: The state of the run.
+            run: The description of the run.
+            tree: What to save.
+            complete: Whether training can resume from it.
+            best: The metric, name and value of the best checkpoint so far.
+        """
         now = state.timestamp
         from composable.checkpoint.tree import pack  # on use: it is slow to import
 
@@ -309,6 +340,7 @@ class Saved:
                 "batch": now.batch,
                 "epoch": now.epoch,
                 "complete": complete,
+                **({} if best is None else {"best": best}),
             },
         )
 
@@ -384,11 +416,3 @@ def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
     return str(value)
-
-
-def _check_metric(metric: Any) -> str | None:
-    if metric is not None and not (isinstance(metric, str) and "/" in metric.strip("/")):
-        raise ValueError(
-            f"metric={metric!r} must be '<evaluator label>/<metric>', such as 'eval/accuracy'."
-        )
-    return metric

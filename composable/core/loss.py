@@ -14,7 +14,14 @@ from composable.core._warnings import warn_user
 from composable.core.batch import BatchSpec, count_examples, map_tensors, tensors_of
 from composable.functional.mixed import MixedTargets, broadcast_weight
 
-__all__ = ["LossMeanWarning", "ModelLoss", "TargetLoss", "check_loss", "count_loss_tokens"]
+__all__ = [
+    "LossMeanWarning",
+    "ModelLoss",
+    "TargetLoss",
+    "check_loss",
+    "count_loss_tokens",
+    "loss_module",
+]
 
 _IGNORED = -100
 _SHIFTING = ("ForCausalLM", "LMHeadModel")
@@ -58,6 +65,21 @@ class ModelLoss:
     def per_example(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the loss of each example."""
         return _one_by_one(self.model.loss, outputs, batch)  # type: ignore[arg-type]
+
+
+def loss_module(loss: TargetLoss | ModelLoss | None, model: nn.Module) -> nn.Module | None:
+    """Return the module that computes a loss, unless it is a part of the model.
+
+    Args:
+        loss: The loss. Its function may be a module, a method of one, or a partial of either.
+        model: The model.
+    """
+    function: Any = getattr(loss, "function", None)
+    while isinstance(function, partial):
+        function = function.func
+    owner = getattr(function, "__self__", function)
+    known = any(owner is module for module in model.modules())
+    return owner if isinstance(owner, nn.Module) and not known else None
 
 
 def _unreduced(function: Callable[..., Tensor]) -> Callable[..., Tensor] | None:

@@ -27,6 +27,13 @@ def _frozen(value: Any) -> Any:
     return _read_only(value) if isinstance(value, dict) else value
 
 
+def _plain(value: Any) -> Any:
+    """Convert read-only mappings to dictionaries, recursively."""
+    if isinstance(value, MappingProxyType):
+        return {name: _plain(held) for name, held in value.items()}
+    return value
+
+
 def _as_time(value: Any) -> Time | None:
     return None if value is None else Time.parse(value)
 
@@ -107,6 +114,10 @@ class State:
     """Which part of the batch is the input and which is the target."""
     model_takes_batch: bool = False
     """Whether the model takes the whole batch instead of its input."""
+    loss_module: nn.Module | None = None
+    """The module that computes the loss, if `loss_fn` is one: its parameters and buffers are
+    trained and saved like those of the model. Algorithms that change or average parameters do so
+    for the model only."""
 
     def evolve(self, **changes: Any) -> "State":
         """Return this state with some fields replaced.
@@ -183,6 +194,14 @@ class State:
     def reached(self, time: "Time | str | int") -> bool:
         """Return whether the run has reached `time`."""
         return reached(self, Time.parse(time))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields for `pickle`, which cannot store read-only mappings."""
+        return {name: _plain(value) for name, value in self.__dict__.items()}
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        converted = {n: _CONVERTERS[n](v) if n in _CONVERTERS else v for n, v in fields.items()}
+        _set(self, "__dict__", converted)
 
     def __repr__(self) -> str:
         now = self.timestamp

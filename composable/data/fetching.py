@@ -25,7 +25,13 @@ from torch.utils.data import (
 
 from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 
-__all__ = ["SeededIndex", "current_fetch_epoch", "is_map_style", "with_seeded_fetch"]
+__all__ = [
+    "SeededIndex",
+    "current_fetch_epoch",
+    "is_map_style",
+    "with_new_workers",
+    "with_seeded_fetch",
+]
 
 _current_fetch_epoch: ContextVar[int | None] = ContextVar("current_fetch_epoch", default=None)
 
@@ -82,6 +88,15 @@ def with_seeded_fetch(
 
 # Persistent workers belong to the copy, so the copy must live as long as the loader.
 _copies: WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = WeakKeyDictionary()
+
+
+def with_new_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader that starts new workers; the given loader is not changed."""
+    if not dataloader.persistent_workers:
+        return dataloader
+    loader = object.__new__(type(dataloader))
+    vars(loader).update(vars(dataloader), persistent_workers=False, _iterator=None)
+    return loader
 
 
 def _copy(dataloader: DataLoader[Any]) -> DataLoader[Any]:

@@ -1,18 +1,20 @@
 """Iterate over batches in an order that depends only on the seed and the epoch."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from composable.core._warnings import warn_user
 from composable.core.key import Key
 from composable.data.fetching import (
     SeededIndex,
     fetch_in_process,
     is_map_style,
+    with_new_workers,
     with_seeded_fetch,
 )
 from composable.utils.reproducibility import seed_epoch, seed_fetch
@@ -54,7 +56,9 @@ def seeded_batches(
     The order depends only on `(seed, epoch)`, and the random numbers of a batch only on
     `(seed, step)`: not on earlier draws and, for a `DataLoader` of a map-style dataset, not on the
     number of workers. A dataset, sampler or batch sampler with a `set_epoch` method receives the
-    epoch. A loader with its own generator keeps using it. The loader is not changed.
+    epoch. A loader with its own generator keeps using it. The loader is not changed. Workers of an
+    iterable dataset are started for each epoch, also with `persistent_workers=True`: otherwise
+    their random numbers would depend on earlier epochs, and their copies would miss `set_epoch`.
 
     With `skip`, iteration starts at that batch. A list and a `DataLoader` of a map-style dataset
     start there directly, without loading the skipped batches. A loader with a `state_dict`
@@ -173,6 +177,8 @@ def _batches(
     else:
         if skip:
             _report_replay(dataloader, skip)
+        if isinstance(dataloader, DataLoader) and not is_stateful(dataloader):
+            dataloader = with_new_workers(dataloader)
         seed_epoch(seed, epoch)
         yield from islice(_seeded(iter(dataloader), seed, first_step), skip, None)
 
@@ -242,13 +248,12 @@ def get_generators(dataloader: object) -> list[torch.Generator]:
 
 def _report_generator(dataloader: object, skip: int) -> None:
     if get_generators(dataloader):
-        warnings.warn(
+        warn_user(
             f"the epoch resumes at batch {skip}, but the loader shuffles with its own generator, "
             "whose state may have changed since the epoch began: examples may be skipped or "
             "repeated. Build the loader without generator= to shuffle by the seed, or pass "
             "generators=, the value of get_generator_states(loader) at the start of the epoch.",
             MovedGeneratorWarning,
-            stacklevel=3,
         )
 
 
@@ -258,10 +263,9 @@ def _report_replay(dataloader: object, skip: int) -> None:
         if is_stateful(dataloader)
         else "use a DataLoader of a map-style dataset, a list, or a loader with a state_dict"
     )
-    warnings.warn(
+    warn_user(
         f"the first {skip} batches of the epoch are fetched and discarded, because a "
         f"{type(dataloader).__name__} cannot start in the middle of an epoch. To avoid this, "
         f"{remedy}.",
         ReplayedBatchesWarning,
-        stacklevel=4,
     )

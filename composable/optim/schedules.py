@@ -84,6 +84,17 @@ class Schedule:
             return self.start * float(done / ramp)
         return self.after_warmup(clock)
 
+    def outlasts(self, clock: HasTime) -> bool:
+        """Return whether the warm-up is longer than the run, as far as that is known."""
+        whole = clock.max_duration
+        if whole is None or not self.warmup.value:
+            return False
+        try:
+            ramp = _in_unit_of(clock, self.warmup, whole)
+        except ValueError:  # other units
+            return False
+        return bool(ramp > progress(clock, whole)[1])
+
     @property
     def start(self) -> float:
         """The multiplier at the end of the warm-up."""

@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +14,7 @@ from composable.checkpoint import folders
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
 from composable.core._hashing import hash_prefix
+from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.logger import to_numbers
 from composable.core.state import State
@@ -209,7 +209,7 @@ class RunRecorder(Callback):
             message = f"{self.folder}: the run record cannot be written: {error}."
             if self.on_error == "raise":
                 raise UnwritableCheckpointError(message) from error
-            warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
+            warn_user(message, UnsavedCheckpointWarning)
 
     def close(self) -> None:
         """Write the pending lines."""

@@ -12,6 +12,7 @@ from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.loss import ModelLoss, TargetLoss
+from composable.core.state import State
 from composable.core.time import Time, TimeUnit, check_time
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
@@ -81,7 +82,8 @@ def check_positive(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be a positive integer.")
+        hint = "; microbatch_size='auto' finds a size that fits" if value == "auto" else ""
+        raise TypeError(f"{name}={value!r} must be a positive integer{hint}.")
     if value < 1:
         raise ValueError(f"{name}={value!r} must be at least 1.")
     return value
@@ -287,6 +289,31 @@ def build_callback(cls: type[Callback]) -> Callback:
             f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}; "
             f"pass an instance, {cls.__name__}(...)."
         ) from error
+
+
+def check_start(run: Run, longer: Time | None) -> State:
+    """Check how long a run is to train, and return the state to start from.
+
+    Args:
+        run: The run.
+        longer: How much longer to train; None for the rest of `max_duration`.
+
+    Raises:
+        ValueError: The run has ended, or counts nothing in the unit of its length.
+    """
+    state, progress = run.state, run.progress
+    if longer is not None:
+        progress.fit_in_progress = progress.fit_in_progress and not run.finished(state)
+        state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
+    check_iterations(state.max_duration, run.iteration_length)
+    check_countable("max_duration", state.max_duration, run.data.count_tokens)
+    if not progress.fit_in_progress and run.finished(state):
+        raise ValueError(
+            f"max_duration={str(state.max_duration)!r} is reached, at {state!r}; call "
+            "fit(duration=...) to train for longer."
+        )
+    run.rates.check_warmup(state)
+    return state
 
 
 def check_ready(run: Run, duration: Any) -> None:

@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import nn
 
+from composable.callbacks._results import check_known, full_name, mode_of
 from composable.callbacks.checkpoint_saver import CheckpointSaver, check_patterns
 from composable.core.batch import BatchSpec
 from composable.core.callback import Callback
@@ -96,11 +97,14 @@ class TrainerOptions:
             a method `loss(outputs, batch)` and is called with the whole batch.
         train_dataloader: An iterable of batches.
         eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples. A module is moved to the
+            device, trained, switched to evaluation mode and saved like the model.
         optimizers: One or several `torch.optim.Optimizer`, or functions of the parameters that
-            return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery.
+            return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery with
+            the parameters of the model and of `loss_fn`.
         schedulers: One or several schedules of `composable.optim`, which set the learning rate of
-            every batch, or torch schedulers, which step after every epoch.
+            every batch, or torch schedulers, which step after every epoch, or functions of an
+            `optimizer` that return one.
         step_schedulers_every_batch: Step torch schedulers after every batch instead.
         max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
         algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.
@@ -140,7 +144,8 @@ class TrainerOptions:
         save_in_background: Write while training continues.
         save_error: What to do if a checkpoint cannot be written: "raise", or "warn" and continue.
         save_best: The evaluation result that determines the best checkpoint: "eval/accuracy".
-        save_best_mode: Whether the "max" or the "min" of it is best.
+        save_best_mode: Whether the "max" or the "min" of it is best. Default: determined by its
+            name, such as "loss", "error", "accuracy" or "f1".
         load_path: A checkpoint to resume from, or a folder of several, whose latest is used.
         load_weights_only: Load the weights alone, and start a new run.
         load_ignore_keys: Entries that are not loaded, as patterns of paths: "optimizers",
@@ -196,7 +201,7 @@ class TrainerOptions:
     save_in_background: bool = False
     save_error: str = "raise"
     save_best: str | None = None
-    save_best_mode: str = "max"
+    save_best_mode: str | None = None
     load_path: Path | None = attrs.field(default=None, converter=_path)
     load_weights_only: bool = _flag()
     load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
@@ -216,6 +221,13 @@ class TrainerOptions:
         for evaluator in evaluators:
             check.check_countable("eval_interval", evaluator.eval_interval, self.count_tokens)
         self._check_saving()
+        if self.save_best is not None:
+            name = full_name("save_best", self.save_best)
+            mode_of(name, self.save_best_mode, "save_best_mode")
+            known = {
+                f"{one.label}/{n}" for one in evaluators for n in (*(one.metrics or ()), "loss")
+            }
+            check_known("save_best", name, known)
 
     def _check_saving(self) -> None:
         if self.nonfinite_loss == "rollback" and self.save_folder is None:

@@ -39,6 +39,9 @@ _COMPARED = (
 _MOST_SHOWN = 20
 
 
+_HINT = "; pass load_weights_only=True to start a new run from the weights in a file"
+
+
 class BrokenCheckpointWarning(UserWarning):
     """A checkpoint is damaged, and an older one is used instead."""
 
@@ -175,7 +178,8 @@ def find_resume_point(
         if latest is not None:
             return latest
     raise MissingCheckpointError(
-        f"load_path={str(load_path)!r} must be a checkpoint, or a folder with a complete one."
+        f"load_path={str(load_path)!r} must be a checkpoint, or a folder with a complete one"
+        f"{_HINT if path.is_file() else ''}."
     )
 
 

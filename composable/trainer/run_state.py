@@ -33,6 +33,7 @@ SCHEMA: dict[str, type | tuple[type, ...]] = {
     "model": dict,
     "timestamp": Timestamp,
     "key": Key,
+    "loss_fn": dict,
     "optimizers": list,
     "loss": (Tensor, NoneType),
     "memory": dict,
@@ -59,9 +60,10 @@ def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, 
         state: Its state.
         callbacks: The callbacks whose state is saved.
     """
-    names = parameter_names(state.model)
+    names = parameter_names(state.model, state.loss_module)
     return {
         **capture_weights(state),
+        "loss_fn": _capture_model(_loss_module(state)),
         "optimizers": [capture_optimizer(one, names) for one in state.optimizers],
         "loss": None if state.loss is None else state.loss.detach(),
         "memory": state.memory,
@@ -76,6 +78,11 @@ def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, 
 def capture_weights(state: State) -> dict[str, Any]:
     """Return the model alone, with its timestamp and key."""
     return {"model": _capture_model(state.model), "timestamp": state.timestamp, "key": state.key}
+
+
+def _loss_module(state: State) -> nn.Module:
+    """Return the module that computes the loss, or one without tensors."""
+    return nn.Module() if state.loss_module is None else state.loss_module
 
 
 def _capture_model(model: nn.Module) -> dict[str, Any]:
@@ -120,8 +127,9 @@ def check(run: Run, saved: Mapping[str, Any], path: str) -> None:
     check_structure(saved, path)
     state = run.state
     _check_model(state.model, saved["model"], path)
+    _check_model(_loss_module(state), saved["loss_fn"], path, "loss_fn")
     _check_count("optimizers", state.optimizers, saved["optimizers"], f"{path}: state/optimizers")
-    names = parameter_names(state.model)
+    names = parameter_names(state.model, state.loss_module)
     for i, (optimizer, values) in enumerate(
         zip(state.optimizers, saved["optimizers"], strict=True)
     ):
@@ -156,7 +164,8 @@ def restore(run: Run, saved: Mapping[str, Any], path: str) -> None:
 def _restore(run: Run, saved: Mapping[str, Any]) -> None:
     state = run.state
     live = _restore_model(state.model, saved["model"])
-    names = parameter_names(state.model)
+    live |= _restore_model(_loss_module(state), saved["loss_fn"])
+    names = parameter_names(state.model, state.loss_module)
     for optimizer, values in zip(state.optimizers, saved["optimizers"], strict=True):
         restore_optimizer(optimizer, values, names)
     for name, part in run.parts.items():
@@ -177,26 +186,28 @@ def _restore(run: Run, saved: Mapping[str, Any]) -> None:
 # --- the model ---
 
 
-def _check_model(model: nn.Module, saved: Mapping[str, Any], path: str) -> None:
-    """Check that the saved names, shapes and dtypes are those of the model."""
+def _check_model(
+    model: nn.Module, saved: Mapping[str, Any], path: str, what: str = "model"
+) -> None:
+    """Check that the saved names, shapes and dtypes are those of the model or the loss."""
     own = {**model.state_dict(), **dict(model.named_buffers())}
     theirs = {**saved["weights"], **saved["buffers"]}
-    differences = list(_differences(own, theirs))
+    differences = list(_differences(own, theirs, what))
     if differences:
         more = f"; and {len(differences) - 5} more" if differences[5:] else ""
         shown = "; ".join(differences[:5]) + more
         raise MismatchError(
-            f"{path} was saved from another model: {shown}. Build the model and its algorithms "
+            f"{path} was saved from another {what}: {shown}. Build the {what} and its algorithms "
             "as in the saved run; load_ignore_keys= skips entries, and load_weights_only=True "
             "loads the weights alone."
         )
 
 
-def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> Iterator[str]:
     for name in own.keys() - theirs.keys():
         yield f"{name} is missing in the file"
     for name in theirs.keys() - own.keys():
-        yield f"{name} is in the file, and the model has no such tensor"
+        yield f"{name} is in the file, and the {what} has no such tensor"
     for name in own.keys() & theirs.keys():
         ours, saved = own[name], theirs[name]
         if isinstance(ours, Tensor) is not isinstance(saved, Tensor):

@@ -30,7 +30,7 @@ from composable.trainer.description import (
 )
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.options import TrainerOptions
-from composable.trainer.parameters import surgery
+from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.resume import ResumePoint, latest_valid
 from composable.trainer.run import Run
 from composable.trainer.run_lock import RunLock
@@ -100,7 +100,7 @@ class Saving:
             "requested_duration": str(self.run.progress.requested_duration),
             "epoch_length": state.epoch_length,
             "model": type(state.model).__name__,
-            "algorithms": {a.name: repr(a) for a in plan.algorithms},
+            "algorithms": {a.name: describe_value(a) for a in plan.algorithms},
             "callbacks": {
                 n: settings_of(one) for n, one in named_callbacks(plan.callbacks).items()
             },
@@ -219,12 +219,23 @@ class Saving:
             del saved[key]
 
     def resume(self, point: ResumePoint) -> None:
-        """Restore the run from a checkpoint."""
+        """Restore the run from a checkpoint, and fire `AFTER_LOAD`.
+
+        Surgery at `AFTER_LOAD` is done before the values are restored, since they are those of its
+        result. All other algorithms act on the restored values.
+        """
         run, ignored = self.run, self.options.load_ignore_keys
+        algorithms = run.dispatcher.run_algorithms
+        run.state = surgery(
+            lambda event, state: algorithms(event, state, is_surgery), Event.AFTER_LOAD, run.state
+        )
         if point.num_fits:  # algorithms may have replaced the model at the start of training
-            run.state = surgery(run.dispatcher.run_algorithms, Event.FIT_START, run.state)
+            run.state = surgery(algorithms, Event.FIT_START, run.state)
         tree = point.without(ignored, self.capture(False)) if ignored else point.tree
         self._restore(tree, point)
+        self.connect()
+        run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
+        run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
         self.resumed = True
         run.progress.resume(restart=point.restart)
         requested = self.hyperparameters

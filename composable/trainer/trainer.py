@@ -9,7 +9,7 @@ from composable.core.control import Control
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeLike
+from composable.core.time import TimeLike
 from composable.plan.declarations import as_callback
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
@@ -18,7 +18,7 @@ from composable.trainer._signature import takes_arguments_of
 from composable.trainer.build import build_run, build_state
 from composable.trainer.evaluation import evaluate, predict
 from composable.trainer.options import TrainerOptions, run_overrides
-from composable.trainer.parameters import surgery, zero_grad
+from composable.trainer.parameters import start_training, surgery, zero_grad
 from composable.trainer.saving import Saving
 from composable.trainer.session import Session
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
@@ -74,6 +74,13 @@ class Trainer:
             options.attach(self._run)
             self._saving.connect()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Trainer cannot be pickled: it has open files and composed functions. Save the run "
+            "with save_checkpoint(path), and build a Trainer with load_path=path; trainer.state "
+            "can be pickled."
+        )
+
     @property
     def plan(self) -> Plan:
         """The plan of a run that starts now, global callbacks included."""
@@ -111,18 +118,21 @@ class Trainer:
         repeats = progress.repeats(longer)
         if repeats and progress.has_ended:
             return self.state
-        state = self._ready_to_fit(None if repeats else longer)
+        if not self._saving.resumed:
+            run.dispatcher.clear()
+        self._saving.resumed = False
+        state = check.check_start(run, None if repeats else longer)
         if not repeats:
             progress.add_call(longer)
-        saving, session = self._saving, self._session
-        with preserve_rng(), saving.locked(), session.running(), run.signals.handled():
+        saving, session, signals = self._saving, self._session, run.signals
+        saves = run.checkpoints.save_function is not None
+        with preserve_rng(), saving.locked(), session.running(), signals.handled(saves=saves):
             zero_grad(state)
             run.rates.set(state)
             if progress.fit_in_progress:  # resumed: the algorithms have acted at its start
                 run.dispatcher.run_callbacks(Event.FIT_START, state)
             else:
-                if not state.model.training:  # else a part in evaluation mode stays so
-                    state.model.train()
+                start_training(state)
                 run.state = state = surgery(run.fire, Event.FIT_START, state)
                 progress.num_fits, progress.fit_in_progress = progress.num_fits + 1, True
             description = saving.describe(state)
@@ -230,21 +240,3 @@ class Trainer:
                 "callback instead."
             )
         return self._saving.write(Path(path), weights_only=weights_only, overwrite=overwrite)
-
-    def _ready_to_fit(self, longer: Time | None) -> State:
-        """Check the duration, and return the state to start from."""
-        run, state, progress = self._run, self.state, self._run.progress
-        if not self._saving.resumed:
-            run.dispatcher.clear()
-        self._saving.resumed = False
-        if longer is not None:
-            progress.fit_in_progress = progress.fit_in_progress and not run.finished(state)
-            state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
-        check.check_iterations(state.max_duration, run.iteration_length)
-        check.check_countable("max_duration", state.max_duration, run.data.count_tokens)
-        if not progress.fit_in_progress and run.finished(state):
-            raise ValueError(
-                f"max_duration={str(state.max_duration)!r} is reached, at {state!r}; call "
-                "fit(duration=...) to train for longer."
-            )
-        return state
