@@ -1,0 +1,297 @@
+"""A valid call of every public callable: what `tools/fuzz_arguments.py` changes one argument of."""
+
+import importlib
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import composable
+from composable import functional as F
+from composable.checkpoint.errors import CheckpointError
+from composable.core.batch import BatchSpec
+from tests.support import runs
+from tests.support.cases import all_cases
+
+PACKAGES = (
+    *("composable", "composable.callbacks", "composable.checkpoint", "composable.core.batch"),
+    *("composable.core.loss", "composable.core.time", "composable.data", "composable.functional"),
+    *("composable.algorithms", "composable.integrations", "composable.loggers"),
+    *("composable.metrics", "composable.optim", "composable.plan", "composable.runs"),
+    *("composable.testing", "composable.utils.reproducibility"),
+)
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@attrs.frozen(eq=False)
+class PublicCall:
+    """A public callable with valid arguments.
+
+    Args:
+        name: How it is shown.
+        function: The callable.
+        valid: Builds valid arguments, by name.
+        errors: Errors of its own that say what is wrong with a value, such as a missing file.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    valid: Callable[[], dict[str, Any]] = dict
+    errors: tuple[type[Exception], ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of the arguments, without `**options`."""
+        parameters = inspect.signature(self.function).parameters.values()
+        given = self.valid()
+        return [p.name for p in parameters if p.kind not in VARIABLE or p.name in given]
+
+    def run(self, arguments: Mapping[str, Any]) -> Any:
+        """Call it, with the arguments by name and those of `*others` by position."""
+        kinds = {p.name: p.kind for p in inspect.signature(self.function).parameters.values()}
+        variable = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
+        if not variable or variable[0] not in arguments:
+            return self.function(**arguments)
+        others = arguments[variable[0]]
+        before = [arguments[n] for n in kinds if n in arguments and kinds[n] is _EITHER]
+        named = {n: v for n, v in arguments.items() if kinds.get(n) not in (*VARIABLE, _EITHER)}
+        return self.function(*before, *(others if isinstance(others, tuple) else [others]), **named)
+
+
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def public_calls() -> Iterator[PublicCall]:
+    """List the methods, from their cases, and everything else."""
+    seen = set()
+    for case in all_cases():
+        for one in case.functions:
+            if one.function not in seen:
+                seen.add(one.function)
+                yield PublicCall(one.function.__name__, one.function, one.valid)
+        if case.algorithm:
+            yield PublicCall(case.algorithm.kind.__name__, case.algorithm.kind, case.algorithm.valid)
+    for function, valid, *errors in OTHERS:
+        name = getattr(function, "__qualname__", None) or function.func.__qualname__
+        yield PublicCall(name, function, valid, tuple(errors))
+
+
+def uncalled() -> list[str]:
+    """List the public callables that have neither a call nor a reason why not."""
+    called = {call.function for call in public_calls()}
+    called |= {registered.__wrapped__}
+    missing = []
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in getattr(module, "__all__", ()) or _defined(module):
+            thing = getattr(module, name)
+            if not callable(thing) or name in NOT_CALLED or thing in called:
+                continue
+            if not (isinstance(thing, type) and issubclass(thing, (Exception, Warning))):
+                missing.append(f"{package}.{name}")
+    return missing
+
+
+def _defined(module: Any) -> list[str]:
+    names = vars(module)
+    own = [n for n, v in names.items() if getattr(v, "__module__", None) == module.__name__]
+    return [name for name in own if not name.startswith("_")]
+
+
+# --- valid arguments ---
+
+
+def a_trainer(**options: Any) -> composable.Trainer:
+    """Build a Trainer of two batches, which shows nothing."""
+    return runs.trainer(**{"max_duration": "2ba", **options})
+
+
+def a_folder() -> Path:
+    """Make a folder of its own."""
+    return Path(tempfile.mkdtemp(dir="."))
+
+
+def a_checkpoint() -> Path:
+    """Write a checkpoint of one tensor."""
+    return composable.checkpoint.write(a_folder() / "checkpoint", {"x": torch.ones(2)}, {"a": 1})
+
+
+def a_weights_file() -> dict[str, Any]:
+    """Write weights of a linear layer."""
+    path = a_folder() / "weights.pt"
+    torch.save(nn.Linear(2, 2).state_dict(), path)
+    return {"model": nn.Linear(2, 2), "path": path, "strict": True, "ignore": (), "key": None}
+
+
+def a_loader() -> DataLoader[Any]:
+    """Build a DataLoader with a generator."""
+    data = TensorDataset(*runs.examples(8))
+    return DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator())
+
+
+def trainer_arguments() -> dict[str, Any]:
+    """Make arguments of a Trainer."""
+    return {
+        "model": runs.mlp(),
+        "train_dataloader": runs.batches(8),
+        "eval_dataloader": runs.batches(4),
+        "loss_fn": cross_entropy,
+        "optimizers": runs.sgd,
+        "schedulers": (),
+        "max_duration": "2ba",
+        "algorithms": [composable.algorithms.LabelSmoothing(0.1)],
+        "callbacks": [],
+        "loggers": [],
+        "seed": 3,
+        "device": "cpu",
+        "progress_bar": False,
+    }
+
+
+def a_timestamp() -> composable.Timestamp:
+    """Make a timestamp in the first epoch."""
+    return composable.Timestamp(batch=2, batch_in_epoch=2, sample=8, sample_in_epoch=8)
+
+
+def a_clock() -> composable.Clock:
+    """Make a clock in the first epoch of two."""
+    return composable.Clock(a_timestamp(), "2ep", 4)
+
+
+def a_state() -> composable.State:
+    """Make a state with a model and a batch."""
+    return composable.State(model=runs.mlp(), batch=runs.batches(4)[0])
+
+
+def a_replay() -> dict[str, Any]:
+    """Record a run, and make arguments to replay its second batch."""
+    folder = a_folder()
+
+    def train() -> composable.State:
+        return a_trainer(save_folder=folder, save_interval="1ba").fit()
+
+    train()
+    return {"train": train, "run": folder, "batch": 1}
+
+
+def constant(**values: Any) -> Callable[[], dict[str, Any]]:
+    """Build a function that returns these values."""
+    return lambda: dict(values)
+
+
+@wraps(composable.register_global_callback)
+def registered(callback: Any) -> None:
+    """Register a callback, and remove it."""
+    composable.register_global_callback(callback).remove()
+
+
+SMOOTH = composable.algorithms.LabelSmoothing
+OTHERS: list[Any] = [
+    (composable.Trainer, trainer_arguments, OSError, CheckpointError),
+    (composable.Clock, lambda: {"timestamp": a_timestamp(), "max_duration": "2ep", "epoch_length": 4}),
+    (composable.Evaluator, lambda: {"label": "test", "dataloader": runs.batches(4)}),
+    (composable.Key, constant(seed=3)),
+    (composable.Plan, lambda: {"algorithms": (SMOOTH(0.1),)}),
+    (composable.Time, constant(value=3, unit="ep")),
+    (composable.Timestamp, constant(batch=3)),
+    (composable.Window, dict),
+    (composable.Logger, lambda: {"destinations": [composable.loggers.InMemoryLogger()]}),
+    (composable.State, lambda: {"model": runs.mlp()}),
+    (composable.anneal, lambda: {"kind": SMOOTH, "smoothing": lambda state: 0.1}),
+    (composable.chain, lambda: {"algorithms": (SMOOTH(0.1),)}),
+    (composable.choose, lambda: {"algorithms": [SMOOTH(0.1), SMOOTH(0.2)], "weights": [1, 2]}),
+    (composable.during, lambda: {"start": "1ba", "end": "3ba", "algorithm": SMOOTH(0.1)}),
+    (composable.every, lambda: {"interval": "2ba", "algorithm": SMOOTH(0.1)}),
+    (composable.when, lambda: {"predicate": composable.always, "algorithm": SMOOTH(0.1)}),
+    (registered, lambda: {"callback": composable.Callback()}),
+    (composable.replay, a_replay, OSError, CheckpointError),
+    (composable.callbacks.CheckpointSaver, lambda: {"folder": a_folder()}, OSError),
+    (composable.callbacks.EarlyStopper, constant(monitor="loss")),
+    (composable.callbacks.SpeedMonitor, dict),
+    (composable.loggers.ConsoleLogger, dict),
+    (composable.loggers.JSONLinesLogger, lambda: {"path": a_folder() / "m.jsonl", "overwrite": False, "append": False}, OSError),
+    (composable.loggers.ProgressBarLogger, dict),
+    (composable.optim.Schedule, dict),
+    (composable.optim.constant, dict),
+    (composable.optim.cosine, dict),
+    (composable.optim.linear, dict),
+    (composable.optim.step, constant(step_size="2ep")),
+    (composable.data.GlobalBatchSampler, constant(dataset=10, batch_size=4, seed=3, shuffle=True)),
+    (composable.data.PerExample, constant(dataset=[1, 2], seed=3)),
+    (composable.data.get_generator_states, lambda: {"dataloader": a_loader()}),
+    (composable.data.read_loader_state, lambda: {"dataloader": a_loader()}),
+    (composable.data.seeded_batches, lambda: {"dataloader": a_loader(), "seed": 3, "epoch": 0}),
+    (composable.data.set_generator_states, lambda: {"dataloader": a_loader(), "states": composable.data.get_generator_states(a_loader())}),
+    (composable.metrics.accuracy, lambda: {"outputs": torch.zeros(4, 3), "targets": torch.zeros(4).long()}),
+    (composable.checkpoint.find, lambda: {"folder": a_folder(), "thorough": False}, OSError, CheckpointError),
+    (composable.checkpoint.load_weights, a_weights_file, OSError, CheckpointError),
+    (composable.checkpoint.pack, constant(tree={"a": 1})),
+    (composable.checkpoint.read, lambda: {"folder": a_checkpoint()}, OSError, CheckpointError),
+    (composable.checkpoint.unpack, lambda: dict(zip(("tensors", "data"), composable.checkpoint.pack({"a": torch.ones(2)}), strict=True)), CheckpointError),
+    (composable.checkpoint.verify, lambda: {"folder": a_checkpoint()}, OSError, CheckpointError),
+    (composable.checkpoint.write, lambda: {"folder": a_folder() / "c", "tensors": {"x": torch.ones(2)}, "data": {"a": 1}, "overwrite": False}, OSError, CheckpointError),
+    (composable.runs.RunRecorder, lambda: {"folder": a_folder(), "weights": False}, OSError),
+    (composable.integrations.adapt_loop, lambda: {"algorithms": [SMOOTH(0.1)], "model": runs.mlp(), "loss_fn": cross_entropy, "max_duration": "2ep"}),
+    (composable.testing.batches, dict),
+    (composable.testing.models, dict),
+    (composable.testing.states, dict),
+    (composable.testing.token_batches, constant(ignored=True)),
+    (composable.testing.algorithm_sets, constant(surgery=True)),
+    (composable.utils.reproducibility.load_rng_state, lambda: {"state": composable.utils.reproducibility.get_rng_state()}),
+    (composable.utils.reproducibility.seed_all, constant(seed=3)),
+    (composable.utils.reproducibility.seed_context, constant(seed=3)),
+    (composable.utils.reproducibility.seed_epoch, constant(seed=3, epoch=1)),
+    (composable.utils.reproducibility.seed_fetch, constant(seed=3, step=1)),
+    (composable.utils.reproducibility.seed_step, constant(seed=3, step=1)),
+    (BatchSpec, dict),
+    (composable.core.batch.count_examples, lambda: {"inputs": torch.zeros(4, 3)}),
+    (composable.core.batch.map_tensors, lambda: {"function": torch.neg, "tree": [torch.ones(2)]}),
+    (composable.core.batch.select_examples, lambda: {"batch": runs.batches(4)[0], "indices": torch.tensor([0, 2]), "count": 4}),
+    (composable.core.batch.split_batch, lambda: {"batch": runs.batches(4)[0], "sizes": [2, 2]}),
+    (composable.core.loss.check_loss, lambda: {"loss": torch.tensor(1.0, requires_grad=True)}),
+    (composable.core.loss.count_loss_tokens, lambda: {"targets": torch.tensor([1, -100])}),
+    (composable.core.time.crossed, lambda: {"before": a_clock(), "after": a_clock(), "interval": composable.Time("1ep")}),
+    (composable.core.time.elapsed, lambda: {"clock": a_clock()}),
+    (F.GyroDropoutLayer, constant(p=0.5, sigma=4, tau=2, stay=2)),
+    (F.SqueezeExcitation, constant(channels=4)),
+    (F.ResidualBlock, lambda: {"kind": nn.Linear}),
+]  # fmt: skip
+
+RESULT = "The library builds it; it is read, not constructed."
+NAMES = "An enumeration."
+BASE = "A base class or a protocol without arguments of its own."
+LAYER = "Its arguments are those of the layer of torch that it replaces."
+LONG = "Minutes of checks for each call; its arguments have tests of their own."
+NOT_CALLED = {
+    **dict.fromkeys(
+        ("AugMixDraw", "ColOutDraw", "CutMixDraw", "CutOutDraw", "MixUpDraw", "RandAugmentDraw",
+         "ResizeDraw", "FrozenLayers", "MixedBatch", "MixedTargets", "ResizedBatch", "Broken",
+         "Contents", "FileRecord", "Found", "LoadedWeights", "Manifest", "Caveat", "Timeline",
+         "LoopAdapter", "AlgorithmReport", "Answer", "FunctionReport", "FactorizedLayer",
+         "ModelLoss", "TargetLoss"),
+        RESULT,
+    ),
+    **dict.fromkeys(("Control", "Event", "Stage", "TimeUnit"), NAMES),
+    **dict.fromkeys(
+        ("Algorithm", "Callback", "LoggerDestination", "InMemoryLogger", "HasTime", "IdleModel",
+         "NoSync", "always", "never", "identity", "events", "seeds", "register_torch",
+         "configure_deterministic_mode", "get_random_seed", "get_rng_state", "preserve_rng"),
+        BASE,
+    ),
+    **dict.fromkeys(
+        ("BlurConv1d", "BlurConv2d", "BlurConv3d", "BlurMaxPool1d", "BlurMaxPool2d",
+         "BlurMaxPool3d", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d",
+         "LowPrecisionGroupNorm", "LowPrecisionLayerNorm", "StandardizedWeight"),
+        LAYER,
+    ),
+    **dict.fromkeys(("check_algorithm", "check_function"), LONG),
+}  # fmt: skip
+"""Public callables that are not fuzzed, each with the reason."""
