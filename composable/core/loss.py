@@ -83,6 +83,8 @@ def count_loss_tokens(targets: Any, ignore_index: int = -100) -> Tensor:
             "loss_mean_over='tokens' needs targets that are a tensor; got "
             f"{type(targets).__name__}; pass a function of the batch that counts them instead."
         )
+    if type(ignore_index) is not int:
+        raise TypeError(f"ignore_index={ignore_index!r} must be an integer.")
     return (targets != ignore_index).sum()
 
 

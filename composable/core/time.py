@@ -468,6 +468,8 @@ def elapsed(clock: HasTime) -> float:
 
 def crossed(before: HasTime, after: HasTime, interval: Time) -> bool:
     """Return whether a multiple of `interval` lies after `before` and not after `after`."""
+    if not isinstance(interval, Time):
+        raise TypeError(f'interval={interval!r} must be a Time, such as Time("2ep").')
     if not interval.value:
         return False
     then, step = progress(before, interval)

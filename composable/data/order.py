@@ -94,7 +94,7 @@ def seeded_batches(
     """
     _check(dataloader, skip, loader_state)
     if generators is not None:
-        set_generator_states(dataloader, generators)
+        _set_generators(dataloader, generators, "generators")
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
     return _batches(dataloader, seed, epoch, first_step, skip, loader_state)
@@ -137,11 +137,17 @@ def set_generator_states(dataloader: object, states: Sequence[Tensor]) -> None:
     Raises:
         ValueError: The number of states is not the number of generators.
     """
+    _set_generators(dataloader, states, "states")
+
+
+def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> None:
     own = _generators(dataloader)
+    if not isinstance(states, (list, tuple)) or not all(isinstance(s, Tensor) for s in states):
+        raise TypeError(f"{name}={states!r} must be a list of tensors, of get_generator_states.")
     if len(own) != len(states):
         raise ValueError(
-            f"generators has {len(states)} states, but the loader has {len(own)} generators of its "
-            "own: build the loader with the generators it had when the states were read."
+            f"{name} has {len(states)} states, but dataloader has {len(own)} generators of its own: "
+            "build the loader with the generators it had when the states were read."
         )
     for generator, state in zip(own, states, strict=True):
         generator.set_state(state)

@@ -17,6 +17,7 @@ from composable.checkpoint.errors import UnwritableCheckpointError
 from composable.core.callback import Callback
 from composable.core.logger import to_numbers
 from composable.core.state import State
+from composable.functional._checks import as_path, check_flag
 from composable.optim.learning_rates import LearningRates
 from composable.runs import records
 from composable.runs.environment import describe_script
@@ -70,7 +71,8 @@ class RunRecorder(Callback):
     ) -> None:
         if on_error not in ("raise", "warn"):
             raise ValueError(f"on_error={on_error!r} must be one of 'raise', 'warn'.")
-        self.folder = Path(folder)
+        check_flag("weights", weights)
+        self.folder = as_path("folder", folder)
         self.weights = weights
         self.on_error = on_error
         self.observer: StepObserver | None = None

@@ -40,12 +40,14 @@ class PublicCall:
         function: The callable.
         valid: Builds valid arguments, by name.
         errors: Errors of its own that say what is wrong with a value, such as a missing file.
+        passed_on: Arguments that reach code of the caller, whose errors are not caught.
     """
 
     name: str
     function: Callable[..., Any]
     valid: Callable[[], dict[str, Any]] = dict
     errors: tuple[type[Exception], ...] = ()
+    passed_on: frozenset[str] = frozenset()
 
     @property
     def arguments(self) -> list[str]:
@@ -57,7 +59,9 @@ class PublicCall:
     def run(self, arguments: Mapping[str, Any]) -> Any:
         """Call it, with the arguments by name and those of `*others` by position."""
         kinds = {p.name: p.kind for p in inspect.signature(self.function).parameters.values()}
-        variable = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
+        variable = [
+            name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL
+        ]
         if not variable or variable[0] not in arguments:
             return self.function(**arguments)
         others = arguments[variable[0]]
@@ -76,12 +80,17 @@ def public_calls() -> Iterator[PublicCall]:
         for one in case.functions:
             if one.function not in seen:
                 seen.add(one.function)
-                yield PublicCall(one.function.__name__, one.function, one.valid)
+                name = one.function.__name__
+                passed = PASSED_ON.get(name, frozenset())
+                yield PublicCall(name, one.function, one.valid, passed_on=passed)
         if case.algorithm:
-            yield PublicCall(case.algorithm.kind.__name__, case.algorithm.kind, case.algorithm.valid)
+            yield PublicCall(
+                case.algorithm.kind.__name__, case.algorithm.kind, case.algorithm.valid
+            )
     for function, valid, *errors in OTHERS:
         name = getattr(function, "__qualname__", None) or function.func.__qualname__
-        yield PublicCall(name, function, valid, tuple(errors))
+        passed = PASSED_ON.get(name, frozenset())
+        yield PublicCall(name, function, valid, tuple(errors), passed)
 
 
 def uncalled() -> list[str]:
@@ -264,6 +273,14 @@ OTHERS: list[Any] = [
     (F.SqueezeExcitation, constant(channels=4)),
     (F.ResidualBlock, lambda: {"kind": nn.Linear}),
 ]  # fmt: skip
+
+PASSED_ON = {
+    "recompute_batch_norm_statistics": frozenset({"model", "batches"}),
+    "map_tensors": frozenset({"function"}),
+    "adapt_loop": frozenset({"algorithms"}),
+    "Trainer": frozenset({"algorithms", "callbacks", "optimizers", "schedulers"}),
+}
+"""Arguments that are called, or that a model is called with: errors of the caller's own code."""
 
 RESULT = "The library builds it; it is read, not constructed."
 NAMES = "An enumeration."
