@@ -9,7 +9,6 @@ argument. It fails if it raises anything else, or if a flag takes a value that i
 """
 
 import argparse
-import inspect
 import os
 import random
 import re
@@ -132,7 +131,7 @@ def _try(call: PublicCall, argument: str, value: Any) -> str | None:
         return f"{type(error).__name__} without the name: {_line(error)}"
     except call.errors:
         return None
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
+    except Exception as error:
         if argument in call.passed_on and not _in_library(error):
             return None
         return f"{type(error).__name__}: {_line(error)}"

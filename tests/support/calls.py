@@ -140,6 +140,32 @@ def a_weights_file() -> dict[str, Any]:
     return {"model": nn.Linear(2, 2), "path": path, "strict": True, "ignore": (), "key": None}
 
 
+def a_file() -> Path:
+    """Name a file in a folder of its own."""
+    return a_folder() / "metrics.jsonl"
+
+
+def a_write() -> dict[str, Any]:
+    """Make arguments to write a checkpoint."""
+    return {
+        "folder": a_folder() / "c",
+        "tensors": {"x": torch.ones(2)},
+        "data": {"a": 1},
+        "overwrite": False,
+    }
+
+
+def a_packed_tree() -> dict[str, Any]:
+    """Pack a tree with a tensor."""
+    tensors, data = composable.checkpoint.pack({"a": torch.ones(2)})
+    return {"tensors": tensors, "data": data}
+
+
+def some_states() -> list[torch.Tensor]:
+    """Return the states of the generators of a loader."""
+    return composable.data.get_generator_states(a_loader())
+
+
 def a_loader() -> DataLoader[Any]:
     """Build a DataLoader with a generator."""
     data = TensorDataset(*runs.examples(8))
@@ -175,11 +201,6 @@ def a_clock() -> composable.Clock:
     return composable.Clock(a_timestamp(), "2ep", 4)
 
 
-def a_state() -> composable.State:
-    """Make a state with a model and a batch."""
-    return composable.State(model=runs.mlp(), batch=runs.batches(4)[0])
-
-
 def a_replay() -> dict[str, Any]:
     """Record a run, and make arguments to replay its second batch."""
     folder = a_folder()
@@ -191,9 +212,32 @@ def a_replay() -> dict[str, Any]:
     return {"train": train, "run": folder, "batch": 1}
 
 
-def constant(**values: Any) -> Callable[[], dict[str, Any]]:
-    """Build a function that returns these values."""
-    return lambda: dict(values)
+@attrs.frozen
+class Fresh:
+    """A value that is built for each call."""
+
+    build: Callable[[], Any]
+
+
+def given(**values: Any) -> Callable[[], dict[str, Any]]:
+    """Build a function that returns these values, of which `Fresh` ones are built anew."""
+
+    def build() -> dict[str, Any]:
+        return {n: v.build() if isinstance(v, Fresh) else v for n, v in values.items()}
+
+    return build
+
+
+def method(build: Callable[[], Any], name: str) -> Callable[..., Any]:
+    """Return a method as a function that calls it on a new object."""
+
+    def call(*others: Any, **arguments: Any) -> Any:
+        return getattr(build(), name)(*others, **arguments)
+
+    bound = getattr(build(), name)
+    call.__signature__ = inspect.signature(bound)  # type: ignore[attr-defined]
+    call.__qualname__ = bound.__qualname__
+    return call
 
 
 @wraps(composable.register_global_callback)
@@ -203,76 +247,93 @@ def registered(callback: Any) -> None:
 
 
 SMOOTH = composable.algorithms.LabelSmoothing
+MODEL, LOADER, FOLDER = Fresh(runs.mlp), Fresh(a_loader), Fresh(a_folder)
+CLOCK, BATCHES = Fresh(a_clock), Fresh(lambda: runs.batches(8))
+BATCH = Fresh(lambda: runs.batches(4)[0])
+FILES = (OSError, CheckpointError)
+
+data, checkpoint, loggers = composable.data, composable.checkpoint, composable.loggers
+optim, core, rng = composable.optim, composable.core, composable.utils.reproducibility
+testing, callbacks = composable.testing, composable.callbacks
 OTHERS: list[Any] = [
-    (composable.Trainer, trainer_arguments, OSError, CheckpointError),
-    (composable.Clock, lambda: {"timestamp": a_timestamp(), "max_duration": "2ep", "epoch_length": 4}),
-    (composable.Evaluator, lambda: {"label": "test", "dataloader": runs.batches(4)}),
-    (composable.Key, constant(seed=3)),
-    (composable.Plan, lambda: {"algorithms": (SMOOTH(0.1),)}),
-    (composable.Time, constant(value=3, unit="ep")),
-    (composable.Timestamp, constant(batch=3)),
-    (composable.Window, dict),
-    (composable.Logger, lambda: {"destinations": [composable.loggers.InMemoryLogger()]}),
-    (composable.State, lambda: {"model": runs.mlp()}),
-    (composable.anneal, lambda: {"kind": SMOOTH, "smoothing": lambda state: 0.1}),
-    (composable.chain, lambda: {"algorithms": (SMOOTH(0.1),)}),
-    (composable.choose, lambda: {"algorithms": [SMOOTH(0.1), SMOOTH(0.2)], "weights": [1, 2]}),
-    (composable.during, lambda: {"start": "1ba", "end": "3ba", "algorithm": SMOOTH(0.1)}),
-    (composable.every, lambda: {"interval": "2ba", "algorithm": SMOOTH(0.1)}),
-    (composable.when, lambda: {"predicate": composable.always, "algorithm": SMOOTH(0.1)}),
-    (registered, lambda: {"callback": composable.Callback()}),
-    (composable.replay, a_replay, OSError, CheckpointError),
-    (composable.callbacks.CheckpointSaver, lambda: {"folder": a_folder()}, OSError),
-    (composable.callbacks.EarlyStopper, constant(monitor="loss")),
-    (composable.callbacks.SpeedMonitor, dict),
-    (composable.loggers.ConsoleLogger, dict),
-    (composable.loggers.JSONLinesLogger, lambda: {"path": a_folder() / "m.jsonl", "overwrite": False, "append": False}, OSError),
-    (composable.loggers.ProgressBarLogger, dict),
-    (composable.optim.Schedule, dict),
-    (composable.optim.constant, dict),
-    (composable.optim.cosine, dict),
-    (composable.optim.linear, dict),
-    (composable.optim.step, constant(step_size="2ep")),
-    (composable.data.GlobalBatchSampler, constant(dataset=10, batch_size=4, seed=3, shuffle=True)),
-    (composable.data.PerExample, constant(dataset=[1, 2], seed=3)),
-    (composable.data.get_generator_states, lambda: {"dataloader": a_loader()}),
-    (composable.data.read_loader_state, lambda: {"dataloader": a_loader()}),
-    (composable.data.seeded_batches, lambda: {"dataloader": a_loader(), "seed": 3, "epoch": 0}),
-    (composable.data.set_generator_states, lambda: {"dataloader": a_loader(), "states": composable.data.get_generator_states(a_loader())}),
-    (composable.metrics.accuracy, lambda: {"outputs": torch.zeros(4, 3), "targets": torch.zeros(4).long()}),
-    (composable.checkpoint.find, lambda: {"folder": a_folder(), "thorough": False}, OSError, CheckpointError),
-    (composable.checkpoint.load_weights, a_weights_file, OSError, CheckpointError),
-    (composable.checkpoint.pack, constant(tree={"a": 1})),
-    (composable.checkpoint.read, lambda: {"folder": a_checkpoint()}, OSError, CheckpointError),
-    (composable.checkpoint.unpack, lambda: dict(zip(("tensors", "data"), composable.checkpoint.pack({"a": torch.ones(2)}), strict=True)), CheckpointError),
-    (composable.checkpoint.verify, lambda: {"folder": a_checkpoint()}, OSError, CheckpointError),
-    (composable.checkpoint.write, lambda: {"folder": a_folder() / "c", "tensors": {"x": torch.ones(2)}, "data": {"a": 1}, "overwrite": False}, OSError, CheckpointError),
-    (composable.runs.RunRecorder, lambda: {"folder": a_folder(), "weights": False}, OSError),
-    (composable.integrations.adapt_loop, lambda: {"algorithms": [SMOOTH(0.1)], "model": runs.mlp(), "loss_fn": cross_entropy, "max_duration": "2ep"}),
-    (composable.testing.batches, dict),
-    (composable.testing.models, dict),
-    (composable.testing.states, dict),
-    (composable.testing.token_batches, constant(ignored=True)),
-    (composable.testing.algorithm_sets, constant(surgery=True)),
-    (composable.utils.reproducibility.load_rng_state, lambda: {"state": composable.utils.reproducibility.get_rng_state()}),
-    (composable.utils.reproducibility.seed_all, constant(seed=3)),
-    (composable.utils.reproducibility.seed_context, constant(seed=3)),
-    (composable.utils.reproducibility.seed_epoch, constant(seed=3, epoch=1)),
-    (composable.utils.reproducibility.seed_fetch, constant(seed=3, step=1)),
-    (composable.utils.reproducibility.seed_step, constant(seed=3, step=1)),
-    (BatchSpec, dict),
-    (composable.core.batch.count_examples, lambda: {"inputs": torch.zeros(4, 3)}),
-    (composable.core.batch.map_tensors, lambda: {"function": torch.neg, "tree": [torch.ones(2)]}),
-    (composable.core.batch.select_examples, lambda: {"batch": runs.batches(4)[0], "indices": torch.tensor([0, 2]), "count": 4}),
-    (composable.core.batch.split_batch, lambda: {"batch": runs.batches(4)[0], "sizes": [2, 2]}),
-    (composable.core.loss.check_loss, lambda: {"loss": torch.tensor(1.0, requires_grad=True)}),
-    (composable.core.loss.count_loss_tokens, lambda: {"targets": torch.tensor([1, -100])}),
-    (composable.core.time.crossed, lambda: {"before": a_clock(), "after": a_clock(), "interval": composable.Time("1ep")}),
-    (composable.core.time.elapsed, lambda: {"clock": a_clock()}),
-    (F.GyroDropoutLayer, constant(p=0.5, sigma=4, tau=2, stay=2)),
-    (F.SqueezeExcitation, constant(channels=4)),
-    (F.ResidualBlock, lambda: {"kind": nn.Linear}),
-]  # fmt: skip
+    (composable.Trainer, trainer_arguments, *FILES),
+    (method(a_trainer, "fit"), given(duration="1ba")),
+    (method(a_trainer, "eval"), given(eval_dataloader=BATCHES)),
+    (method(a_trainer, "predict"), given(dataloader=BATCHES)),
+    (method(a_trainer, "add_callback"), given(callback=Fresh(composable.Callback))),
+    (method(a_trainer, "save_checkpoint"), given(path=FOLDER, overwrite=True), *FILES),
+    (composable.Clock, given(timestamp=Fresh(a_timestamp), max_duration="2ep", epoch_length=4)),
+    (composable.Evaluator, given(label="test", dataloader=BATCHES)),
+    (composable.Key, given(seed=3)),
+    (method(lambda: composable.Key(3), "fold"), given(data=("x", 3))),
+    (method(lambda: composable.Key(3), "generator"), given(device="cpu")),
+    (composable.Plan, given(algorithms=(SMOOTH(0.1),))),
+    (composable.Time, given(value=3, unit="ep")),
+    (composable.Timestamp, given(batch=3)),
+    (composable.Window, given()),
+    (composable.Logger, given(destinations=[loggers.InMemoryLogger()])),
+    (composable.State, given(model=MODEL)),
+    (composable.anneal, given(kind=SMOOTH, smoothing=lambda state: 0.1)),
+    (composable.chain, given(algorithms=(SMOOTH(0.1),))),
+    (composable.choose, given(algorithms=[SMOOTH(0.1), SMOOTH(0.2)], weights=[1, 2])),
+    (composable.during, given(start="1ba", end="3ba", algorithm=SMOOTH(0.1))),
+    (composable.every, given(interval="2ba", algorithm=SMOOTH(0.1))),
+    (composable.when, given(predicate=composable.always, algorithm=SMOOTH(0.1))),
+    (registered, given(callback=composable.Callback())),
+    (composable.replay, a_replay, *FILES),
+    (callbacks.CheckpointSaver, given(folder=FOLDER, overwrite=False), OSError),
+    (callbacks.EarlyStopper, given(monitor="loss")),
+    (callbacks.SpeedMonitor, given()),
+    (loggers.ConsoleLogger, given()),
+    (loggers.JSONLinesLogger, given(path=Fresh(a_file), overwrite=False, append=False), OSError),
+    (loggers.ProgressBarLogger, given()),
+    (optim.Schedule, given()),
+    (optim.constant, given()),
+    (optim.cosine, given()),
+    (optim.linear, given()),
+    (optim.step, given(step_size="2ep")),
+    (data.GlobalBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
+    (data.PerExample, given(dataset=[1, 2], seed=3)),
+    (data.get_generator_states, given(dataloader=LOADER)),
+    (data.read_loader_state, given(dataloader=LOADER)),
+    (data.seeded_batches, given(dataloader=LOADER, seed=3, epoch=0)),
+    (data.set_generator_states, given(dataloader=LOADER, states=Fresh(some_states))),
+    (composable.metrics.accuracy, given(outputs=torch.zeros(4, 3), targets=torch.zeros(4).long())),
+    (checkpoint.find, given(folder=FOLDER, thorough=False), *FILES),
+    (checkpoint.load_weights, a_weights_file, *FILES),
+    (checkpoint.pack, given(tree={"a": 1})),
+    (checkpoint.read, given(folder=Fresh(a_checkpoint)), *FILES),
+    (checkpoint.unpack, a_packed_tree, CheckpointError),
+    (checkpoint.verify, given(folder=Fresh(a_checkpoint)), *FILES),
+    (checkpoint.write, a_write, *FILES),
+    (composable.runs.RunRecorder, given(folder=FOLDER, weights=False), OSError),
+    (
+        composable.integrations.adapt_loop,
+        given(algorithms=[SMOOTH(0.1)], model=MODEL, loss_fn=cross_entropy, max_duration="2ep"),
+    ),
+    (testing.batches, given()),
+    (testing.models, given()),
+    (testing.states, given()),
+    (testing.token_batches, given(ignored=True)),
+    (testing.algorithm_sets, given(surgery=True)),
+    (rng.load_rng_state, given(state=Fresh(rng.get_rng_state))),
+    (rng.seed_all, given(seed=3)),
+    (rng.seed_context, given(seed=3)),
+    (rng.seed_epoch, given(seed=3, epoch=1)),
+    (rng.seed_fetch, given(seed=3, step=1)),
+    (rng.seed_step, given(seed=3, step=1)),
+    (BatchSpec, given()),
+    (core.batch.count_examples, given(inputs=torch.zeros(4, 3))),
+    (core.batch.map_tensors, given(function=torch.neg, tree=[torch.ones(2)])),
+    (core.batch.select_examples, given(batch=BATCH, indices=torch.tensor([0, 2]), count=4)),
+    (core.batch.split_batch, given(batch=BATCH, sizes=[2, 2])),
+    (core.loss.count_loss_tokens, given(targets=torch.tensor([1, -100]))),
+    (core.time.crossed, given(before=CLOCK, after=CLOCK, interval=composable.Time("1ep"))),
+    (core.time.elapsed, given(clock=CLOCK)),
+    (F.GyroDropoutLayer, given(p=0.5, sigma=4, tau=2, stay=2)),
+    (F.SqueezeExcitation, given(channels=4)),
+    (F.ResidualBlock, given(kind=nn.Linear)),
+]
 
 PASSED_ON = {
     "recompute_batch_norm_statistics": frozenset({"model", "batches"}),
@@ -310,5 +371,6 @@ NOT_CALLED = {
         LAYER,
     ),
     **dict.fromkeys(("check_algorithm", "check_function"), LONG),
+    "check_loss": "Its argument is the result of loss_fn, which its messages name.",
 }  # fmt: skip
 """Public callables that are not fuzzed, each with the reason."""
