@@ -14,7 +14,6 @@ import random
 import re
 import sys
 import tempfile
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +28,8 @@ import numpy as np
 import torch
 from torch import nn
 
-import composable
 from tests.support.calls import PublicCall, public_calls
 
-LIBRARY = Path(composable.__file__).parent
 HOSTILE: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
     "True": lambda: True,
@@ -126,23 +123,17 @@ def _try(call: PublicCall, argument: str, value: Any) -> str | None:
         call.run({**valid, argument: value})
     except (TypeError, ValueError) as error:
         named = re.search(rf"\b{re.escape(argument)}\b", str(error))
-        if named or (argument in call.passed_on and not _in_library(error)):
+        if named or call.passes_on(argument, value):
             return None
         return f"{type(error).__name__} without the name: {_line(error)}"
     except call.errors:
         return None
     except Exception as error:
-        if argument in call.passed_on and not _in_library(error):
+        if call.passes_on(argument, value):
             return None
         return f"{type(error).__name__}: {_line(error)}"
     flag = isinstance(valid.get(argument), bool) and not isinstance(value, (bool, np.bool_))
     return "taken as a flag" if flag else None
-
-
-def _in_library(error: Exception) -> bool:
-    """Return whether an error was raised by a line of the library itself."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return Path(frames[-1].filename).is_relative_to(LIBRARY)
 
 
 def _line(error: Exception) -> str:

@@ -327,6 +327,11 @@ def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
         (tensor([0, 2]), ['a', 'c'])
     """
     check_tensor("indices", indices)
+    if indices.dtype != torch.int64 or indices.ndim != 1:
+        raise ValueError(
+            f"indices must be of dtype torch.int64 and of shape [kept], not {indices.dtype} and "
+            f"{tuple(indices.shape)}; for a mask, pass mask.nonzero().flatten()."
+        )
     check_count("count", count)
     return _select(batch, indices, count)
 

@@ -144,7 +144,7 @@ def check_count(name: str, value: Any, low: int = 0, *, advice: str = "") -> Non
         raise TypeError(_say(f"{name}={value!r} must be an integer, at least {low}", advice))
     if value < low:
         raise ValueError(_say(f"{name}={value!r} must be at least {low}", advice))
-    if isinstance(value, int) and value > _LARGEST:
+    if not isinstance(value, torch.SymInt) and int(value) > _LARGEST:
         raise ValueError(_say(f"{name}={value!r} must be smaller than 2**63", advice))
 
 

@@ -380,7 +380,7 @@ def choose(
 
 def _as_shares(weights: Any, count: int) -> tuple[float, ...]:
     message = (
-        f"weights={weights!r} must be {count} numbers, one for each algorithm: finite, not "
+        f"weights={weights!r} must be {count} numbers, one for each of algorithms: finite, not "
         "negative, and not all zero."
     )
     try:

@@ -5,6 +5,8 @@ from typing import Any
 
 import attrs
 
+from torch import Tensor
+
 from composable.core.algorithm import Algorithm, FunctionAlgorithm, Stage
 from composable.core.callback import Callback, FunctionCallback
 from composable.core.destination import LoggerDestination
@@ -22,7 +24,7 @@ def as_list(given: Any) -> list[Any]:
     """Convert an argument that is None, one object or an iterable of objects to a list."""
     if given is None:
         return []
-    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping, Tensor)):
         return list(given)
     return [given]
 

@@ -25,6 +25,7 @@ from composable.core.key import Key
 from composable.core.loss import TargetLoss
 from composable.core.state import State
 from composable.core.time import Time, Timestamp, TimeUnit
+from composable.functional._checks import check_count, check_flag, check_size
 from composable.testing.problems import CLASSES, SHAPE, built, image_batch
 from composable.utils.reproducibility import preserve_rng
 
@@ -143,6 +144,7 @@ def token_batches(
     Returns:
         A pair of tokens and targets, both integers `[size, length]`.
     """
+    check_flag("ignored", ignored)
     size, length = draw(st.integers(min_size, max_size)), draw(st.integers(1, max_length))
     generator = Key(draw(seeds())).generator()
     tokens = torch.randint(vocabulary, (size, length), generator=generator)
@@ -167,6 +169,8 @@ def models(
     Raises:
         ValueError: `shape` does not have three dimensions, or the image is too small.
     """
+    check_size("shape", shape)
+    check_count("classes", classes, 1)
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise ValueError(
             f"shape={shape!r} must be (channels, height, width), with height and width at least 4."
@@ -271,6 +275,7 @@ def algorithm_sets(
         min_size: The minimum number of algorithms.
         surgery: Whether to include algorithms that replace layers.
     """
+    check_flag("surgery", surgery)
     kinds: list[st.SearchStrategy[Any]] = [
         st.builds(MixUp, alpha=st.sampled_from([0.2, 1.0]), per_sample=st.booleans()),
         st.builds(LabelSmoothing, smoothing=st.sampled_from([0.1, 0.3])),

@@ -40,7 +40,8 @@ class PublicCall:
         function: The callable.
         valid: Builds valid arguments, by name.
         errors: Errors of its own that say what is wrong with a value, such as a missing file.
-        passed_on: Arguments that reach code of the caller, whose errors are not caught.
+        passed_on: Arguments with which code of the caller is called, whose errors are its own.
+        called: Arguments that are called if they can be; the same holds for their errors.
     """
 
     name: str
@@ -48,6 +49,7 @@ class PublicCall:
     valid: Callable[[], dict[str, Any]] = dict
     errors: tuple[type[Exception], ...] = ()
     passed_on: frozenset[str] = frozenset()
+    called: frozenset[str] = frozenset()
 
     @property
     def arguments(self) -> list[str]:
@@ -55,6 +57,10 @@ class PublicCall:
         parameters = inspect.signature(self.function).parameters.values()
         given = self.valid()
         return [p.name for p in parameters if p.kind not in VARIABLE or p.name in given]
+
+    def passes_on(self, argument: str, value: Any) -> bool:
+        """Return whether errors with this value may be those of the caller's own code."""
+        return argument in self.passed_on or (argument in self.called and callable(value))
 
     def run(self, arguments: Mapping[str, Any]) -> Any:
         """Call it, with the arguments by name and those of `*others` by position."""
@@ -81,16 +87,18 @@ def public_calls() -> Iterator[PublicCall]:
             if one.function not in seen:
                 seen.add(one.function)
                 name = one.function.__name__
-                passed = PASSED_ON.get(name, frozenset())
-                yield PublicCall(name, one.function, one.valid, passed_on=passed)
+                yield PublicCall(name, one.function, one.valid, (), *_passed_on(name))
         if case.algorithm:
             yield PublicCall(
                 case.algorithm.kind.__name__, case.algorithm.kind, case.algorithm.valid
             )
     for function, valid, *errors in OTHERS:
         name = getattr(function, "__qualname__", None) or function.func.__qualname__
-        passed = PASSED_ON.get(name, frozenset())
-        yield PublicCall(name, function, valid, tuple(errors), passed)
+        yield PublicCall(name, function, valid, tuple(errors), *_passed_on(name))
+
+
+def _passed_on(name: str) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(PASSED_ON.get(name, ())), frozenset(CALLED.get(name, ()))
 
 
 def uncalled() -> list[str]:
@@ -119,8 +127,9 @@ def _defined(module: Any) -> list[str]:
 
 
 def a_trainer(**options: Any) -> composable.Trainer:
-    """Build a Trainer of two batches, which shows nothing."""
-    return runs.trainer(**{"max_duration": "2ba", **options})
+    """Build a Trainer that stops after one batch, however long it is to train."""
+    stop = runs.Asks(composable.Event.BATCH_END, 0, composable.Control.STOP)
+    return runs.trainer(**{"max_duration": "2ba", "callbacks": [stop], **options})
 
 
 def a_folder() -> Path:
@@ -336,12 +345,20 @@ OTHERS: list[Any] = [
 ]
 
 PASSED_ON = {
-    "recompute_batch_norm_statistics": frozenset({"model", "batches"}),
-    "map_tensors": frozenset({"function"}),
-    "adapt_loop": frozenset({"algorithms"}),
-    "Trainer": frozenset({"algorithms", "callbacks", "optimizers", "schedulers"}),
+    "recompute_batch_norm_statistics": ("model", "batches"),
+    "map_tensors": ("tree",),
+    "seeded_batches": ("dataloader",),
 }
-"""Arguments that are called, or that a model is called with: errors of the caller's own code."""
+"""Arguments with which a model or a function of the caller is called."""
+
+CALLED = {
+    "map_tensors": ("function",),
+    "adapt_loop": ("algorithms",),
+    "Trainer": ("algorithms", "callbacks", "optimizers", "schedulers"),
+    "Trainer.add_callback": ("callback",),
+    "replay": ("train",),
+}
+"""Arguments that are called if they can be."""
 
 RESULT = "The library builds it; it is read, not constructed."
 NAMES = "An enumeration."
