@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
-
 from torch import Tensor
 
 from composable.core.algorithm import Algorithm, FunctionAlgorithm, Stage
