@@ -16,6 +16,7 @@ from torch import Tensor
 from composable.core.event import Event
 from composable.core.intervals import is_due
 from composable.core.state import State
+from composable.functional._checks import check_count, check_tensor
 from composable.functional._targets import IGNORE_INDEX
 
 __all__ = ["Evaluator", "accuracy"]
@@ -48,6 +49,9 @@ def accuracy(
         >>> accuracy(torch.tensor([[2.0], [-1.0]]), torch.tensor([1, 0]))  # one logit
         tensor([1., 1.])
     """
+    check_tensor("outputs", outputs)
+    check_tensor("targets", targets)
+    check_count("ignore_index", ignore_index, -(2**63))
     right = _predictions(outputs, targets) == targets
     labeled = targets != ignore_index
     right, labeled = (

@@ -21,6 +21,7 @@ from composable.checkpoint.tree import pack
 from composable.core._printable import printable
 from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
+from composable.functional._checks import as_path, check_count
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
 from composable.runs import records
@@ -125,7 +126,9 @@ def replay(train: Callable[[], Any], run: str | Path, *, batch: int) -> Report:
         >>> replay(train, folder, batch=3).same
         True
     """
-    attempt = Replay.of(Path(run), batch)
+    if not callable(train):
+        raise TypeError(f"train={train!r} must be a function that builds a Trainer and fits it.")
+    attempt = Replay.of(as_path("run", run), batch)
     with overridden_runs(attempt.override):
         try:
             train()
@@ -155,7 +158,7 @@ def replay_script(
     Raises:
         ReplayError: The script does not exist, or has changed.
     """
-    script = _Script.of(Replay.of(Path(run), batch).record, run)
+    script = _Script.of(Replay.of(as_path("run", run), batch).record, run)
     if arguments is not None:
         script = attrs.evolve(script, arguments=tuple(arguments))
     script.check(run, changed=changed)
@@ -347,6 +350,7 @@ class Replay:
     @classmethod
     def of(cls, folder: Path, batch: int) -> "Replay":
         """Return a replay of a batch of the run in a folder."""
+        check_count("batch", batch)
         folder = folder.absolute()
         recorded, steps = records.read_records(folder), records.read_steps(folder)
         if batch not in steps.trained:

@@ -29,8 +29,8 @@ def mode_of(metric: str, mode: Any, argument: str = "mode") -> str:
         >>> mode_of("eval/loss", None), mode_of("eval/top5", None)
         ('min', 'max')
     """
-    if mode in ("min", "max"):
-        return str(mode)
+    if isinstance(mode, str) and mode in ("min", "max"):
+        return mode
     if mode is not None:
         raise ValueError(f"{argument}={mode!r} must be 'min', 'max' or None.")
     name = (metric.partition("/")[2] or metric).lower()  # without the label of the evaluator
@@ -38,7 +38,7 @@ def mode_of(metric: str, mode: Any, argument: str = "mode") -> str:
     if bool(lower) is bool(higher):
         raise ValueError(
             f"{argument}=None requires a metric whose name tells whether lower or higher is "
-            f"better, such as 'loss' or 'accuracy', and {metric!r} does not; pass "
+            f"better, such as 'loss' or 'accuracy', and monitor={metric!r} does not; pass "
             f"{argument}='min' or {argument}='max'."
         )
     return "min" if lower else "max"

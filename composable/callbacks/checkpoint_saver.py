@@ -22,6 +22,7 @@ from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
 from composable.core.state import State
 from composable.core.time import Timestamp
+from composable.functional._checks import as_path
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -90,7 +91,7 @@ class CheckpointSaver(Callback):
         metric: str | None = None,
         mode: str | None = None,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = as_path("folder", folder)
         self.save_interval = check_interval("save_interval", save_interval)
         self.filename = _check_filename(filename)
         self.num_checkpoints_to_keep = _check_keep(num_checkpoints_to_keep)
@@ -399,7 +400,7 @@ def _check_filename(filename: Any) -> str:
 def _check_keep(count: Any) -> int | None:
     if count is None or (isinstance(count, int) and not isinstance(count, bool) and count >= 1):
         return count
-    if count == -1:
+    if isinstance(count, int) and count == -1:
         return None
     raise ValueError(
         f"num_checkpoints_to_keep={count!r} must be a positive integer, or None to keep all."
@@ -413,6 +414,6 @@ def _check_flag(name: str, value: Any) -> bool:
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
     return str(value)

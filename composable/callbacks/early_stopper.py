@@ -10,6 +10,7 @@ from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
 from composable.core.time import Time, TimeLike, check_time, progress
+from composable.functional._checks import check_range
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -55,9 +56,12 @@ class EarlyStopper(Callback):
         min_delta: float = 0.0,
         patience: TimeLike = "1ep",
     ) -> None:
+        if not isinstance(monitor, str):
+            raise TypeError(f"monitor={monitor!r} must be the name of a metric, such as 'loss'.")
+        if not (dataloader_label is None or isinstance(dataloader_label, str)):
+            raise TypeError(f"dataloader_label={dataloader_label!r} must be a str or None.")
         self.mode = mode_of(monitor, mode)
-        if not min_delta >= 0:
-            raise ValueError(f"min_delta={min_delta!r} must be non-negative.")
+        check_range("min_delta", min_delta, 0)
         if dataloader_label is None and "/" in monitor:
             dataloader_label, _, monitor = full_name("monitor", monitor).partition("/")
         self.monitor = monitor

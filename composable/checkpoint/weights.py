@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,6 +23,7 @@ from composable.checkpoint.errors import (
 from composable.checkpoint.files import read
 from composable.checkpoint.tree import identity_of, listed, unpack
 from composable.core._paths import open_regular
+from composable.functional._checks import as_path, check_flag, check_module
 
 __all__ = ["LoadedWeights", "load_weights"]
 
@@ -80,8 +81,18 @@ def load_weights(
         >>> load_weights(torch.nn.Linear(2, 1), path, key="net").loaded
         ('weight', 'bias')
     """
-    path = Path(path)
+    path = as_path("path", path)
+    check_module("model", model)
+    check_flag("strict", strict)
+    if (
+        isinstance(ignore, Tensor)
+        or not isinstance(ignore, Iterable)
+        or not all(isinstance(one, str) for one in ignore)
+    ):
+        raise TypeError(f"ignore={ignore!r} must be a list of patterns of names.")
     patterns = [ignore] if isinstance(ignore, str) else list(ignore)
+    if key is not None and not isinstance(key, str):
+        raise TypeError(f"key={key!r} must be the path of the weights in the file, or None.")
     weights = {
         name: value
         for name, value in _read_weights(path, key).items()

@@ -14,6 +14,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable.functional._checks import check_count, check_size, check_tensor, kind_of
+
 __all__ = ["BatchSpec", "count_examples", "map_tensors", "select_examples", "split_batch"]
 
 
@@ -193,6 +195,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
         >>> map_tensors(lambda t: t + 1, {"x": torch.zeros(1), "name": "a"})
         {'x': tensor([1.]), 'name': 'a'}
     """
+    if not callable(function):
+        raise TypeError(f"function must be a function of a tensor, not {kind_of(function)}.")
     if isinstance(tree, Tensor):
         return function(tree)
     if type(tree) is tuple or type(tree) is list:  # almost every batch
@@ -256,8 +260,8 @@ def count_examples(inputs: Any) -> int:
         if tensor.ndim:
             return tensor.shape[0]
     raise ValueError(
-        f"the examples of the batch cannot be counted: its input is {_describe(inputs)}, without a "
-        "tensor that has a batch dimension. Check input_key."
+        f"inputs is {_describe(inputs)}, without a tensor that has a batch dimension, so the "
+        "examples of the batch cannot be counted. Check input_key."
     )
 
 
@@ -281,6 +285,7 @@ def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
         >>> split_batch((torch.arange(3), ["a", "b", "c"]), [2, 1])
         [(tensor([0, 1]), ['a', 'b']), (tensor([2]), ['c'])]
     """
+    check_size("sizes", sizes)
     return _split(batch, list(sizes), "batch")
 
 
@@ -326,6 +331,17 @@ def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
         >>> select_examples(batch, torch.tensor([0, 2]), 3)
         (tensor([0, 2]), ['a', 'c'])
     """
+    check_tensor("indices", indices)
+    if indices.dtype != torch.int64 or indices.ndim != 1:
+        raise ValueError(
+            f"indices must be of dtype torch.int64 and of shape [kept], not {indices.dtype} and "
+            f"{tuple(indices.shape)}; for a mask, pass mask.nonzero().flatten()."
+        )
+    check_count("count", count)
+    return _select(batch, indices, count)
+
+
+def _select(batch: Any, indices: Tensor, count: int) -> Any:
     if isinstance(batch, Tensor):
         return batch[indices] if batch.ndim and batch.shape[0] == count else batch
     if _is_column(batch, count):
@@ -333,7 +349,7 @@ def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
     children = _children(batch)
     if not children:
         return batch
-    new = {name: select_examples(child, indices, count) for name, child in children.items()}
+    new = {name: _select(child, indices, count) for name, child in children.items()}
     if all(new[name] is child for name, child in children.items()):
         return batch
     return _rebuild(batch, new)

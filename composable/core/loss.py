@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from composable.core._warnings import warn_user
 from composable.core.batch import BatchSpec, count_examples, map_tensors, tensors_of
+from composable.functional._checks import check_tensor
 from composable.functional.mixed import MixedTargets, broadcast_weight
 
 __all__ = [
@@ -119,6 +120,9 @@ def count_loss_tokens(targets: Any, ignore_index: int = _IGNORED) -> Tensor:
             "loss_mean_over='tokens' needs targets that are a tensor; got "
             f"{type(targets).__name__}; pass a function of the batch that counts them instead."
         )
+    if type(ignore_index) is not int or not -(2**63) <= ignore_index < 2**63:
+        raise TypeError(f"ignore_index={ignore_index!r} must be an integer of 64 bits.")
+    check_tensor("targets", targets)
     return (targets != ignore_index).sum()
 
 
@@ -137,12 +141,13 @@ def weigher(mean_over: Any, spec: BatchSpec, model: nn.Module) -> Callable[[Any]
         LossMeanWarning: Examples are counted, and targets hold -100; or tokens are counted, and the
             model shifts its labels.
     """
-    if mean_over == "examples":
+    word = mean_over if isinstance(mean_over, str) else ""
+    if word == "examples":
         return ExampleCounter(spec)
-    if mean_over == "tokens":
+    if word == "tokens":
         _warn_if_shifting(model)
         return lambda batch: count_loss_tokens(spec.targets(batch))
-    if mean_over == "next_tokens":
+    if word == "next_tokens":
         return lambda batch: count_loss_tokens(_after_first(spec.targets(batch)))
     if callable(mean_over):
         return lambda batch: _as_count(mean_over(batch))

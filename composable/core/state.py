@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from composable.core.batch import BatchSpec
 from composable.core.key import Key
-from composable.core.time import Time, Timestamp, elapsed, reached
+from composable.core.time import Time, Timestamp, check_time, elapsed, reached
 
 __all__ = ["FrozenStateError", "State"]
 
@@ -35,11 +35,29 @@ def _plain(value: Any) -> Any:
 
 
 def _as_time(value: Any) -> Time | None:
-    return None if value is None else Time.parse(value)
+    return None if value is None else check_time("max_duration", value)
 
 
 def _as_gradients(value: Any) -> Mapping[str, Tensor] | None:
-    return None if value is None else MappingProxyType(dict(value))
+    if value is None:
+        return None
+    _check_mapping("gradients", value)
+    return MappingProxyType(dict(value))
+
+
+def _as_memory(value: Any) -> Mapping[str, Any]:
+    _check_mapping("memory", value)
+    return _read_only(value)
+
+
+def _as_metrics(value: Any) -> Mapping[str, Any]:
+    _check_mapping("metrics", value)
+    return _read_only(value)
+
+
+def _check_mapping(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name}={value!r} must be a mapping, by name.")
 
 
 class FrozenStateError(attrs.exceptions.FrozenInstanceError):
@@ -105,9 +123,9 @@ class State:
     """Batches in an epoch, or None if unknown."""
     key: Key = Key(0)
     """The key from which all randomness of the run is derived."""
-    memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_read_only)
+    memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_as_memory)
     """The values that algorithms keep between calls, by their names."""
-    metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_read_only)
+    metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_as_metrics)
     """The results of the last evaluation, by evaluator and metric."""
     device: torch.device = torch.device("cpu")
     batch_spec: BatchSpec = BatchSpec()
@@ -216,8 +234,8 @@ _set = object.__setattr__
 _FIELDS = frozenset(field.name for field in attrs.fields(State))
 _COUNT = len(_FIELDS)
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "memory": _read_only,
-    "metrics": _read_only,
+    "memory": _as_memory,
+    "metrics": _as_metrics,
     "gradients": _as_gradients,
     "max_duration": _as_time,
 }

@@ -100,7 +100,7 @@ def seeded_batches(
     """
     _check(dataloader, skip, loader_state)
     if generators is not None:
-        set_generator_states(dataloader, generators)
+        _set_generators(dataloader, generators, "generators")
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
     return _batches(dataloader, seed, epoch, first_step, skip, loader_state)
@@ -143,10 +143,16 @@ def set_generator_states(dataloader: object, states: Sequence[Tensor]) -> None:
     Raises:
         ValueError: The number of states is not the number of generators.
     """
+    _set_generators(dataloader, states, "states")
+
+
+def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> None:
     own = get_generators(dataloader)
+    if not isinstance(states, (list, tuple)) or not all(isinstance(s, Tensor) for s in states):
+        raise TypeError(f"{name}={states!r} must be a list of tensors, of get_generator_states.")
     if len(own) != len(states):
         raise ValueError(
-            f"generators has {len(states)} states, but the loader has {len(own)} generators of its "
+            f"{name} has {len(states)} states, but dataloader has {len(own)} generators of its "
             "own: build the loader with the generators it had when the states were read."
         )
     for generator, state in zip(own, states, strict=True):
@@ -203,7 +209,9 @@ def _check(dataloader: object, skip: int, state: Mapping[str, Any] | None) -> No
 
 
 def is_stateful(dataloader: object) -> bool:
-    return hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")
+    """Return whether a loader saves and restores its position itself."""
+    own = hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")
+    return own and not isinstance(dataloader, type)
 
 
 def _samplers(dataloader: object) -> list[Any]:

@@ -115,6 +115,11 @@ def _check_gradients(grads: Any, entries: list[Tensor | None], method: str) -> N
                 f"{_place('grads', grads, index)} must be a gradient, not a parameter; pass "
                 "[p.grad for p in model.parameters()] or the like."
             )
+        if grad is not None and not (grad.is_floating_point() or grad.is_complex()):
+            raise TypeError(
+                f"{_place('grads', grads, index)} must have a floating-point dtype, not "
+                f"{grad.dtype}."
+            )
         if grad is not None and grad.is_complex() and method == "value":
             raise TypeError(
                 f"{_place('grads', grads, index)} must be real for method='value', since complex "

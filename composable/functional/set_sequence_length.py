@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import check_count, check_flag, check_range, kind_of
+from ._checks import check_count, check_flag, check_range, check_tensor, kind_of
 from ._tree import map_named_tensors, named_tensors
 
 __all__ = ["sequence_length", "set_sequence_length", "warmed_up_length"]
@@ -179,6 +179,8 @@ def _shape(batch: Any, tensors: list[tuple[Any, Tensor]]) -> tuple[int, int]:
             "batch must have sequences, tensors of shape [batch, tokens, ...], but "
             f"{kind_of(batch)} without tensors has none."
         )
+    for name, tensor in tensors:
+        check_tensor(f"batch: {name}", tensor)
     candidates = [(name, tensor.shape) for name, tensor in tensors if tensor.ndim > 1]
     if not candidates:
         raise ValueError(

@@ -17,6 +17,7 @@ from composable.core.destination import LoggerDestination
 from composable.core.logger import Logger, to_numbers
 from composable.core.state import State
 from composable.core.time import Timestamp
+from composable.functional._checks import as_path, check_count, check_flag
 
 __all__ = ["JSONLinesLogger"]
 
@@ -64,9 +65,10 @@ class JSONLinesLogger(LoggerDestination):
         overwrite: bool = False,
         append: bool = False,
     ) -> None:
-        if not isinstance(flush_interval, int) or flush_interval < 1:
-            raise ValueError(f"flush_interval={flush_interval!r} must be a positive integer.")
-        self.path = Path(path)
+        check_count("flush_interval", flush_interval, 1)
+        check_flag("overwrite", overwrite)
+        check_flag("append", append)
+        self.path = as_path("path", path)
         if overwrite and append:
             raise ValueError("overwrite=True and append=True are mutually exclusive; set only one.")
         self._overwrite, self._append = overwrite, append

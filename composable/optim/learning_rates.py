@@ -52,7 +52,7 @@ class LearningRates:
         """
         if given is None:
             given = []
-        several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict))
+        several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict, Tensor))
         built = [_build(one, optimizers) for one in (given if several else [given])]
         stepped = [s for s in built if isinstance(s, LRScheduler)]
         plateaus = tuple(s for s in stepped if isinstance(s, ReduceLROnPlateau))
@@ -234,7 +234,7 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
                 "Trainer's: pass that optimizer in optimizers=."
             )
         return given
-    if given in (constant, cosine, linear, step):
+    if any(given is one for one in (constant, cosine, linear, step)):
         raise TypeError(
             f"schedulers contains the function {given.__name__}: pass the schedule that it "
             f"returns, {given.__name__}()."

@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any
 
 import attrs
+from torch import Tensor
 
 from composable.core._warnings import warn_user
 from composable.core.algorithm import Algorithm, FunctionAlgorithm, Stage
@@ -28,13 +29,17 @@ def as_list(given: Any) -> list[Any]:
     """Convert an argument that is None, one object or an iterable of objects to a list."""
     if given is None:
         return []
-    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping, Tensor)):
         return list(given)
     return [given]
 
 
-def as_algorithm(algorithm: object) -> Algorithm:
+def as_algorithm(algorithm: object, context: str = "algorithms contains") -> Algorithm:
     """Return an algorithm, or wrap a plain function into one.
+
+    Args:
+        algorithm: An algorithm, or a function `(event, state) -> state`.
+        context: The beginning of the error message.
 
     Raises:
         TypeError: It is neither, or its declarations are invalid.
@@ -43,17 +48,16 @@ def as_algorithm(algorithm: object) -> Algorithm:
         _check_declarations(algorithm)
         return algorithm
     if isinstance(algorithm, type):
-        raise TypeError(_class_message("algorithms contains", algorithm))
+        raise TypeError(_class_message(context, algorithm))
     if isinstance(algorithm, Callback):
         argument = "loggers" if isinstance(algorithm, LoggerDestination) else "callbacks"
         raise TypeError(
-            f"algorithms contains {algorithm.name}, which is a callback; pass it in "
-            f"{argument}=[...]."
+            f"{context} {algorithm.name}, which is a callback; pass it in {argument}=[...]."
         )
     if callable(algorithm):
         return FunctionAlgorithm(algorithm)
     raise TypeError(
-        f"algorithms contains {algorithm!r}; pass an Algorithm, such as MixUp(), or a function "
+        f"{context} {algorithm!r}; pass an Algorithm, such as MixUp(), or a function "
         "(event, state) -> state."
     )
 

@@ -57,7 +57,7 @@ def register_global_callback(
     """
     global _registered
     if not isinstance(callback, LoggerDestination):
-        callback = as_callback(callback, "register_global_callback got")
+        callback = as_callback(callback, "callback is")
     check_hooks(callback)
     handle = GlobalCallbackHandle(callback)
     with _lock:

@@ -18,6 +18,7 @@ from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.logger import to_numbers
 from composable.core.state import State
+from composable.functional._checks import as_path, check_flag
 from composable.optim.learning_rates import LearningRates
 from composable.runs import records
 from composable.runs.environment import describe_script
@@ -69,9 +70,10 @@ class RunRecorder(Callback):
     def __init__(
         self, folder: str | Path, *, weights: bool = False, on_error: str = "raise"
     ) -> None:
-        if on_error not in ("raise", "warn"):
+        if not isinstance(on_error, str) or on_error not in ("raise", "warn"):
             raise ValueError(f"on_error={on_error!r} must be one of 'raise', 'warn'.")
-        self.folder = Path(folder)
+        check_flag("weights", weights)
+        self.folder = as_path("folder", folder)
         self.weights = weights
         self.on_error = on_error
         self.observer: StepObserver | None = None

@@ -51,8 +51,9 @@ def check_device(device: Any) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        chosen = torch.device("cuda" if device == "gpu" else device)
-    except (RuntimeError, TypeError):
+        named_gpu = isinstance(device, str) and device == "gpu"
+        chosen = torch.device("cuda" if named_gpu else device)
+    except (RuntimeError, TypeError, ValueError):
         raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or 'cuda:1'.") from None
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or 'cuda:1'.")
@@ -82,7 +83,8 @@ def check_positive(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        hint = "; microbatch_size='auto' finds a size that fits" if value == "auto" else ""
+        auto = isinstance(value, str) and value == "auto"
+        hint = "; microbatch_size='auto' finds a size that fits" if auto else ""
         raise TypeError(f"{name}={value!r} must be a positive integer{hint}.")
     if value < 1:
         raise ValueError(f"{name}={value!r} must be at least 1.")
@@ -130,6 +132,10 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
     if isinstance(given, Evaluator):
         given = [given]
     if isinstance(given, Mapping):
+        if not all(isinstance(label, str) and label for label in given):
+            raise TypeError(
+                f"eval_dataloader has the labels {list(given)}, which must be non-empty str."
+            )
         given = [Evaluator(label, loader) for label, loader in given.items()]
     labelled = isinstance(given, Sequence) and any(isinstance(one, Evaluator) for one in given)
     if not labelled:
@@ -141,7 +147,7 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
                 f"eval_dataloader mixes Evaluators with a {type(one).__name__}; pass Evaluators "
                 "only, such as Evaluator('test', dataloader)."
             )
-        check_loader(f"the dataloader of Evaluator {one.label!r}", one.dataloader)
+        check_loader(f"eval_dataloader: dataloader of Evaluator {one.label!r}", one.dataloader)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
         complete.append(
             Evaluator(
@@ -286,7 +292,7 @@ def build_callback(cls: type[Callback]) -> Callback:
         return cls()
     except Exception as error:
         raise TypeError(
-            f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}; "
+            f"callback is the class {cls.__name__}, and {cls.__name__}() failed: {error}; "
             f"pass an instance, {cls.__name__}(...)."
         ) from error
 
@@ -363,7 +369,7 @@ def check_bool(name: str, value: Any) -> bool:
 
 def check_policy(policy: Any) -> str:
     """Check what to do about losses that are not finite."""
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise ValueError(
             f"nonfinite_loss={policy!r} must be one of {', '.join(map(repr, POLICIES))}."
         )

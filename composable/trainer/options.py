@@ -18,6 +18,7 @@ from composable.core.intervals import IntervalLike
 from composable.core.loss import ModelLoss, TargetLoss
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
+from composable.functional._checks import as_path
 from composable.loggers.progress_bar import ProgressBarLogger
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
@@ -59,8 +60,12 @@ def _duration(given: TimeLike | None) -> Time | None:
     return None if given is None else check.check_duration(given)
 
 
-def _path(given: str | Path | None) -> Path | None:
-    return None if given is None else Path(given)
+def _save_folder(given: str | Path | None) -> Path | None:
+    return None if given is None else as_path("save_folder", given)
+
+
+def _load_path(given: str | Path | None) -> Path | None:
+    return None if given is None else as_path("load_path", given)
 
 
 def _load_patterns(given: Sequence[str]) -> Sequence[str]:
@@ -81,9 +86,9 @@ def _policy(_: str, policy: Any) -> None:
 
 
 def _size(name: str, size: Any) -> None:
-    if size == "auto":
-        return
     if isinstance(size, str):
+        if size == "auto":
+            return
         raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
     check.check_positive(name, size)
 
@@ -191,18 +196,18 @@ class TrainerOptions:
     target_key: Any = 1
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     saver: Callable[[State], Any] | None = attrs.field(default=None, validator=_valid(_saver))
-    save_folder: Path | None = attrs.field(default=None, converter=_path)
+    save_folder: Path | None = attrs.field(default=None, converter=_save_folder)
     save_interval: IntervalLike = "1ep"
     save_filename: str = "ep{epoch}-ba{batch}"
     save_num_checkpoints_to_keep: int | None = None
-    save_overwrite: bool = False
-    save_weights_only: bool = False
+    save_overwrite: bool = _flag()
+    save_weights_only: bool = _flag()
     save_ignore_keys: Sequence[str] = ()
-    save_in_background: bool = False
+    save_in_background: bool = _flag()
     save_error: str = "raise"
     save_best: str | None = None
     save_best_mode: str | None = None
-    load_path: Path | None = attrs.field(default=None, converter=_path)
+    load_path: Path | None = attrs.field(default=None, converter=_load_path)
     load_weights_only: bool = _flag()
     load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
     autoresume: bool = _flag()
@@ -237,7 +242,8 @@ class TrainerOptions:
         if self.save_folder is None:
             for field in attrs.fields(type(self)):
                 value = getattr(self, field.name)
-                if field.name in _NEED_A_FOLDER and value != field.default:
+                changed = type(value) is not type(field.default) or value != field.default
+                if field.name in _NEED_A_FOLDER and changed:
                     raise ValueError(f"{field.name}={value!r} needs a save_folder.")
         if not self.autoresume:
             return

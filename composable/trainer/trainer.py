@@ -10,6 +10,7 @@ from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import TimeLike
+from composable.functional._checks import as_path
 from composable.plan.declarations import as_callback
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
@@ -213,7 +214,7 @@ class Trainer:
         if isinstance(callback, type) and issubclass(callback, Callback):
             callback = check.build_callback(callback)
         if not isinstance(callback, LoggerDestination):
-            callback = as_callback(callback, "add_callback got")
+            callback = as_callback(callback, "callback is")
         self._session.add(callback)
         self._saving.connect()
         return callback
@@ -239,4 +240,8 @@ class Trainer:
                 "save_checkpoint was called while the Trainer runs; return Control.SAVE from a "
                 "callback instead."
             )
-        return self._saving.write(Path(path), weights_only=weights_only, overwrite=overwrite)
+        check.check_bool("weights_only", weights_only)
+        check.check_bool("overwrite", overwrite)
+        return self._saving.write(
+            as_path("path", path), weights_only=weights_only, overwrite=overwrite
+        )

@@ -384,7 +384,7 @@ TRAINING = [
         "_key='label' is not .*Pass the t",
     ),
     ({"train_dataloader": [Shapeless()]}, ValueError, "input_key=0 is not in .* is a Shapeless"),
-    ({"train_dataloader": [("a", "b")]}, ValueError, "cannot be counted: its input is a str"),
+    ({"train_dataloader": [("a", "b")]}, ValueError, "inputs is a str, .* Check input_key"),
     (
         {"train_dataloader": [(INPUTS, TARGETS[:3])], "grad_accum": 2},
         ValueError,
