@@ -319,7 +319,7 @@ class _Unpacker:
 
     def _dict(self, node: dict[str, JSON], path: _Path) -> Any:
         """Rebuild a dictionary with plain keys, or the object that a tag names."""
-        if not all(map(_json.is_text, node)):
+        if not all(isinstance(key, str) and _json.is_text(key) for key in node):
             raise _Fault("a key is invalid Unicode")
         tag = next((key for key in node if key.startswith("$")), None)
         if tag is None:

@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -84,13 +84,7 @@ def load_weights(
     path = as_path("path", path)
     check_module("model", model)
     check_flag("strict", strict)
-    if (
-        isinstance(ignore, Tensor)
-        or not isinstance(ignore, Iterable)
-        or not all(isinstance(one, str) for one in ignore)
-    ):
-        raise TypeError(f"ignore={ignore!r} must be a list of patterns of names.")
-    patterns = [ignore] if isinstance(ignore, str) else list(ignore)
+    patterns = _as_patterns(ignore)
     if key is not None and not isinstance(key, str):
         raise TypeError(f"key={key!r} must be the path of the weights in the file, or None.")
     weights = {
@@ -117,6 +111,14 @@ def load_weights(
         )
     _load(model, found, path)
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
+
+
+def _as_patterns(ignore: Any) -> list[str]:
+    if isinstance(ignore, str):
+        return [ignore]
+    if not isinstance(ignore, (list, tuple, set)) or not all(isinstance(p, str) for p in ignore):
+        raise TypeError(f"ignore={ignore!r} must be a list of patterns of names.")
+    return list(ignore)
 
 
 def _load(model: nn.Module, found: Mapping[str, Any], path: Path) -> None:

@@ -242,6 +242,5 @@ class Trainer:
             )
         check.check_bool("weights_only", weights_only)
         check.check_bool("overwrite", overwrite)
-        return self._saving.write(
-            as_path("path", path), weights_only=weights_only, overwrite=overwrite
-        )
+        target = as_path("path", path)
+        return self._saving.write(target, weights_only=weights_only, overwrite=overwrite)
