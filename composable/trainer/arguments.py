@@ -147,7 +147,7 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
                 f"eval_dataloader mixes Evaluators with a {type(one).__name__}; pass Evaluators "
                 "only, such as Evaluator('test', dataloader)."
             )
-        check_loader(f"eval_dataloader: dataloader of Evaluator {one.label!r}", one.dataloader)
+        check_loader(f"eval_dataloader: the dataloader of Evaluator {one.label!r}", one.dataloader)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
         complete.append(
             Evaluator(

@@ -52,7 +52,7 @@ def test_last_batch(count, options, expected):
         ({"batch_size": True}, "batch_size=True must be"),
         ({"world_size": 0}, "world_size=0 must be"),
         ({"rank": 2, "world_size": 2}, "rank=2 must be between 0 and 1"),
-        ({"rank": -1}, "rank=-1 must be between 0 and 0"),
+        ({"rank": -1}, "rank=-1 must be at least 0"),
         ({"world_size": 3}, "batch_size=4 must be a multiple of world_size=3"),
         ({"last_batch": "wrap"}, "last_batch='wrap' must be one of"),
         ({"dataset": 0}, "dataset has 0 examples"),

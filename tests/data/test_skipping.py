@@ -183,7 +183,7 @@ def test_a_generator_that_the_sampler_creates_is_seeded():
     [
         *(({"skip": x}, f"skip={x!r} must be a non-negative") for x in (-1, 1.0, True, "2")),
         ({"skip": 1, "loader_state": {}}, "requires a loader with load_state_dict, and list has"),
-        ({"generators": [torch.empty(0)]}, r"generators has 1 states, but the loader has 0"),
+        ({"generators": [torch.empty(0)]}, r"generators has 1 states, but dataloader has 0"),
     ],
 )
 def test_rejects_invalid_arguments(options, message):
