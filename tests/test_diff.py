@@ -10,7 +10,9 @@ from composable.checkpoint.compare import describe_difference, digest, mismatche
 from composable.cli import main
 from composable.runs import RunRecorder, records
 from composable.runs.diff import compare
-from tests.support.runs import batches, examples, mlp, trainer
+from tests.support.data import batches, examples
+from tests.support.models import mlp
+from tests.support.runs import make_trainer
 from tests.test_replay import Nudges, build, edit_line
 
 
@@ -119,7 +121,7 @@ def test_a_loss_that_is_not_finite_is_a_difference(tmp_path):
     def build(folder, value):
         data = batches(20)
         data[2][0][0, 0] = value
-        return trainer(mlp(), data, save_folder=folder, nonfinite_loss="ignore")
+        return make_trainer(mlp(), data, save_folder=folder, nonfinite_loss="ignore")
 
     found = compared(tmp_path, {"value": 0.0}, {"value": float("inf")}, build)
 

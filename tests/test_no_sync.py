@@ -21,8 +21,7 @@ from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
 from composable.testing import NoSync
 from tests.support.algorithm_cases import cases_on
-from tests.support.runs import LANGUAGE, PROBLEMS, VISION
-from tests.support.tiny import as_on_a_gpu, make_trainer
+from tests.support.runs import LANGUAGE, PROBLEMS, VISION, as_on_a_gpu, make_trainer
 
 
 class Guard(Callback):

@@ -22,7 +22,7 @@ from composable.utils.reproducibility import (
     seed_fetch,
     seed_step,
 )
-from tests.support.tiny import make_trainer
+from tests.support.runs import make_trainer
 
 
 def draw():

@@ -7,7 +7,8 @@ from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Orde
 from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
 from tests.support.invalid import NO_CLASS, NO_DEVICE, NO_FLOAT_DTYPE, no_count, no_number
 from tests.support.meaning import surgery
-from tests.support.runs import LENGTH, VISION, language_model
+from tests.support.models import LENGTH, language_model
+from tests.support.runs import VISION
 
 CASE = Case(
     functions=[

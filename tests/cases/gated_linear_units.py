@@ -9,7 +9,8 @@ from tests.support.arguments import rows
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_CLASS, NO_FLAG
 from tests.support.meaning import drawn_surgery
-from tests.support.runs import VISION, WIDTH, Hidden
+from tests.support.models import WIDTH, Hidden
+from tests.support.runs import VISION
 
 CASE = Case(
     functions=[

@@ -20,7 +20,7 @@ from composable import (
 )
 from composable.algorithms import EMA, BlurPool, LabelSmoothing, MixUp
 from composable.optim import linear
-from tests.support.runs import trained, trainer
+from tests.support.runs import make_trainer, trained
 
 
 @attrs.frozen(repr=False)
@@ -175,7 +175,7 @@ def test_a_part_that_returns_no_state_is_named():
         return None
 
     with pytest.raises(TypeError, match="apply returned None and must return a State") as raised:
-        trainer(algorithms=chain(forgetful, Third()))
+        make_trainer(algorithms=chain(forgetful, Third()))
 
     assert any("chain(forgetful, Third) at INIT" in note for note in raised.value.__notes__)
 

@@ -8,7 +8,8 @@ import pytest
 from composable import Algorithm, Event, Plan, Stage, State, chain, choose, during, when
 from composable.algorithms import LabelSmoothing, MixUp
 from composable.core.algorithm import FunctionAlgorithm
-from tests.support.tiny import linear, make_trainer
+from tests.support.models import linear
+from tests.support.runs import make_trainer
 
 
 def declaring(**declared):

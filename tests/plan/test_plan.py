@@ -21,7 +21,7 @@ from composable.core.algorithm import Algorithm, FunctionAlgorithm
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
 from composable.plan.dispatch import Dispatcher
-from tests.support.tiny import linear
+from tests.support.models import linear
 
 
 @attrs.frozen(repr=False)

@@ -22,8 +22,8 @@ from composable.algorithms import (
     SelectiveBackprop,
 )
 from composable.plan.plotting import _COLORS, new_figure
+from tests.support.runs import make_trainer
 from tests.support.stand_ins import stand_in
-from tests.support.tiny import make_trainer
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from composable.testing.problems import CLASSES, image_batch
-from tests.support.runs import LENGTH, WORDS
+from tests.support.models import LENGTH, WORDS
 
 
 def images(size: int) -> Tensor:

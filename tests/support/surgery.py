@@ -4,7 +4,9 @@ import torch
 from torch import nn
 
 from composable import Event, State
-from tests.support.tiny import CLASSES, batches, make_trainer, same, seeded, weights
+from tests.support.data import batches
+from tests.support.models import CLASSES, same, seeded, weights
+from tests.support.runs import make_trainer
 
 
 def convolutional():
@@ -23,7 +25,7 @@ def convolutional():
 
 
 def images():
-    return [(x.reshape(4, 1, 6, 6), y) for x, y in batches(features=36)]
+    return [(x.reshape(4, 1, 6, 6), y) for x, y in batches(12, features=36)]
 
 
 def check_surgery(algorithm, operate):

@@ -7,7 +7,9 @@ from torch.nn.functional import cross_entropy
 
 from composable import Callback, Control, Event
 from composable.core.destination import LoggerDestination
-from tests.support.tiny import batches, linear, make_trainer
+from tests.support.data import batches
+from tests.support.models import linear
+from tests.support.runs import make_trainer
 
 EPOCHS, BATCHES, MICROBATCHES, EVAL_BATCHES = 2, 3, 2, 2
 
