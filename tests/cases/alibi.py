@@ -3,7 +3,7 @@
 import composable.functional as F
 from composable.algorithms import Alibi
 from tests.support.arguments import token_ids
-from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, OrderMatters, Overview
+from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
 from tests.support.invalid import NO_CLASS, NO_DEVICE, NO_FLOAT_DTYPE, no_count, no_number
 from tests.support.meaning import surgery
@@ -33,11 +33,9 @@ CASE = Case(
         meaning=surgery(F.alibi, "train_sequence_length_scaling"),
         neutral="it replaces position embeddings",
         cannot={VISION: "images are not sequences of tokens"},
-        order_matters=[
-            OrderMatters(
-                "SeqLengthWarmup", "one takes a fraction of the length that the other produced"
-            )
-        ],
+        order_matters={
+            "SeqLengthWarmup": "one takes a fraction of the length that the other produced"
+        },
         refused=in_callbacks(READ_ONLY_BATCH),
         external={"max_sequence_length": 64, "train_sequence_length_scaling": 0.25},
     ),

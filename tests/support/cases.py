@@ -23,7 +23,8 @@ from composable import Algorithm, Event
 from composable.functional import NoEffectWarning
 from composable.testing import FunctionReport, check_function
 from composable.testing.functions import _default as default_arguments
-from tests.support.invalid import BY_NAME, Invalid
+from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
+from tests.support.invalid import BY_NAME, NO_FLAG, Invalid
 from tests.support.meaning import Meaning
 from tests.support.runs import Problem
 
@@ -129,21 +130,6 @@ BOTH_FAIL = "both orders fail"
 """Both orders raise an error: these two can't be combined."""
 
 
-@attrs.frozen
-class OrderMatters:
-    """Algorithms with which an algorithm doesn't commute: their order in a chain matters.
-
-    Args:
-        others: The names of their classes, separated by spaces.
-        why: The reason, in a few words.
-        how: How the two orders differ: one of the four above.
-    """
-
-    others: str
-    why: str
-    how: str = OTHER_WEIGHTS
-
-
 @attrs.frozen(eq=False)
 class AlgorithmCase:
     """An algorithm, with hyperparameters that make it act in a run of a few batches.
@@ -163,9 +149,11 @@ class AlgorithmCase:
             statistics of a microbatch, say, or draws for each.
         alone: Why it is excluded from random sets and from the table of pairs, if it is: the laws
             test it by itself.
-        order_matters: The algorithms with which it doesn't commute. A pair may stand in the case
-            of either.
-        refused: The loops of other libraries in which it is refused, each with the reason.
+        order_matters: Why it doesn't commute with others, by the names of their classes, which
+            are separated by spaces: the reason, or the reason and how the two orders differ (one
+            of the four above). A pair may stand in the case of either.
+        refused: The loops of other libraries in which it is refused, each with the reason; by
+            default those in which a callback can't replace the batch that it writes.
         external: Hyperparameters for those loops, where the first values don't suit.
         external_options: Options of `adapt_loop` that it needs there.
     """
@@ -179,10 +167,14 @@ class AlgorithmCase:
     cannot: Mapping[Problem, str] = EMPTY
     sees_microbatches: str = ""
     alone: str = ""
-    order_matters: Sequence[OrderMatters] = ()
-    refused: Mapping[str, str] = EMPTY
+    order_matters: Mapping[str, str | tuple[str, str]] = EMPTY
+    refused: Mapping[str, str] = attrs.field()
     external: Mapping[str, Any] = EMPTY
     external_options: Mapping[str, Any] = EMPTY
+
+    @refused.default
+    def _read_only_batch(self) -> Mapping[str, str]:
+        return in_callbacks(READ_ONLY_BATCH) if "batch" in self.kind.writes else EMPTY
 
     @property
     def name(self) -> str:
@@ -264,7 +256,7 @@ class Case:
             none.
         overview: Its row in the overview.
         invalid: Invalid values of the arguments of its functions and its algorithm, by name; those
-            of `tests/support/invalid.py` (`BY_NAME`) needn't be repeated.
+            of `tests/support/invalid.py`, by name or by type, needn't be repeated.
     """
 
     functions: Sequence[FunctionCase]
@@ -279,8 +271,10 @@ class Case:
         Raises:
             MissingCaseError: There is none for an argument.
         """
-        known = {**BY_NAME, **self.invalid, **own}
-        names = [name for name in inspect.signature(callable_).parameters if name != "name"]
+        parameters = inspect.signature(callable_).parameters
+        flags = {name: NO_FLAG for name, p in parameters.items() if p.annotation is bool}
+        known = {**flags, **BY_NAME, **self.invalid, **own}
+        names = [name for name in parameters if name != "name"]
         if missing := [name for name in names if name not in known]:
             raise MissingCaseError(
                 f"{callable_.__name__} has arguments without invalid values: {missing}. Add them "
