@@ -7,7 +7,7 @@ import torch
 import composable.functional as F
 from composable.algorithms import AugMix
 from composable.testing.problems import CLASSES
-from tests.support.arguments import a_batch, images, of_images, seeded
+from tests.support.arguments import of_images
 from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import (
     NO_DEPTH,
@@ -29,10 +29,9 @@ CASE = Case(
         FunctionCase(
             F.augmix, arguments=of_images, expected_failures={"compile": GROUPS, "vmap": GROUPS}
         ),
-        FunctionCase(F.draw_augmix, arguments=a_batch),
+        FunctionCase(F.draw_augmix),
         FunctionCase(
             F.apply_augmix,
-            arguments=lambda n: (images(n), F.draw_augmix(n, generator=seeded())),
             invalid={"images": NO_TENSOR},
             expected_failures={"compile": GROUPS, "vmap": GROUPS},
         ),

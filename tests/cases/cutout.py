@@ -4,7 +4,6 @@ from math import inf
 
 import composable.functional as F
 from composable.algorithms import CutOut
-from tests.support.arguments import a_batch_of_images, images, seeded
 from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_IMAGES, no_count, no_number
 from tests.support.meaning import on_inputs
@@ -14,11 +13,8 @@ CASE = Case(
     functions=[
         FunctionCase(F.cutout, invalid={"inputs": NO_IMAGES}),
         FunctionCase(F.cutout, {"per_sample": False}),
-        FunctionCase(F.draw_cutout, arguments=a_batch_of_images),
-        FunctionCase(
-            F.apply_cutout,
-            arguments=lambda n: (images(n), F.draw_cutout(n, (8, 8), generator=seeded())),
-        ),
+        FunctionCase(F.draw_cutout),
+        FunctionCase(F.apply_cutout),
     ],
     algorithm=AlgorithmCase(
         CutOut,

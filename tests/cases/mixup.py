@@ -2,7 +2,6 @@
 
 import composable.functional as F
 from composable.algorithms import MixUp
-from tests.support.arguments import a_batch, labelled, seeded
 from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.meaning import mixing
 from tests.support.runs import LANGUAGE
@@ -11,11 +10,8 @@ CASE = Case(
     functions=[
         FunctionCase(F.mixup),
         FunctionCase(F.mixup, {"per_sample": True}),
-        FunctionCase(F.draw_mixup, arguments=a_batch),
-        FunctionCase(
-            F.apply_mixup,
-            arguments=lambda n: (*labelled(n), F.draw_mixup(n, generator=seeded())),
-        ),
+        FunctionCase(F.draw_mixup),
+        FunctionCase(F.apply_mixup),
     ],
     algorithm=AlgorithmCase(
         MixUp,

@@ -4,7 +4,7 @@ from math import inf
 
 import composable.functional as F
 from composable.algorithms import RandAugment
-from tests.support.arguments import a_batch, images, of_images, seeded
+from tests.support.arguments import of_images
 from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_TENSOR, no_count, no_number
 from tests.support.meaning import on_inputs
@@ -22,10 +22,9 @@ CASE = Case(
             arguments=of_images,
             expected_failures={"compile": GROUPS, "vmap": GROUPS},
         ),
-        FunctionCase(F.draw_randaugment, arguments=a_batch),
+        FunctionCase(F.draw_randaugment),
         FunctionCase(
             F.apply_randaugment,
-            arguments=lambda n: (images(n), F.draw_randaugment(n, generator=seeded())),
             invalid={"images": NO_TENSOR},
             expected_failures={"compile": GROUPS, "vmap": GROUPS},
         ),

@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 import composable.functional as F
 from composable import State
 from composable.algorithms import SelectiveBackprop
-from tests.support.arguments import a_batch, seeded
 from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_SHARE, NO_TENSOR, no_count, no_number
 
@@ -25,12 +22,8 @@ def selected(a: Any, s: State) -> Mapping[str, Any]:
 CASE = Case(
     functions=[
         FunctionCase(F.select_using_loss),
-        FunctionCase(F.draw_selection, arguments=a_batch),
-        FunctionCase(
-            F.apply_selection,
-            arguments=lambda n: (torch.rand(n), F.draw_selection(n, generator=seeded())),
-            invalid={"draw": NO_TENSOR},
-        ),
+        FunctionCase(F.draw_selection),
+        FunctionCase(F.apply_selection, invalid={"draw": NO_TENSOR}),
         FunctionCase(F.should_select, arguments=(0.6, 3), invalid={"batch_index": no_count(0)}),
     ],
     algorithm=AlgorithmCase(

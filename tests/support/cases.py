@@ -23,6 +23,8 @@ from composable import Algorithm, Event
 from composable.functional import NoEffectWarning
 from composable.testing import FunctionReport, check_function
 from composable.testing.functions import _default as default_arguments
+from composable.testing.functions import _of_size as defaults_of_size
+from tests.support.arguments import images, seeded
 from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
 from tests.support.invalid import BY_NAME, NO_FLAG, Invalid
 from tests.support.meaning import Meaning
@@ -53,7 +55,8 @@ class FunctionCase:
         needs: Further hyperparameters that have no default.
         arguments: The arguments: a function of the size of the batch, or a tuple or dictionary
             where there is no batch. By default they follow from the names of the parameters:
-            `model`, `inputs`, `images`, `targets`, `labels`, `losses`, `outputs`.
+            `model`, `inputs`, `images`, `targets`, `labels`, `losses`, `outputs`, and those of
+            the two halves of a function: `batch_size`, `size`, `draw`.
         inputs: What a module that it returns is called on, by the size of the batch; by default
             images `[size, 3, 8, 8]`.
         invalid: Invalid values of its arguments, in addition to those of the method.
@@ -87,9 +90,15 @@ class FunctionCase:
         given = {**self.options, **self.needs}
         return partial(self.function, **given) if given else self.function
 
+    @property
+    def makes(self) -> Any:
+        """Its arguments, if they don't follow from the names as in `check_function`."""
+        return _halves(self.function) if self.arguments is None else self.arguments
+
     def valid(self) -> dict[str, Any]:
         """Make valid arguments, by name."""
-        make = default_arguments(self.bound) if self.arguments is None else self.arguments
+        make = self.makes
+        make = default_arguments(self.bound) if make is None else make
         given = make(4) if callable(make) else make
         if not isinstance(given, Mapping):
             given = inspect.signature(self.function).bind_partial(*given).arguments
@@ -104,9 +113,7 @@ class FunctionCase:
         try:
             with warnings.catch_warnings():  # a surgery that finds nothing shows nothing
                 warnings.simplefilter("error", NoEffectWarning)
-                return check_function(
-                    self.bound, self.arguments, inputs=self.inputs, name=self.name
-                )
+                return check_function(self.bound, self.makes, inputs=self.inputs, name=self.name)
         except Exception as error:
             name = self.function.__name__
             raise MissingCaseError(
@@ -116,6 +123,24 @@ class FunctionCase:
 
     def __repr__(self) -> str:
         return self.name.replace("`", "")
+
+
+def _halves(function: Function) -> Callable[[int], tuple[Any, ...]] | None:
+    """Return the arguments of a function that draws, or that applies such a draw."""
+    parameters = inspect.signature(function).parameters.values()
+    *names, last = [p.name for p in parameters if p.default is p.empty] or [""]
+    if "batch_size" in (*names, last):
+        return lambda size: (size, (8, 8))[: len(names) + 1]
+    if last != "draw":
+        return None
+    draw = getattr(composable.functional, function.__name__.replace("apply_", "draw_"))
+    drawn = _halves(draw)
+    if drawn is None:
+        return None
+    return lambda size: (
+        *({**defaults_of_size(size), "images": lambda: images(size)}[name]() for name in names),
+        draw(*drawn(size), generator=seeded()),
+    )
 
 
 # --- an algorithm ---
