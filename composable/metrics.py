@@ -10,32 +10,74 @@ from typing import Any
 
 import attrs
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from composable.core.event import Event
 from composable.core.intervals import is_due
 from composable.core.state import State
+from composable.functional._checks import check_count, check_tensor
+from composable.functional._targets import IGNORE_INDEX
 
 __all__ = ["Evaluator", "accuracy"]
 
 
 def accuracy(
-    outputs: Float[Tensor, " batch classes *rest"], targets: Int[Tensor, " batch *rest"]
-) -> Float[Tensor, " batch"]:
-    """Compute the fraction of correct predictions for each example.
+    outputs: Float[Tensor, " *logits"],
+    targets: Shaped[Tensor, " batch *rest"],
+    *,
+    ignore_index: int = IGNORE_INDEX,
+) -> Float[Tensor, " labeled"]:
+    """Compute the fraction of correct predictions for each example that has a label.
 
     Args:
-        outputs: Logits or probabilities.
-        targets: Class indices.
+        outputs: Logits or probabilities of the classes, `[batch, classes, ...]`, or
+            `[batch, ..., classes]` if only that fits the targets. With one logit for each target,
+            `[batch]`, `[batch, 1]` or `[batch, 1, ...]`, a positive logit predicts class 1, and any
+            other class 0.
+        targets: Class indices `[batch, ...]`. For one logit, also of the shape of the outputs, and
+            of any dtype.
+        ignore_index: Class index of positions without a label, which are not counted.
+
+    Raises:
+        ValueError: The shapes of outputs and targets don't belong together.
 
     Example:
         >>> from composable.metrics import accuracy
         >>> accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
         tensor([1., 0.])
+        >>> accuracy(torch.tensor([[2.0], [-1.0]]), torch.tensor([1, 0]))  # one logit
+        tensor([1., 1.])
     """
-    right = (outputs.argmax(1) == targets).float()
-    return right.flatten(1).mean(1) if right.ndim > 1 else right
+    check_tensor("outputs", outputs)
+    check_tensor("targets", targets)
+    check_count("ignore_index", ignore_index, -(2**63))
+    right = _predictions(outputs, targets) == targets
+    labeled = targets != ignore_index
+    right, labeled = (
+        (one if one.ndim > 1 else one[:, None]).flatten(1) for one in (right, labeled)
+    )
+    counts = labeled.sum(1)
+    fractions = (right & labeled).float().sum(1) / counts
+    return fractions[counts > 0]
+
+
+def _predictions(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the predicted classes, in the shape of the targets."""
+    shape = outputs.shape
+    if shape == targets.shape:
+        return outputs > 0
+    if targets.ndim and targets.shape == (*shape[:1], *shape[2:]):
+        return outputs.argmax(1) if shape[1] > 1 else outputs.squeeze(1) > 0
+    if targets.ndim and targets.shape == shape[:-1]:
+        return outputs.argmax(-1) if shape[-1] > 1 else outputs.squeeze(-1) > 0
+    if targets.shape == (*shape, 1):
+        return outputs[..., None] > 0
+    raise ValueError(
+        f"outputs of shape {tuple(shape)} must be logits [batch, classes, ...] for targets of "
+        f"shape {tuple(targets.shape)}; pass class indices [batch, ...], or one logit for each "
+        "target."
+    )
 
 
 @attrs.frozen(eq=False)

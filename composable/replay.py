@@ -1,8 +1,10 @@
 """Replay one batch of a recorded run, and compare the results bit for bit."""
 
 import copy
+import importlib.util
 import os
 import runpy
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +18,10 @@ from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.tree import pack
+from composable.core._printable import printable
 from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
+from composable.functional._checks import as_path, check_count
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
 from composable.runs import records
@@ -78,7 +82,7 @@ class Report:
         if self.changes:
             lines.append("changes since the recorded run:")
             lines += [f"  {change}" for change in self.changes]
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
 
 def replay(train: Callable[[], Any], run: str | Path, *, batch: int) -> Report:
@@ -122,7 +126,9 @@ def replay(train: Callable[[], Any], run: str | Path, *, batch: int) -> Report:
         >>> replay(train, folder, batch=3).same
         True
     """
-    attempt = Replay.of(Path(run), batch)
+    if not callable(train):
+        raise TypeError(f"train={train!r} must be a function that builds a Trainer and fits it.")
+    attempt = Replay.of(as_path("run", run), batch)
     with overridden_runs(attempt.override):
         try:
             train()
@@ -152,11 +158,11 @@ def replay_script(
     Raises:
         ReplayError: The script does not exist, or has changed.
     """
-    script = _Script.of(Replay.of(Path(run), batch).record, run)
+    script = _Script.of(Replay.of(as_path("run", run), batch).record, run)
     if arguments is not None:
         script = attrs.evolve(script, arguments=tuple(arguments))
     script.check(run, changed=changed)
-    say(f"running {' '.join([script.path, *script.arguments])}\n     in {script.cwd}")
+    say(f"running {script}\n     in {printable(script.cwd)}")
     folder = Path(run).absolute()  # before the script's own folder is entered
     return replay(script.run, folder, batch=batch)
 
@@ -184,6 +190,11 @@ class _Script:
             )
         return cls(str(path), str(digest), module or None, tuple(map(str, given)), str(cwd))
 
+    def __str__(self) -> str:
+        """Return the command, in which control characters are escaped."""
+        named = ["python", "-m", self.module, f"({self.path})"] if self.module else [self.path]
+        return printable(" ".join([*named[:3], *map(shlex.quote, self.arguments), *named[3:]]))
+
     def check(self, run: str | Path, *, changed: bool) -> None:
         """Check that the script exists and has not changed."""
         now = hash_file(Path(self.path))
@@ -196,6 +207,17 @@ class _Script:
         if not Path(self.cwd).is_dir():
             raise ReplayError(f"{self.cwd}, in which {self.path} ran, is not a directory.")
 
+    def _check_module(self) -> None:
+        """Check that the module is the script, before it runs."""
+        spec = importlib.util.find_spec(str(self.module))
+        origin = None if spec is None else spec.origin
+        if origin is None or Path(origin).resolve() != Path(self.path).resolve():
+            raise ReplayError(
+                f"the module {printable(str(self.module))} is {origin}, and not the recorded "
+                f"script {printable(self.path)}; call composable.replay with a function that "
+                "trains."
+            )
+
     def run(self) -> None:
         """Run the script as it was started."""
         before = sys.argv, sys.path[:], Path.cwd()
@@ -204,6 +226,7 @@ class _Script:
         os.chdir(self.cwd)
         try:
             if self.module:
+                self._check_module()
                 runpy.run_module(self.module, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(self.path, run_name="__main__")
@@ -242,6 +265,9 @@ class DryRunOptions(TrainerOptions):
             [LoggerDestination()] if logs else [],
             builtin_callbacks=map(self.adopt, own),
         )
+
+    def lock(self) -> None:
+        """Return None: nothing is written."""
 
     def adopt(self, callback: Callback) -> Callback:
         """Return a copy of the callback that writes nothing; the callback itself stays as it is."""
@@ -290,10 +316,6 @@ class ReplayOptions(DryRunOptions):
         """Return the id of the run."""
         return self.replay.run
 
-    def skips_fit(self) -> bool:
-        """Return whether this call of `fit` had ended when the checkpoint was saved."""
-        return self.replay.skips_fit()
-
     def attach(self, run: Run) -> None:
         """Let the replay follow the run."""
         self.replay.attach(run)
@@ -321,7 +343,6 @@ class Replay:
     changes: tuple[str, ...] = ()
     joined: bool = False
     """Whether a Trainer of the run was built."""
-    _fits_done: int = 0
     _reached: bool = False
     _last: int | None = None
     _end: int | None = None
@@ -329,6 +350,7 @@ class Replay:
     @classmethod
     def of(cls, folder: Path, batch: int) -> "Replay":
         """Return a replay of a batch of the run in a folder."""
+        check_count("batch", batch)
         folder = folder.absolute()
         recorded, steps = records.read_records(folder), records.read_steps(folder)
         if batch not in steps.trained:
@@ -371,19 +393,13 @@ class Replay:
         point = latest_valid(self.folder, device, run=self.run, max_batch=self.batch)
         if point is not None:
             self.start = f"checkpoint {point.path.name}"
-        return point
+            return attrs.evolve(point, restart=True)
+        return None
 
     def attach(self, run: Run) -> None:
-        """Skip the batches that the run skipped, and the calls of `fit` that it had ended."""
+        """Skip the batches that the run skipped."""
         skipped = (number for number, one in self.steps.trained.items() if one["loss"] is None)
         run.guard.skipped_batches.update(skipped)
-        unfinished = run.progress.fit_in_progress and not run.finished(run.state)
-        self._fits_done = run.progress.num_fits - unfinished
-
-    def skips_fit(self) -> bool:
-        """Return whether this call of `fit` had ended when the checkpoint was saved."""
-        self._fits_done -= 1
-        return self._fits_done >= 0
 
     def on_begin(self, description: Mapping[str, Any]) -> None:
         """Compare the descriptions of the two runs."""

@@ -18,7 +18,7 @@ DRAWING = [
     row
     for row in ROWS
     if "generator" in inspect.signature(row.function).parameters
-    and row.name != "`resize_batch`"  # only a crop is drawn
+    and row.name not in ("`resize_batch`", "`factorize`")  # only other options draw
 ]
 AGAIN = "the answers have changed: rewrite the page with `python -m tools.write_pages --matrix`"
 

@@ -136,6 +136,7 @@ def test_every_surgery_has_a_neutral_setting_or_a_reason_why_not(case):
 
 @pytest.mark.parametrize("case", [s for s in SURGEONS if not isinstance(s.neutral, str)], ids=repr)
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.filterwarnings("ignore:LowPrecision.* computes in float32")
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=5)
 def test_a_surgery_with_its_neutral_setting_computes_what_the_model_did(case, training, seed):

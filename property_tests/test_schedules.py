@@ -36,13 +36,13 @@ def scheduled_runs(draw):
     """Draw the epochs and batches of a run, a schedule, and its formula as a function of k."""
     epochs, length = draw(st.integers(1, 3)), draw(st.integers(1, 5))
     part = partial(lengths, epochs=epochs, length=length)
-    ramp, warmup = draw(part())
     end, duration = draw(part(least=1))
+    ramp, warmup = draw(part().filter(lambda drawn: drawn[0] <= end))
     a, b = draw(st.floats(0.1, 2)), draw(st.floats(0.0, 2))
     size, step_size = draw(part(least=1))
 
     def done(k):
-        return 1.0 if end <= ramp else min((k - ramp) / (end - ramp), 1.0)
+        return float(k > ramp) if end <= ramp else min((k - ramp) / (end - ramp), 1.0)
 
     schedule, start, after = draw(
         st.sampled_from(

@@ -1,27 +1,47 @@
 """Mutated checkpoints: `python -m tools.fuzz_checkpoints --count 1000`.
 
-Half of them are damaged: bits flipped, bytes cut off, put in or exchanged, files swapped with those
-of another checkpoint or of each other, or gone. Each must be refused with one of the library's own
-errors. The other half are forged: the state, the header or the manifest is edited and every hash
-recomputed. Each must be refused like that too, or be a well-formed checkpoint, which can be saved
-and read again as it is. Anything else is a crash or a silent load, and stops the command.
+A third of them are damaged: bits flipped, bytes cut off, put in or exchanged, files swapped with
+those of another checkpoint or of each other, or gone. Each must be refused with one of the
+library's own errors. Another third are forged: the state, the header or the manifest is edited and
+every hash recomputed. Each must be refused like that too, or be a well-formed checkpoint, which can
+be saved and read again as it is. Anything else is a crash or a silent load, and stops the command.
+
+The last third, checkpoints of a run, have an altered meaning: one value of the state is changed
+(of the model, the optimizers, the generators, the schedulers, the callbacks or the run), and every
+hash recomputed. A Trainer must refuse each with an error that names the file, and leave the model
+as it was, or train to the end. Any other error is listed, and fails the command.
 """
 
 import argparse
+import contextlib
 import json
 import shutil
 import tempfile
+import warnings
 from collections import Counter
 from fractions import Fraction
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
-from composable import Key, Time, Timestamp
-from composable.checkpoint import CheckpointError, manifest, pack, read, unpack, verify, write
+from composable import Key, Time, Timestamp, Trainer
+from composable.algorithms import EMA
+from composable.callbacks import EarlyStopper, SpeedMonitor
+from composable.checkpoint import (
+    CheckpointError,
+    UnsavableError,
+    manifest,
+    pack,
+    read,
+    unpack,
+    verify,
+    write,
+)
 from tests.checkpoint.trees import same
 
 FILES = ("tensors.safetensors", "state.json", "manifest.json")
@@ -171,10 +191,107 @@ def outcome(folder, files):
     return "loaded"
 
 
-def check(count):
-    """Try `count` mutants of each kind; return how many had which outcome."""
-    tally = Counter()
-    kept = settings(
+# --- altered meanings: checkpoints of a run ---
+
+
+def small_model():
+    """Return a model with buffers."""
+    torch.default_generator.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)
+    )
+
+
+def train(model, **options):
+    """Build a Trainer with some of everything that is saved."""
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.ones(12, 4), torch.arange(12) % 3)
+    return Trainer(
+        model,
+        train_dataloader=DataLoader(data, batch_size=4, shuffle=True, generator=generator),
+        eval_dataloader=[(torch.ones(4, 4), torch.zeros(4, dtype=torch.long))],
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=partial(torch.optim.Adam, lr=0.1),
+        schedulers=partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        algorithms=[EMA("1ba")],
+        callbacks=[EarlyStopper("loss", patience="9ep"), SpeedMonitor(2)],
+        max_duration="2ep",
+        progress_bar=False,
+        device="cpu",
+        **options,
+    )
+
+
+def same_tensors(one, other):
+    """Return whether two state dicts agree to the bit."""
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@st.composite
+def altered(draw, contents):
+    """Return the path of a change, and the tensors and the JSON of a checkpoint after it."""
+    data = json.loads(json.dumps(contents.data))
+    tensors = {name: tensor.clone() for name, tensor in contents.tensors.items()}
+    part = draw(st.sampled_from(sorted(data["state"])))
+    if not (names := [n for n in tensors if n.startswith(f"state/{part}/")]) or draw(st.booleans()):
+        data["state"] = {**data["state"], part: draw(edited({part: data["state"][part]})).get(part)}
+        return part, tensors, data
+    name = draw(st.sampled_from(names))
+    how = draw(st.sampled_from(["shape", "dtype", "exchange", "values"]))
+    if how == "shape":
+        tensors[name] = torch.zeros(draw(st.sampled_from([(), (1,), (3, 4), (0,), (2, 4)])))
+    elif how == "dtype":
+        tensors[name] = tensors[name].to(draw(st.sampled_from([torch.int64, torch.float64])))
+    elif how == "exchange":
+        other = draw(st.sampled_from(names))
+        tensors[name], tensors[other] = tensors[other], tensors[name]
+    else:
+        tensors[name] = torch.full_like(tensors[name], draw(st.sampled_from([-1, 0, 100])))
+    return f"{part} ({how})", tensors, data
+
+
+def resume(path, contents, tensors, data):
+    """Resume from an altered checkpoint; return "refused", "trained", or the error."""
+    with contextlib.suppress(UnsavableError):
+        write(path, tensors, data, overwrite=True, info=dict(contents.manifest.info))
+    model = small_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    try:
+        train(model, load_path=path).fit()
+    except CheckpointError as error:
+        if str(path) not in str(error):
+            return f"{type(error).__name__} without the path: {error}"
+        return "refused" if same_tensors(before, model.state_dict()) else f"changed: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
+    return "trained"
+
+
+def check_altered(count, folder):
+    """Resume from `count` altered checkpoints; return how many had which outcome, and errors."""
+    train(small_model(), save_folder=folder, save_interval="1ba").fit()
+    contents = read(folder / "ep1-ba4")
+    tally, errors = Counter(), []
+
+    @deterministic(count)
+    @given(altered(contents))
+    def alter(case):
+        part, tensors, data = case
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            seen = resume(folder / "altered", contents, tensors, data)
+        if seen not in ("refused", "trained"):
+            errors.append(f"{part}: {seen}")
+            seen = "ERROR"
+        tally["altered", part.split(" ")[0], seen] += 1
+
+    alter()
+    return tally, errors
+
+
+def deterministic(count):
+    """Return settings for a number of examples, which are the same in every run."""
+    return settings(
         max_examples=count,
         deadline=None,
         database=None,
@@ -182,6 +299,11 @@ def check(count):
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
+
+
+def check(count, count_altered):
+    """Try so many mutants of each kind; return how many had which outcome."""
+    tally, kept = Counter(), deterministic(count)
     with tempfile.TemporaryDirectory() as folder:
         whole, other = files_of(folder, 1), files_of(folder, 2)
         mutant = Path(folder) / "mutant"
@@ -206,14 +328,17 @@ def check(count):
 
         damage()
         forge()
-    return tally
+        altered_tally, errors = check_altered(count_altered, Path(folder) / "run")
+    assert not errors, "\n".join(sorted(set(errors)))
+    return tally + altered_tally
 
 
 def main():
     """Print how many mutants had which outcome."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=1000, help="how many in all")
-    tally = check(-(-parser.parse_args().count // 2))
+    third = -(-parser.parse_args().count // 3)
+    tally = check(third, third)
     for (kind, how, seen), number in sorted(tally.items()):
         print(f"{kind:8} {how:12} {seen:10} {number:6}")
     print(f"{sum(tally.values())} mutants, no crash and no silent load")

@@ -7,7 +7,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from composable.core.state import State
 from composable.functional._checks import kind_of
+from composable.functional.images._values import check_pixels
 
 __all__ = ["as_tuple", "on_pixels", "per_channel"]
 
@@ -38,12 +40,14 @@ def as_tuple(value: Any) -> Any:
 
 def on_pixels(
     augment: Callable[[Tensor], Tensor],
-    images: Tensor,
+    state: State,
     mean: tuple[float, ...] | None,
     std: tuple[float, ...] | None,
 ) -> Tensor:
     """Undo the normalization of the images, augment them, and normalize them again."""
+    images = state.inputs
     if mean is None or std is None:
+        _check(images, state, "if the data loader normalizes them, pass its mean and std")
         return augment(images)
     if not isinstance(images, Tensor) or not images.is_floating_point():
         raise TypeError(
@@ -55,4 +59,12 @@ def on_pixels(
         rearrange(torch.tensor(values), "channels -> channels 1 1").to(images, non_blocking=True)
         for values in (mean, std)
     )
-    return (augment(images * scale + center) - center) / scale
+    pixels = images * scale + center
+    _check(pixels, state, f"mean={mean} and std={std} must be those of the data loader")
+    return (augment(pixels) - center) / scale
+
+
+def _check(images: Any, state: State, advice: str) -> None:
+    """Check the range of the first image; on a GPU in the first batch only, since it waits."""
+    if isinstance(images, Tensor):
+        check_pixels(images, advice, wait=not state.timestamp.batch)

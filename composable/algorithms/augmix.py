@@ -59,4 +59,4 @@ class AugMix(Algorithm):
             augmentations=self.augmentations,
             generator=state.generator(self.name),
         )
-        return state.with_batch(inputs=on_pixels(augment, state.inputs, self.mean, self.std))
+        return state.with_batch(inputs=on_pixels(augment, state, self.mean, self.std))

@@ -1,9 +1,11 @@
 """EMA, as an algorithm."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor
 
 from composable.algorithms._validators import in_range
@@ -19,6 +21,7 @@ __all__ = ["EMA"]
 _BATCH_END, _EPOCH_END = Event.BATCH_END, Event.EPOCH_END
 _EVALUATION_STARTS = (Event.EVAL_START, Event.PREDICT_START)
 _UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
+_DEFAULT = Time(1000, TimeUnit.BATCH)
 _ONE = {unit: Time(1, unit) for unit in _UNITS}
 
 
@@ -39,24 +42,24 @@ class EMA(Algorithm):
     """Evaluate and predict with averaged weights: see `composable.functional.ema`.
 
     Training continues with the original weights. `state.memory[name]["average"]` holds the average,
-    and `averaged_model(state)` returns the model with the averaged weights.
+    in float32 for 16-bit weights, and `averaged_model(state)` returns the model with the averaged
+    weights, in the dtypes of the model.
 
     Args:
-        half_life: Time after which the weight of a past value halves, in batches or epochs. None
-            if `smoothing` is given.
-        smoothing: Share of the average that each update keeps, in [0, 1].
+        half_life: Time after which the weight of a past value halves, in batches or epochs.
+            Default: "1000ba", unless `smoothing` is given.
+        smoothing: Share of the average that each update keeps, in [0, 1]; an alternative to
+            `half_life`.
         ema_start: Time at which averaging starts.
         update_interval: Time between two updates, in the unit of `half_life`. The default is one
             batch, or one epoch if `half_life` is in epochs.
 
     Raises:
-        ValueError: Not exactly one of `half_life` and `smoothing` is given, or their units are
-            not batches or epochs, or differ.
+        ValueError: Both `half_life` and `smoothing` are given, or units are not batches or epochs,
+            or differ.
     """
 
-    half_life: Time | None = attrs.field(
-        default=Time(1000, TimeUnit.BATCH), converter=_half_life, eq=str
-    )
+    half_life: Time | None = attrs.field(default=None, converter=_half_life, eq=str)
     smoothing: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(in_range(0, 1))
     )
@@ -72,12 +75,13 @@ class EMA(Algorithm):
     )
 
     def __attrs_post_init__(self) -> None:
-        if (self.half_life is None) is (self.smoothing is None):
+        if self.half_life is not None and self.smoothing is not None:
             raise ValueError(
                 f"half_life={_text(self.half_life)} and smoothing={self.smoothing} must not both "
-                "be given or both be None; pass one, such as EMA(half_life='100ba') or "
-                "EMA(half_life=None, smoothing=0.99)."
+                "be given; pass one, such as EMA(half_life='100ba') or EMA(smoothing=0.99)."
             )
+        if self.half_life is None and self.smoothing is None:
+            object.__setattr__(self, "half_life", _DEFAULT)  # as attrs advises for frozen classes
         given = {"half_life": self.half_life, "update_interval": self.update_interval}
         for argument, time in given.items():
             if time is not None and (time.unit not in _UNITS or not time.value):
@@ -137,7 +141,7 @@ class EMA(Algorithm):
         current = tensors_of(state)
         average = state.memory.get(self.name, {}).get("average")
         if average is None:
-            average = {name: tensor.detach().clone() for name, tensor in current.items()}
+            average = {name: copy_precisely(tensor) for name, tensor in current.items()}
         else:
             average = ema(average, current, smoothing=self.share_kept)
         return state.remember(self.name, {"average": average})
@@ -150,10 +154,35 @@ class EMA(Algorithm):
         """
         return with_tensors(state.model, state.memory[self.name]["average"])
 
+    def check_memory(self, memory: Any, state: State) -> None:
+        """Raise a `ValueError` if a loaded memory has no average of this model."""
+        check_average(memory, state)
+
+
+def check_average(memory: Any, state: State, *counts: str) -> None:
+    """Check that a loaded memory has an average of the model, and counts of such names."""
+    if not isinstance(memory, Mapping) or memory.keys() != {"average", *counts}:
+        raise ValueError(f"it must have the entries {', '.join(('average', *counts))}.")
+    for name in counts:
+        if type(memory[name]) is not int or memory[name] < 0:
+            raise ValueError(f"{name} must be a non-negative integer.")
+    own, average = tensors_of(state), memory["average"]
+    if not isinstance(average, Mapping) or average.keys() != own.keys():
+        raise ValueError("the names of average must be those of the model's tensors.")
+    for name, value in average.items():
+        if not isinstance(value, Tensor) or value.shape != own[name].shape:
+            raise ValueError(f"average/{name} must be a tensor of shape {list(own[name].shape)}.")
+
 
 def tensors_of(state: State) -> dict[str, Tensor]:
     """Return the parameters and buffers of the model, by name."""
     return {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
+
+
+def copy_precisely(tensor: Tensor) -> Tensor:
+    """Copy a tensor, a 16-bit one to float32: its average would stall within its rounding."""
+    short = tensor.is_floating_point() and tensor.element_size() < 4
+    return tensor.detach().to(torch.float32 if short else tensor.dtype, copy=True)
 
 
 def _text(time: Time | None) -> str:

@@ -2,13 +2,13 @@
 
 import attrs
 
-from composable.algorithms._validators import at_least, boolean, passes
+from composable.algorithms._validators import at_least, boolean, one_of, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import factorize
 from composable.functional._checks import check_any
-from composable.functional.factorize import check_latent_size
+from composable.functional.factorize import INITS, check_latent_size
 
 __all__ = ["Factorize"]
 
@@ -28,6 +28,8 @@ class Factorize(Algorithm):
         min_features: Minimum number of input and output features of a linear layer to replace.
         latent_features: Features between a pair of linear layers: an integer, or a share of the
             input or output features, whichever are fewer.
+        init: "svd" for the best approximation, "randomized" for a faster one, or "random" to draw
+            new weights.
     """
 
     factorize_convs: bool = attrs.field(default=True, validator=boolean)
@@ -37,6 +39,8 @@ class Factorize(Algorithm):
     min_features: int = attrs.field(default=512, validator=at_least(0))
     latent_features: int | float = attrs.field(default=0.25, validator=passes(check_latent_size))
 
+    init: str = attrs.field(default="svd", validator=one_of(*INITS))
+
     def __attrs_post_init__(self) -> None:
         check_any(
             "factorize_convs", self.factorize_convs, "factorize_linears", self.factorize_linears
@@ -44,7 +48,7 @@ class Factorize(Algorithm):
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY
-    reads = frozenset({"model"})
+    reads = frozenset({"model", "key"})
     writes = frozenset({"model"})
     before = frozenset({"BlurPool", "SqueezeExcite", "WeightStandardization"})
     replaces = frozenset({"convolution", "linear layer"})
@@ -59,5 +63,7 @@ class Factorize(Algorithm):
             latent_channels=self.latent_channels,
             min_features=self.min_features,
             latent_features=self.latent_features,
+            init=self.init,
+            generator=state.key.fold(self.name).generator(),
         )
         return state.evolve(model=model)

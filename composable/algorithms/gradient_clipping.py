@@ -17,11 +17,11 @@ class GradientClipping(Algorithm):
 
     Args:
         clipping_type: "norm", "value" or "adaptive".
-        clipping_threshold: The bound, above 0.
+        clipping_threshold: The bound, above 0. The default suits the norm.
     """
 
-    clipping_type: str = attrs.field(validator=one_of("norm", "value", "adaptive"))
-    clipping_threshold: float = attrs.field(validator=in_range(0, ends="(]"))
+    clipping_type: str = attrs.field(default="norm", validator=one_of("norm", "value", "adaptive"))
+    clipping_threshold: float = attrs.field(default=1.0, validator=in_range(0, ends="(]"))
 
     events = frozenset({Event.BEFORE_OPTIMIZER_STEP})
     stage = Stage.GRADIENTS

@@ -1,11 +1,10 @@
 """Label smoothing, as an algorithm."""
 
-from functools import partial
-
 import attrs
+from torch import Tensor
 
+from composable.algorithms._class_loss import for_probabilities, refuse_regression
 from composable.algorithms._validators import in_range
-from composable.algorithms.mixup import classes_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -13,12 +12,19 @@ from composable.functional import MixedTargets, smooth_labels
 
 __all__ = ["LabelSmoothing"]
 
+_ADVICE = (
+    "pass nn.CrossEntropyLoss(...) itself as loss_fn, or smooth within the loss, such as by "
+    "cross_entropy(..., label_smoothing=0.1)."
+)
+
 
 @attrs.frozen(repr=False)
 class LabelSmoothing(Algorithm):
     """Smooth the targets: see `composable.functional.smooth_labels`.
 
-    Targets are smoothed in training only. The loss must take class probabilities.
+    Targets are smoothed in training only. The loss must take class probabilities. Class weights,
+    the reduction, `ignore_index` and `label_smoothing` of a cross entropy keep their meaning. Any
+    other loss is compared once, for class indices and for the same classes as probabilities.
 
     Args:
         smoothing: Share of the probability that is spread over all classes, in [0, 1].
@@ -28,14 +34,26 @@ class LabelSmoothing(Algorithm):
 
     events = frozenset({Event.BEFORE_LOSS})
     stage = Stage.TARGETS
-    reads = frozenset({"batch", "outputs"})
-    writes = frozenset({"batch"})
+    reads = frozenset({"batch", "outputs", "loss_fn"})
+    writes = frozenset({"batch", "loss_fn"})
 
     def apply(self, event: Event, state: State) -> State:
         """Smooth the targets of the loss, including those of a mixed batch."""
-        targets, classes = state.targets, classes_of(state.outputs)
-        smooth = partial(smooth_labels, smoothing=self.smoothing, num_classes=classes)
-        if isinstance(targets, MixedTargets):
-            pair = (smooth(targets.targets), smooth(targets.partner_targets))
-            return state.with_batch(targets=MixedTargets(*pair, targets.weight))
+        targets = state.targets
+        pair = isinstance(targets, MixedTargets)
+        refuse_regression(state, targets.targets if pair else targets, self.name)
+        state, layout = for_probabilities(state, targets, _ADVICE)
+
+        def smooth(one: Tensor) -> Tensor:
+            return smooth_labels(
+                one,
+                smoothing=self.smoothing,
+                num_classes=layout.num_classes,
+                class_dim=layout.class_dim,
+                ignore_index=layout.ignore_index,
+            )
+
+        if pair:
+            both = (smooth(targets.targets), smooth(targets.partner_targets))
+            return state.with_batch(targets=MixedTargets(*both, targets.weight))
         return state.with_batch(targets=smooth(targets))

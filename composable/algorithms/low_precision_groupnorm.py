@@ -8,6 +8,7 @@ from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import low_precision_groupnorm
+from composable.functional.layers.low_precision import report_if_idle
 
 __all__ = ["LowPrecisionGroupNorm"]
 
@@ -18,6 +19,9 @@ class LowPrecisionGroupNorm(Algorithm):
 
     Args:
         precision: `torch.float16` or `torch.bfloat16`. None for the dtype of autocast.
+
+    Warns:
+        NoEffectWarning: The precision is None, and there is no autocast in the first training step.
     """
 
     precision: torch.dtype | None = attrs.field(default=None, validator=low_precision)
@@ -30,4 +34,5 @@ class LowPrecisionGroupNorm(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Replace the layers once, before training."""
-        return state.evolve(model=low_precision_groupnorm(state.model, precision=self.precision))
+        model = low_precision_groupnorm(state.model, precision=self.precision)
+        return state.evolve(model=report_if_idle(model))

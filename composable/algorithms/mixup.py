@@ -1,23 +1,19 @@
 """MixUp, as an algorithm."""
 
-from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
 
 import attrs
-import torch
-from torch import Tensor
 
+from composable.algorithms._class_loss import InterpolatedLoss, for_probabilities, per_example
 from composable.algorithms._validators import boolean, in_range
 from composable.core.algorithm import Algorithm, Stage
-from composable.core.batch import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import MixedTargets, mixup
-from composable.functional._checks import kind_of
 
 __all__ = ["MixUp"]
 
+_ADVICE = "pass nn.CrossEntropyLoss(...) itself as loss_fn, or use interpolate_loss=True."
 _MIXED_ONCE = "both mix the batch, and the pairs of targets of a mixed batch can't be mixed again"
 
 
@@ -61,44 +57,11 @@ class MixUp(Algorithm):
 
 def blend_pairs(state: State, *, interpolate_loss: bool) -> State:
     """Interpolate the `MixedTargets` of the batch, or make the loss interpolate its values."""
+    pair: MixedTargets = state.targets
     if interpolate_loss:
+        state = per_example(state, pair) if pair.weight.ndim else state
         return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.batch_spec))
-    return state.with_batch(targets=state.targets.soft(classes_of(state.outputs)))
-
-
-@attrs.frozen
-class InterpolatedLoss:
-    """A loss for batches whose targets are `MixedTargets`."""
-
-    loss_fn: Any
-    spec: BatchSpec
-
-    def __call__(self, outputs: Any, batch: Any) -> Tensor:
-        """Interpolate the losses of the two targets."""
-        pair: MixedTargets = self.spec.targets(batch)
-        loss_fn = self.loss_fn if pair.weight.ndim == 0 else self.loss_fn.per_example
-        return pair.loss(self._of_targets(loss_fn, batch), outputs)
-
-    def _of_targets(self, loss_fn: Callable[..., Tensor], batch: Any) -> Callable[..., Tensor]:
-        return lambda outputs, targets: loss_fn(outputs, self.spec.replace(batch, targets=targets))
-
-
-def classes_of(outputs: Any) -> int:
-    """Return the number of classes of the outputs of a model.
-
-    Raises:
-        TypeError: The outputs are not one tensor of logits.
-    """
-    if not isinstance(outputs, torch.Tensor) or outputs.ndim < 2:
-        raise TypeError(
-            "outputs must be logits of shape [batch, classes, ...], to get the number of classes, "
-            f"not {_shown(outputs)}; return logits from the model, or use interpolate_loss=True "
-            "if the algorithm has it."
-        )
-    return outputs.shape[1]
-
-
-def _shown(outputs: Any) -> str:
-    if isinstance(outputs, torch.Tensor):
-        return f"a tensor of shape {tuple(outputs.shape)}"
-    return kind_of(outputs)
+    if pair.targets.is_floating_point():
+        return state.with_batch(targets=pair.soft())
+    state, layout = for_probabilities(state, pair, _ADVICE)
+    return state.with_batch(targets=pair.soft(**layout._asdict()))

@@ -52,4 +52,4 @@ class RandAugment(Algorithm):
             augmentations=self.augmentations,
             generator=state.generator(self.name),
         )
-        return state.with_batch(inputs=on_pixels(augment, state.inputs, self.mean, self.std))
+        return state.with_batch(inputs=on_pixels(augment, state, self.mean, self.std))

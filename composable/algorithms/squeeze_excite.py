@@ -30,6 +30,7 @@ class SqueezeExcite(Algorithm):
     reads = frozenset({"model", "key"})
     writes = frozenset({"model"})
     replaces = frozenset({"convolution"})
+    after = frozenset({"BlurPool"})  # the result is the same in either order
 
     def apply(self, event: Event, state: State) -> State:
         """Extend the convolutions once, before training."""

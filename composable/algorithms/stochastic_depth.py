@@ -20,7 +20,7 @@ _STEPS = 100
 
 def _drop_warmup(value: TimeLike | float) -> Time:
     if isinstance(value, float):
-        if value > 1:
+        if not 0 <= value <= 1:
             raise ValueError(
                 f"drop_warmup={value!r} must be a fraction of the run, in [0, 1], or a time, such "
                 'as "500ba".'

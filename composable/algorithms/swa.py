@@ -1,7 +1,6 @@
 """SWA, as an algorithm."""
 
 import math
-import warnings
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 import attrs
 
 from composable.algorithms._validators import at_least, boolean, in_range, one_of
-from composable.algorithms.ema import tensors_of
+from composable.algorithms.ema import check_average, copy_precisely, tensors_of
+from composable.core._warnings import warn_user
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -52,8 +52,8 @@ class SWA(Algorithm):
     Training continues with the original weights. From `swa_start` on, the weights are added to a
     running mean at each multiple of `update_interval`, up to the last batch that starts before
     `swa_end`. From the first update to the end of the run, evaluations use the mean.
-    `state.memory[name]["average"]` holds the mean, and `averaged_model(state)` returns the model
-    with the averaged weights.
+    `state.memory[name]["average"]` holds the mean, in float32 for 16-bit weights, and
+    `averaged_model(state)` returns the model with the averaged weights, in the dtypes of the model.
 
     The running statistics of batch norms are averaged with the weights. In the batches from
     `swa_end` on, they are recomputed for the averaged weights, at the cost of one forward pass
@@ -194,6 +194,10 @@ class SWA(Algorithm):
         """
         return with_tensors(state.model, state.memory[self.name]["average"])
 
+    def check_memory(self, memory: Any, state: State) -> None:
+        """Raise a `ValueError` if a loaded memory has no average of this model."""
+        check_average(memory, state, "count", "seen")
+
     def annealed(self, count: int) -> Callable[[Any], Any]:
         """Return the function of a learning rate that anneals it after `count` updates."""
         done = min(1.0, count / self.anneal_steps) if self.anneal_steps else 1.0
@@ -204,7 +208,9 @@ class SWA(Algorithm):
     def _update(self, state: State) -> State:
         memory = state.memory.get(self.name, {"average": None, "count": 0})
         average, count, current = memory["average"], memory["count"], tensors_of(state)
-        mean = swa(current if average is None else average, current, count)
+        if average is None:
+            average = {name: copy_precisely(tensor) for name, tensor in current.items()}
+        mean = swa(average, current, count)
         return state.remember(self.name, {"average": mean, "count": count + 1, "seen": 0})
 
     def _recompute(self, state: State) -> State:
@@ -231,12 +237,11 @@ class SWA(Algorithm):
             return state
         first = max(1, math.ceil(start / step)) * step
         if first > 1 or first - last >= end:
-            warnings.warn(
+            warn_user(
                 f"{self.name} will average nothing: no multiple of "
                 f"update_interval={str(self.update_interval)!r} lies between "
                 f"swa_start={str(self.swa_start)!r} and swa_end={str(self.swa_end)!r} of a run of "
                 f"{whole}; pass a shorter update_interval, such as '10ba', or a later swa_end.",
                 NothingAveragedWarning,
-                stacklevel=2,
             )
         return state

@@ -2,24 +2,27 @@
 
 import math
 import string
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from torch import Tensor
 
+from composable.callbacks._results import find_result, full_name, is_better, mode_of
 from composable.checkpoint import folders
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.filters import without
-from composable.core.callback import Callback
+from composable.core._warnings import warn_user
+from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
 from composable.core.state import State
 from composable.core.time import Timestamp
+from composable.functional._checks import as_path
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -40,7 +43,8 @@ class CheckpointSaver(Callback):
     for example, every hundred batches with the last two kept, and every tenth epoch.
 
     A checkpoint is a folder that is written atomically. An old checkpoint is deleted only after its
-    replacement is on disk. The best checkpoint is kept in addition to the most recent ones.
+    replacement is on disk. The best checkpoint is kept in addition to the most recent ones. Links,
+    checkpoints of other runs, and checkpoints to which other files were added are never deleted.
 
     Args:
         folder: The folder of the checkpoints; it is created.
@@ -58,7 +62,8 @@ class CheckpointSaver(Callback):
         on_error: "raise" to raise if a checkpoint cannot be written, "warn" to warn and continue.
         metric: The evaluation result that selects the best checkpoint: "eval/accuracy". A better
             one is saved after its evaluation, whatever the interval.
-        mode: Whether a higher ("max") or a lower ("min") metric is better.
+        mode: Whether a higher ("max") or a lower ("min") metric is better. Default: determined by
+            the name of the metric, such as "loss", "error", "accuracy" or "f1".
 
     Raises:
         ValueError: An argument has an invalid value.
@@ -84,9 +89,9 @@ class CheckpointSaver(Callback):
         background: bool = False,
         on_error: str = "raise",
         metric: str | None = None,
-        mode: str = "max",
+        mode: str | None = None,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = as_path("folder", folder)
         self.save_interval = check_interval("save_interval", save_interval)
         self.filename = _check_filename(filename)
         self.num_checkpoints_to_keep = _check_keep(num_checkpoints_to_keep)
@@ -95,8 +100,8 @@ class CheckpointSaver(Callback):
         self.ignore_keys = check_patterns("ignore_keys", ignore_keys)
         self.background = _check_flag("background", background)
         self.on_error = _check_choice("on_error", on_error, ("raise", "warn"))
-        self.metric = _check_metric(metric)
-        self.mode = _check_choice("mode", mode, ("max", "min"))
+        self.metric = None if metric is None else full_name("metric", metric)
+        self.mode = mode_of(self.metric or "loss", mode)
         self.wanted = False
         """Whether a save is requested and not yet done."""
         self.dry_run: Callable[[str, Callable[[], Mapping[str, Any]]], object] | None = None
@@ -105,6 +110,7 @@ class CheckpointSaver(Callback):
         self._best: tuple[str, float] | None = None
         self._seen: Timestamp | None = None
         self._measured: float | None = None
+        self._ran = False
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
@@ -121,8 +127,19 @@ class CheckpointSaver(Callback):
 
     def eval_end(self, state: State, logger: "Logger") -> None:
         """Record the metric."""
-        label, _, name = (self.metric or "").rpartition("/")
-        self._measured = state.metrics.get(label, {}).get(name, self._measured)
+        if self.metric is not None:
+            measured = find_result("metric", self.metric, state.metrics)
+            self._measured = self._measured if measured is None else measured
+            self._ran = self._ran or measured is not None
+
+    def fit_end(self, state: State, logger: "Logger") -> None:
+        """Warn if the evaluator of the metric never ran."""
+        if self.metric is not None and self._best is None and not self._ran:
+            warn_user(
+                f"metric={self.metric!r} of CheckpointSaver is a result of no evaluator that ran, "
+                f"so no best checkpoint was saved; evaluators: {sorted(state.metrics)}.",
+                UserWarning,
+            )
 
     def batch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
         """Request a save if one is due."""
@@ -139,12 +156,8 @@ class CheckpointSaver(Callback):
         return Control.SAVE if self.wanted else None
 
     def _is_better(self) -> bool:
-        if self._measured is None or math.isnan(self._measured):
-            return False
-        if self._best is None:
-            return True
-        sign = 1 if self.mode == "max" else -1
-        return sign * self._measured > sign * self._best[1]
+        best = None if self._best is None else self._best[1]
+        return self._measured is not None and is_better(self.mode, self._measured, best)
 
     # --- saving ---
 
@@ -178,7 +191,7 @@ class CheckpointSaver(Callback):
             return
         tree = without(take(self.weights_only), self.ignore_keys)
         complete = not (self.weights_only or self.ignore_keys)
-        saved = Saved.of(state, run, tree, complete=complete)
+        saved = Saved.of(state, run, tree, complete=complete, best=self._describe_best())
 
         def write(saved: Saved) -> None:
             try:
@@ -186,13 +199,20 @@ class CheckpointSaver(Callback):
             except CheckpointError:
                 self._kept, self._best = kept, best
                 raise
-            self._drop_old()
+            self._drop_old(saved.info["run"])
 
         if not self.background:
             self._settle(lambda: write(saved))
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(write, saved.copied())
+
+    def _describe_best(self) -> dict[str, Any] | None:
+        if self._best is None:
+            return None
+        name, value = self._best
+        exact = value if math.isfinite(value) else str(value)  # JSON has no infinities
+        return {"metric": self.metric, "mode": self.mode, "checkpoint": name, "value": exact}
 
     def write(self, name: str, saved: "Saved") -> Path:
         """Write one checkpoint."""
@@ -202,14 +222,14 @@ class CheckpointSaver(Callback):
 
         return files.write(target, saved.tensors, saved.data, overwrite=own, info=saved.info)
 
-    def _drop_old(self) -> None:
+    def _drop_old(self, run: str) -> None:
         """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
         if self.num_checkpoints_to_keep is None:
             return
         best = self._best[0] if self._best else None
         old = [name for name in self._kept if name != best][: -self.num_checkpoints_to_keep]
         for name in old:
-            folders.delete(self.folder / name)
+            folders.delete(self.folder / name, run)
         self._kept = [name for name in self._kept if name not in old]
 
     # --- in the background ---
@@ -227,7 +247,7 @@ class CheckpointSaver(Callback):
             if self.on_error == "raise":
                 raise
             message = f"a checkpoint could not be saved, training continues: {error}"
-            warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
+            warn_user(message, UnsavedCheckpointWarning)
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and stop the thread."""
@@ -250,9 +270,35 @@ class CheckpointSaver(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the names of the kept checkpoints and the best one."""
-        self._kept, self._best = list(state["kept"]), state["best"]
-        self._seen, self._measured = state["seen"], state["measured"]
+        """Restore the names of the kept checkpoints and the best one.
+
+        Raises:
+            ValueError: A name is a path, or another value is not what `state_dict` returns.
+        """
+        check_keys(self, state)
+        kept, best, seen, measured = (state[name] for name in ("kept", "best", "seen", "measured"))
+        if not isinstance(kept, list) or not all(map(folders.is_plain_name, kept)):
+            raise ValueError(f"kept={_short(kept)} must be a list of names of checkpoints.")
+        if best is not None and not _is_best(best):
+            raise ValueError(f"best={_short(best)} must be the name of a checkpoint and a metric.")
+        if not isinstance(seen, (Timestamp, NoneType)):
+            raise ValueError(f"seen={_short(seen)} must be a Timestamp or None.")
+        if not isinstance(measured, (float, int, NoneType)):
+            raise ValueError(f"measured={_short(measured)} must be a number or None.")
+        self._kept, self._best, self._seen, self._measured = list(kept), best, seen, measured
+
+
+def _is_best(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and folders.is_plain_name(value[0])
+        and isinstance(value[1], (int, float))
+    )
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:200]
 
 
 @attrs.frozen(eq=False)
@@ -265,9 +311,23 @@ class Saved:
 
     @classmethod
     def of(
-        cls, state: State, run: Mapping[str, Any], tree: Mapping[str, Any], *, complete: bool
+        cls,
+        state: State,
+        run: Mapping[str, Any],
+        tree: Mapping[str, Any],
+        *,
+        complete: bool,
+        best: Mapping[str, Any] | None = None,
     ) -> "Saved":
-        """Pack the tree of a run at `state`; `complete` if training can resume from it."""
+        """Pack the tree of a run at `state`.
+
+        Args:
+            state: The state of the run.
+            run: The description of the run.
+            tree: What to save.
+            complete: Whether training can resume from it.
+            best: The metric, name and value of the best checkpoint so far.
+        """
         now = state.timestamp
         from composable.checkpoint.tree import pack  # on use: it is slow to import
 
@@ -281,6 +341,7 @@ class Saved:
                 "batch": now.batch,
                 "epoch": now.epoch,
                 "complete": complete,
+                **({} if best is None else {"best": best}),
             },
         )
 
@@ -339,7 +400,7 @@ def _check_filename(filename: Any) -> str:
 def _check_keep(count: Any) -> int | None:
     if count is None or (isinstance(count, int) and not isinstance(count, bool) and count >= 1):
         return count
-    if count == -1:
+    if isinstance(count, int) and count == -1:
         return None
     raise ValueError(
         f"num_checkpoints_to_keep={count!r} must be a positive integer, or None to keep all."
@@ -353,14 +414,6 @@ def _check_flag(name: str, value: Any) -> bool:
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
     return str(value)
-
-
-def _check_metric(metric: Any) -> str | None:
-    if metric is not None and not (isinstance(metric, str) and "/" in metric.strip("/")):
-        raise ValueError(
-            f"metric={metric!r} must be '<evaluator label>/<metric>', such as 'eval/accuracy'."
-        )
-    return metric

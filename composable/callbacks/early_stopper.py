@@ -1,12 +1,16 @@
 """Stop training when a metric has stopped improving."""
 
-import warnings
 from collections.abc import Mapping
+from fractions import Fraction
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from composable.callbacks._results import full_name, is_better, mode_of
+from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
 from composable.core.time import Time, TimeLike, check_time, progress
+from composable.functional._checks import check_range
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -24,15 +28,17 @@ class EarlyStopper(Callback):
     improvement.
 
     Args:
-        monitor: The name of the result: "loss", or the name of a metric.
-        dataloader_label: The label of the evaluator.
-        mode: "min" if lower is better, "max" if higher is better. Default: "min" if `monitor`
-            contains "loss", "error" or "perplexity", otherwise "max".
+        monitor: The name of the result: "accuracy", or with the label of its evaluator,
+            "eval/accuracy".
+        dataloader_label: The label of the evaluator. Default: the one in `monitor`, or "eval".
+        mode: "min" if lower is better, "max" if higher is better. Default: determined by the name
+            of the result, such as "loss", "error", "accuracy" or "f1".
         min_delta: The minimum improvement, at least 0.
         patience: The maximum time without improvement: "3ep", "500ba", "0.1dur".
 
     Raises:
-        ValueError: An argument has an invalid value, or the evaluator has no result of that name.
+        ValueError: An argument has an invalid value, the name does not determine the mode, or the
+            evaluator has no result of that name.
 
     Example:
         >>> from composable.callbacks import EarlyStopper
@@ -45,18 +51,21 @@ class EarlyStopper(Callback):
         self,
         monitor: str,
         *,
-        dataloader_label: str = "eval",
+        dataloader_label: str | None = None,
         mode: str | None = None,
         min_delta: float = 0.0,
         patience: TimeLike = "1ep",
     ) -> None:
-        if mode not in (None, "min", "max"):
-            raise ValueError(f"mode={mode!r} must be 'min', 'max' or None.")
-        if not min_delta >= 0:
-            raise ValueError(f"min_delta={min_delta!r} must be non-negative.")
+        if not isinstance(monitor, str):
+            raise TypeError(f"monitor={monitor!r} must be the name of a metric, such as 'loss'.")
+        if not (dataloader_label is None or isinstance(dataloader_label, str)):
+            raise TypeError(f"dataloader_label={dataloader_label!r} must be a str or None.")
+        self.mode = mode_of(monitor, mode)
+        check_range("min_delta", min_delta, 0)
+        if dataloader_label is None and "/" in monitor:
+            dataloader_label, _, monitor = full_name("monitor", monitor).partition("/")
         self.monitor = monitor
-        self.dataloader_label = dataloader_label
-        self.mode = mode or _guess_mode(monitor)
+        self.dataloader_label = dataloader_label or "eval"
         self.min_delta = min_delta
         self.patience: Time = check_time("patience", patience)
         self.best: float | None = None
@@ -84,37 +93,34 @@ class EarlyStopper(Callback):
                 f"{self.dataloader_label!r}: one of {sorted(results)}."
             )
         now, patience = progress(state, self.patience)
-        if self._since is None or self._is_better(results[self.monitor]):
+        better = is_better(self.mode, results[self.monitor], self.best, self.min_delta)
+        if self._since is None or better:
             self._since = now
-        if self._is_better(results[self.monitor]):
+        if better:
             self.best = results[self.monitor]
         return Control.STOP if now - self._since > patience else None
 
     def fit_end(self, state: "State", logger: "Logger") -> None:
         """Warn if the evaluator never ran."""
         if self._since is None:
-            warnings.warn(
+            warn_user(
                 f"dataloader_label={self.dataloader_label!r} of EarlyStopper matches no evaluator "
                 f"that ran: use one of {sorted(state.metrics)}.",
-                stacklevel=2,
+                UserWarning,
             )
-
-    def _is_better(self, value: float) -> bool:
-        if self.best is None:
-            return value == value
-        gain = self.best - value if self.mode == "min" else value - self.best
-        return gain > self.min_delta
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best result, and the time at which it was reached."""
         return {"best": self.best, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the best result and its time."""
+        """Restore the best result and its time.
+
+        Raises:
+            ValueError: A value is neither a number nor None.
+        """
         check_keys(self, state)
+        for name, value in state.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float, Fraction, NoneType)):
+                raise ValueError(f"{name} must be a number or None, not a {type(value).__name__}.")
         self.best, self._since = state["best"], state["since"]
-
-
-def _guess_mode(monitor: str) -> str:
-    less = any(word in monitor.lower() for word in ("loss", "error", "perplexity"))
-    return "min" if less else "max"

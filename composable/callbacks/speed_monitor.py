@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from composable.core.callback import Callback, check_keys
+from composable.functional._checks import check_count
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -48,11 +49,10 @@ class SpeedMonitor(Callback):
     """
 
     def __init__(self, window_size: int = 100) -> None:
-        if isinstance(window_size, bool) or not isinstance(window_size, int) or window_size < 1:
-            raise ValueError(f"window_size={window_size!r} must be a positive integer.")
+        check_count("window_size", window_size, 1)
         self.window_size = window_size
         # Batches, samples, tokens and seconds of training at the end of each batch.
-        self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
+        self._window: deque[tuple[float, ...]] = deque(maxlen=min(window_size, 2**62) + 1)
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Start a window, unless the current one ends at this batch."""
@@ -82,13 +82,30 @@ class SpeedMonitor(Callback):
         return {"window": [list(done) for done in self._window]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the window."""
+        """Restore the window.
+
+        Raises:
+            ValueError: The window is not one that `state_dict` returns.
+        """
         check_keys(self, state)
+        window = state["window"]
+        if not isinstance(window, list) or not all(map(_is_point, window)):
+            raise ValueError(
+                "window must be a list of counts of batches, samples and tokens, and seconds."
+            )
         self._window.clear()
-        self._window.extend(tuple(done) for done in state["window"])
+        self._window.extend(tuple(done) for done in window)
 
 
 _UNITS = ("batches", "samples", "tokens")
+
+
+def _is_point(done: Any) -> bool:
+    return (
+        isinstance(done, list)
+        and len(done) == len(_UNITS) + 1
+        and all(type(number) in (int, float) for number in done)
+    )
 
 
 def _done(state: "State") -> tuple[float, ...]:

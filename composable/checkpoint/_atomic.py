@@ -32,6 +32,7 @@ __all__ = [
     "commit",
     "find_replaced",
     "is_still",
+    "remove_files",
     "restore",
     "staging_folder",
     "sync_folder",
@@ -81,7 +82,7 @@ def staging_folder(target: Path) -> Iterator[Path]:
             lock = None
         yield partial
     except BaseException:
-        _remove(partial)
+        remove_files(partial)
         raise
     finally:
         if lock is not None:
@@ -114,11 +115,11 @@ def clean(target: Path) -> None:
     """Delete temporary folders of earlier writers of the target, unless they are still running."""
     with suppress(OSError):
         for aside in _leftovers(target, "replaced"):
-            _remove(aside)
+            remove_files(aside)
         for partial in _leftovers(target, "partial"):
             lock = _lock(partial)
             if lock is not None:
-                _remove(partial)
+                remove_files(partial)
                 os.close(lock)
 
 
@@ -138,7 +139,7 @@ def check_place(target: Path, overwrite: bool) -> None:
         )
 
 
-def _remove(folder: Path) -> None:
+def remove_files(folder: Path) -> None:
     """Delete the files of a checkpoint, and their folder if it is then empty, ignoring errors."""
     for name in FILES:
         with suppress(OSError):

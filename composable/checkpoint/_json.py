@@ -63,8 +63,8 @@ def is_text(string: str) -> bool:
 def _as_dict(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"duplicate key {twice[:80]!r}")
     return found
 

@@ -41,6 +41,7 @@ from composable.checkpoint.manifest import (
     check_info,
     dump_manifest,
 )
+from composable.functional._checks import as_path, check_device, check_flag, check_tensors
 
 __all__ = ["Broken", "Contents", "Found", "find", "read", "verify", "write"]
 
@@ -97,6 +98,10 @@ def write(
         UnwritableCheckpointError: The files cannot be written. An existing checkpoint is kept.
     """
     target = _as_path(folder)
+    check_tensors("tensors", tensors)
+    check_flag("overwrite", overwrite)
+    if not (info is None or isinstance(info, Mapping)):
+        raise TypeError(f"info={info!r} must be a mapping, or None.")
     state = _dump_state(data)
     entries = check_info({} if info is None else dict(info))
     for name, tensor in tensors.items():
@@ -141,6 +146,7 @@ def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") 
         VersionError: The checkpoint has a schema that this version cannot read.
         UnreadableCheckpointError: A file cannot be read.
     """
+    check_device(device)
     device = torch.device(device)
     path = _as_path(folder)
     with reading(path) as files:
@@ -180,7 +186,8 @@ def find(
         MissingCheckpointError: The folder does not exist.
         UnreadableCheckpointError: The folder cannot be listed.
     """
-    root = Path(folder).absolute()
+    root = as_path("folder", folder).absolute()
+    check_flag("thorough", thorough)
     whole: list[Found] = []
     broken: list[Broken] = []
     for path in candidates(root):
@@ -197,7 +204,7 @@ def find(
 
 
 def _as_path(folder: str | os.PathLike[str]) -> Path:
-    path = Path(folder).absolute()
+    path = as_path("folder", folder).absolute()
     if not path.name or path.name == "..":
         raise ValueError(f"folder={str(folder)!r} must end with the name of the checkpoint.")
     return path

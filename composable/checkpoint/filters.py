@@ -4,13 +4,25 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["matches", "replaced", "without"]
+__all__ = ["covers", "matches", "replaced", "without"]
 
 
 def matches(path: tuple[Any, ...], patterns: Iterable[str]) -> bool:
     """Return whether a path, its parts joined by "/", matches one of the patterns."""
     text = "/".join(map(str, path))
     return any(fnmatchcase(text, pattern) for pattern in patterns)
+
+
+def covers(path: str, patterns: Iterable[str]) -> bool:
+    """Return whether a path, or an entry that contains it, matches one of the patterns.
+
+    Example:
+        >>> from composable.checkpoint.filters import covers
+        >>> covers("optimizers/0/param_groups/1", ["optimizers/*/param_groups"])
+        True
+    """
+    parts = path.split("/")
+    return any(matches(tuple(parts[:end]), patterns) for end in range(1, len(parts) + 1))
 
 
 def without(tree: Any, patterns: Iterable[str], path: tuple[Any, ...] = ()) -> Any:
@@ -34,12 +46,17 @@ def without(tree: Any, patterns: Iterable[str], path: tuple[Any, ...] = ()) -> A
 def replaced(tree: Any, other: Any, patterns: Iterable[str], path: tuple[Any, ...] = ()) -> Any:
     """Copy a tree; entries whose path matches a pattern come from `other`, or are dropped.
 
+    The entries of lists are named by their indices, if both lists have the same length.
+
     Example:
         >>> from composable.checkpoint.filters import replaced
         >>> replaced({"a": {"b": 1, "c": 2}}, {"a": {"b": 10, "c": 20}}, ["a/b"])
         {'a': {'b': 10, 'c': 2}}
     """
     patterns = tuple(patterns)
+    if isinstance(tree, list) and isinstance(other, list) and len(tree) == len(other):
+        pairs = replaced(dict(enumerate(tree)), dict(enumerate(other)), patterns, path)
+        return list(pairs.values())
     if not patterns or not (isinstance(tree, Mapping) and isinstance(other, Mapping)):
         return tree
     result = {}

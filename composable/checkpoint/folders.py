@@ -2,12 +2,11 @@
 
 import os
 import secrets
-import shutil
 from pathlib import Path
 
-from composable.checkpoint.errors import UnwritableCheckpointError
+from composable.checkpoint.errors import CheckpointError, UnwritableCheckpointError
 
-__all__ = ["delete", "make_folder"]
+__all__ = ["delete", "is_plain_name", "make_folder"]
 
 
 def make_folder(folder: Path) -> None:
@@ -24,20 +23,67 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def delete(checkpoint: Path) -> None:
-    """Delete a checkpoint atomically: a reader never finds part of it.
+def is_plain_name(name: object) -> bool:
+    """Return whether a value is the name of a visible entry of a folder, and no path.
+
+    Example:
+        >>> from composable.checkpoint.folders import is_plain_name
+        >>> [is_plain_name(name) for name in ("ep1-ba5", "../ep1-ba5", "/data", ".hidden", 3)]
+        [True, False, False, False, False]
+    """
+    return (
+        isinstance(name, str)
+        and not name.startswith(".")
+        and not any(c in name for c in "/\\\0")
+        and Path(name).name == name != ""
+    )
+
+
+def delete(checkpoint: Path, run: str) -> bool:
+    """Delete a checkpoint of a run, atomically: a reader never finds part of it.
+
+    Nothing is deleted if the path is a link, if another run wrote the checkpoint, if its manifest
+    cannot be read, or if its folder contains other files.
+
+    Args:
+        checkpoint: The checkpoint.
+        run: The id of the run.
+
+    Returns:
+        Whether the checkpoint was deleted.
 
     Raises:
         UnwritableCheckpointError: The checkpoint cannot be deleted.
     """
+    from composable.checkpoint._atomic import remove_files  # on use: it is slow to import
+
+    if not _is_of(checkpoint, run):
+        return False
     # Readers ignore this name: it marks the folder of an unfinished writer.
     aside = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(8)}.partial")
     try:
         os.rename(checkpoint, aside)
-        shutil.rmtree(aside, ignore_errors=True)
     except FileNotFoundError:
-        return
+        return False
     except OSError as error:
         raise UnwritableCheckpointError(
             f"{checkpoint} cannot be deleted: {error.strerror or error}."
         ) from error
+    remove_files(aside)
+    return True
+
+
+def _is_of(checkpoint: Path, run: str) -> bool:
+    """Return whether a folder is a checkpoint of a run, and nothing else."""
+    from composable.checkpoint._reader import check_sizes, reading  # on use: slow to import
+    from composable.checkpoint.manifest import FILES
+
+    if not is_plain_name(checkpoint.name) or checkpoint.is_symlink():
+        return False
+    try:
+        names = set(os.listdir(checkpoint))
+        with reading(checkpoint) as files:
+            written_by = check_sizes(files).info.get("run")
+    except (OSError, CheckpointError):
+        return False
+    return names <= set(FILES) and written_by == run

@@ -11,10 +11,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.checkpoint._json import JSON
+from composable.checkpoint._json import JSON, MAX_INTEGER
 from composable.checkpoint.files import find, read
 from composable.checkpoint.manifest import FILES, Manifest
 from composable.checkpoint.tree import unpack
+from composable.core._printable import printable
 from composable.core._table import format_table
 
 __all__ = ["describe", "describe_all", "is_checkpoint", "render", "render_all"]
@@ -94,11 +95,11 @@ def render(description: Mapping[str, Any]) -> str:
         f"tensors     {len(description['tensors'])}, {manifest['bytes']} bytes",
     ]
     rows = [
-        (_printable(tensor["name"]), tensor["dtype"], str(tensor["shape"]), _norm_text(tensor))
+        (printable(tensor["name"]), tensor["dtype"], str(tensor["shape"]), _norm_text(tensor))
         for tensor in description["tensors"]
     ]
     table = format_table(rows, indent="  ", max_width=60)
-    return "\n".join([*map(_printable, lines), *table.splitlines()])
+    return "\n".join([*map(printable, lines), *table.splitlines()])
 
 
 def _norm_text(tensor: Mapping[str, Any]) -> str:
@@ -118,19 +119,26 @@ def render_all(description: Mapping[str, Any]) -> str:
     lines += [f"  {each['name']}  BROKEN: {each['error']}" for each in description["broken"]]
     if len(lines) == 1:
         lines.append("  none")
-    return "\n".join(map(_printable, lines))
+    return "\n".join(map(printable, lines))
 
 
 def _describe_manifest(manifest: Manifest) -> dict[str, JSON]:
-    created = datetime.fromtimestamp(manifest.created, timezone.utc)
     return {
         "schema": manifest.schema,
         "library": manifest.library,
         "torch": manifest.torch,
-        "created": created.isoformat(sep=" ", timespec="seconds"),
+        "created": _date(manifest.created),
         "info": _plain(manifest.info),
         "bytes": sum(record.size for record in manifest.files.values()),
     }
+
+
+def _date(seconds: float) -> str:
+    try:
+        date = datetime.fromtimestamp(seconds, timezone.utc)
+    except (ValueError, OverflowError, OSError):  # after the year 9999
+        return f"{seconds:.0f} seconds after 1970"
+    return date.isoformat(sep=" ", timespec="seconds")
 
 
 def _norm(tensor: Tensor) -> float:
@@ -142,19 +150,24 @@ def _norm(tensor: Tensor) -> float:
 
 def _plain(value: Any) -> JSON:
     """Convert a tree to JSON for display: values that are not JSON become strings."""
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, Tensor):
         return f"tensor of {value.dtype} {list(value.shape)}"
     if attrs.has(type(value)) and type(value).__name__ == "Timestamp":
         return _plain(attrs.asdict(value))
-    return str(value)
+    try:
+        return str(value)
+    except ValueError:  # Python prints no integers of so many digits, in a Time or a fraction
+        return f"a {type(value).__name__} with too many digits to print"
 
 
 def _short(timestamp: JSON) -> JSON:
@@ -183,8 +196,3 @@ def _indented(value: Any, indent: str) -> Iterator[str]:
             yield from _indented(item, indent + "  ")
         else:
             yield f"{indent}{name}: {item}" if name != "-" else f"{indent}- {item}"
-
-
-def _printable(text: str) -> str:
-    """Escape control characters, because the names come from a file."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -79,7 +79,7 @@ def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> byte
         "schema": SCHEMA,
         "library": sys.modules["composable"].__version__,
         "torch": str(torch.__version__),
-        "created": time.time(),
+        "created": max(time.time(), 0.0),  # a clock may be set before 1970
         "info": info,
         "files": {name: attrs.asdict(record) for name, record in records.items()},
     }

@@ -91,6 +91,8 @@ def unpack(tensors: Mapping[str, Tensor], data: JSON) -> Any:
         DamagedCheckpointError: `data` is not a result of `pack`, or a tensor is missing or
             unexpected. The message names the path.
     """
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors={tensors!r} must be a mapping of names to tensors.")
     unpacker = _Unpacker(tensors)
     tree = unpacker.unpack(data, ())
     if unexpected := sorted(tensors.keys() - unpacker.used):

@@ -1,7 +1,9 @@
 """Load the weights of a model from a checkpoint, a safetensors file or a `torch.save` file."""
 
 import os
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,13 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.files import read
 from composable.checkpoint.tree import identity_of, listed, unpack
+from composable.core._paths import open_regular
+from composable.functional._checks import as_path, check_flag, check_module
 
 __all__ = ["LoadedWeights", "load_weights"]
 
 _OURS = "state/model/weights"
+_EXTRA = "_extra_state"
 
 
 @attrs.frozen
@@ -76,8 +81,18 @@ def load_weights(
         >>> load_weights(torch.nn.Linear(2, 1), path, key="net").loaded
         ('weight', 'bias')
     """
-    path = Path(path)
+    path = as_path("path", path)
+    check_module("model", model)
+    check_flag("strict", strict)
+    if (
+        isinstance(ignore, Tensor)
+        or not isinstance(ignore, Iterable)
+        or not all(isinstance(one, str) for one in ignore)
+    ):
+        raise TypeError(f"ignore={ignore!r} must be a list of patterns of names.")
     patterns = [ignore] if isinstance(ignore, str) else list(ignore)
+    if key is not None and not isinstance(key, str):
+        raise TypeError(f"key={key!r} must be the path of the weights in the file, or None.")
     weights = {
         name: value
         for name, value in _read_weights(path, key).items()
@@ -100,8 +115,29 @@ def load_weights(
             + "\n  ".join(faults[:20])
             + "\nTo leave weights unchanged, list them in ignore=, such as ignore=['head.*']."
         )
-    model.load_state_dict(found, strict=False)
+    _load(model, found, path)
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
+
+
+def _load(model: nn.Module, found: Mapping[str, Any], path: Path) -> None:
+    """Load extra states, which may raise, and then tensors, which were checked."""
+    extra = {name: value for name, value in found.items() if name.split(".")[-1] == _EXTRA}
+    before: list[tuple[nn.Module, Any]] = []
+    for name, value in extra.items():
+        module = model.get_submodule(name.removesuffix(_EXTRA).removesuffix("."))
+        before.append((module, module.get_extra_state()))
+        try:
+            module.set_extra_state(value)
+        except Exception as error:  # a module may raise anything
+            for changed, own in reversed(before):
+                with suppress(Exception):
+                    changed.set_extra_state(own)
+            raise MismatchError(
+                f"{path}: {name} does not match the model, whose tensors are unchanged: "
+                f"set_extra_state raised {type(error).__name__}: {error}"
+            ) from error
+    tensors = {name: value for name, value in found.items() if name not in extra}
+    model.load_state_dict(tensors, strict=False)
 
 
 def _matches(name: str, patterns: list[str]) -> bool:
@@ -142,6 +178,12 @@ def _fault(own: Any, value: Any) -> str | None:
         return None  # a module checks its own extra state
     if not isinstance(value, Tensor):
         return f"expected a tensor, got {type(value).__name__}"
+    if own.is_meta and not nn.parameter.is_lazy(own):
+        return "on the meta device in the model, without memory: call model.to_empty(device=...)"
+    if value.is_meta:
+        return "on the meta device in the file, without values"
+    if own.layout is not value.layout:
+        return f"layout {value.layout} in the file, {own.layout} in the model"
     if not nn.parameter.is_lazy(own) and own.shape != value.shape:
         return f"shape {list(value.shape)} in the file, {list(own.shape)} in the model"
     converts = own.is_floating_point() and value.is_floating_point()
@@ -181,9 +223,10 @@ def _contents(tree: Any) -> str:
 
 def _read_file(path: Path) -> Any:
     try:
-        if path.suffix == ".safetensors":
-            return _read_safetensors(path)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            if path.suffix == ".safetensors":
+                return _read_safetensors(file, path)
+            _check_archive(file, path)
             return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise MissingCheckpointError(f"no file {path}.") from None
@@ -198,8 +241,24 @@ def _read_file(path: Path) -> Any:
         ) from error
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    with path.open("rb", buffering=0) as file:
+def _check_archive(file: Any, path: Path) -> None:
+    """Check that a zip archive expands to no more than its size: `torch.save` compresses nothing.
+
+    Raises:
+        DamagedCheckpointError: It is compressed, or its members overlap.
+    """
+    if zipfile.is_zipfile(file):
+        members = zipfile.ZipFile(file).infolist()
         size = os.fstat(file.fileno()).st_size
-        entries = read_header(file.readinto, size, str(path))
-        return read_tensors(file.readinto, entries, str(path))
+        packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
+        if packed or sum(one.file_size for one in members) > size:
+            raise DamagedCheckpointError(
+                f"{path} is compressed, which could expand to any size; save it with torch.save."
+            )
+    file.seek(0)
+
+
+def _read_safetensors(file: Any, path: Path) -> dict[str, Tensor]:
+    size = os.fstat(file.fileno()).st_size
+    entries = read_header(file.readinto, size, str(path))
+    return read_tensors(file.readinto, entries, str(path))

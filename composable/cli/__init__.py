@@ -36,13 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     options.script_arguments = script_arguments
     from composable.checkpoint import CheckpointError, MissingCheckpointError
+    from composable.core._printable import printable
 
     try:
         status: int = options.run(options)
         sys.stdout.flush()
         return status
     except CheckpointError as error:
-        print(f"composable: {error}", file=sys.stderr)
+        print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, MissingCheckpointError) else 1
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,11 +15,12 @@ def print_report(make: Callable[[], Any]) -> int:
         make: Creates the report, which has an attribute `same`.
     """
     from composable.checkpoint.errors import CheckpointError
+    from composable.core._printable import printable
 
     try:
         report = make()
     except CheckpointError as error:
-        print(f"composable: {error}", file=sys.stderr)
+        print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
         return 2
     except Exception:  # raised by the script of a replay
         traceback.print_exc()

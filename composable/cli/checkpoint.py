@@ -35,14 +35,15 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     from composable.checkpoint import find, inspect, verify
+    from composable.core._printable import printable
 
     if inspect.is_checkpoint(options.path):
         verify(options.path)
-        print(f"{options.path}: whole")
+        print(printable(f"{options.path}: whole"))
         return 0
     whole, broken = find(options.path, thorough=True)
     for found in whole:
-        print(f"{found.path}: whole")
+        print(printable(f"{found.path}: whole"))
     for each in broken:
-        print(f"{each.path}: BROKEN: {each.error}")
+        print(printable(f"{each.path}: BROKEN: {each.error}"))
     return 1 if broken else 0

@@ -109,6 +109,15 @@ class Algorithm:
         validator=check_name,
     )
 
+    def __init_subclass__(cls) -> None:
+        # attrs calls this again for a class whose __init__ it has written.
+        if "__init__" in vars(cls) and "__attrs_attrs__" not in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} defines __init__, but an Algorithm is a frozen value: decorate "
+                "the class with @attrs.frozen, and declare each argument as a field, such as "
+                "'factor: float = 0.5'. Validate them in __attrs_post_init__(self)."
+            )
+
     def match(self, event: Event, state: State) -> bool:
         """Return whether it acts at this event in this state; called at its `events` only."""
         return event in self.events
@@ -126,6 +135,9 @@ class Algorithm:
     def window(self) -> Window:
         """Return the part of a run in which it may act, as far as it is known beforehand."""
         return Window()
+
+    def check_memory(self, memory: Any, state: State) -> None:
+        """Raise a `ValueError` if a loaded memory is not one that it keeps in such a state."""
 
     def __call__(self, event: Event, state: State) -> State:
         """Return the state after the algorithm, or `state` itself if it doesn't act."""

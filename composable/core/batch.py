@@ -14,6 +14,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable.functional._checks import check_count, check_size, check_tensor, kind_of
+
 __all__ = ["BatchSpec", "count_examples", "map_tensors", "select_examples", "split_batch"]
 
 
@@ -101,6 +103,8 @@ def _get_item(batch: Any, key: int | str, argument: str) -> Any:
             raise TypeError
         if isinstance(key, str) and not isinstance(batch, Mapping):
             return getattr(batch, key)
+        if hasattr(type(batch), "__missing__") and key not in batch:  # it would invent a value
+            raise KeyError
         return batch[key]
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ValueError(
@@ -128,6 +132,7 @@ def _set(batch: Any, key: Any, value: Any, argument: str) -> Any:
 
 def _set_item(batch: Any, key: int | str, value: Any, argument: str) -> Any:
     if isinstance(batch, Mapping):
+        _get_item(batch, key, argument)  # a new key would be added
         return rebuild_mapping(batch, {**batch, key: value})
     if _is_namedtuple(batch):
         name = key if isinstance(key, str) else batch._fields[key]
@@ -156,7 +161,9 @@ def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         if not isinstance(like, (dict, UserDict)):  # a shallow copy may share what it holds
             return type(like)(items)  # type: ignore[call-arg]
         new = copy.copy(like)
-        new.update(items)
+        for key, value in items.items():  # update() adds to a Counter, and some refuse it
+            if key not in new or new[key] is not value:
+                new[key] = value
         return new
     except (AttributeError, TypeError):
         return items
@@ -188,6 +195,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
         >>> map_tensors(lambda t: t + 1, {"x": torch.zeros(1), "name": "a"})
         {'x': tensor([1.]), 'name': 'a'}
     """
+    if not callable(function):
+        raise TypeError(f"function must be a function of a tensor, not {kind_of(function)}.")
     if isinstance(tree, Tensor):
         return function(tree)
     if type(tree) is tuple or type(tree) is list:  # almost every batch
@@ -251,8 +260,8 @@ def count_examples(inputs: Any) -> int:
         if tensor.ndim:
             return tensor.shape[0]
     raise ValueError(
-        f"the examples of the batch cannot be counted: its input is {_describe(inputs)}, without a "
-        "tensor that has a batch dimension. Check input_key."
+        f"inputs is {_describe(inputs)}, without a tensor that has a batch dimension, so the "
+        "examples of the batch cannot be counted. Check input_key."
     )
 
 
@@ -276,6 +285,7 @@ def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
         >>> split_batch((torch.arange(3), ["a", "b", "c"]), [2, 1])
         [(tensor([0, 1]), ['a', 'b']), (tensor([2]), ['c'])]
     """
+    check_size("sizes", sizes)
     return _split(batch, list(sizes), "batch")
 
 
@@ -321,6 +331,17 @@ def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
         >>> select_examples(batch, torch.tensor([0, 2]), 3)
         (tensor([0, 2]), ['a', 'c'])
     """
+    check_tensor("indices", indices)
+    if indices.dtype != torch.int64 or indices.ndim != 1:
+        raise ValueError(
+            f"indices must be of dtype torch.int64 and of shape [kept], not {indices.dtype} and "
+            f"{tuple(indices.shape)}; for a mask, pass mask.nonzero().flatten()."
+        )
+    check_count("count", count)
+    return _select(batch, indices, count)
+
+
+def _select(batch: Any, indices: Tensor, count: int) -> Any:
     if isinstance(batch, Tensor):
         return batch[indices] if batch.ndim and batch.shape[0] == count else batch
     if _is_column(batch, count):
@@ -328,7 +349,7 @@ def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
     children = _children(batch)
     if not children:
         return batch
-    new = {name: select_examples(child, indices, count) for name, child in children.items()}
+    new = {name: _select(child, indices, count) for name, child in children.items()}
     if all(new[name] is child for name, child in children.items()):
         return batch
     return _rebuild(batch, new)

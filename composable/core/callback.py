@@ -1,6 +1,5 @@
 """Observers of training."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -8,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from composable.core._notes import add_origin_note
+from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger
@@ -218,5 +218,5 @@ def _close(callback: Callback, first: BaseException | None) -> BaseException | N
         add_origin_note(error, callback, "close")
         if first is None:
             return error
-        warnings.warn(f"{callback.name} could not be closed: {error}", stacklevel=4)
+        warn_user(f"{callback.name} could not be closed: {error}", UserWarning)
     return first

@@ -53,7 +53,10 @@ class Key:
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
         """Create a generator at the start of this key's stream."""
-        generator = torch.Generator(device)
+        try:
+            generator = torch.Generator(device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"device={device!r} has no generator: {error}") from None
         generator.manual_seed(self.seed)
         return generator
 
@@ -68,4 +71,4 @@ def fold_in(seed: int, item: str | int) -> int:
     if isinstance(item, str):
         data = seed.to_bytes(8, "little") + item.encode()
         return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
-    raise TypeError(f"{item!r} can't be folded into a key: use a string or an integer.")
+    raise TypeError(f"data contains {item!r}: a key folds in strings and integers.")

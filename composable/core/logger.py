@@ -33,6 +33,11 @@ class Logger:
     """
 
     def __init__(self, destinations: Iterable[Destination] = ()) -> None:
+        if not isinstance(destinations, Iterable) or isinstance(destinations, Tensor):
+            raise TypeError(
+                f"destinations={destinations!r} must be a list of objects that record metrics, "
+                "such as [InMemoryLogger()]."
+            )
         self.destinations = tuple(destinations)
         self.timestamp = Timestamp()
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from composable.core.batch import BatchSpec
 from composable.core.key import Key
-from composable.core.time import Time, Timestamp, elapsed, reached
+from composable.core.time import Time, Timestamp, check_time, elapsed, reached
 
 __all__ = ["FrozenStateError", "State"]
 
@@ -27,12 +27,37 @@ def _frozen(value: Any) -> Any:
     return _read_only(value) if isinstance(value, dict) else value
 
 
+def _plain(value: Any) -> Any:
+    """Convert read-only mappings to dictionaries, recursively."""
+    if isinstance(value, MappingProxyType):
+        return {name: _plain(held) for name, held in value.items()}
+    return value
+
+
 def _as_time(value: Any) -> Time | None:
-    return None if value is None else Time.parse(value)
+    return None if value is None else check_time("max_duration", value)
 
 
 def _as_gradients(value: Any) -> Mapping[str, Tensor] | None:
-    return None if value is None else MappingProxyType(dict(value))
+    if value is None:
+        return None
+    _check_mapping("gradients", value)
+    return MappingProxyType(dict(value))
+
+
+def _as_memory(value: Any) -> Mapping[str, Any]:
+    _check_mapping("memory", value)
+    return _read_only(value)
+
+
+def _as_metrics(value: Any) -> Mapping[str, Any]:
+    _check_mapping("metrics", value)
+    return _read_only(value)
+
+
+def _check_mapping(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name}={value!r} must be a mapping, by name.")
 
 
 class FrozenStateError(attrs.exceptions.FrozenInstanceError):
@@ -98,15 +123,19 @@ class State:
     """Batches in an epoch, or None if unknown."""
     key: Key = Key(0)
     """The key from which all randomness of the run is derived."""
-    memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_read_only)
+    memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_as_memory)
     """The values that algorithms keep between calls, by their names."""
-    metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_read_only)
+    metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_as_metrics)
     """The results of the last evaluation, by evaluator and metric."""
     device: torch.device = torch.device("cpu")
     batch_spec: BatchSpec = BatchSpec()
     """Which part of the batch is the input and which is the target."""
     model_takes_batch: bool = False
     """Whether the model takes the whole batch instead of its input."""
+    loss_module: nn.Module | None = None
+    """The module that computes the loss, if `loss_fn` is one: its parameters and buffers are
+    trained and saved like those of the model. Algorithms that change or average parameters do so
+    for the model only."""
 
     def evolve(self, **changes: Any) -> "State":
         """Return this state with some fields replaced.
@@ -184,6 +213,14 @@ class State:
         """Return whether the run has reached `time`."""
         return reached(self, Time.parse(time))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields for `pickle`, which cannot store read-only mappings."""
+        return {name: _plain(value) for name, value in self.__dict__.items()}
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        converted = {n: _CONVERTERS[n](v) if n in _CONVERTERS else v for n, v in fields.items()}
+        _set(self, "__dict__", converted)
+
     def __repr__(self) -> str:
         now = self.timestamp
         return (
@@ -197,8 +234,8 @@ _set = object.__setattr__
 _FIELDS = frozenset(field.name for field in attrs.fields(State))
 _COUNT = len(_FIELDS)
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "memory": _read_only,
-    "metrics": _read_only,
+    "memory": _as_memory,
+    "metrics": _as_metrics,
     "gradients": _as_gradients,
     "max_duration": _as_time,
 }

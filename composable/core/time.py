@@ -462,14 +462,27 @@ def elapsed(clock: HasTime) -> float:
     Raises:
         ValueError: The run has no `max_duration`.
     """
-    done, total = progress(clock, _whole(clock))
+    try:
+        done, total = progress(clock, _whole(clock))
+    except AttributeError:
+        raise _no_clock(clock=clock) from None
     return min(float(done / total), 1.0) if total else 1.0
+
+
+def _no_clock(**clocks: Any) -> TypeError:
+    given = " and ".join(f"{name}={value!r}" for name, value in clocks.items())
+    return TypeError(f"{given} must be a State or a Clock, which have a time and a duration.")
 
 
 def crossed(before: HasTime, after: HasTime, interval: Time) -> bool:
     """Return whether a multiple of `interval` lies after `before` and not after `after`."""
+    if not isinstance(interval, Time):
+        raise TypeError(f'interval={interval!r} must be a Time, such as Time("2ep").')
     if not interval.value:
         return False
-    then, step = progress(before, interval)
-    now, _ = progress(after, interval)
+    try:
+        then, step = progress(before, interval)
+        now, _ = progress(after, interval)
+    except AttributeError:
+        raise _no_clock(before=before, after=after) from None
     return then // step != now // step

@@ -25,7 +25,13 @@ from torch.utils.data import (
 
 from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 
-__all__ = ["SeededIndex", "current_fetch_epoch", "is_map_style", "with_seeded_fetch"]
+__all__ = [
+    "SeededIndex",
+    "current_fetch_epoch",
+    "is_map_style",
+    "with_new_workers",
+    "with_seeded_fetch",
+]
 
 _current_fetch_epoch: ContextVar[int | None] = ContextVar("current_fetch_epoch", default=None)
 
@@ -75,11 +81,22 @@ def with_seeded_fetch(
             _copies[dataloader] = loader
     sampler: Any = loader._index_sampler
     sampler.first, sampler.skip = first, skip
+    if dataloader.persistent_workers and dataloader.generator is not None:
+        sampler.persistent = dataloader.generator, dataloader.generator.get_state()
     return loader
 
 
 # Persistent workers belong to the copy, so the copy must live as long as the loader.
 _copies: WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = WeakKeyDictionary()
+
+
+def with_new_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader that starts new workers; the given loader is not changed."""
+    if not dataloader.persistent_workers:
+        return dataloader
+    loader = object.__new__(type(dataloader))
+    vars(loader).update(vars(dataloader), persistent_workers=False, _iterator=None)
+    return loader
 
 
 def _copy(dataloader: DataLoader[Any]) -> DataLoader[Any]:
@@ -145,6 +162,8 @@ class SeededIndexSampler:
         self.draws = _draws_during_iteration(sampler)
         self.first = SeededIndex(0, 0, 0)
         self.skip = 0
+        self.persistent: tuple[torch.Generator, torch.Tensor] | None = None
+        """The generator of a loader with persistent workers, and its state at the start."""
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -158,6 +177,13 @@ class SeededIndexSampler:
     def _number(self, batches: Iterator[Any], start: int) -> Iterator[SeededIndex]:
         seed, epoch, step, _ = self.first
         seed_epoch(seed, epoch)
+        if self.persistent is not None:
+            # The seed of the workers is drawn when they start: in the first epoch of a run, and in
+            # any epoch after a resume. The order must be the same.
+            generator, began = self.persistent
+            generator.set_state(began)
+            if epoch == 0:
+                torch.empty((), dtype=torch.int64).random_(generator=generator)
         if self.after_a_draw:
             torch.empty((), dtype=torch.int64).random_()
         for i, indices in enumerate(batches, start):

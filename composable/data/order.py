@@ -1,18 +1,20 @@
 """Iterate over batches in an order that depends only on the seed and the epoch."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from composable.core._warnings import warn_user
 from composable.core.key import Key
 from composable.data.fetching import (
     SeededIndex,
     fetch_in_process,
     is_map_style,
+    with_new_workers,
     with_seeded_fetch,
 )
 from composable.utils.reproducibility import seed_epoch, seed_fetch
@@ -21,6 +23,8 @@ __all__ = [
     "MovedGeneratorWarning",
     "ReplayedBatchesWarning",
     "get_generator_states",
+    "get_generators",
+    "is_stateful",
     "read_loader_state",
     "seeded_batches",
     "set_generator_states",
@@ -52,7 +56,9 @@ def seeded_batches(
     The order depends only on `(seed, epoch)`, and the random numbers of a batch only on
     `(seed, step)`: not on earlier draws and, for a `DataLoader` of a map-style dataset, not on the
     number of workers. A dataset, sampler or batch sampler with a `set_epoch` method receives the
-    epoch. A loader with its own generator keeps using it. The loader is not changed.
+    epoch. A loader with its own generator keeps using it. The loader is not changed. Workers of an
+    iterable dataset are started for each epoch, also with `persistent_workers=True`: otherwise
+    their random numbers would depend on earlier epochs, and their copies would miss `set_epoch`.
 
     With `skip`, iteration starts at that batch. A list and a `DataLoader` of a map-style dataset
     start there directly, without loading the skipped batches. A loader with a `state_dict`
@@ -94,7 +100,7 @@ def seeded_batches(
     """
     _check(dataloader, skip, loader_state)
     if generators is not None:
-        set_generator_states(dataloader, generators)
+        _set_generators(dataloader, generators, "generators")
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
     return _batches(dataloader, seed, epoch, first_step, skip, loader_state)
@@ -110,7 +116,7 @@ def read_loader_state(dataloader: object) -> Mapping[str, Any] | None:
         None
     """
     state: Mapping[str, Any] | None
-    state = dataloader.state_dict() if _is_stateful(dataloader) else None  # type: ignore[attr-defined]
+    state = dataloader.state_dict() if is_stateful(dataloader) else None  # type: ignore[attr-defined]
     return state
 
 
@@ -128,7 +134,7 @@ def get_generator_states(dataloader: object) -> list[Tensor]:
         >>> first[1:] == [batch.tolist() for batch in rest]
         True
     """
-    return [generator.get_state() for generator in _generators(dataloader)]
+    return [generator.get_state() for generator in get_generators(dataloader)]
 
 
 def set_generator_states(dataloader: object, states: Sequence[Tensor]) -> None:
@@ -137,10 +143,16 @@ def set_generator_states(dataloader: object, states: Sequence[Tensor]) -> None:
     Raises:
         ValueError: The number of states is not the number of generators.
     """
-    own = _generators(dataloader)
+    _set_generators(dataloader, states, "states")
+
+
+def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> None:
+    own = get_generators(dataloader)
+    if not isinstance(states, (list, tuple)) or not all(isinstance(s, Tensor) for s in states):
+        raise TypeError(f"{name}={states!r} must be a list of tensors, of get_generator_states.")
     if len(own) != len(states):
         raise ValueError(
-            f"generators has {len(states)} states, but the loader has {len(own)} generators of its "
+            f"{name} has {len(states)} states, but dataloader has {len(own)} generators of its "
             "own: build the loader with the generators it had when the states were read."
         )
     for generator, state in zip(own, states, strict=True):
@@ -171,6 +183,8 @@ def _batches(
     else:
         if skip:
             _report_replay(dataloader, skip)
+        if isinstance(dataloader, DataLoader) and not is_stateful(dataloader):
+            dataloader = with_new_workers(dataloader)
         seed_epoch(seed, epoch)
         yield from islice(_seeded(iter(dataloader), seed, first_step), skip, None)
 
@@ -187,15 +201,17 @@ def _check(dataloader: object, skip: int, state: Mapping[str, Any] | None) -> No
         raise ValueError(
             f"skip={skip!r} must be a non-negative integer: the number of batches to skip."
         )
-    if state is not None and not _is_stateful(dataloader):
+    if state is not None and not is_stateful(dataloader):
         raise ValueError(
             f"loader_state requires a loader with load_state_dict, and {type(dataloader).__name__} "
             "has none: omit loader_state, or pass the loader that it was read from."
         )
 
 
-def _is_stateful(dataloader: object) -> bool:
-    return hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")
+def is_stateful(dataloader: object) -> bool:
+    """Return whether a loader saves and restores its position itself."""
+    own = hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")
+    return own and not isinstance(dataloader, type)
 
 
 def _samplers(dataloader: object) -> list[Any]:
@@ -230,7 +246,7 @@ def _makes_its_generator(dataloader: object) -> bool:
     )
 
 
-def _generators(dataloader: object) -> list[torch.Generator]:
+def get_generators(dataloader: object) -> list[torch.Generator]:
     """List the generators that the user passed to the loader; they are not seeded."""
     if _makes_its_generator(dataloader):
         return []
@@ -239,27 +255,25 @@ def _generators(dataloader: object) -> list[torch.Generator]:
 
 
 def _report_generator(dataloader: object, skip: int) -> None:
-    if _generators(dataloader):
-        warnings.warn(
+    if get_generators(dataloader):
+        warn_user(
             f"the epoch resumes at batch {skip}, but the loader shuffles with its own generator, "
             "whose state may have changed since the epoch began: examples may be skipped or "
             "repeated. Build the loader without generator= to shuffle by the seed, or pass "
             "generators=, the value of get_generator_states(loader) at the start of the epoch.",
             MovedGeneratorWarning,
-            stacklevel=3,
         )
 
 
 def _report_replay(dataloader: object, skip: int) -> None:
     remedy = (
         "save the value of read_loader_state(loader), and pass it as loader_state"
-        if _is_stateful(dataloader)
+        if is_stateful(dataloader)
         else "use a DataLoader of a map-style dataset, a list, or a loader with a state_dict"
     )
-    warnings.warn(
+    warn_user(
         f"the first {skip} batches of the epoch are fetched and discarded, because a "
         f"{type(dataloader).__name__} cannot start in the middle of an epoch. To avoid this, "
         f"{remedy}.",
         ReplayedBatchesWarning,
-        stacklevel=4,
     )

@@ -1,11 +1,13 @@
 """Global batches that do not depend on the number of processes."""
 
 from collections.abc import Iterator, Sequence, Sized
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
 from composable.core.key import Key
+from composable.functional._checks import check_count, check_flag, check_one_of
 
 __all__ = ["GlobalBatchSampler"]
 
@@ -54,7 +56,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.length = dataset if isinstance(dataset, int) else len(dataset)
+        self.length = _length(dataset)
         self.batch_size = batch_size
         self.key = seed if isinstance(seed, Key) else Key(seed)
         self.shuffle = shuffle
@@ -95,14 +97,15 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return torch.randperm(self.length, generator=generator)
 
     def _check(self) -> None:
+        check_flag("shuffle", self.shuffle)
         counts = {"batch_size": self.batch_size, "world_size": self.world_size}
         for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r} must be a positive integer.")
         if self.length < 1:
             raise ValueError(f"dataset has {self.length} examples: pass a non-empty dataset.")
-        if self.last_batch not in _LAST:
-            raise ValueError(f"last_batch={self.last_batch!r} must be one of {_LAST}.")
+        check_one_of("last_batch", self.last_batch, _LAST)
+        check_count("rank", self.rank)
         if self.rank not in range(self.world_size):
             raise ValueError(
                 f"rank={self.rank!r} must be between 0 and {self.world_size - 1}, because "
@@ -119,6 +122,17 @@ class GlobalBatchSampler(Sampler[list[int]]):
                 f"last_batch='keep' requires at least one example per process, but the last batch "
                 f"has {rest} examples for {self.world_size} processes: use 'drop' or 'pad'."
             )
+
+
+def _length(dataset: Any) -> int:
+    if isinstance(dataset, int) and not isinstance(dataset, bool):
+        return dataset
+    try:
+        return len(dataset)
+    except TypeError:
+        raise TypeError(
+            f"dataset={dataset!r} must be a dataset that has a length, or its length."
+        ) from None
 
 
 _LAST: Sequence[str] = ("keep", "drop", "pad")

@@ -7,6 +7,7 @@ from composable._lazy import export_lazily
 if TYPE_CHECKING:
     from . import images as images
     from ._surgery import with_tensors as with_tensors
+    from ._warnings import ImageRangeWarning as ImageRangeWarning
     from ._warnings import NoEffectWarning as NoEffectWarning
     from .alibi import alibi as alibi
     from .alibi import register_alibi as register_alibi

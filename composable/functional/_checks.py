@@ -1,17 +1,22 @@
 """Checks of arguments. An error gives the argument, its value, what is allowed and what to do."""
 
+import os
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from math import inf
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "as_path",
     "check_any",
     "check_blendable",
     "check_count",
+    "check_device",
     "check_draw",
     "check_flag",
     "check_generator",
@@ -30,12 +35,18 @@ __all__ = [
 ]
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+_LARGEST = 2**63 - 1
 
 
 def check_tensor(name: str, value: Any, *, advice: str = "") -> None:
-    """Raise a TypeError unless the value is a tensor."""
+    """Raise a TypeError unless the value is a dense tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(_say(f"{name} must be a tensor, not {kind_of(value)}", advice))
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{name} must be a dense tensor, not one of layout {value.layout}; convert it first, "
+            f"such as {name}.to_dense()."
+        )
 
 
 def check_tensors(name: str, value: Any) -> None:
@@ -52,6 +63,13 @@ def check_tensors(name: str, value: Any) -> None:
 
 def check_place(device: Any, dtype: Any) -> None:
     """Raise an error unless the arguments are a device (or None) and a floating-point dtype."""
+    check_device(device)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype={dtype!r} must be a floating-point torch.dtype.")
+
+
+def check_device(device: Any) -> None:
+    """Raise an error unless the value is a device, its name, or None."""
     if device is not None and not isinstance(device, (torch.device, str)):
         raise TypeError(f"device={device!r} must be a torch.device, its name, or None.")
     if isinstance(device, str):
@@ -61,14 +79,13 @@ def check_place(device: Any, dtype: Any) -> None:
             raise ValueError(
                 f'device={device!r} must be the name of a device, such as "cpu" or "cuda:0".'
             ) from error
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype={dtype!r} must be a floating-point torch.dtype.")
 
 
 def check_precision(name: str, value: Any) -> None:
     """Raise an error unless the value is a 16-bit floating-point dtype or None."""
-    if value is not None and value not in LOW_PRECISION:
-        kind = ValueError if isinstance(value, torch.dtype) else TypeError
+    known = isinstance(value, torch.dtype)
+    if value is not None and not (known and value in LOW_PRECISION):
+        kind = ValueError if known else TypeError
         raise kind(
             f"{name}={value!r} must be torch.float16, torch.bfloat16, or None for the dtype of "
             "autocast."
@@ -118,6 +135,8 @@ def check_range(
     if not _is_number(value):
         allowed = _number(_interval(value, low, high, ends))
         raise TypeError(_say(f"{name}={value!r} must be {allowed}", advice))
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise ValueError(_say(f"{name}={value!r} must be smaller than 2**63", advice))
     above = value >= low if ends[0] == "[" else value > low
     below = value <= high if ends[1] == "]" else value < high
     if not (above and below):  # NaN compares to nothing, so it is refused
@@ -132,6 +151,16 @@ def check_count(name: str, value: Any, low: int = 0, *, advice: str = "") -> Non
         raise TypeError(_say(f"{name}={value!r} must be an integer, at least {low}", advice))
     if value < low:
         raise ValueError(_say(f"{name}={value!r} must be at least {low}", advice))
+    if not isinstance(value, torch.SymInt) and int(value) > _LARGEST:
+        raise ValueError(_say(f"{name}={value!r} must be smaller than 2**63", advice))
+
+
+def check_integer(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value is an integer."""
+    if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
+        raise TypeError(f"{name}={value!r} must be an integer.")
+    if not isinstance(value, torch.SymInt) and abs(int(value)) > _LARGEST:
+        raise ValueError(f"{name}={value!r} must be an integer of 64 bits.")
 
 
 def check_size(name: str, value: Any) -> None:
@@ -148,7 +177,7 @@ def check_size(name: str, value: Any) -> None:
 def check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     """Raise a ValueError unless the value is one of the allowed options."""
     options = list(allowed)
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         raise ValueError(f"{name}={value!r} must be one of {options}.")
 
 
@@ -207,6 +236,16 @@ def check_same_names(first: str, names: Iterable[str], second: str, others: Iter
         )
 
 
+def as_path(name: str, value: Any) -> Path:
+    """Return a path; raise an error unless the value names a file or folder."""
+    path = value.__fspath__() if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise TypeError(f"{name}={value!r} must be a str or an os.PathLike of one.")
+    if not path or "\0" in path:
+        raise ValueError(f"{name}={value!r} must name a file or folder.")
+    return Path(path)
+
+
 def kind_of(value: Any) -> str:
     """Describe the type of a value, for an error message."""
     if isinstance(value, type):
@@ -240,7 +279,8 @@ def _number(interval: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    # PyTorch computes with integers and floating-point numbers, not with fractions.
+    return isinstance(value, Real) and not isinstance(value, (bool, Fraction))
 
 
 def _some(names: set[str]) -> str:

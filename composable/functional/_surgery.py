@@ -2,16 +2,18 @@
 
 import functools
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ._checks import check_module, check_tensors
+from ._references import References
 from ._warnings import NoEffectWarning
 
 __all__ = [
@@ -39,6 +41,8 @@ READS_WEIGHTS: dict[type[nn.Module], set[str]] = {
 def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> Model:
     """Copy the structure of a model; share its parameters and clone its buffers.
 
+    Functions and hooks that close over modules of the model close over those of the copy.
+
     Args:
         model: Any module. Changes to the structure, the mode or the buffers of the copy don't
             affect it. In-place changes of the shared parameters do.
@@ -57,13 +61,35 @@ def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> 
         memo |= {id(p): p for p in module._parameters.values() if p is not None}
         for buffer in (b for b in module._buffers.values() if b is not None):
             memo[id(buffer)] = buffer if is_lazy(buffer) else buffer.detach().clone()
+        if isinstance(module, torch.jit.ScriptModule):  # its tensors are in an object of C++
+            continue
         for value in _plain_values(module):
             if isinstance(value, Tensor):
                 memo.setdefault(id(value), value)
             elif not _copies(value):
                 memo[id(value)] = value
     memo |= _substitutes(model, tensors or {})
-    return deepcopy(model, memo)
+    new = deepcopy(model, memo)
+    references = References(memo)
+    for module in new.modules():
+        references.redirect_in(module)
+    _write_scripted(new, tensors or {})
+    return new
+
+
+def _write_scripted(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors of TorchScript modules, whose copies don't share tensors by their ids."""
+    scripted = [
+        name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)
+    ]
+    if not scripted:
+        return
+    held: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    held |= dict(model.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if any(not path or name.startswith(f"{path}.") for path in scripted):
+                held[name].copy_(tensor)
 
 
 def check_unwrapped(model: nn.Module) -> None:
@@ -140,9 +166,8 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
         ValueError: The model is wrapped for distributed training, or compiled.
 
     Warns:
-        NoEffectWarning: A replacement may be bypassed: a function or hook refers to the old module,
-            the parent reads its weights without a call, or only one of several tied parameters was
-            replaced.
+        NoEffectWarning: A replacement may be bypassed: the parent reads its weights without a
+            call, or only one of several tied parameters was replaced.
     """
     root = copy_on_write(model)
     copies = dict(root.named_modules(remove_duplicate=False))
@@ -154,14 +179,11 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
     names = [name for name, module in copies.items() if id(module) in replaced]
     check_uncompiled(model, names)
     successors = {id(after) for after in replaced.values()}
+    references = References(replaced)
     for module in new.modules():
         if id(module) not in successors:  # a replacement may contain the old module
-            _redirect(vars(module), replaced)
-    for problem in [
-        *_find_stale_functions(model, new, names, replaced),
-        *_find_bypassed(model, names),
-        *_find_untied(model, new),
-    ]:
+            references.redirect_in(module)
+    for problem in [*_find_bypassed(model, names), *_find_untied(model, new)]:
         warnings.warn(problem, NoEffectWarning, stacklevel=3)
     return new, len(replaced)
 
@@ -185,42 +207,6 @@ def _replace(
                 module._modules[key] = _replace(f"{name}.{key}".lstrip("."), child, rule, done)
         done[id(module)] = module, rule(name, module)
     return done[id(module)][1]
-
-
-def _redirect(value: Any, replaced: dict[int, nn.Module]) -> Any:
-    """Apply the replacements to references outside of the registered children."""
-    if isinstance(value, nn.Module):
-        return replaced.get(id(value), value)
-    if isinstance(value, MethodType) and id(value.__self__) in replaced:
-        return getattr(replaced[id(value.__self__)], value.__name__)
-    if type(value) in (dict, OrderedDict):
-        value.update({key: _redirect(held, replaced) for key, held in list(value.items())})
-    elif type(value) is list:
-        value[:] = [_redirect(held, replaced) for held in value]
-    elif type(value) is tuple:
-        return tuple(_redirect(held, replaced) for held in value)
-    elif type(value) is functools.partial:
-        parts = [_redirect(held, replaced) for held in (value.func, value.args, value.keywords)]
-        return functools.partial(parts[0], *parts[1], **parts[2])
-    return value
-
-
-def _find_stale_functions(
-    model: nn.Module, new: nn.Module, names: list[str], replaced: dict[int, nn.Module]
-) -> Iterator[str]:
-    """Find functions that refer to a replaced module of the original model."""
-    # Copies share functions, so these refer to modules of the original, or of the private copy.
-    changed = {"", *(name[:end] for name in names for end in _ends(name))}
-    originals = model.named_modules(remove_duplicate=False)
-    stale = {id(module) for name, module in originals if name in changed} | set(replaced)
-    for name, module in new.named_modules():
-        for value in _plain_values(module):
-            if isinstance(value, FunctionType) and any(id(m) in stale for m in _closes_over(value)):
-                yield (
-                    f"{name or 'model'} has the function {value.__qualname__}, which refers to a "
-                    "replaced module, or to a parent of it, and keeps using the old one; make the "
-                    "function a method that looks up the module, or build it after this change."
-                )
 
 
 def _find_bypassed(model: nn.Module, names: list[str]) -> Iterator[str]:
@@ -251,19 +237,6 @@ def _find_untied(model: nn.Module, new: nn.Module) -> Iterator[str]:
 
 def _parameter_ids(model: nn.Module) -> list[int]:
     return [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
-
-
-def _ends(name: str) -> list[int]:
-    return [index for index, letter in enumerate(name) if letter == "."] + [len(name)]
-
-
-def _closes_over(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            held = cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-        yield from (getattr(item, "__self__", item) for item in _flatten(held))
 
 
 def _plain_values(module: nn.Module) -> Iterator[Any]:

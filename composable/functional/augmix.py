@@ -15,7 +15,7 @@ from . import _compiled
 from ._checks import check_count, check_draw, check_generator, check_range
 from ._operations import apply_operations, check_set, draw_operations
 from ._sampling import draw_beta, draw_dirichlet, generator_device
-from .images._values import check_images, finish, values_of
+from .images._values import check_images, check_pixels, finish, values_of
 
 __all__ = ["AugMixDraw", "apply_augmix", "augmix", "draw_augmix"]
 
@@ -74,6 +74,9 @@ def augmix(
         ValueError: An argument is out of its range, or the images are not
             `[batch, channels, height, width]`.
 
+    Warns:
+        ImageRangeWarning: The images are on the CPU, and the first one is clearly not in [0, 1].
+
     Example:
         >>> images = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8)
         >>> mixed = augmix(images, generator=torch.Generator().manual_seed(0))
@@ -81,6 +84,7 @@ def augmix(
         (torch.Size([8, 3, 32, 32]), torch.uint8)
     """
     check_images(images)
+    check_pixels(images, "augment before normalizing them")
     draw = draw_augmix(
         len(images),
         severity=severity,

@@ -111,7 +111,7 @@ def recompute_batch_norm_statistics(
     """
     check_module("model", model)
     check_count("seen", seen)
-    if not isinstance(batches, Iterable):
+    if not isinstance(batches, Iterable) or isinstance(batches, str):
         raise TypeError(
             f"batches must be an iterable of arguments of the model, not {kind_of(batches)}."
         )

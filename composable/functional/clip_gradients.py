@@ -7,27 +7,44 @@ https://arxiv.org/abs/2102.06171
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ._checks import check_one_of, check_range, check_same_names, check_tensor, kind_of
-from ._foreach import compute_dtype, foreach, foreach_, global_norm, per_dtype
+from ._foreach import foreach, foreach_, global_norm, per_dtype
 
 __all__ = ["clip_gradients"]
 
 Tensors = Mapping[str, Tensor | None] | Sequence[Tensor | None]
-Grads = TypeVar("Grads", bound=Tensors)
+Given = Tensors | Tensor | Iterator[Tensor | None]
+Grads = TypeVar("Grads", bound=Tensors | Tensor)
 
 SMALLEST_NORM = 1e-3  # the paper's floor: without it, weights of 0 would stay 0
 METHODS = ("norm", "value", "adaptive")
 
 
+@overload
 def clip_gradients(
-    grads: Grads, *, threshold: float, method: str = "norm", params: Tensors | None = None
-) -> Grads:
+    grads: Grads, *, threshold: float, method: str = "norm", params: Given | None = None
+) -> Grads: ...
+
+
+@overload
+def clip_gradients(
+    grads: Iterator[Tensor | None],
+    *,
+    threshold: float,
+    method: str = "norm",
+    params: Given | None = None,
+) -> list[Tensor | None]: ...
+
+
+def clip_gradients(
+    grads: Any, *, threshold: float, method: str = "norm", params: Given | None = None
+) -> Any:
     r"""Clip gradients by their global norm, by value, or adaptively per unit.
 
     With threshold $\lambda$, the three methods are
@@ -49,8 +66,8 @@ def clip_gradients(
         params: Parameters, with the names or the order of `grads`. Required for "adaptive".
 
     Returns:
-        New gradients in a container of the same type, or a dict for other mappings. Norms are
-        computed in at least float32.
+        New gradients in a container of the same type; a dict for other mappings, a list for an
+        iterator, and a tensor for a tensor. Norms are computed in at least float32.
 
         Non-finite gradients are not repaired. If the global norm is NaN, so are all results; if it
         is infinite, finite values become 0 and infinite ones NaN, as in `torch.nn.utils`. With
@@ -58,7 +75,8 @@ def clip_gradients(
 
     Raises:
         ValueError: `threshold` is negative, `method` is unknown, or `params` doesn't match `grads`.
-        TypeError: An argument is of the wrong type, such as an iterator or a single tensor.
+        TypeError: An argument is of the wrong type, such as parameters in place of gradients, or a
+            gradient is complex and `method` is "value".
 
     Example:
         >>> clip_gradients([torch.tensor([3.0]), None, torch.tensor([4.0])], threshold=1.0)
@@ -66,7 +84,9 @@ def clip_gradients(
     """
     check_one_of("method", method, METHODS)
     check_range("threshold", threshold, 0)
+    grads, params = _collected(grads), _collected(params)
     entries = _entries("grads", grads)
+    _check_gradients(grads, entries, method)
     if params is not None and method != "adaptive":
         _entries("params", params)  # invalid arguments raise even if they are unused
     present = [grad for grad in entries if grad is not None]
@@ -80,6 +100,37 @@ def clip_gradients(
         clipped = _clip_adaptive(present, _matching(params, grads), threshold)
     rest = iter(clipped)
     return _like(grads, [None if grad is None else next(rest) for grad in entries])
+
+
+def _collected(tensors: Any) -> Any:
+    """Return the tensors of an iterator as a list, and anything else as it is."""
+    one_pass = isinstance(tensors, Iterable) and not isinstance(tensors, (Tensor, str, set))
+    return list(tensors) if one_pass and not isinstance(tensors, (Mapping, Sequence)) else tensors
+
+
+def _check_gradients(grads: Any, entries: list[Tensor | None], method: str) -> None:
+    for index, grad in enumerate(entries):
+        if isinstance(grad, nn.Parameter):
+            raise TypeError(
+                f"{_place('grads', grads, index)} must be a gradient, not a parameter; pass "
+                "[p.grad for p in model.parameters()] or the like."
+            )
+        if grad is not None and not (grad.is_floating_point() or grad.is_complex()):
+            raise TypeError(
+                f"{_place('grads', grads, index)} must have a floating-point dtype, not "
+                f"{grad.dtype}."
+            )
+        if grad is not None and grad.is_complex() and method == "value":
+            raise TypeError(
+                f"{_place('grads', grads, index)} must be real for method='value', since complex "
+                f"numbers have no order, not {grad.dtype}; use method='norm' or 'adaptive'."
+            )
+
+
+def _place(name: str, tensors: Any, index: int) -> str:
+    if isinstance(tensors, Tensor):
+        return name
+    return f"{name}[{list(tensors)[index] if isinstance(tensors, Mapping) else index!r}]"
 
 
 def _clip_norm(grads: list[Tensor], threshold: float) -> list[Tensor]:
@@ -102,55 +153,58 @@ def _clip_adaptive(grads: list[Tensor], params: list[Tensor], threshold: float) 
 def _unit_norm(tensor: Tensor) -> Tensor:
     """Compute the norm over all dimensions but the first, or of a whole vector or scalar."""
     dims = tuple(range(1, tensor.ndim)) if tensor.ndim > 1 else None
-    dtype = compute_dtype(tensor.dtype)
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)
     return norm
 
 
-def _matching(params: Tensors | None, grads: Tensors) -> list[Tensor]:
+def _matching(params: Any, grads: Any) -> list[Tensor]:
     """Return the parameters of the gradients that are not None."""
     if params is None:
         raise ValueError('params=None must be the parameters for method="adaptive".')
     if isinstance(params, Mapping) and isinstance(grads, Mapping):
         check_same_names("params", params, "grads", grads)
         params = [params[name] for name in grads]
-    pairs = list(zip(_entries("params", params), _entries("grads", grads), strict=False))
+    held, given = _entries("params", params), _entries("grads", grads)
+    pairs = list(zip(held, given, strict=False))
     shapes = [(None if p is None else p.shape, None if g is None else g.shape) for p, g in pairs]
-    if len(params) != len(grads) or any(g is not None and p != g for p, g in shapes):
+    if len(held) != len(given) or any(g is not None and p != g for p, g in shapes):
         raise ValueError(
-            f"params ({len(params)}) and grads ({len(grads)}) must have the same number of tensors "
+            f"params ({len(held)}) and grads ({len(given)}) must have the same number of tensors "
             "and the same shapes; pass both as mappings by name, or both as lists in one order."
         )
     return [cast(Tensor, p) for p, g in pairs if g is not None]
 
 
-def _entries(name: str, tensors: Tensors) -> list[Tensor | None]:
-    if not isinstance(tensors, (Mapping, Sequence)):
+def _entries(name: str, tensors: Any) -> list[Tensor | None]:
+    if isinstance(tensors, Tensor):
+        tensors = [tensors]
+    if isinstance(tensors, str) or not isinstance(tensors, (Mapping, Sequence)):
         raise TypeError(
-            f"{name} must be a mapping or a sequence of tensors, not {kind_of(tensors)}; pass "
-            "[p.grad for p in model.parameters()] or the like."
+            f"{name} must be a tensor, or a mapping, a sequence or an iterator of tensors, not "
+            f"{kind_of(tensors)}; pass [p.grad for p in model.parameters()] or the like."
         )
     entries: list[Any] = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
     for index, tensor in enumerate(entries):
         if tensor is not None and not isinstance(tensor, Tensor):
-            key = list(tensors)[index] if isinstance(tensors, Mapping) else index
-            check_tensor(f"{name}[{key!r}]", tensor, advice="pass None for a missing gradient")
+            place = _place(name, tensors, index)
+            check_tensor(place, tensor, advice="pass None for a missing gradient")
         if tensor is not None and tensor.layout is not torch.strided:
-            key = list(tensors)[index] if isinstance(tensors, Mapping) else index
             raise TypeError(
-                f"{name}[{key!r}] must be dense, not of layout {tensor.layout}; pass its "
-                "to_dense(), or use embeddings with sparse=False."
+                f"{_place(name, tensors, index)} must be dense, not of layout {tensor.layout}; "
+                "pass its to_dense(), or use embeddings with sparse=False."
             )
     return entries
 
 
-def _like(grads: Grads, clipped: list[Tensor | None]) -> Grads:
+def _like(grads: Any, clipped: list[Tensor | None]) -> Any:
     """Return the clipped gradients in a container of the type of `grads`."""
-    result: Any
+    if isinstance(grads, Tensor):
+        return clipped[0]
     if isinstance(grads, Mapping):
         result = dict(zip(grads, clipped, strict=True))
-        return cast(Grads, OrderedDict(result) if isinstance(grads, OrderedDict) else result)
+        return OrderedDict(result) if isinstance(grads, OrderedDict) else result
     if isinstance(grads, list):
-        return cast(Grads, clipped)
+        return clipped
     make = getattr(grads, "_make", tuple)  # a named tuple is made from its fields
-    return cast(Grads, make(clipped))
+    return make(clipped)

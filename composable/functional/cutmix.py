@@ -228,9 +228,9 @@ def _check(inputs: Tensor, targets: Tensor, draw: CutMixDraw) -> None:
     check_tensor("inputs", inputs, advice=_SEVERAL)
     check_tensor("targets", targets, advice=_SEVERAL)
     check_draw(draw, CutMixDraw, "draw_cutmix")
-    check_partners(draw.permutation, inputs)
     check_tensor("draw.box", draw.box)
     check_one_batch(inputs, targets)
+    check_partners(draw.permutation, inputs)
     if inputs.ndim <= draw.box.shape[-2]:
         raise ValueError(
             f"draw has a box of {draw.box.shape[-2]} dimensions, but inputs has shape "

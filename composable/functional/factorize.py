@@ -10,24 +10,35 @@ from collections import Counter
 from numbers import Integral
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ._checks import check_any, check_count, check_flag, check_module, check_range
+from ._checks import (
+    check_any,
+    check_count,
+    check_flag,
+    check_generator,
+    check_module,
+    check_one_of,
+    check_range,
+)
 from ._reclass import refuse_lazy
 from ._surgery import replace_modules, report_nothing
 from .layers.factorized import (
     CONVS,
     LINEARS,
     FactorizedLayer,
-    fit_pair,
+    build_pair,
     groups_of,
     matrices_of,
 )
 
 __all__ = ["factorize"]
 
+INITS = ("svd", "randomized", "random")
 
-def factorize(
+
+def factorize(  # noqa: PLR0913
     model: nn.Module,
     *,
     factorize_convs: bool = True,
@@ -36,6 +47,8 @@ def factorize(
     latent_channels: int | float = 0.25,
     min_features: int = 512,
     latent_features: int | float = 0.25,
+    init: str = "svd",
+    generator: torch.Generator | None = None,
 ) -> nn.Module:
     r"""Replace wide convolutions and linear layers by low-rank pairs if that saves computation.
 
@@ -75,6 +88,10 @@ def factorize(
         min_features: Minimum number of input and output features of a linear layer to replace.
         latent_features: $k$ for linear layers: an integer, or a share below 1 of the input or
             output features, whichever are fewer, rounded down to at least 1.
+        init: "svd" for the best approximation; "randomized" for nearly the best one, by a
+            randomized decomposition with a fixed seed, which is several times as fast for large
+            layers; or "random" to draw new weights, as new layers of PyTorch do.
+        generator: Random number generator of "random". Default: torch's global generator.
 
     Returns:
         The new model; `model` itself if there is nothing to replace.
@@ -106,6 +123,8 @@ def factorize(
     check_latent_size("latent_channels", latent_channels)
     check_count("min_features", min_features)
     check_latent_size("latent_features", latent_features)
+    check_one_of("init", init, INITS)
+    check_generator(generator)
     kinds = CONVS * factorize_convs + LINEARS * factorize_linears
     skipped, shared = _skipped_layers(model), _shared_parameters(model)
 
@@ -124,8 +143,9 @@ def factorize(
         _, outputs, inputs = matrices_of(module.weight, groups_of(module)).shape
         if min(size) < least or rank * (inputs + outputs) >= inputs * outputs:
             return module  # type: ignore[no-any-return]
-        _check_values(name, module.weight)
-        return fit_pair(module, rank)
+        if init != "random":
+            _check_values(name, module.weight)
+        return build_pair(module, rank, init, generator)
 
     new, count = replace_modules(model, rule)
     if count == 0 and not any(isinstance(module, FactorizedLayer) for module in model.modules()):

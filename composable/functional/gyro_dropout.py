@@ -128,10 +128,10 @@ class GyroDropoutLayer(nn.Dropout):
         stay: int,
         generator: torch.Generator | None = None,
     ) -> None:
+        check_masks(p, sigma, tau)
         super().__init__(p)
         check_count("stay", stay, 1)
         check_generator(generator)
-        check_masks(p, sigma, tau)
         self._start(p, sigma, tau, stay, generator)
 
     def _start(self, p: float, sigma: int, tau: int, stay: int, generator: Any) -> None:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._targets import class_probabilities, count_classes
+from ._checks import check_integer
+from ._targets import IGNORE_INDEX, check_class_dim, class_probabilities, count_classes
 
 __all__ = ["MixedBatch", "MixedTargets"]
 
@@ -26,11 +27,19 @@ class MixedTargets(NamedTuple):
     partner_targets: Tensor
     weight: Tensor
 
-    def soft(self, num_classes: int | None = None) -> Tensor:
+    def soft(
+        self,
+        num_classes: int | None = None,
+        *,
+        class_dim: int = 1,
+        ignore_index: int = IGNORE_INDEX,
+    ) -> Tensor:
         """Interpolate the two targets as class probabilities.
 
         Args:
             num_classes: Number of classes. Required if the targets are class indices.
+            class_dim: Dimension of the classes: 1, or -1 for the last one.
+            ignore_index: Class index of positions without a label. Their probabilities are 0.
 
         Returns:
             `[batch, classes, ...]` in the default dtype for class indices `[batch, ...]`; the
@@ -44,12 +53,17 @@ class MixedTargets(NamedTuple):
             >>> pair.soft(3)
             tensor([[0.7500, 0.0000, 0.2500]])
         """
+        check_class_dim(class_dim)
+        check_integer("ignore_index", ignore_index)
         kept, partner = self.targets, self.partner_targets
         if not kept.is_floating_point():
             classes = count_classes(kept, num_classes)
-            kept, partner = (class_probabilities(t, classes) for t in (kept, partner))
+            kept, partner = (
+                class_probabilities(t, classes, class_dim=class_dim, ignore_index=ignore_index)
+                for t in (kept, partner)
+            )
         elif num_classes is not None:
-            count_classes(kept, num_classes)
+            count_classes(kept, num_classes, class_dim)
         return torch.lerp(partner, kept, broadcast_weight(self.weight, kept))
 
     def loss(self, loss_fn: Loss, outputs: Tensor) -> Tensor:
@@ -105,9 +119,16 @@ class MixedBatch(NamedTuple):
         """The targets and their weight."""
         return MixedTargets(self.targets, self.partner_targets, self.weight)
 
-    def soft_targets(self, num_classes: int | None = None) -> Tensor:
+    def soft_targets(
+        self,
+        num_classes: int | None = None,
+        *,
+        class_dim: int = 1,
+        ignore_index: int = IGNORE_INDEX,
+    ) -> Tensor:
         """Interpolate the two targets as class probabilities; see `MixedTargets.soft`."""
-        return self.mixed_targets.soft(num_classes)
+        options = {"class_dim": class_dim, "ignore_index": ignore_index}
+        return self.mixed_targets.soft(num_classes, **options)
 
     def loss(self, loss_fn: Loss, outputs: Tensor) -> Tensor:
         """Interpolate the losses of the two targets; see `MixedTargets.loss`."""

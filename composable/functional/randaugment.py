@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _compiled
 from ._checks import check_count, check_draw, check_generator, check_range
 from ._operations import apply_operations, check_set, draw_operations
-from .images._values import check_images
+from .images._values import check_images, check_pixels
 
 __all__ = ["RandAugmentDraw", "apply_randaugment", "draw_randaugment", "randaugment"]
 
@@ -79,6 +79,9 @@ def randaugment(
         ValueError: An argument is out of its range, or the images are not
             `[batch, channels, height, width]`.
 
+    Warns:
+        ImageRangeWarning: The images are on the CPU, and the first one is clearly not in [0, 1].
+
     Example:
         >>> images = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8)
         >>> augmented = randaugment(images, generator=torch.Generator().manual_seed(0))
@@ -86,6 +89,7 @@ def randaugment(
         (torch.Size([8, 3, 32, 32]), torch.uint8)
     """
     check_images(images)
+    check_pixels(images, "augment before normalizing them")
     draw = draw_randaugment(
         len(images),
         depth=depth,

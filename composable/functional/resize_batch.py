@@ -230,6 +230,11 @@ def apply_crop(
     check_tensor("tensor", tensor)
     check_size("new_size", new_size)
     check_tensor("offset", offset, advice="draw_crop returns one")
+    if offset.shape != (len(new_size),):
+        raise ValueError(
+            f"offset must have one entry for each of the {len(new_size)} dimensions of new_size, "
+            f"not the shape {tuple(offset.shape)}; draw_crop returns one."
+        )
     old = tensor.shape[1:][-len(new_size) :]
     if len(old) != len(new_size) or any(new > was for was, new in zip(old, new_size, strict=True)):
         raise ValueError(

@@ -110,8 +110,18 @@ def apply_selection(
     """
     _check(losses)
     check_tensor("draw", draw, advice="draw_selection returns one")
+    if draw.dtype != torch.int64 or draw.ndim != 1:
+        raise ValueError(
+            f"draw must be ranks of dtype torch.int64 and of shape [kept], not of {draw.dtype} and "
+            f"{tuple(draw.shape)}; draw_selection returns one."
+        )
     by_loss = losses.detach().argsort(stable=True)
-    return by_loss[draw.to(losses.device, non_blocking=True)].sort().values
+    try:
+        return by_loss[draw.to(losses.device, non_blocking=True)].sort().values
+    except IndexError:
+        raise ValueError(
+            f"draw has ranks beyond the {len(losses)} losses; draw with batch_size=len(losses)."
+        ) from None
 
 
 def should_select(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import check_count, check_flag, check_range, kind_of
+from ._checks import check_count, check_flag, check_range, check_tensor, kind_of
 from ._tree import map_named_tensors, named_tensors
 
 __all__ = ["sequence_length", "set_sequence_length", "warmed_up_length"]
@@ -46,8 +46,8 @@ def set_sequence_length(
             is not 0. Segments always include that token.
 
     Returns:
-        The batch with shorter sequences, of the same types, dtypes and devices: views for plain
-        truncation; `batch` itself if its sequences are short enough.
+        The batch with shorter sequences, of the same types, dtypes and devices; `batch` itself if
+        its sequences are short enough. Shortened tensors are contiguous.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -76,7 +76,10 @@ def set_sequence_length(
     if not truncate:
         return map_named_tensors(_split(examples, tokens, length), batch)
     if not preserve_end_of_sequence:
-        return map_named_tensors(lambda _, t: t[:, :length] if is_sequence(t) else t, batch)
+        # Contiguous, since models call view() on labels and masks.
+        return map_named_tensors(
+            lambda _, t: t[:, :length].contiguous() if is_sequence(t) else t, batch
+        )
     masks = [t for name, t in tensors if name == "attention_mask" and is_sequence(t)]
     if not masks:
         raise ValueError(
@@ -176,6 +179,8 @@ def _shape(batch: Any, tensors: list[tuple[Any, Tensor]]) -> tuple[int, int]:
             "batch must have sequences, tensors of shape [batch, tokens, ...], but "
             f"{kind_of(batch)} without tensors has none."
         )
+    for name, tensor in tensors:
+        check_tensor(f"batch: {name}", tensor)
     candidates = [(name, tensor.shape) for name, tensor in tensors if tensor.ndim > 1]
     if not candidates:
         raise ValueError(

@@ -117,6 +117,7 @@ class SqueezeExcitation(nn.Module):
         super().__init__()
         check_count("channels", channels, 1)
         check_latent_channels("latent_channels", latent_channels)
+        check_generator(generator)
         latent = (
             latent_channels if latent_channels >= 1 else max(1, int(latent_channels * channels))
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from ._checks import check_module, check_one_of, check_range
 from ._reclass import reclass
@@ -150,7 +150,7 @@ def describe_blocks(target: Any) -> list[ResidualBlock]:
     """Return the descriptions of the given blocks, or of all known blocks for None."""
     if target is None:
         return list(KNOWN)
-    several = isinstance(target, Iterable) and not isinstance(target, (type, str))
+    several = isinstance(target, Iterable) and not isinstance(target, (type, str, Tensor))
     return [_description(one) for one in (target if several else [target])]
 
 

@@ -122,7 +122,7 @@ def _standardized(conv: nn.Module) -> nn.Module:
     parametrize.register_parametrization(conv, "weight", StandardizedWeight())
     if weight is not None:
         conv.parametrizations.weight.original = weight  # type: ignore[union-attr]
-    return conv
+    return conv.train(conv.training)  # the containers of the parametrization too
 
 
 def _is_standardized(module: nn.Module) -> bool:

@@ -79,7 +79,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     Args:
         algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.
         model: The model. Train `LoopAdapter.model`, since surgery returns a new model.
-        optimizer: Its optimizer, before anything wraps it. None if the loop creates it later and
+        optimizer: Its optimizer, also wrapped by Accelerate. None if the loop creates it later and
             passes it to `LoopAdapter.follow`.
         loss_fn: `loss_fn(outputs, targets)`, a mean over the examples; by default the model's
             `loss(outputs, batch)`.
@@ -450,6 +450,9 @@ def _refuse_request(request: str, who: str = "an algorithm") -> None:
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
+    """Return the optimizer, without a wrapper such as Accelerate's, which has no hooks."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer={optimizer!r} must be a torch.optim.Optimizer of the model's parameters."

@@ -3,15 +3,21 @@
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, Any
 
+from composable.core._hashing import hash_prefix
+from composable.core._paths import next_name
+from composable.core.callback import check_keys
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Logger, to_numbers
 from composable.core.state import State
 from composable.core.time import Timestamp
+from composable.functional._checks import as_path, check_count, check_flag
 
 __all__ = ["JSONLinesLogger"]
 
@@ -26,7 +32,8 @@ class JSONLinesLogger(LoggerDestination):
     records are written.
 
     A run that resumes from a checkpoint truncates the file to its length at the time of the
-    checkpoint; later lines are logged again.
+    checkpoint; later lines are logged again. This needs no argument. A file that does not begin
+    with the lines that the run had written is never truncated.
 
     Args:
         path: The file; its folder is created. An existing file is an error by default.
@@ -58,16 +65,18 @@ class JSONLinesLogger(LoggerDestination):
         overwrite: bool = False,
         append: bool = False,
     ) -> None:
-        if not isinstance(flush_interval, int) or flush_interval < 1:
-            raise ValueError(f"flush_interval={flush_interval!r} must be a positive integer.")
-        self.path = Path(path)
+        check_count("flush_interval", flush_interval, 1)
+        check_flag("overwrite", overwrite)
+        check_flag("append", append)
+        self.path = as_path("path", path)
         if overwrite and append:
             raise ValueError("overwrite=True and append=True are mutually exclusive; set only one.")
         self._overwrite, self._append = overwrite, append
         self._flush_interval = flush_interval
         self._pending: list[tuple[Timestamp, Mapping[str, Any]]] = []
-        self._begun = False
-        self._file: IO[str] | None = None
+        self._begun = self._resumed = False
+        self._size, self._hash = 0, sha256()
+        self._file: IO[bytes] | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the file.
@@ -77,20 +86,30 @@ class JSONLinesLogger(LoggerDestination):
         """
         self._open()
 
-    def _open(self) -> IO[str]:
+    def _open(self) -> IO[bytes]:
         if not self._begun:
-            if self.path.exists() and not (self._overwrite or self._append):
-                raise FileExistsError(
-                    f"path={str(self.path)!r} exists; pass another path, append=True to append to "
-                    "it, or overwrite=True."
-                )
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not self._append:
-                self.path.write_text("", encoding="utf-8")
+            self._begin()
             self._begun = True
         if self._file is None:
-            self._file = self.path.open("a", encoding="utf-8")
+            self._file = self.path.open("ab")
         return self._file
+
+    def _begin(self) -> None:
+        """Create the file, or truncate it to the lines that the run had written."""
+        exists = self.path.exists()
+        if self._resumed and exists:
+            os.truncate(self.path, self._size)
+            return
+        if exists and not (self._overwrite or self._append):
+            raise FileExistsError(
+                f"path={str(self.path)!r} exists; pass another path, append=True to append to "
+                "it, or overwrite=True."
+            )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._append:
+            self.path.write_bytes(b"")
+        self._size = self.path.stat().st_size if self._append and exists else 0
+        self._hash = hash_prefix(self.path, self._size)
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Buffer metrics, and write them if the buffer is full.
@@ -114,41 +133,75 @@ class JSONLinesLogger(LoggerDestination):
         file = self._open()
         lines, error = _lines(self._pending)
         self._pending = []  # cleared late, so that an interruption above loses no record
-        file.writelines(lines)
+        raw = "".join(lines).encode()
+        file.write(raw)
         file.flush()
+        self._size += len(raw)
+        self._hash.update(raw)
         if error is not None:
             raise error
 
     def state_dict(self) -> dict[str, Any]:
-        """Write the buffered records, and return the length of the file."""
+        """Write the buffered records, and return the length of the file and its hash."""
         self.flush()
-        os.fsync(self._open().fileno())
-        return {"bytes": self.path.stat().st_size}
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        return {"bytes": self._size, "sha256": self._hash.hexdigest()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Truncate the file to its length at the time of the checkpoint.
+        """Restore the length of the file, to which the next write truncates it.
 
         Raises:
-            ValueError: The file is shorter.
+            ValueError: The file does not begin with the lines that were written.
         """
-        self._open()
-        size, length = self.path.stat().st_size, state["bytes"]
-        if size < length:
+        check_keys(self, state)
+        size, digest = state["bytes"], state["sha256"]
+        if type(size) is not int or size < 0:
+            raise ValueError(f"bytes={str(size)[:40]} must be a non-negative integer.")
+        has = self.path.stat().st_size if self.path.exists() else 0
+        found = hash_prefix(self.path, size)
+        if has < size or found.hexdigest() != digest:
+            if self._overwrite:
+                return  # the file is replaced
+            fault = f"has {has} bytes, but had {size}" if has < size else "has other lines than"
             raise ValueError(
-                f"{self.path} has {size} bytes, but had {length} when the checkpoint was saved: it "
-                "is another file, or was truncated. Use the file of that run with append=True."
+                f"{self.path} {fault} when the checkpoint was saved: it is another file, or was "
+                "truncated. Use the file of that run, or replace it with overwrite=True."
             )
-        self.flush()
-        os.truncate(self.path, length)
+        self.close_file()
+        self._pending, self._begun, self._resumed = [], False, True
+        self._size, self._hash = size, found
+
+    def move_aside(self, state: Mapping[str, Any]) -> None:
+        """Move the lines after a position to a numbered file: `metrics.1.jsonl`.
+
+        Args:
+            state: The position, as `state_dict` returned it.
+
+        Raises:
+            ValueError: The file does not begin with the lines that were written before it.
+        """
+        self.load_state_dict(state)
+        if not self._resumed or self.path.stat().st_size == self._size:
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._size)
+            aside = next_name(self.path)
+            with aside.open("xb") as other:
+                shutil.copyfileobj(file, other)
+
+    def close_file(self) -> None:
+        """Close the file; the next write opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def close(self) -> None:
         """Write the buffered records and close the file; the next write opens it again."""
         try:
             self.flush()
         finally:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self.close_file()
 
 
 _Records = Sequence[tuple[Timestamp, Mapping[str, Any]]]

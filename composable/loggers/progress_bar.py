@@ -25,7 +25,8 @@ class ProgressBarLogger(LoggerDestination):
     Args:
         stream: The stream to draw on. Default: standard error.
         refresh_seconds: The minimum time between two updates of the bar. Default: 0.1 on a
-            terminal, and 10 elsewhere, because each update is then a line of a log.
+            terminal and in a notebook, and 10 elsewhere, because each update is then a line of a
+            log.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ProgressBarLogger(LoggerDestination):
         stream = self._stream or sys.stderr
         seconds = self._refresh_seconds
         if seconds is None:
-            seconds = 0.1 if stream.isatty() else 10.0
+            seconds = 0.1 if stream.isatty() or _in_notebook(stream) else 10.0
         self._pause = seconds
         self._total, unit = _total(state)
         self._latest = {}
@@ -96,6 +97,10 @@ class ProgressBarLogger(LoggerDestination):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _in_notebook(stream: IO[str]) -> bool:
+    return type(stream).__module__.startswith("ipykernel")
 
 
 def _whole(state: "State") -> Time:

@@ -1,26 +1,36 @@
 """Build optimizers, and update their parameter groups after model surgery."""
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
-__all__ = ["build_optimizers", "update_param_groups"]
+from composable.core._warnings import warn_user
+
+__all__ = ["build_optimizers", "check_optimizers", "update_param_groups"]
+
+_LOSS = "loss_fn"
 
 
-def build_optimizers(given: Any, model: nn.Module) -> tuple[Optimizer, ...]:
+def build_optimizers(
+    given: Any, model: nn.Module, loss: nn.Module | None = None
+) -> tuple[Optimizer, ...]:
     """Build optimizers from instances and factories.
 
     Args:
-        given: An optimizer, a function that takes the model's parameters and returns one, or
-            several of these.
+        given: An optimizer, a function that takes the parameters and returns one, or several of
+            these.
         model: The model after surgery.
+        loss: The module that computes the loss, if there is one. Functions get its parameters
+            after those of the model.
 
     Raises:
         TypeError: An item is neither.
-        ValueError: Two optimizers share a parameter, or one has no parameter of the model.
+        ValueError: Two optimizers share a parameter, or one has no parameter of model and loss.
+
+    Warns:
+        UserWarning: No optimizer has a parameter of the loss that requires a gradient.
 
     Example:
         >>> from functools import partial
@@ -30,12 +40,33 @@ def build_optimizers(given: Any, model: nn.Module) -> tuple[Optimizer, ...]:
         ['SGD']
     """
     several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict))
-    optimizers = tuple(_build(one, model) for one in (given if several else [given]))
-    check_optimizers(optimizers, model)
+    named = named_parameters(model, loss)
+    optimizers = tuple(_build(one, named) for one in (given if several else [given]))
+    check_optimizers(optimizers, model, loss)
+    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    own = [name for name, p in named.items() if name.startswith(_LOSS) and p.requires_grad]
+    untrained = [name for name in own if id(named[name]) not in held]
+    if optimizers and untrained:
+        warn_user(
+            f"no optimizer has the parameters {', '.join(untrained)}, so they are not trained; "
+            "pass optimizers as a function of the parameters, add an optimizer for them, or call "
+            "loss_fn.requires_grad_(False).",
+            UserWarning,
+        )
     return optimizers
 
 
-def _build(given: Any, model: nn.Module) -> Optimizer:
+def named_parameters(model: nn.Module, loss: nn.Module | None) -> dict[str, nn.Parameter]:
+    """Return the parameters of a model, and then those of a loss, each once."""
+    named = dict(model.named_parameters())
+    if loss is not None:
+        known = {id(parameter) for parameter in named.values()}
+        ours = loss.named_parameters(prefix=_LOSS)
+        named |= {name: parameter for name, parameter in ours if id(parameter) not in known}
+    return named
+
+
+def _build(given: Any, named: dict[str, nn.Parameter]) -> Optimizer:
     if isinstance(given, type) and issubclass(given, Optimizer):
         raise TypeError(
             f"optimizers contains the class {given.__name__}: pass an instance, "
@@ -44,7 +75,7 @@ def _build(given: Any, model: nn.Module) -> Optimizer:
         )
     optimizer = given
     if not isinstance(given, Optimizer) and callable(given):
-        optimizer = given(model.parameters())
+        optimizer = given(iter(named.values()))  # a generator, like model.parameters()
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizers contains {given!r}: each must be a torch.optim.Optimizer, or a function "
@@ -58,9 +89,11 @@ def _build(given: Any, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
-    """Check that no two optimizers share a parameter, and that each has one of the model's."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+def check_optimizers(
+    optimizers: Sequence[Optimizer], model: nn.Module, loss: nn.Module | None = None
+) -> None:
+    """Check that no two share a parameter, and that each has one of the model or the loss."""
+    names = {id(parameter): name for name, parameter in named_parameters(model, loss).items()}
     owner: dict[int, int] = {}
     for i, optimizer in enumerate(optimizers):
         found = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -100,10 +133,10 @@ def update_param_groups(
     for name, parameter in added.items():
         place = _nearest(name, old, optimizers)
         if place is None:
-            warnings.warn(
+            warn_user(
                 f"the new parameter {name!r} is not trained, because no optimizer has another "
                 "parameter of the model. Pass optimizers as a function of the parameters.",
-                stacklevel=2,
+                UserWarning,
             )
             continue
         if name in old and id(old[name]) in gone:

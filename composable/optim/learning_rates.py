@@ -1,5 +1,6 @@
 """Set the learning rates of optimizers, by schedules or by PyTorch's schedulers."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,8 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from composable.core._warnings import warn_user
 from composable.core.time import HasTime
-from composable.optim.schedules import constant, cosine, linear, step
+from composable.optim.schedules import Schedule, constant, cosine, linear, step
 
 __all__ = ["LearningRates"]
 
@@ -40,7 +42,9 @@ class LearningRates:
     def build(
         cls, given: Any, optimizers: Sequence[Optimizer], *, every_batch: bool
     ) -> "LearningRates":
-        """Build from schedules, PyTorch schedulers, and classes or partials of schedulers.
+        """Build from schedules, PyTorch schedulers, and functions or classes that make one.
+
+        A function whose first parameter is named `optimizer` makes a scheduler.
 
         Raises:
             TypeError: An item is of another type.
@@ -48,7 +52,7 @@ class LearningRates:
         """
         if given is None:
             given = []
-        several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict))
+        several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict, Tensor))
         built = [_build(one, optimizers) for one in (given if several else [given])]
         stepped = [s for s in built if isinstance(s, LRScheduler)]
         plateaus = tuple(s for s in stepped if isinstance(s, ReduceLROnPlateau))
@@ -77,13 +81,34 @@ class LearningRates:
         """The PyTorch schedulers, which are stateful; schedules are functions of time."""
         return (*self.every_batch, *self.every_epoch, *self.plateaus)
 
+    def check_warmup(self, clock: HasTime) -> None:
+        """Warn about schedules whose warm-up is longer than the run."""
+        for schedule in self.schedules:
+            if isinstance(schedule, Schedule) and schedule.outlasts(clock):
+                warn_user(
+                    f"warmup={str(schedule.warmup)!r} of {type(schedule).__name__} is longer than "
+                    f"the run of {clock.max_duration}, so the learning rate only rises; an integer "
+                    "is a number of epochs, and '100ba' are batches.",
+                    UserWarning,
+                )
+
+    def check_epoch(self) -> None:
+        """Warn if PyTorch schedulers that step once an epoch set all learning rates to 0."""
+        groups = [group for one in self.every_epoch for group in one.optimizer.param_groups]
+        if groups and not any(group["lr"] for group in groups):
+            warn_user(
+                f"the learning rate of this epoch is 0: {type(self.every_epoch[0]).__name__} steps "
+                "after every epoch. If it counts batches, pass step_schedulers_every_batch=True.",
+                UserWarning,
+            )
+
     def set(self, clock: HasTime) -> None:
         """Set the learning rates of the schedules at the time of `clock`."""
         if not self.schedules:
             return
         factor = 1.0
         for schedule in self.schedules:
-            factor *= _check_factor(schedule, schedule(clock))
+            factor *= _check_factor(schedule, _call(schedule, clock))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 # The key that PyTorch uses too: it is saved and loaded with the optimizer.
@@ -151,6 +176,18 @@ class LearningRates:
         return rates
 
 
+def _call(schedule: Callable[[HasTime], float], clock: HasTime) -> Any:
+    try:
+        return schedule(clock)
+    except TypeError as error:
+        if "is not an Optimizer" in str(error):
+            raise TypeError(
+                f"schedulers contains {schedule!r}, which builds a PyTorch scheduler; name its "
+                "first parameter 'optimizer', or pass functools.partial of the scheduler's class."
+            ) from error
+        raise
+
+
 def _check_factor(schedule: Any, value: Any) -> float:
     if isinstance(value, (int, float)):
         return value
@@ -171,15 +208,25 @@ def _number(rate: Any) -> Any:
     return rate.clone() if isinstance(rate, Tensor) else rate
 
 
+def _takes_optimizer(given: Any) -> bool:
+    """Return whether the first parameter of a function is an optimizer, by its name."""
+    try:
+        parameters = list(inspect.signature(given).parameters)
+    except (TypeError, ValueError):
+        return False
+    return parameters[:1] in (["optimizer"], ["opt"], ["optim"])
+
+
 def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
     made_of = given.func if isinstance(given, partial) else given
-    if isinstance(made_of, type) and issubclass(made_of, LRScheduler):
+    is_class = isinstance(made_of, type) and issubclass(made_of, LRScheduler)
+    if is_class or _takes_optimizer(given):
         if len(optimizers) != 1:
             raise ValueError(
                 f"schedulers contains {given!r}, which requires exactly one optimizer, got "
                 f"{len(optimizers)}: pass instances, one scheduler for each optimizer."
             )
-        return given(optimizers[0])
+        return _build(given(optimizers[0]), optimizers)
     if isinstance(given, LRScheduler):
         if not any(given.optimizer is optimizer for optimizer in optimizers):
             raise ValueError(
@@ -187,7 +234,7 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
                 "Trainer's: pass that optimizer in optimizers=."
             )
         return given
-    if given in (constant, cosine, linear, step):
+    if any(given is one for one in (constant, cosine, linear, step)):
         raise TypeError(
             f"schedulers contains the function {given.__name__}: pass the schedule that it "
             f"returns, {given.__name__}()."

@@ -73,19 +73,35 @@ class Schedule:
         """Return the multiplier at the time of `clock`.
 
         Raises:
-            ValueError: The warm-up is in epochs, and the length of an epoch is unknown.
+            ValueError: The warm-up is in epochs, and the length of an epoch is unknown; or it is
+                longer than `duration`.
         """
         done, ramp = progress(clock, self.warmup)
         if ramp:
             _check_rises(clock, self.warmup)
+            self.check_warmup(clock)
         if done < ramp:
             return self.start * float(done / ramp)
         return self.after_warmup(clock)
+
+    def outlasts(self, clock: HasTime) -> bool:
+        """Return whether the warm-up is longer than the run, as far as that is known."""
+        whole = clock.max_duration
+        if whole is None or not self.warmup.value:
+            return False
+        try:
+            ramp = _in_unit_of(clock, self.warmup, whole)
+        except ValueError:  # other units
+            return False
+        return bool(ramp > progress(clock, whole)[1])
 
     @property
     def start(self) -> float:
         """The multiplier at the end of the warm-up."""
         return 1.0
+
+    def check_warmup(self, clock: HasTime) -> None:
+        """Raise a ValueError if the warm-up is too long for the schedule."""
 
     def after_warmup(self, clock: HasTime) -> float:
         """Return the multiplier after the warm-up."""
@@ -95,8 +111,8 @@ class Schedule:
         """Return the elapsed fraction of the time between the warm-up and `duration`, in [0, 1]."""
         done, total = progress(clock, duration)
         ramp = _in_unit_of(clock, self.warmup, duration)
-        if total <= ramp:
-            return 1.0
+        if total <= ramp:  # at the end of the warm-up, the first value
+            return float(done > ramp)
         return min(float((done - ramp) / (total - ramp)), 1.0)
 
 
@@ -112,6 +128,18 @@ def _in_unit_of(clock: HasTime, warmup: Time, duration: Time) -> int | Fraction:
         f"warmup={str(warmup)!r} and duration={str(duration)!r} cannot be related in this run: "
         "use the same unit, or epochs and batches with a loader that has a length."
     )
+
+
+def _check_outlasts(clock: HasTime, warmup: Time, duration: Time) -> None:
+    """Reject a warm-up that is longer than a part of the run; the run itself may be extended."""
+    if duration == _WHOLE_RUN and duration.unit is _WHOLE_RUN.unit:
+        return
+    total = progress(clock, duration)[1]
+    if _in_unit_of(clock, warmup, duration) > total:
+        raise ValueError(
+            f"warmup={str(warmup)!r} is longer than duration={str(duration)!r}, which includes it; "
+            "pass a shorter warmup or a longer duration."
+        )
 
 
 def _unit_of(clock: HasTime, time: Time) -> TimeUnit:
@@ -159,6 +187,10 @@ class Linear(Schedule):
         """The first value."""
         return self.alpha_i
 
+    def check_warmup(self, clock: HasTime) -> None:
+        """Raise a ValueError if the warm-up is longer than `duration`."""
+        _check_outlasts(clock, self.warmup, self.duration)
+
     def after_warmup(self, clock: HasTime) -> float:
         """Interpolate linearly from `alpha_i` to `alpha_f`."""
         done = self.fraction(clock, self.duration)
@@ -171,6 +203,10 @@ class Cosine(Schedule):
 
     alpha_f: float = attrs.field(default=0.0, validator=_finite)
     duration: Time = attrs.field(default=_WHOLE_RUN, converter=_duration)
+
+    def check_warmup(self, clock: HasTime) -> None:
+        """Raise a ValueError if the warm-up is longer than `duration`."""
+        _check_outlasts(clock, self.warmup, self.duration)
 
     def after_warmup(self, clock: HasTime) -> float:
         """Decay from 1 to `alpha_f` along half a cosine."""
@@ -223,8 +259,10 @@ def linear(
     Args:
         alpha_i: The initial value.
         alpha_f: The final value, kept after `duration`.
-        duration: The time from the start of the run until the final value is reached.
-        warmup: The duration of the linear warm-up from 0 to `alpha_i`; $\tau$ is 0 at its end.
+        duration: The time from the start of the run until the final value is reached, including
+            the warm-up.
+        warmup: The duration of the linear warm-up from 0 to `alpha_i`; $\tau$ is 0 at its end. It
+            must not be longer than `duration`.
 
     Example:
         >>> from composable import Clock
@@ -241,8 +279,10 @@ def cosine(
 
     Args:
         alpha_f: The final value, kept after `duration`; the initial value is 1.
-        duration: The time from the start of the run until the final value is reached.
-        warmup: The duration of the linear warm-up from 0 to 1; $\tau$ is 0 at its end.
+        duration: The time from the start of the run until the final value is reached, including
+            the warm-up.
+        warmup: The duration of the linear warm-up from 0 to 1; $\tau$ is 0 at its end. It must not
+            be longer than `duration`.
 
     Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts",
     ICLR 2017, https://arxiv.org/abs/1608.03983 (one cycle, without restarts).

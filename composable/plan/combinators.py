@@ -20,7 +20,7 @@ from composable.core.time import (
     reached,
 )
 from composable.core.window import Window
-from composable.plan.declarations import as_algorithm
+from composable.plan.declarations import as_algorithm, as_list
 
 __all__ = [
     "always",
@@ -191,7 +191,7 @@ def when(predicate: Callable[[State], bool], algorithm: Any, *, name: str | None
     """
     if not callable(predicate):
         raise TypeError(f"predicate={predicate!r} must be a function of the state.")
-    return _named(When, name, (as_algorithm(algorithm),), predicate=predicate)
+    return _named(When, name, (as_algorithm(algorithm, "algorithm is"),), predicate=predicate)
 
 
 def always(state: State) -> bool:
@@ -257,7 +257,7 @@ def during(start: TimeLike, end: TimeLike, algorithm: Any, *, name: str | None =
         during('0dur', '0.8dur', MixUp(alpha=0.2, per_sample=False, interpolate_loss=False))
     """
     times = {"start": check_time("start", start), "end": check_time("end", end)}
-    return _named(During, name, (as_algorithm(algorithm),), **times)
+    return _named(During, name, (as_algorithm(algorithm, "algorithm is"),), **times)
 
 
 @attrs.frozen(repr=False)
@@ -307,7 +307,7 @@ def every(interval: TimeLike, algorithm: Any, *, name: str | None = None) -> Eve
         raise ValueError(
             f"interval={interval!r} must be one or more batches or epochs: '2ba' or '3ep'."
         )
-    return _named(Every, name, (as_algorithm(algorithm),), interval=time)
+    return _named(Every, name, (as_algorithm(algorithm, "algorithm is"),), interval=time)
 
 
 # --- one of several ---
@@ -371,20 +371,29 @@ def choose(
         >>> choose([MixUp(), identity], weights=[3, 1]).name
         'choose([MixUp, identity], weights=[3.0, 1.0])'
     """
-    parts = tuple(map(as_algorithm, algorithms))
+    parts = tuple(map(as_algorithm, as_list(algorithms)))
     if not parts:
-        raise ValueError("algorithms=[] must contain at least one algorithm.")
-    shares = tuple(float(weight) for weight in weights) if weights is not None else ()
-    if weights is not None and (
-        len(shares) != len(parts)
-        or not all(0 <= share < float("inf") for share in shares)
+        raise ValueError(f"algorithms={algorithms!r} must contain at least one algorithm.")
+    shares = (1.0,) * len(parts) if weights is None else _as_shares(weights, len(parts))
+    return _named(Choose, name, parts, weights=shares)
+
+
+def _as_shares(weights: Any, count: int) -> tuple[float, ...]:
+    message = (
+        f"weights={weights!r} must be {count} numbers, one for each of algorithms: finite, not "
+        "negative, and not all zero."
+    )
+    try:
+        shares = tuple(map(float, weights))
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(message) from None
+    if (
+        len(shares) != count
+        or not all(0 <= one < float("inf") for one in shares)
         or not sum(shares)
     ):
-        raise ValueError(
-            f"weights={weights!r} must be {len(parts)} numbers, one for each algorithm: finite, "
-            "not negative, and not all zero."
-        )
-    return _named(Choose, name, parts, weights=shares or (1.0,) * len(parts))
+        raise ValueError(message)
+    return shares
 
 
 # --- hyperparameters that change ---

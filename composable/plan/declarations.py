@@ -1,20 +1,27 @@
 """Validation of the members of a plan: algorithms and their declarations, callbacks, loggers."""
 
+import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
 from typing import Any
 
 import attrs
+from torch import Tensor
 
+from composable.core._warnings import warn_user
 from composable.core.algorithm import Algorithm, FunctionAlgorithm, Stage
 from composable.core.callback import Callback, FunctionCallback
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
 
-__all__ = ["as_algorithm", "as_callback", "as_destination", "as_list"]
+__all__ = ["as_algorithm", "as_callback", "as_destination", "as_list", "check_hooks"]
 
 _FIELDS = {field.name for field in attrs.fields(State)}
 _STATE_FIELDS = f"fields of State: {', '.join(sorted(_FIELDS))}"
+_HOOKS = [name.lower() for name in Event.__members__]
+_KNOWN = {*dir(LoggerDestination), *_HOOKS}
 _CLASSES = "classes of algorithms, or their names"
 
 
@@ -22,13 +29,17 @@ def as_list(given: Any) -> list[Any]:
     """Convert an argument that is None, one object or an iterable of objects to a list."""
     if given is None:
         return []
-    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping, Tensor)):
         return list(given)
     return [given]
 
 
-def as_algorithm(algorithm: object) -> Algorithm:
+def as_algorithm(algorithm: object, context: str = "algorithms contains") -> Algorithm:
     """Return an algorithm, or wrap a plain function into one.
+
+    Args:
+        algorithm: An algorithm, or a function `(event, state) -> state`.
+        context: The beginning of the error message.
 
     Raises:
         TypeError: It is neither, or its declarations are invalid.
@@ -37,17 +48,16 @@ def as_algorithm(algorithm: object) -> Algorithm:
         _check_declarations(algorithm)
         return algorithm
     if isinstance(algorithm, type):
-        raise TypeError(_class_message("algorithms contains", algorithm))
+        raise TypeError(_class_message(context, algorithm))
     if isinstance(algorithm, Callback):
         argument = "loggers" if isinstance(algorithm, LoggerDestination) else "callbacks"
         raise TypeError(
-            f"algorithms contains {algorithm.name}, which is a callback; pass it in "
-            f"{argument}=[...]."
+            f"{context} {algorithm.name}, which is a callback; pass it in {argument}=[...]."
         )
     if callable(algorithm):
         return FunctionAlgorithm(algorithm)
     raise TypeError(
-        f"algorithms contains {algorithm!r}; pass an Algorithm, such as MixUp(), or a function "
+        f"{context} {algorithm!r}; pass an Algorithm, such as MixUp(), or a function "
         "(event, state) -> state."
     )
 
@@ -91,6 +101,26 @@ def as_destination(logger: object) -> LoggerDestination:
     if isinstance(logger, type):
         raise TypeError(_class_message("loggers contains", logger))
     raise TypeError(f"loggers contains {logger!r}; pass an instance of LoggerDestination.")
+
+
+def check_hooks(callback: Callback) -> None:
+    """Warn about the methods of a callback that seem to be meant for an event and never run."""
+    kind = type(callback)
+    if kind.run_event is not Callback.run_event:
+        return
+    for name in sorted(set(dir(kind)) - _KNOWN):
+        method = getattr(kind, name)
+        if name.startswith("_") or not isinstance(method, FunctionType):
+            continue
+        similar = difflib.get_close_matches(name.removeprefix("on_"), _HOOKS, cutoff=0.8)
+        takes_state = list(inspect.signature(method).parameters)[1:3] == ["state", "logger"]
+        if similar or takes_state or name.startswith("on_"):
+            hint = f"did you mean {similar[0]}? " if similar else ""
+            warn_user(
+                f"{kind.__name__}.{name} is never called, since there is no event of that name; "
+                f"{hint}See Event for the names, or begin the name of a helper with '_'.",
+                UserWarning,
+            )
 
 
 def _class_message(context: str, cls: type) -> str:

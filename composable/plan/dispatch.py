@@ -10,7 +10,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
-from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook
+from composable.plan.effects import CheckedAlgorithm, ObserverError, ReadOnlyHook, count_writes
 from composable.plan.plan import Plan
 
 __all__ = ["Dispatcher"]
@@ -79,10 +79,13 @@ class Dispatcher:
         listeners = self._table.get(event)
         return state if listeners is None else self._run(listeners, event, state)
 
-    def run_algorithms(self, event: Event, state: State) -> State:
-        """Run only the algorithms of an event, and return the new state."""
+    def run_algorithms(
+        self, event: Event, state: State, chosen: Callable[[Algorithm], bool] = lambda _: True
+    ) -> State:
+        """Run only the algorithms of an event, all or the chosen ones, and return the new state."""
         algorithms, _ = self._table.get(event, ((), ()))
-        return self._run((algorithms, ()), event, state)
+        pairs = zip(self.plan.transforms(event), algorithms, strict=True)
+        return self._run(([one for each, one in pairs if chosen(each)], ()), event, state)
 
     def run_callbacks(self, event: Event, state: State) -> None:
         """Run only the callbacks of an event."""
@@ -98,12 +101,19 @@ class Dispatcher:
             if observers:
                 logger = self.logger
                 logger.timestamp = state.timestamp
+                writes = count_writes(state)
                 for running in observers:
                     if (requested := running(state, logger)) is not None:
                         self._join(requested)
         except Exception as error:
             add_origin_note(error, running, event.name)
             raise
+        if observers and count_writes(state) != writes:
+            raise ObserverError(
+                f"a callback changed state.loss or state.outputs in place at {event.name}, but "
+                "callbacks must not change the state: compute on a clone(), or write an Algorithm. "
+                "Trainer(check_effects=True) names the callback."
+            )
         return state
 
     # --- requests ---

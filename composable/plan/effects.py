@@ -19,9 +19,19 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["EffectError", "ObserverError", "changes", "fingerprint"]
+__all__ = ["EffectError", "ObserverError", "changes", "count_writes", "fingerprint"]
 
-_CHECKED = ("model", "optimizers", "batch", "outputs", "loss", "gradients", "memory", "metrics")
+_CHECKED = (
+    "model",
+    "loss_module",
+    "optimizers",
+    "batch",
+    "outputs",
+    "loss",
+    "gradients",
+    "memory",
+    "metrics",
+)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -118,6 +128,15 @@ def fingerprint(state: State) -> dict[str, Fingerprint]:
         for path, value in _walk(f"state.{field}", getattr(state, field)):
             found[path] = Fingerprint(value, _mark(value))
     return found
+
+
+def count_writes(state: State) -> tuple[int | None, int | None]:
+    """Return how often the loss and the outputs were written to, if they are tensors."""
+    loss, outputs = state.loss, state.outputs
+    return (
+        None if loss is None else _read(_version, loss),
+        _read(_version, outputs) if isinstance(outputs, Tensor) else None,
+    )
 
 
 def changes(before: Mapping[str, Fingerprint], after: Mapping[str, Fingerprint]) -> Iterator[str]:

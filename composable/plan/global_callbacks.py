@@ -6,7 +6,7 @@ from threading import Lock
 from composable.core.callback import Callback, callback_id, entered_callbacks
 from composable.core.control import Control
 from composable.core.destination import LoggerDestination
-from composable.plan.declarations import as_callback
+from composable.plan.declarations import as_callback, check_hooks
 
 __all__ = ["GlobalCallbackHandle", "global_callbacks", "register_global_callback"]
 
@@ -57,7 +57,8 @@ def register_global_callback(
     """
     global _registered
     if not isinstance(callback, LoggerDestination):
-        callback = as_callback(callback, "register_global_callback got")
+        callback = as_callback(callback, "callback is")
+    check_hooks(callback)
     handle = GlobalCallbackHandle(callback)
     with _lock:
         _registered = (*_registered, handle)

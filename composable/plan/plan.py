@@ -14,7 +14,13 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import HasTime, TimeLike
 from composable.plan.compatibility import Caveat, caveats, check_compatibility, check_names
-from composable.plan.declarations import as_algorithm, as_callback, as_destination, as_list
+from composable.plan.declarations import (
+    as_algorithm,
+    as_callback,
+    as_destination,
+    as_list,
+    check_hooks,
+)
 from composable.plan.explain import Step, algorithm_steps, as_data, callback_step, format_plan
 from composable.plan.ordering import topological_sort
 
@@ -111,6 +117,7 @@ class Plan:
                 f"callback {callback.name} was given twice, the same instance: drop one of them, "
                 "or create a second instance."
             )
+        check_hooks(callback)
         return attrs.evolve(self, user_callbacks=(*self.user_callbacks, callback))
 
     def with_global_callbacks(self, callbacks: Iterable[Callback]) -> "Plan":

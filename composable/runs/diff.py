@@ -9,6 +9,7 @@ import attrs
 from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
+from composable.core._printable import printable
 from composable.runs import records as run_records
 from composable.runs.records import Steps, format_hex
 
@@ -54,7 +55,7 @@ class Comparison:
             lines += ["configuration (A -> B):", *(f"  {change}" for change in self.changes)]
         lines += [f"skipped: {one}" for one in self.skipped]
         if self.same:
-            return "\n".join([*lines, "the same to the last bit"])
+            return "\n".join(map(printable, [*lines, "the same to the last bit"]))
         if self.step is None:
             lines.append("no step differs, but the checkpoints do")
         elif self.step.what == "batch":
@@ -63,7 +64,8 @@ class Comparison:
         else:
             values = f"A {format_hex(self.step.first)}, B {format_hex(self.step.second)}"
             lines.append(f"first divergence: batch {self.step.batch}: {self.step.what}: {values}")
-        return "\n".join([*lines, f"first tensor known to differ: {self.tensor or 'none'}"])
+        lines.append(f"first tensor known to differ: {self.tensor or 'none'}")
+        return "\n".join(map(printable, lines))
 
 
 def compare(first: str | Path, second: str | Path) -> Comparison:
@@ -200,7 +202,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 _IGNORED = {
     *("id", "time", "batch", "command", "callbacks", "max_duration", "cwd", "save_folder"),
-    *("script", "executable"),
+    *("script", "executable", "metrics_files"),
 }
 
 

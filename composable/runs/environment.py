@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from composable._version import __version__
+from composable.core._paths import open_regular
 
 __all__ = ["describe_environment", "describe_script", "hash_file"]
 
@@ -71,7 +72,8 @@ def describe_script() -> dict[str, Any]:
 def hash_file(path: Path) -> str | None:
     """Return the SHA-256 of a file, or None if it cannot be read."""
     try:
-        return sha256(path.read_bytes()).hexdigest()
+        with open_regular(path) as file:
+            return sha256(file.readall()).hexdigest()
     except OSError:
         return None
 

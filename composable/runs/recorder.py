@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,9 +13,12 @@ from composable.callbacks.checkpoint_saver import UnsavedCheckpointWarning
 from composable.checkpoint import folders
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
-from composable.core.callback import Callback
+from composable.core._hashing import hash_prefix
+from composable.core._warnings import warn_user
+from composable.core.callback import Callback, check_keys
 from composable.core.logger import to_numbers
 from composable.core.state import State
+from composable.functional._checks import as_path, check_flag
 from composable.optim.learning_rates import LearningRates
 from composable.runs import records
 from composable.runs.environment import describe_script
@@ -68,9 +70,10 @@ class RunRecorder(Callback):
     def __init__(
         self, folder: str | Path, *, weights: bool = False, on_error: str = "raise"
     ) -> None:
-        if on_error not in ("raise", "warn"):
+        if not isinstance(on_error, str) or on_error not in ("raise", "warn"):
             raise ValueError(f"on_error={on_error!r} must be one of 'raise', 'warn'.")
-        self.folder = Path(folder)
+        check_flag("weights", weights)
+        self.folder = as_path("folder", folder)
         self.weights = weights
         self.on_error = on_error
         self.observer: StepObserver | None = None
@@ -190,7 +193,7 @@ class RunRecorder(Callback):
     def _open_steps(self) -> None:
         """Truncate the file to the lines that this run has written, or start a new file."""
         path = self.folder / records.STEPS
-        self._hash = _hash_of(path, self._bytes)
+        self._hash = hash_prefix(path, self._bytes)
         if self._bytes and self._hash.hexdigest() == self._digest:
             os.truncate(path, self._bytes)
         else:  # the file of another run, or a new folder
@@ -208,7 +211,7 @@ class RunRecorder(Callback):
             message = f"{self.folder}: the run record cannot be written: {error}."
             if self.on_error == "raise":
                 raise UnwritableCheckpointError(message) from error
-            warnings.warn(message, UnsavedCheckpointWarning, stacklevel=4)
+            warn_user(message, UnsavedCheckpointWarning)
 
     def close(self) -> None:
         """Write the pending lines."""
@@ -222,18 +225,15 @@ class RunRecorder(Callback):
         return {"bytes": self._bytes, "sha256": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the length and the hash: later lines are truncated before the next write."""
+        """Restore the length and the hash: later lines are truncated before the next write.
+
+        Raises:
+            ValueError: A value is not what `state_dict` returns.
+        """
+        check_keys(self, state)
+        size, digest = state["bytes"], state["sha256"]
+        if type(size) is not int or size < 0 or not isinstance(digest, str):
+            raise ValueError("bytes must be a non-negative integer, and sha256 a string.")
         self._pending = []
         self._bytes, self._digest = state["bytes"], state["sha256"]
         self._opened = False
-
-
-def _hash_of(path: Path, size: int) -> Any:
-    """Hash the first `size` bytes of a file, or all if there are fewer."""
-    total = sha256()
-    if path.exists():
-        with path.open("rb") as file:
-            while size and (chunk := file.read(min(size, 1 << 20))):
-                total.update(chunk)
-                size -= len(chunk)
-    return total

@@ -4,6 +4,7 @@
 batch and each evaluation. Numbers are written as hexadecimal floats, which are exact.
 """
 
+import io
 import math
 import os
 import secrets
@@ -21,6 +22,7 @@ from composable.checkpoint.errors import (
     MissingCheckpointError,
     UnreadableCheckpointError,
 )
+from composable.core._paths import next_name, open_regular
 
 __all__ = [
     "RUN",
@@ -98,10 +100,7 @@ def read_records(folder: Path) -> list[dict[str, JSON]]:
 
 def rotate(path: Path) -> None:
     """Rename a file to the next free numbered name: steps.jsonl becomes steps.1.jsonl."""
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.stem}.{number}{path.suffix}")):
-        number += 1
-    os.rename(path, aside)
+    os.rename(path, next_name(path))
 
 
 # --- every step ---
@@ -185,7 +184,7 @@ def _reading(path: Path) -> Iterator[Any]:
     try:
         if not path.parent.is_dir():
             raise MissingCheckpointError(f"no directory {path.parent}.")
-        with path.open("rb") as file:
+        with io.BufferedReader(open_regular(path)) as file:
             yield file
     except MissingCheckpointError:
         raise

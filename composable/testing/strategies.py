@@ -25,6 +25,7 @@ from composable.core.key import Key
 from composable.core.loss import TargetLoss
 from composable.core.state import State
 from composable.core.time import Time, Timestamp, TimeUnit
+from composable.functional._checks import check_count, check_flag, check_size
 from composable.testing.problems import CLASSES, SHAPE, built, image_batch
 from composable.utils.reproducibility import preserve_rng
 
@@ -120,20 +121,17 @@ def batches(
     )
 
 
-@st.composite
 def token_batches(
-    draw: st.DrawFn,
     *,
     vocabulary: int = 11,
     min_size: int = 1,
     max_size: int = 4,
     max_length: int = 8,
     ignored: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Draw a batch for a language model.
+) -> st.SearchStrategy[tuple[Tensor, Tensor]]:
+    """Return a strategy for batches of a language model.
 
     Args:
-        draw: Passed by Hypothesis.
         vocabulary: The number of tokens.
         min_size: The minimum number of sequences.
         max_size: The maximum number of sequences.
@@ -141,9 +139,17 @@ def token_batches(
         ignored: Whether targets may be -100, which the loss ignores.
 
     Returns:
-        A pair of tokens and targets, both integers `[size, length]`.
+        Pairs of tokens and targets, both integers `[size, length]`.
     """
-    size, length = draw(st.integers(min_size, max_size)), draw(st.integers(1, max_length))
+    check_flag("ignored", ignored)
+    return _token_batches(vocabulary, (min_size, max_size), max_length, ignored)
+
+
+@st.composite
+def _token_batches(
+    draw: st.DrawFn, vocabulary: int, sizes: tuple[int, int], max_length: int, ignored: bool
+) -> tuple[Tensor, Tensor]:
+    size, length = draw(st.integers(*sizes)), draw(st.integers(1, max_length))
     generator = Key(draw(seeds())).generator()
     tokens = torch.randint(vocabulary, (size, length), generator=generator)
     targets = torch.randint(vocabulary, (size, length), generator=generator)
@@ -167,6 +173,8 @@ def models(
     Raises:
         ValueError: `shape` does not have three dimensions, or the image is too small.
     """
+    check_size("shape", shape)
+    check_count("classes", classes, 1)
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise ValueError(
             f"shape={shape!r} must be (channels, height, width), with height and width at least 4."
@@ -271,6 +279,7 @@ def algorithm_sets(
         min_size: The minimum number of algorithms.
         surgery: Whether to include algorithms that replace layers.
     """
+    check_flag("surgery", surgery)
     kinds: list[st.SearchStrategy[Any]] = [
         st.builds(MixUp, alpha=st.sampled_from([0.2, 1.0]), per_sample=st.booleans()),
         st.builds(LabelSmoothing, smoothing=st.sampled_from([0.1, 0.3])),

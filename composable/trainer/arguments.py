@@ -12,6 +12,7 @@ from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.loss import ModelLoss, TargetLoss
+from composable.core.state import State
 from composable.core.time import Time, TimeUnit, check_time
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
@@ -50,8 +51,9 @@ def check_device(device: Any) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        chosen = torch.device("cuda" if device == "gpu" else device)
-    except (RuntimeError, TypeError):
+        named_gpu = isinstance(device, str) and device == "gpu"
+        chosen = torch.device("cuda" if named_gpu else device)
+    except (RuntimeError, TypeError, ValueError):
         raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or 'cuda:1'.") from None
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or 'cuda:1'.")
@@ -81,7 +83,9 @@ def check_positive(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be a positive integer.")
+        auto = isinstance(value, str) and value == "auto"
+        hint = "; microbatch_size='auto' finds a size that fits" if auto else ""
+        raise TypeError(f"{name}={value!r} must be a positive integer{hint}.")
     if value < 1:
         raise ValueError(f"{name}={value!r} must be at least 1.")
     return value
@@ -128,6 +132,10 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
     if isinstance(given, Evaluator):
         given = [given]
     if isinstance(given, Mapping):
+        if not all(isinstance(label, str) and label for label in given):
+            raise TypeError(
+                f"eval_dataloader has the labels {list(given)}, which must be non-empty str."
+            )
         given = [Evaluator(label, loader) for label, loader in given.items()]
     labelled = isinstance(given, Sequence) and any(isinstance(one, Evaluator) for one in given)
     if not labelled:
@@ -139,7 +147,7 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
                 f"eval_dataloader mixes Evaluators with a {type(one).__name__}; pass Evaluators "
                 "only, such as Evaluator('test', dataloader)."
             )
-        check_loader(f"the dataloader of Evaluator {one.label!r}", one.dataloader)
+        check_loader(f"eval_dataloader: dataloader of Evaluator {one.label!r}", one.dataloader)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
         complete.append(
             Evaluator(
@@ -284,9 +292,34 @@ def build_callback(cls: type[Callback]) -> Callback:
         return cls()
     except Exception as error:
         raise TypeError(
-            f"add_callback got the class {cls.__name__}, and {cls.__name__}() failed: {error}; "
+            f"callback is the class {cls.__name__}, and {cls.__name__}() failed: {error}; "
             f"pass an instance, {cls.__name__}(...)."
         ) from error
+
+
+def check_start(run: Run, longer: Time | None) -> State:
+    """Check how long a run is to train, and return the state to start from.
+
+    Args:
+        run: The run.
+        longer: How much longer to train; None for the rest of `max_duration`.
+
+    Raises:
+        ValueError: The run has ended, or counts nothing in the unit of its length.
+    """
+    state, progress = run.state, run.progress
+    if longer is not None:
+        progress.fit_in_progress = progress.fit_in_progress and not run.finished(state)
+        state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
+    check_iterations(state.max_duration, run.iteration_length)
+    check_countable("max_duration", state.max_duration, run.data.count_tokens)
+    if not progress.fit_in_progress and run.finished(state):
+        raise ValueError(
+            f"max_duration={str(state.max_duration)!r} is reached, at {state!r}; call "
+            "fit(duration=...) to train for longer."
+        )
+    run.rates.check_warmup(state)
+    return state
 
 
 def check_ready(run: Run, duration: Any) -> None:
@@ -336,7 +369,7 @@ def check_bool(name: str, value: Any) -> bool:
 
 def check_policy(policy: Any) -> str:
     """Check what to do about losses that are not finite."""
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise ValueError(
             f"nonfinite_loss={policy!r} must be one of {', '.join(map(repr, POLICIES))}."
         )

@@ -4,7 +4,7 @@ import torch
 
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.loss import ModelLoss, weigher
+from composable.core.loss import ModelLoss, loss_module, weigher
 from composable.core.state import State
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
@@ -34,9 +34,11 @@ def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) 
     """
     seed = check.check_seed(options.seed, None if point is None else point.seed)
     loss = options.loss()
+    module = loss_module(loss, options.model)
     state = State(
         model=options.model.to(options.device),
         loss_fn=loss,
+        loss_module=module if module is None else module.to(options.device),
         max_duration=options.max_duration,
         epoch_length=check.length_of(options.train_dataloader),
         key=Key(get_random_seed() if seed is None else seed),
@@ -53,7 +55,7 @@ def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) 
 def build_run(
     options: TrainerOptions, state: State, dispatcher: Dispatcher, point: ResumePoint | None
 ) -> Run:
-    """Fire `INIT`, `BEFORE_LOAD` and `AFTER_LOAD`, and assemble the parts of the run.
+    """Fire `INIT` and `BEFORE_LOAD`, and `AFTER_LOAD` unless the run is resumed; build the parts.
 
     Args:
         options: The arguments of the `Trainer`.
@@ -64,7 +66,7 @@ def build_run(
     given = as_list(options.optimizers)
     instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
     state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
-    state = state.evolve(optimizers=build_optimizers(given, state.model))
+    state = state.evolve(optimizers=build_optimizers(given, state.model, state.loss_module))
     rates = LearningRates.build(
         options.schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
     )
@@ -74,7 +76,8 @@ def build_run(
         from composable.checkpoint.weights import load_weights  # on use: it is slow to import
 
         load_weights(state.model, path, ignore=options.load_ignore_keys)
-    state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
+    if point is None:  # otherwise when its values are restored
+        state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
     return Run(
         state=state,
         dispatcher=dispatcher,
@@ -85,7 +88,8 @@ def build_run(
         ),
         rates=rates,
         evaluation=Evaluation(
-            options.evaluators(), weigher(options.loss_mean_over, options.batch_spec)
+            options.evaluators(),
+            weigher(options.loss_mean_over, options.batch_spec, state.model),
         ),
         checkpoints=Checkpoints(options.saver),
         guard=options.guard(),

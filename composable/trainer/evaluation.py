@@ -41,7 +41,7 @@ def evaluate(
     key = state.key.fold("eval", evaluator.label)
     averages = Averages(evaluator.metrics or {})
     step = -1
-    with evaluation_mode(state.model):
+    with evaluation_mode(state.model, state.loss_module):
         for step, batch in enumerate(seeded_batches(evaluator.dataloader, key, epoch=0)):
             state = state.evolve(batch=to_device(batch, state.device), outputs=None)
             state = fire(Event.EVAL_BATCH_START, state)
@@ -93,10 +93,12 @@ def predict(
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode without gradients, and restore each module's mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+def evaluation_mode(model: nn.Module, loss: nn.Module | None = None) -> Iterator[None]:
+    """Switch a model, and a loss, to evaluation mode without gradients; restore each mode."""
+    roots = [model] if loss is None else [model, loss]
+    modes = [(module, module.training) for root in roots for module in root.modules()]
+    for root in roots:
+        root.eval()
     try:
         with torch.no_grad():
             yield

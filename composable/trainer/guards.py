@@ -2,12 +2,13 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from composable.core._notes import add_note
 from composable.core._warnings import warn_user
@@ -170,14 +171,15 @@ def _error(value: float, batch: int) -> NonFiniteLossError:
 
 @attrs.frozen(eq=False)
 class Buffers:
-    """The values of a model's buffers before a forward pass that may be discarded."""
+    """The values of the buffers before a forward pass that may be discarded."""
 
     copies: list[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, model: nn.Module) -> "Buffers":
-        """Copy the buffers of a model."""
-        return cls([(buffer, buffer.clone()) for buffer in model.buffers()])
+    def of(cls, state: State) -> "Buffers":
+        """Copy the buffers of the model, and of the module that computes the loss."""
+        modules = [one for one in (state.model, state.loss_module) if one is not None]
+        return cls([(buffer, buffer.clone()) for one in modules for buffer in one.buffers()])
 
     def restore(self) -> None:
         """Restore the buffers."""
@@ -192,7 +194,7 @@ def skip_nonfinite(
     """Skip a batch whose loss is not finite: restore the state from before it, but for its loss."""
 
     def guarded(state: State) -> State:
-        buffers = Buffers.of(state.model)
+        buffers = Buffers.of(state)
         try:
             return step(state)
         except SkipBatch as skipped:
@@ -237,12 +239,32 @@ def explain_dead_worker(error: Exception, loader: object) -> None:
 
     A worker that dies while it sends a batch closes the connection, and PyTorch reports no more.
     """
-    closed = isinstance(error, (ConnectionError, EOFError))
-    workers = bool(getattr(loader, "num_workers", 0))
-    if (closed and workers) or "DataLoader worker" in str(error):
+    ended = isinstance(error, (ConnectionError, EOFError)) and _RAISED not in str(error)
+    if _DIED in str(error) or (
+        ended and bool(getattr(loader, "num_workers", 0)) and _worker_died()
+    ):
         add_note(
             error,
             "a worker process of the loader died: most often the memory (or the shared memory of "
             "a container) is full. Use fewer workers or smaller batches; num_workers=0 shows an "
             "error of the dataset itself. The run can be resumed from its last checkpoint.",
         )
+
+
+_DIED = "DataLoader worker (pid"
+_RAISED = "in DataLoader worker process"  # the dataset raised the error, in a live worker
+
+
+def _worker_died() -> bool:
+    """Wait until PyTorch reports that a worker died, which follows the end of its connection.
+
+    Without waiting, the handler of its signal could raise while the error is being printed.
+    """
+    end = time.monotonic() + 2
+    try:
+        while time.monotonic() < end:
+            torch._C._error_if_any_worker_fails()
+            time.sleep(0.01)
+    except RuntimeError as error:  # from this call, or from the handler of the signal
+        return _DIED in str(error)
+    return False

@@ -83,6 +83,7 @@ def train_epoch(run: Run, state: State) -> State:
         return end_epoch(run, state)
     run.rates.optimizers = state.optimizers  # an algorithm may have replaced them
     run.rates.set(state)
+    run.rates.check_epoch()
     complete = state.timestamp.batch_in_epoch == state.epoch_length
     batches, over = run.data.batches(state), complete and run.finished(state)
     listens = run.dispatcher.listens(BEFORE_DATALOADER)

@@ -70,7 +70,7 @@ def fit_memory(
 
     def fitting(state: State) -> State:
         count = count_examples(state.batch_spec.inputs(state.batch))
-        buffers = Buffers.of(state.model)
+        buffers = Buffers.of(state)
         while True:
             microbatches.size = microbatches.size or count
             try:

@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import nn
 
+from composable.callbacks._results import check_known, full_name, mode_of
 from composable.callbacks.checkpoint_saver import CheckpointSaver, check_patterns
 from composable.core.batch import BatchSpec
 from composable.core.callback import Callback
@@ -17,6 +18,7 @@ from composable.core.intervals import IntervalLike
 from composable.core.loss import ModelLoss, TargetLoss
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
+from composable.functional._checks import as_path
 from composable.loggers.progress_bar import ProgressBarLogger
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
@@ -32,6 +34,7 @@ from composable.trainer.resume import (
     new_run_id,
 )
 from composable.trainer.run import Run
+from composable.trainer.run_lock import RunLock
 
 __all__ = ["TrainerOptions", "active_override", "overridden_runs", "run_overrides"]
 
@@ -57,8 +60,12 @@ def _duration(given: TimeLike | None) -> Time | None:
     return None if given is None else check.check_duration(given)
 
 
-def _path(given: str | Path | None) -> Path | None:
-    return None if given is None else Path(given)
+def _save_folder(given: str | Path | None) -> Path | None:
+    return None if given is None else as_path("save_folder", given)
+
+
+def _load_path(given: str | Path | None) -> Path | None:
+    return None if given is None else as_path("load_path", given)
 
 
 def _load_patterns(given: Sequence[str]) -> Sequence[str]:
@@ -79,9 +86,9 @@ def _policy(_: str, policy: Any) -> None:
 
 
 def _size(name: str, size: Any) -> None:
-    if size == "auto":
-        return
     if isinstance(size, str):
+        if size == "auto":
+            return
         raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
     check.check_positive(name, size)
 
@@ -95,11 +102,14 @@ class TrainerOptions:
             a method `loss(outputs, batch)` and is called with the whole batch.
         train_dataloader: An iterable of batches.
         eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples. A module is moved to the
+            device, trained, switched to evaluation mode and saved like the model.
         optimizers: One or several `torch.optim.Optimizer`, or functions of the parameters that
-            return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery.
+            return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery with
+            the parameters of the model and of `loss_fn`.
         schedulers: One or several schedules of `composable.optim`, which set the learning rate of
-            every batch, or torch schedulers, which step after every epoch.
+            every batch, or torch schedulers, which step after every epoch, or functions of an
+            `optimizer` that return one.
         step_schedulers_every_batch: Step torch schedulers after every batch instead.
         max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
         algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.
@@ -117,7 +127,9 @@ class TrainerOptions:
         microbatch_size: The number of examples in a microbatch; an alternative to `grad_accum`.
             "auto" starts with whole batches, and halves them when the GPU runs out of memory.
         loss_mean_over: What the loss is a mean over, so that microbatches add up to the batch:
-            "examples", "tokens" (targets other than -100), or a function of the batch that counts.
+            "examples", "tokens" (targets other than -100), "next_tokens" (likewise, without the
+            first token of each example, for a model that shifts its labels), or a function of the
+            batch that counts.
         count_tokens: A function of the batch that counts its tokens for `timestamp.token`.
         input_key: The input of a batch: an index, a name, a path, a function, or a pair of
             functions (get, set).
@@ -137,7 +149,8 @@ class TrainerOptions:
         save_in_background: Write while training continues.
         save_error: What to do if a checkpoint cannot be written: "raise", or "warn" and continue.
         save_best: The evaluation result that determines the best checkpoint: "eval/accuracy".
-        save_best_mode: Whether the "max" or the "min" of it is best.
+        save_best_mode: Whether the "max" or the "min" of it is best. Default: determined by its
+            name, such as "loss", "error", "accuracy" or "f1".
         load_path: A checkpoint to resume from, or a folder of several, whose latest is used.
         load_weights_only: Load the weights alone, and start a new run.
         load_ignore_keys: Entries that are not loaded, as patterns of paths: "optimizers",
@@ -183,18 +196,18 @@ class TrainerOptions:
     target_key: Any = 1
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     saver: Callable[[State], Any] | None = attrs.field(default=None, validator=_valid(_saver))
-    save_folder: Path | None = attrs.field(default=None, converter=_path)
+    save_folder: Path | None = attrs.field(default=None, converter=_save_folder)
     save_interval: IntervalLike = "1ep"
     save_filename: str = "ep{epoch}-ba{batch}"
     save_num_checkpoints_to_keep: int | None = None
-    save_overwrite: bool = False
-    save_weights_only: bool = False
+    save_overwrite: bool = _flag()
+    save_weights_only: bool = _flag()
     save_ignore_keys: Sequence[str] = ()
-    save_in_background: bool = False
+    save_in_background: bool = _flag()
     save_error: str = "raise"
     save_best: str | None = None
-    save_best_mode: str = "max"
-    load_path: Path | None = attrs.field(default=None, converter=_path)
+    save_best_mode: str | None = None
+    load_path: Path | None = attrs.field(default=None, converter=_load_path)
     load_weights_only: bool = _flag()
     load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
     autoresume: bool = _flag()
@@ -213,6 +226,13 @@ class TrainerOptions:
         for evaluator in evaluators:
             check.check_countable("eval_interval", evaluator.eval_interval, self.count_tokens)
         self._check_saving()
+        if self.save_best is not None:
+            name = full_name("save_best", self.save_best)
+            mode_of(name, self.save_best_mode, "save_best_mode")
+            known = {
+                f"{one.label}/{n}" for one in evaluators for n in (*(one.metrics or ()), "loss")
+            }
+            check_known("save_best", name, known)
 
     def _check_saving(self) -> None:
         if self.nonfinite_loss == "rollback" and self.save_folder is None:
@@ -222,7 +242,8 @@ class TrainerOptions:
         if self.save_folder is None:
             for field in attrs.fields(type(self)):
                 value = getattr(self, field.name)
-                if field.name in _NEED_A_FOLDER and value != field.default:
+                changed = type(value) is not type(field.default) or value != field.default
+                if field.name in _NEED_A_FOLDER and changed:
                     raise ValueError(f"{field.name}={value!r} needs a save_folder.")
         if not self.autoresume:
             return
@@ -315,6 +336,14 @@ class TrainerOptions:
             check_folder_is_ours(self.save_folder, None if point is None else point.run)
         return point
 
+    def lock(self) -> RunLock | None:
+        """Return the lock of the folder in which the run trains.
+
+        Raises:
+            FolderInUseError: Another process trains in it.
+        """
+        return None if self.save_folder is None else RunLock(self.save_folder)
+
     def run_id(self) -> str:
         """Return the id of a new run."""
         return new_run_id()
@@ -322,10 +351,6 @@ class TrainerOptions:
     def adopt(self, callback: Callback) -> Callback:
         """Return the callback to run in the place of a given one."""
         return callback
-
-    def skips_fit(self) -> bool:
-        """Return whether a call of `fit` returns at once."""
-        return False
 
     def attach(self, run: Run) -> None:
         """Do nothing; a replay follows the run that was built."""

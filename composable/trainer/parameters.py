@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.loss import ModelLoss
 from composable.core.state import State
@@ -17,6 +18,8 @@ __all__ = [
     "bind_loss",
     "drop_batch",
     "frozen_parameters",
+    "is_surgery",
+    "start_training",
     "surgery",
     "temporary_weights",
     "write_gradients",
@@ -36,11 +39,26 @@ def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -
     return bind_loss(state)
 
 
+def is_surgery(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm declares that it replaces the model or the optimizers."""
+    return not {"model", "optimizers"}.isdisjoint(algorithm.writes)
+
+
 def bind_loss(state: State) -> State:
     """Bind a loss that the model computes itself to the model of `state`."""
     if isinstance(state.loss_fn, ModelLoss) and state.loss_fn.model is not state.model:
         return state.evolve(loss_fn=ModelLoss(state.model))
     return state
+
+
+def start_training(state: State) -> None:
+    """Switch the model, and the module that computes the loss, to training mode.
+
+    A module in training mode is left as it is: parts in evaluation mode stay so.
+    """
+    for module in (state.model, state.loss_module):
+        if module is not None and not module.training:
+            module.train()
 
 
 def drop_batch(state: State) -> State:

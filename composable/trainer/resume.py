@@ -1,7 +1,7 @@
 """Select the checkpoint to resume from, and read it."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from composable.checkpoint.errors import (
     MissingCheckpointError,
     VersionError,
 )
-from composable.checkpoint.filters import replaced
+from composable.checkpoint.filters import covers, replaced
+from composable.core._printable import printable
 from composable.core._warnings import warn_user
 from composable.trainer.run_state import SCHEMA
 
@@ -31,7 +32,14 @@ __all__ = [
     "new_run_id",
 ]
 
-_COMPARED = ("algorithms", "requested_duration", "epoch_length", "device", "num_threads", "torch")
+_COMPARED = (
+    *("algorithms", "requested_duration", "epoch_length", "model", "modules", "loss_fn", "data"),
+    *("evaluators", "options", "schedulers", "device", "num_threads", "torch"),
+)
+_MOST_SHOWN = 20
+
+
+_HINT = "; pass load_weights_only=True to start a new run from the weights in a file"
 
 
 class BrokenCheckpointWarning(UserWarning):
@@ -53,6 +61,8 @@ class ResumePoint:
     """The description of that run."""
     tree: dict[str, Any]
     """What `composable.trainer.run_state.capture` returned."""
+    restart: bool = False
+    """Whether the same script is run again, rather than another one that resumes the run."""
 
     @property
     def seed(self) -> int:
@@ -69,17 +79,70 @@ class ResumePoint:
         """Return the tree; entries whose path matches a pattern come from `own`."""
         return replaced(self.tree, own, patterns)  # type: ignore[no-any-return]
 
-    def warn_of_changes(self, now: dict[str, Any]) -> None:
-        """Warn if the description of the run has changed since it was saved."""
+    def hyperparameters(self, requested: dict[str, Any], ignored: Sequence[str]) -> dict[str, Any]:
+        """Return the hyperparameters that the run has after the resume: the saved ones.
+
+        Args:
+            requested: The hyperparameters of the run that was built, by path in the state.
+            ignored: Patterns of entries that are not loaded, and stay as requested.
+        """
+        saved = self.description.get("hyperparameters")
+        saved = saved if isinstance(saved, dict) else {}
+        return {
+            path: own if covers(path, ignored) else saved.get(path, own)
+            for path, own in requested.items()
+        }
+
+    def warn_of_changes(self, now: dict[str, Any], requested: dict[str, Any]) -> None:
+        """Warn if the run differs from the saved one, and of requests that have no effect.
+
+        Args:
+            now: The description of the run after the resume.
+            requested: The hyperparameters that were requested.
+        """
         before = self.description
-        changed = [key for key in _COMPARED if before.get(key) != now.get(key)]
+        changed = [
+            f"{path}: {_text(saved)} -> {_text(own)}"
+            for key in _COMPARED
+            for path, saved, own in compare(before.get(key), now.get(key), key)
+        ]
         if changed:
-            lines = "".join(f"\n  {k}: {before.get(k)} -> {now.get(k)}" for k in changed)
             warn_user(
                 f"the run resumed from {self.path} differs from the saved one, so its results may "
-                f"differ from those of an uninterrupted run:{lines}",
+                f"differ from those of an uninterrupted run:{_lines(changed)}",
                 ChangedRunWarning,
             )
+        unused = [
+            f"{path}: {_text(saved)}, not the requested {_text(own)}"
+            for path, saved, own in compare(now["hyperparameters"], requested)
+        ]
+        if unused:
+            warn_user(
+                f"the run resumed from {self.path} continues with the hyperparameters of the "
+                f"checkpoint:{_lines(unused)}\nTo use the requested ones, pass "
+                "load_ignore_keys=['optimizers/*/param_groups'] for those of optimizers, or "
+                "['rates'] to restart torch schedulers.",
+                ChangedRunWarning,
+            )
+
+
+def compare(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the path and the two values of each difference between two descriptions."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in {**before, **now}:
+            inner = f"{path}/{name}" if path else str(name)
+            yield from compare(before.get(name), now.get(name), inner)
+    elif before != now:
+        yield path, before, now
+
+
+def _lines(texts: Sequence[str]) -> str:
+    more = [f"and {len(texts) - _MOST_SHOWN} more"] if len(texts) > _MOST_SHOWN else []
+    return "".join(f"\n  {printable(text)}" for text in [*texts[:_MOST_SHOWN], *more])
+
+
+def _text(value: Any) -> str:
+    return str(value)[:200]
 
 
 def new_run_id() -> str:
@@ -104,7 +167,7 @@ def find_resume_point(
     if folder is not None and folder.is_dir():
         latest = latest_valid(folder, device)
         if latest is not None:
-            return latest
+            return attrs.evolve(latest, restart=True)
     if load_path is None:
         return None
     path = Path(load_path)
@@ -115,7 +178,8 @@ def find_resume_point(
         if latest is not None:
             return latest
     raise MissingCheckpointError(
-        f"load_path={str(load_path)!r} must be a checkpoint, or a folder with a complete one."
+        f"load_path={str(load_path)!r} must be a checkpoint, or a folder with a complete one"
+        f"{_HINT if path.is_file() else ''}."
     )
 
 
@@ -216,7 +280,10 @@ def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> ResumePoi
         tensors[name] = tensors[name].to(device)
     from composable.checkpoint.tree import unpack  # on use: it is slow to import
 
-    tree = unpack(tensors, data)
+    try:
+        tree = unpack(tensors, data)
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(f"{path}: {error}") from error
     _check_types(path, tree)
     run = str(contents.manifest.info.get("run"))
     return ResumePoint(path, run, tree["run"], tree["state"])

@@ -264,14 +264,47 @@ class Progress:
     """How often training was started, including the fit in progress."""
     fit_in_progress: bool = False
     """Whether a fit was started and has not ended."""
+    calls: list[str | None] = attrs.field(factory=list)
+    """The `duration` of each call of `fit` that the script has made."""
+    _repeated: int | None = None
+    """How many of `calls` a restarted script has repeated; None if it makes calls of its own."""
+
+    def resume(self, *, restart: bool) -> None:
+        """Expect the calls of a restarted script, or those of a script of its own."""
+        self._repeated = 0 if restart else None
+        if not restart:
+            self.calls = []
+
+    def repeats(self, duration: Time | None) -> bool:
+        """Return whether a call of `fit` is one that the script made before it was restarted."""
+        at, self._repeated = self._repeated, None
+        if at is None or self.calls[at : at + 1] != [_text(duration)]:
+            return False
+        self._repeated = at + 1
+        return True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the call of `fit` that was just repeated had ended."""
+        return not self.fit_in_progress or self._repeated != len(self.calls)
+
+    def add_call(self, duration: Time | None) -> None:
+        """Record a call of `fit`."""
+        self.calls.append(_text(duration))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""
-        return attrs.asdict(self, recurse=False)
+        names = ("requested_duration", "num_fits", "fit_in_progress", "calls")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the count of fits; a changed `max_duration` of the user stays."""
+        """Restore the calls of `fit`; a changed `max_duration` of the user stays."""
         self.num_fits, self.fit_in_progress = state["num_fits"], state["fit_in_progress"]
+        self.calls = list(state["calls"])
+
+
+def _text(duration: Time | None) -> str | None:
+    return None if duration is None else str(duration)
 
 
 def _progress_marker(run: Run, state: State) -> Any:

@@ -11,22 +11,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.callback import Callback
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.time import Time, Timestamp
-from composable.data import get_generator_states
+from composable.data.order import get_generators
+from composable.trainer.loaded_state import check_run_state, check_structure
+from composable.trainer.optimizer_state import (
+    capture_optimizer,
+    check_optimizer,
+    parameter_names,
+    restore_optimizer,
+)
 from composable.trainer.run import Run
 
-__all__ = ["SCHEMA", "capture", "capture_weights", "named_callbacks", "restore"]
+__all__ = ["SCHEMA", "capture", "capture_weights", "check", "named_callbacks", "restore"]
 
 SCHEMA: dict[str, type | tuple[type, ...]] = {
     "model": dict,
     "timestamp": Timestamp,
     "key": Key,
+    "loss_fn": dict,
     "optimizers": list,
     "loss": (Tensor, NoneType),
     "memory": dict,
@@ -53,9 +60,11 @@ def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, 
         state: Its state.
         callbacks: The callbacks whose state is saved.
     """
+    names = parameter_names(state.model, state.loss_module)
     return {
         **capture_weights(state),
-        "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+        "loss_fn": _capture_model(_loss_module(state)),
+        "optimizers": [capture_optimizer(one, names) for one in state.optimizers],
         "loss": None if state.loss is None else state.loss.detach(),
         "memory": state.memory,
         "metrics": state.metrics,
@@ -69,6 +78,11 @@ def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, 
 def capture_weights(state: State) -> dict[str, Any]:
     """Return the model alone, with its timestamp and key."""
     return {"model": _capture_model(state.model), "timestamp": state.timestamp, "key": state.key}
+
+
+def _loss_module(state: State) -> nn.Module:
+    """Return the module that computes the loss, or one without tensors."""
+    return nn.Module() if state.loss_module is None else state.loss_module
 
 
 def _capture_model(model: nn.Module) -> dict[str, Any]:
@@ -93,21 +107,52 @@ def named_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
     return named
 
 
-def restore(run: Run, saved: Mapping[str, Any], path: str) -> None:
-    """Restore every value of a run, after everything has been checked.
+def check(run: Run, saved: Mapping[str, Any], path: str) -> None:
+    """Check every value of a state against a run, before anything is changed.
 
     Args:
-        run: A run that was built like the saved one. Its model, optimizers and schedulers are
-            changed in place.
+        run: A run that was built like the saved one.
         saved: What `capture` returned.
         path: Where it was read, for errors.
 
     Raises:
-        MismatchError: The saved model or optimizers differ from those of the run.
+        MismatchError: The saved state is that of another run.
+        DamagedCheckpointError: A value is not what a run saves.
+    """
+    if missing := sorted(SCHEMA.keys() - saved.keys()):
+        raise MismatchError(
+            f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the same "
+            "names in load_ignore_keys= to leave them unchanged."
+        )
+    check_structure(saved, path)
+    state = run.state
+    _check_model(state.model, saved["model"], path)
+    _check_model(_loss_module(state), saved["loss_fn"], path, "loss_fn")
+    _check_count("optimizers", state.optimizers, saved["optimizers"], f"{path}: state/optimizers")
+    names = parameter_names(state.model, state.loss_module)
+    for i, (optimizer, values) in enumerate(
+        zip(state.optimizers, saved["optimizers"], strict=True)
+    ):
+        check_optimizer(optimizer, values, names, f"{path}: state/optimizers/{i}")
+    schedulers, where = saved["rates"]["schedulers"], f"{path}: state/rates/schedulers"
+    _check_count("torch schedulers", run.rates.steppers, schedulers, where)
+    own, where = get_generators(run.data.loader), f"{path}: state/data/generators"
+    _check_count("generators of the loader", own, saved["data"]["generators"], where)
+    check_run_state(run, saved, path)
+
+
+def restore(run: Run, saved: Mapping[str, Any], path: str) -> None:
+    """Restore every value of a run, after `check`.
+
+    Args:
+        run: The run. Its model, optimizers and schedulers are changed in place.
+        saved: What `capture` returned.
+        path: Where it was read, for errors.
+
+    Raises:
         DamagedCheckpointError: A value is not what a run saves.
     """
     try:
-        _check(run, saved, path)
         _restore(run, saved)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise DamagedCheckpointError(
@@ -116,25 +161,13 @@ def restore(run: Run, saved: Mapping[str, Any], path: str) -> None:
         ) from error
 
 
-def _check(run: Run, saved: Mapping[str, Any], path: str) -> None:
-    """Check all that can be checked before anything is changed."""
-    if missing := sorted(SCHEMA.keys() - saved.keys()):
-        raise MismatchError(
-            f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the same "
-            "names in load_ignore_keys= to leave them unchanged."
-        )
-    _check_model(run.state.model, saved["model"], path)
-    _check_optimizers(run.state.optimizers, saved["optimizers"], path)
-    _check_count("torch schedulers", run.rates.steppers, saved["rates"]["schedulers"], path)
-    own = get_generator_states(run.data.loader)
-    _check_count("generators of the loader", own, saved["data"]["generators"], path)
-
-
 def _restore(run: Run, saved: Mapping[str, Any]) -> None:
     state = run.state
     live = _restore_model(state.model, saved["model"])
+    live |= _restore_model(_loss_module(state), saved["loss_fn"])
+    names = parameter_names(state.model, state.loss_module)
     for optimizer, values in zip(state.optimizers, saved["optimizers"], strict=True):
-        _restore_optimizer(optimizer, values)
+        restore_optimizer(optimizer, values, names)
     for name, part in run.parts.items():
         part.load_state_dict(saved[name])
     unchanged = run.progress.requested_duration == saved["progress"]["requested_duration"]
@@ -153,28 +186,32 @@ def _restore(run: Run, saved: Mapping[str, Any]) -> None:
 # --- the model ---
 
 
-def _check_model(model: nn.Module, saved: Mapping[str, Any], path: str) -> None:
-    """Check that the saved names, shapes and dtypes are those of the model."""
+def _check_model(
+    model: nn.Module, saved: Mapping[str, Any], path: str, what: str = "model"
+) -> None:
+    """Check that the saved names, shapes and dtypes are those of the model or the loss."""
     own = {**model.state_dict(), **dict(model.named_buffers())}
     theirs = {**saved["weights"], **saved["buffers"]}
-    differences = list(_differences(own, theirs))
+    differences = list(_differences(own, theirs, what))
     if differences:
         more = f"; and {len(differences) - 5} more" if differences[5:] else ""
         shown = "; ".join(differences[:5]) + more
         raise MismatchError(
-            f"{path} was saved from another model: {shown}. Build the model and its algorithms "
+            f"{path} was saved from another {what}: {shown}. Build the {what} and its algorithms "
             "as in the saved run; load_ignore_keys= skips entries, and load_weights_only=True "
             "loads the weights alone."
         )
 
 
-def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> Iterator[str]:
     for name in own.keys() - theirs.keys():
         yield f"{name} is missing in the file"
     for name in theirs.keys() - own.keys():
-        yield f"{name} is in the file, and the model has no such tensor"
+        yield f"{name} is in the file, and the {what} has no such tensor"
     for name in own.keys() & theirs.keys():
         ours, saved = own[name], theirs[name]
+        if isinstance(ours, Tensor) is not isinstance(saved, Tensor):
+            yield f"{name} is a {type(saved).__name__} there and a {type(ours).__name__} here"
         if not (isinstance(ours, Tensor) and isinstance(saved, Tensor)):
             continue
         if ours.shape != saved.shape:
@@ -208,40 +245,10 @@ def _relink(tree: Any, live: Mapping[int, Tensor]) -> Any:
     return live.get(id(tree), tree) if isinstance(tree, Tensor) else tree
 
 
-# --- optimizers ---
-
-
-def _check_optimizers(
-    optimizers: Sequence[Optimizer], saved: Sequence[Mapping[str, Any]], path: str
-) -> None:
-    """Check that the optimizers have the saved numbers of groups and parameters."""
-    _check_count("optimizers", optimizers, saved, path)
-    for i, (optimizer, values) in enumerate(zip(optimizers, saved, strict=True)):
-        ours = [len(group["params"]) for group in optimizer.param_groups]
-        theirs = [len(group["params"]) for group in values["param_groups"]]
-        if ours != theirs:
-            raise MismatchError(
-                f"{path} was saved from another run: optimizers[{i}] has groups of {theirs} "
-                f"parameters there, and of {ours} here. Build the optimizers as in the saved run."
-            )
-
-
-def _check_count(what: str, own: Sequence[Any], saved: Sequence[Any], path: str) -> None:
+def _check_count(what: str, own: Sequence[Any], saved: Sequence[Any], where: str) -> None:
     """Check that there are as many as were saved."""
     if len(own) != len(saved):
         raise MismatchError(
-            f"{path} was saved from another run: it has {len(saved)} {what}, and this run has "
+            f"{where} was saved from another run: it has {len(saved)} {what}, and this run has "
             f"{len(own)}. Build the Trainer as in the saved run."
         )
-
-
-def _restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    optimizer.load_state_dict(dict(saved))
-    # torch casts the state to the dtype of the parameter; restore its own dtype.
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    numbers = [i for group in saved["param_groups"] for i in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
-        for name, value in saved["state"].get(number, {}).items():
-            loaded = optimizer.state[parameter][name]
-            if isinstance(value, Tensor) and value.dtype != loaded.dtype:
-                optimizer.state[parameter][name] = value.to(loaded.device)

@@ -1,25 +1,46 @@
 """Save a run, and restore it: when resuming, and when rolling back."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved
-from composable.checkpoint.errors import MismatchError
+from composable.checkpoint.errors import (
+    CheckpointError,
+    MismatchError,
+    UnwritableCheckpointError,
+)
 from composable.checkpoint.folders import make_folder
 from composable.core._notes import add_note
+from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.state import State
+from composable.loggers.json_lines import JSONLinesLogger
 from composable.runs.environment import describe_environment
 from composable.runs.recorder import RunRecorder
+from composable.trainer.description import (
+    describe_hyperparameters,
+    describe_request,
+    describe_value,
+    settings_of,
+)
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.options import TrainerOptions
-from composable.trainer.parameters import surgery
+from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.resume import ResumePoint, latest_valid
 from composable.trainer.run import Run
-from composable.trainer.run_state import capture, capture_weights, named_callbacks, restore
+from composable.trainer.run_lock import RunLock
+from composable.trainer.run_state import (
+    capture,
+    capture_weights,
+    check,
+    named_callbacks,
+    restore,
+)
 from composable.trainer.session import Session
 
 __all__ = ["Saving"]
@@ -33,16 +54,28 @@ class Saving:
         session: Its plan, with the savers and recorders.
         run: The run.
         run_id: Its id, which tells its checkpoints from those of other runs.
+        lock: The lock of its folder.
     """
 
-    def __init__(self, options: TrainerOptions, session: Session, run: Run, run_id: str) -> None:
+    def __init__(
+        self,
+        options: TrainerOptions,
+        session: Session,
+        run: Run,
+        run_id: str,
+        lock: RunLock | None = None,
+    ) -> None:
         self.options = options
+        self.lock = lock
         self.session = session
         self.run = run
         self.run_id = run_id
         self.resumed = False
         """Whether the run was restored, and training has not been called since."""
+        self.hyperparameters = describe_hyperparameters(run)
+        """The hyperparameters of the run: the requested ones, or those of the checkpoint."""
         self._callback_states: dict[str, Any] = {}
+        self._callback_settings: dict[str, Any] = {}
         self._loaded: Path | None = None
         if options.nonfinite_loss == "rollback" and not options.dry_run:
             run.rollback = self.roll_back
@@ -67,14 +100,64 @@ class Saving:
             "requested_duration": str(self.run.progress.requested_duration),
             "epoch_length": state.epoch_length,
             "model": type(state.model).__name__,
-            "algorithms": {a.name: repr(a) for a in plan.algorithms},
-            "callbacks": [callback.name for callback in plan.callbacks],
+            "algorithms": {a.name: describe_value(a) for a in plan.algorithms},
+            "callbacks": {
+                n: settings_of(one) for n, one in named_callbacks(plan.callbacks).items()
+            },
             "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
-            "schedulers": [repr(schedule) for schedule in self.run.rates.schedules],
+            "schedulers": [describe_value(schedule) for schedule in self.run.rates.schedules],
+            "hyperparameters": self.hyperparameters,
+            **describe_request(self.options, state.model),
             "device": str(state.device),
             "torch": str(torch.__version__),
             **describe_environment(),
         }
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder of the run for the length of a call of `fit`.
+
+        Raises:
+            FolderInUseError: Another process trains in it.
+        """
+        self.session.check_override()
+        if self.lock is None:
+            yield
+            return
+        with suppress(OSError, UnwritableCheckpointError):  # the savers raise or warn, as requested
+            make_folder(self.lock.folder)
+            self.lock.acquire()
+        try:
+            if self.options.autoresume and not self.run.progress.num_fits:
+                self._move_lines_aside()
+            yield
+        finally:
+            self.lock.release()
+
+    def begin(self, description: dict[str, Any], state: State) -> None:
+        """Record the configuration of a run, and the lengths of its metrics files."""
+        files = {name: one.state_dict() for name, one in self._metrics_files().items()}
+        for recorder in self.recorders:
+            recorder.begin({**description, "metrics_files": files}, state)
+
+    def _metrics_files(self) -> dict[str, JSONLinesLogger]:
+        named = named_callbacks(self.session.callbacks)
+        return {name: one for name, one in named.items() if isinstance(one, JSONLinesLogger)}
+
+    def _move_lines_aside(self) -> None:
+        """Move the metrics aside that this run logged before it was killed without a checkpoint."""
+        from composable.runs.records import read_records  # on use: it is slow to import
+
+        try:
+            last = read_records(self.lock.folder)[-1]  # type: ignore[union-attr]
+        except CheckpointError:
+            return
+        began = last.get("metrics_files")
+        if last["batch"] or not isinstance(began, dict):
+            return
+        for name, logger in self._metrics_files().items():
+            with suppress(ValueError, AttributeError):  # another file, or one without such lines
+                logger.move_aside(began.get(name))  # type: ignore[arg-type]
 
     # --- save ---
 
@@ -109,27 +192,56 @@ class Saving:
         if self.savers:
             self.run.checkpoints.save_function = self.save
             self.run.checkpoints.save_last = any(one.save_interval for one in self.savers)
+        self._load_callbacks()
+
+    def _load_callbacks(self) -> None:
+        """Restore the states of callbacks that have none yet: all of them, or none.
+
+        Raises:
+            MismatchError: A state does not fit its callback.
+        """
         named, saved = named_callbacks(self.session.callbacks), self._callback_states
-        for name in named.keys() & saved.keys():
+        pairs = match_callbacks(named, saved, self._callback_settings)
+        before = {name: named[name].state_dict() for name in pairs}
+        for name, key in pairs.items():
             try:
-                named[name].load_state_dict(saved.pop(name))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                named[name].load_state_dict(saved[key])
+            except Exception as error:  # a callback may raise anything
+                for other, state in before.items():
+                    with suppress(Exception):
+                        named[other].load_state_dict(state)
                 raise MismatchError(
-                    f"{self._loaded} has a state of {name} that cannot be restored: "
-                    f"{type(error).__name__}: {error} load_ignore_keys=['callbacks/{name}'] skips "
+                    f"{self._loaded}: state/callbacks/{key} cannot be restored: "
+                    f"{type(error).__name__}: {error} load_ignore_keys=['callbacks/{key}'] skips "
                     "it."
                 ) from error
+        for key in pairs.values():
+            del saved[key]
 
     def resume(self, point: ResumePoint) -> None:
-        """Restore the run from a checkpoint."""
+        """Restore the run from a checkpoint, and fire `AFTER_LOAD`.
+
+        Surgery at `AFTER_LOAD` is done before the values are restored, since they are those of its
+        result. All other algorithms act on the restored values.
+        """
         run, ignored = self.run, self.options.load_ignore_keys
+        algorithms = run.dispatcher.run_algorithms
+        run.state = surgery(
+            lambda event, state: algorithms(event, state, is_surgery), Event.AFTER_LOAD, run.state
+        )
         if point.num_fits:  # algorithms may have replaced the model at the start of training
-            run.state = surgery(run.dispatcher.run_algorithms, Event.FIT_START, run.state)
+            run.state = surgery(algorithms, Event.FIT_START, run.state)
         tree = point.without(ignored, self.capture(False)) if ignored else point.tree
-        self._restore(tree, point.path)
+        self._restore(tree, point)
+        self.connect()
+        run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
+        run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
         self.resumed = True
+        run.progress.resume(restart=point.restart)
+        requested = self.hyperparameters
+        self.hyperparameters = point.hyperparameters(requested, ignored)
         if not self.options.dry_run:
-            point.warn_of_changes(self.describe(run.state))
+            point.warn_of_changes(self.describe(run.state), requested)
 
     def roll_back(self, error: NonFiniteLossError) -> State:
         """Restore the last checkpoint of this run.
@@ -144,13 +256,46 @@ class Saving:
         if point is None:
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
             raise error
-        counts = run.guard.state_dict()
-        self._restore(point.tree, point.path)
+        counts, progress, whole = (
+            run.guard.state_dict(),
+            run.progress.state_dict(),
+            run.state.max_duration,
+        )
+        self._restore(point.tree, point)
         run.guard.load_state_dict(counts)
-        self.connect()
+        if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
+            run.state = run.state.evolve(max_duration=whole)
+        run.progress.load_state_dict(progress)
         self.session.logger.log_metrics({"nonfinite/rolled_back": run.guard.num_rollbacks})
         return run.state
 
-    def _restore(self, tree: Mapping[str, Any], path: Path) -> None:
-        restore(self.run, tree, str(path))
-        self._callback_states, self._loaded = dict(tree["callbacks"]), path
+    def _restore(self, tree: Mapping[str, Any], point: ResumePoint) -> None:
+        check(self.run, tree, str(point.path))
+        self._callback_states, self._loaded = dict(tree["callbacks"]), point.path
+        settings = point.description.get("callbacks")
+        self._callback_settings = settings if isinstance(settings, dict) else {}
+        self._load_callbacks()
+        restore(self.run, tree, str(point.path))
+
+
+def match_callbacks(
+    named: Mapping[str, Callback], saved: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the names of the saved states of callbacks, by the names of the callbacks.
+
+    Several callbacks of one class are matched by their settings, and then by their order.
+
+    Args:
+        named: The callbacks of the run by name: `EarlyStopper`, `EarlyStopper 2`.
+        saved: The states by such names.
+        settings: The settings of the callbacks that were saved.
+    """
+    pairs: dict[str, str] = {}
+    for by_settings in (True, False):
+        for name, callback in named.items():
+            own = re.compile(rf"{re.escape(callback.name)}( [0-9]+)?")
+            keys = (key for key in saved if own.fullmatch(key) and key not in pairs.values())
+            fits = (k for k in keys if not by_settings or settings.get(k) == settings_of(callback))
+            if name not in pairs and (key := next(fits, None)) is not None:
+                pairs[name] = key
+    return pairs

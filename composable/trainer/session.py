@@ -1,8 +1,10 @@
 """The plan of a Trainer, and the calls that run it."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from composable.core._warnings import warn_user
 from composable.core.callback import Callback, closing
 from composable.core.logger import Logger
 from composable.plan.dispatch import Dispatcher
@@ -10,7 +12,14 @@ from composable.plan.global_callbacks import global_callbacks
 from composable.plan.plan import Plan
 from composable.trainer.options import TrainerOptions, active_override
 
-__all__ = ["Session"]
+__all__ = ["Session", "SharedGeneratorWarning"]
+
+
+_running: dict[int, int] = {}  # the thread of each session with a call in progress
+
+
+class SharedGeneratorWarning(UserWarning):
+    """Several threads draw from the same global generators."""
 
 
 class Session:
@@ -74,6 +83,7 @@ class Session:
             yield None
             return
         self.check_override()
+        self._check_threads()
         self.in_call = True
         plan = self.plan
         self._set_plan(plan)
@@ -84,6 +94,18 @@ class Session:
         finally:
             self._set_plan(self.own_plan)
             self.in_call = False
+            _running.pop(id(self), None)
+
+    def _check_threads(self) -> None:
+        """Warn if another Trainer runs in another thread: they share the global generators."""
+        thread = threading.get_ident()
+        if any(other != thread for other in list(_running.values())):
+            warn_user(
+                "Trainers run at the same time in several threads. They share the global random "
+                "generators, so their results cannot be reproduced; run each in its own process.",
+                SharedGeneratorWarning,
+            )
+        _running[id(self)] = thread
 
     def _set_plan(self, plan: Plan) -> None:
         if plan is not self.dispatcher.plan:

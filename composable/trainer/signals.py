@@ -14,7 +14,7 @@ log = logging.getLogger("composable")
 
 
 class Preempted(SystemExit):
-    """SIGTERM ended the run, after its last batch was saved. The exit code is 143."""
+    """SIGTERM ended the run, after its last batch was finished. The exit code is 143."""
 
 
 class Signals:
@@ -26,15 +26,19 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._saves = False
 
     @contextmanager
-    def handled(self) -> Iterator[None]:
+    def handled(self, *, saves: bool = False) -> Iterator[None]:
         """Record the first signal, and end the process at the second.
+
+        Args:
+            saves: Whether a checkpoint is saved after the first signal, which its message says.
 
         Works in the main thread only, where Python runs signal handlers. Afterwards the handlers
         are restored. A signal that is ignored stays ignored.
         """
-        self.received = None
+        self.received, self._saves = None, saves
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -58,8 +62,11 @@ class Signals:
             if self.received is not None:
                 raise interruption(number)
             log.warning(
-                "%s: finishing this batch and saving a checkpoint; the same signal again aborts",
+                "%s: finishing this batch%s; the same signal again aborts",
                 signal.Signals(number).name,
+                " and saving a checkpoint"
+                if self._saves
+                else ", and saving nothing, since there is no save_folder",
             )
             self.received = number
 

@@ -142,14 +142,13 @@ def second_pass(gradients: Gradients) -> Gradients:
     def passes(state: State) -> State:
         if state.second_pass is None:
             return gradients(state)
-        model = state.model
-        before = Buffers.of(model)
+        before = Buffers.of(state)
         first = gradients(state)
-        after = Buffers.of(model)
+        after = Buffers.of(state)
         weights = state.second_pass(first)
         zero_grad(first)
         before.restore()  # both passes start alike, for a layer that counts its calls
-        with temporary_weights(model, weights):
+        with temporary_weights(state.model, weights):
             del weights  # frees one copy of the parameters
             second = gradients(state)
         after.restore()

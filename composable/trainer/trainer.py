@@ -10,6 +10,7 @@ from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import TimeLike
+from composable.functional._checks import as_path
 from composable.plan.declarations import as_callback
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
@@ -18,7 +19,7 @@ from composable.trainer._signature import takes_arguments_of
 from composable.trainer.build import build_run, build_state
 from composable.trainer.evaluation import evaluate, predict
 from composable.trainer.options import TrainerOptions, run_overrides
-from composable.trainer.parameters import surgery, zero_grad
+from composable.trainer.parameters import start_training, surgery, zero_grad
 from composable.trainer.saving import Saving
 from composable.trainer.session import Session
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
@@ -61,17 +62,25 @@ class Trainer:
             configure_deterministic_mode()
         session = self._session = Session(options)
         self.logger = session.logger
+        lock = options.lock()
         point = options.resume_point()
         run_id = options.run_id() if point is None else point.run
         state = build_state(options, session.own_plan, point)
         with preserve_rng(), session.running(close_at_the_end=False):
             self._run = build_run(options, state, session.dispatcher, point)
             session.compose = self._run.compose
-            self._saving = Saving(options, session, self._run, run_id)
+            self._saving = Saving(options, session, self._run, run_id, lock)
             if point is not None:
                 self._saving.resume(point)
             options.attach(self._run)
             self._saving.connect()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Trainer cannot be pickled: it has open files and composed functions. Save the run "
+            "with save_checkpoint(path), and build a Trainer with load_path=path; trainer.state "
+            "can be pickled."
+        )
 
     @property
     def plan(self) -> Plan:
@@ -90,6 +99,13 @@ class Trainer:
     def fit(self, *, duration: TimeLike | None = None) -> State:
         """Train until `max_duration`, or for `duration` more, and return the last state.
 
+        In a script that was restarted with `autoresume`, the calls that it had made before are
+        repeated: those that had ended return at once, and the last one trains for the rest of its
+        duration.
+
+        A model in evaluation mode is switched to training mode. Of a model in training mode, parts
+        in evaluation mode stay so, such as a frozen batch norm.
+
         Args:
             duration: How much longer to train: "2ep", "100ba", or an integer of epochs. If the
                 last fit ended within an epoch, the rest of it counts as the first.
@@ -97,23 +113,32 @@ class Trainer:
         Raises:
             ValueError: An argument that training needs is missing, or training has ended.
         """
-        if self._options.skips_fit():
+        longer = None if duration is None else check.check_duration(duration, "duration")
+        run, progress = self._run, self._run.progress
+        check.check_ready(run, duration)
+        repeats = progress.repeats(longer)
+        if repeats and progress.has_ended:
             return self.state
-        run, state = self._run, self._ready_to_fit(duration)
-        progress = run.progress
-        with preserve_rng(), self._session.running(), run.signals.handled():
+        if not self._saving.resumed:
+            run.dispatcher.clear()
+        self._saving.resumed = False
+        state = check.check_start(run, None if repeats else longer)
+        if not repeats:
+            progress.add_call(longer)
+        saving, session, signals = self._saving, self._session, run.signals
+        saves = run.checkpoints.save_function is not None
+        with preserve_rng(), saving.locked(), session.running(), signals.handled(saves=saves):
             zero_grad(state)
             run.rates.set(state)
             if progress.fit_in_progress:  # resumed: the algorithms have acted at its start
                 run.dispatcher.run_callbacks(Event.FIT_START, state)
             else:
-                state.model.train()
+                start_training(state)
                 run.state = state = surgery(run.fire, Event.FIT_START, state)
                 progress.num_fits, progress.fit_in_progress = progress.num_fits + 1, True
-            description = self._saving.describe(state)
+            description = saving.describe(state)
             self.logger.log_hyperparameters(description)
-            for recorder in self._saving.recorders:
-                recorder.begin(description, state)
+            saving.begin(description, state)
             run.state = loop.fit(run, state)
             progress.fit_in_progress = False
         return run.state
@@ -189,7 +214,7 @@ class Trainer:
         if isinstance(callback, type) and issubclass(callback, Callback):
             callback = check.build_callback(callback)
         if not isinstance(callback, LoggerDestination):
-            callback = as_callback(callback, "add_callback got")
+            callback = as_callback(callback, "callback is")
         self._session.add(callback)
         self._saving.connect()
         return callback
@@ -215,25 +240,8 @@ class Trainer:
                 "save_checkpoint was called while the Trainer runs; return Control.SAVE from a "
                 "callback instead."
             )
-        return self._saving.write(Path(path), weights_only=weights_only, overwrite=overwrite)
-
-    def _ready_to_fit(self, duration: TimeLike | None) -> State:
-        """Check what training needs, and return the state to start from."""
-        run, state, progress = self._run, self.state, self._run.progress
-        check.check_ready(run, duration)
-        if not self._saving.resumed:
-            run.dispatcher.clear()
-        self._saving.resumed = False
-        unfinished = progress.fit_in_progress and not run.finished(state)
-        if duration is not None and not (self._options.dry_run and unfinished):
-            longer = check.check_duration(duration, "duration")
-            progress.fit_in_progress = unfinished
-            state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
-        check.check_iterations(state.max_duration, run.iteration_length)
-        check.check_countable("max_duration", state.max_duration, run.data.count_tokens)
-        if not progress.fit_in_progress and run.finished(state):
-            raise ValueError(
-                f"max_duration={str(state.max_duration)!r} is reached, at {state!r}; call "
-                "fit(duration=...) to train for longer."
-            )
-        return state
+        check.check_bool("weights_only", weights_only)
+        check.check_bool("overwrite", overwrite)
+        return self._saving.write(
+            as_path("path", path), weights_only=weights_only, overwrite=overwrite
+        )

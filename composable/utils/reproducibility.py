@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from composable.core.key import Key, fold_in
+from composable.functional._checks import check_count
 
 __all__ = [
     "configure_deterministic_mode",
@@ -99,7 +100,7 @@ def seed_epoch(seed: int | Key, epoch: int) -> None:
 
 def epoch_seed(seed: int | Key, epoch: int) -> int:
     """Return the seed of an epoch."""
-    return _stream(_number(seed), "epoch").at(epoch)
+    return _stream(_number(seed), "epoch").at(_integer("epoch", epoch))
 
 
 def seed_fetch(seed: int | Key, step: int) -> None:
@@ -109,7 +110,7 @@ def seed_fetch(seed: int | Key, step: int) -> None:
 
 def fetch_seed(seed: int | Key, step: int) -> int:
     """Return the seed for fetching the batch of a step."""
-    return _stream(_number(seed), "fetch").at(step)
+    return _stream(_number(seed), "fetch").at(_integer("step", step))
 
 
 def seed_order(seed: int | Key, step: int) -> None:
@@ -125,8 +126,15 @@ def seed_example(key: Key) -> None:
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step, such as its dropout."""
-    folded = _stream(_number(seed), "step").at(step)
-    seed_torch(fold_in(folded, microbatch) if microbatch else folded)
+    folded = _stream(_number(seed), "step").at(_integer("step", step))
+    own = type(microbatch) is not int or microbatch
+    seed_torch(fold_in(folded, _integer("microbatch", microbatch)) if own else folded)
+
+
+def _integer(name: str, value: int) -> int:
+    if type(value) is not int:
+        check_count(name, value)
+    return int(value)
 
 
 def _number(seed: int | Key) -> int:

@@ -118,7 +118,10 @@ def test_a_new_run_starts_without_the_state_of_the_last():
 
 
 def test_an_unknown_result_is_an_error_and_an_unknown_evaluator_a_warning():
-    wrong, unused = EarlyStopper("acuracy"), EarlyStopper("loss", dataloader_label="tset")
+    wrong, unused = (
+        EarlyStopper("acuracy", mode="max"),
+        EarlyStopper("loss", dataloader_label="tset"),
+    )
 
     with pytest.raises(ValueError, match=r"monitor='acuracy' must be a result .* of \['loss'\]"):
         make_trainer(eval_dataloader=batches([4]), callbacks=wrong).fit()

@@ -6,7 +6,7 @@ import composable.functional as F
 from composable.algorithms import Factorize
 from tests.support.cases import ONE_FAILS, SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import no_count
-from tests.support.meaning import surgery
+from tests.support.meaning import drawn_surgery
 
 NO_RANK = (0, -1, 0.0, 1.0, 1.5, -0.5, nan, "3", None, True)
 
@@ -21,7 +21,8 @@ CASE = Case(
                     "factorize_convs=False and factorize_linears=False leave nothing",
                 )
             ],
-        )
+        ),
+        FunctionCase(F.factorize, {"init": "random"}, needs={"min_channels": 4}),
     ],
     algorithm=AlgorithmCase(
         Factorize,
@@ -30,8 +31,9 @@ CASE = Case(
             "latent_channels": [1, 0.25],
             "min_features": [0],
             "latent_features": [1, 0.25],
+            "init": ["svd", "randomized", "random"],
         },
-        meaning=surgery(F.factorize),
+        meaning=drawn_surgery(F.factorize),
         neutral="it replaces a layer only if a pair saves work, which can't hold every weight",
         invalid_sets=[
             ({"factorize_convs": False, "factorize_linears": False}, "leave nothing to replace")
@@ -50,6 +52,7 @@ CASE = Case(
         "latent_channels": NO_RANK,
         "min_features": no_count(0),
         "latent_features": NO_RANK,
+        "init": ("exact", None, 1),
     },
     overview=Overview(
         group=SURGERY,

@@ -7,12 +7,16 @@ from tests.support.arguments import probabilities
 from tests.support.cases import AUGMENTATION, LAST_BITS, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import LOSS_INSIDE, in_callbacks
 from tests.support.invalid import NO_SHARE
-from tests.support.runs import LANGUAGE
 
 CASE = Case(
     functions=[
         FunctionCase(F.smooth_labels, of="class indices", needs={"num_classes": CLASSES}),
-        FunctionCase(F.smooth_labels, of="probabilities", arguments=probabilities),
+        FunctionCase(
+            F.smooth_labels,
+            of="probabilities",
+            arguments=probabilities,
+            needs={"num_classes": CLASSES},
+        ),
     ],
     algorithm=AlgorithmCase(
         LabelSmoothing,
@@ -21,9 +25,8 @@ CASE = Case(
             "batch": (
                 s.inputs,
                 F.smooth_labels(s.targets, smoothing=a.smoothing, num_classes=s.outputs.shape[1]),
-            )
+            ),
         },
-        cannot={LANGUAGE: "the label -100 of padding is not a class"},
         order_matters={
             "MixUp CutMix": (
                 "both are linear in the targets, and the order of sums changes rounding",
@@ -32,7 +35,12 @@ CASE = Case(
         },
         refused=in_callbacks(LOSS_INSIDE),
     ),
-    invalid={"smoothing": NO_SHARE, "num_classes": (0, -1, 2.5, "3")},
+    invalid={
+        "smoothing": NO_SHARE,
+        "num_classes": (0, -1, 2.5, "3"),
+        "class_dim": (0, 2, True, "1"),
+        "ignore_index": (None, 0.5, True),
+    },
     overview=Overview(
         group=AUGMENTATION,
         summary="smooths one-hot targets",

@@ -129,8 +129,6 @@ REFUSED = [
     # gradients
     (CLIP, ([None, 1.0],), r"^grads\[1\] must be a tensor, not a float; pass None"),
     (CLIP, ({"w": [X]},), r"^grads\['w'\] must be a tensor, not a list; pass None"),
-    (CLIP, (iter(GRADS),), "^grads must be a mapping or a sequence .* not a list_iterator"),
-    (CLIP, (X,), "^grads must be a mapping or a sequence .* not a Tensor"),
     *(
         (partial(CLIP, method=method), ({"w": X.to_sparse()},), r"^grads\['w'\] .* torch.sparse_")
         for method in ("norm", "value", "adaptive")
@@ -154,7 +152,7 @@ def test_arguments_that_do_not_match_are_refused(function, arguments, message, u
         function(*arguments)
 
 
-@pytest.mark.parametrize("index", [3, -1, -100])
+@pytest.mark.parametrize("index", [3, -1])
 def test_a_class_index_out_of_range_is_refused(index):
     with pytest.raises(RuntimeError, match="out of bounds"):
         F.smooth_labels(torch.tensor([0, index]), num_classes=3)

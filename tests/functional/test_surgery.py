@@ -262,43 +262,6 @@ def test_plain_attributes_refer_to_the_replacements():
     assert model.first[0] is model[0]
 
 
-class Around(nn.Module):
-    """A model with a function that refers to it."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.run = lambda x: self.layer(x)
-
-
-def with_function(index):
-    model = net()
-    layer = model[index]
-    model.shortcut = lambda x: layer(x)
-    return model
-
-
-def with_hook():
-    model = net()
-    layer = model[0]
-    model[1].register_forward_hook(lambda module, args, output: layer(output))
-    return model
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: with_function(0), "model has the function .*lambda.*, which refers to"),
-        (Around, "has the function"),
-        (with_hook, "1 has the function"),
-    ],
-)
-def test_warns_of_a_function_that_refers_to_a_replaced_module(build, message):
-    with pytest.warns(NoEffectWarning, match=message):
-        replace_modules(build(), double)
-    replace_modules(with_function(1), double)  # another module: warnings are errors here
-
-
 @pytest.mark.parametrize(
     ("model", "name"),
     [

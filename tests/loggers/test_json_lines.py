@@ -221,7 +221,7 @@ def test_a_loaded_state_truncates_the_file(path):
     with pytest.raises(
         ValueError, match=r"has .* bytes, but had 800 when the checkpoint was saved"
     ):
-        logger.load_state_dict({"bytes": 800})
+        logger.load_state_dict({"bytes": 800, "sha256": ""})
     logger.close()
 
 

@@ -117,7 +117,7 @@ class ReplaceFirst(Algorithm):
         return state.evolve(model=new_first_layer(state.model))
 
 
-@pytest.mark.parametrize("event", ReplaceFirst.events)
+@pytest.mark.parametrize("event", sorted(ReplaceFirst.events, key=str))
 def test_the_trainer_trains_the_parameters_of_a_surgery(event):
     model = two_layers()
     optimizer = stepped(model, torch.optim.SGD, momentum=0.9)

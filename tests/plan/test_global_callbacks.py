@@ -116,9 +116,9 @@ def test_each_handle_removes_its_own_registration_once():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (One, r"register_global_callback got the class One; pass an instance, One\(\)"),
-        (MixUp(), r"register_global_callback got MixUp.*algorithm; pass it in algorithms=\[...\]"),
-        (3, "register_global_callback got 3; pass a Callback, or a function"),
+        (One, r"callback is the class One; pass an instance, One\(\)"),
+        (MixUp(), r"callback is MixUp.*algorithm; pass it in algorithms=\[...\]"),
+        (3, "callback is 3; pass a Callback, or a function"),
     ],
 )
 def test_anything_else_is_refused(given, message):

@@ -115,7 +115,11 @@ def test_explain_prints_who_runs_when_on_what_and_why():
         ["before_loss", "LabelSmoothing", "targets"],
         ["batch_end", "Watch", "watches"],
     ]
-    assert lines[4][3:] == ["batch, outputs", "batch", "targets comes after mix"]
+    assert lines[4][3:] == [
+        "batch, loss_fn, outputs",
+        "batch, loss_fn",
+        "targets comes after mix",
+    ]
     assert lines[5][3:] == ["-", "-", "observes, in list order"]
 
 
@@ -137,7 +141,7 @@ def test_to_dict_is_plain_data():
     (mix,) = windows["parts"]
     assert (mix["class"], mix["call"]) == ("MixUp", repr(MixUp()))
     assert mix["incompatible_with"] == ["CutMix", "MixUp"]
-    assert smoothing["writes"] == ["batch"]
+    assert smoothing["writes"] == ["batch", "loss_fn"]
     assert smoothing.keys() - {"name"} == data["algorithms"]["EMA"].keys()
     assert {"before", "after", "discouraged_with", "replaces", "reads"} <= smoothing.keys()
 

@@ -12,7 +12,7 @@ Invalid = Mapping[str, tuple[Any, ...]]
 
 NO_TENSOR = (3, "x", None, [1.0])
 NO_TENSORS = (3, "x", None, [torch.zeros(2)], {"weight": 3})
-NO_GRADS = (3, "x", None, iter(()), {"weight": 3})
+NO_GRADS = (3, "x", None, {1}, {"weight": 3})
 NO_MODEL = (3, None, nn.Linear, lambda x: x)
 NO_GENERATOR = (3, "x", True)
 NO_FLAG = (1, 0, "yes", None)

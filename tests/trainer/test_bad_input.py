@@ -193,7 +193,7 @@ VALUES = [
             ({"save_num_checkpoints_to_keep": 0}, "must be a positive integer"),
             ({"save_error": "ignore"}, "on_error='ignore' must be one of 'raise', 'warn'"),
             ({"save_best": "accuracy"}, "such as 'eval/accuracy'"),
-            ({"save_best_mode": "best"}, "mode='best' must be one of 'max', 'min'"),
+            ({"save_best_mode": "best"}, "mode='best' must be 'min', 'max' or None"),
             ({"autoresume": True, "save_weights_only": True}, "only a complete checkpoint can be"),
         ]
     ),
@@ -388,7 +388,7 @@ TRAINING = [
         "_key='label' is not .*Pass the t",
     ),
     ({"train_dataloader": [Shapeless()]}, ValueError, "input_key=0 is not in .* is a Shapeless"),
-    ({"train_dataloader": [("a", "b")]}, ValueError, "cannot be counted: its input is a str"),
+    ({"train_dataloader": [("a", "b")]}, ValueError, "inputs is a str, .* Check input_key"),
     (
         {"train_dataloader": [(INPUTS, TARGETS[:3])], "grad_accum": 2},
         ValueError,

@@ -356,23 +356,6 @@ def test_signal_in_a_worker_process(number, status):
 # --- workers ---
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError("cut"), EOFError("ended")])
-@pytest.mark.parametrize(("workers", "explained"), [(1, True), (0, False)])
-def test_connection_closed_by_a_worker_has_a_note(error, workers, explained):
-    class Cut(list):
-        num_workers = workers
-
-        def __iter__(self):
-            raise error
-
-    error.__dict__.pop("__notes__", None)
-    with pytest.raises(type(error)) as caught:
-        make_trainer(train_dataloader=Cut([(torch.zeros(2, 4), torch.zeros(2).long())])).fit()
-
-    notes = "\n".join(getattr(caught.value, "__notes__", []))
-    assert ("a worker process of the loader died" in notes) is explained
-
-
 DYING = """
     import os
     import torch

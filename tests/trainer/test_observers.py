@@ -232,9 +232,9 @@ class HasNoDisk(Callback):
     [
         (NeedsMore, r"the class NeedsMore, and NeedsMore\(\) failed: .*'threshold'; pass an inst"),
         (HasNoDisk, r"the class HasNoDisk, and HasNoDisk\(\) failed: no disk; pass an instance"),
-        (MixUp, r"add_callback got the class MixUp"),
-        (MixUp(), r"add_callback got MixUp.*an algorithm; pass it in algorithms=\[...\]"),
-        (3, "add_callback got 3; pass a Callback, or a function"),
+        (MixUp, "callback is the class MixUp"),
+        (MixUp(), r"callback is MixUp.*an algorithm; pass it in algorithms=\[...\]"),
+        (3, "callback is 3; pass a Callback, or a function"),
     ],
 )
 def test_add_callback_rejects_anything_else(given, message):

@@ -97,6 +97,7 @@ def test_state_of_the_parts(run):
         "requested_duration": Time.parse("2ep"),
         "num_fits": 1,
         "fit_in_progress": True,
+        "calls": ["5ba"],
     }
     assert saved["evaluation"] == {"last_run": {"eval": 5}}
     assert saved["microbatches"] == {"size": 2}
@@ -117,6 +118,7 @@ def test_schema_lists_what_is_captured(run):
 SPLITS = [{}, {"grad_accum": 2}, {"microbatch_size": 3}, {"microbatch_size": "auto"}]
 
 
+@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
 @pytest.mark.parametrize("after", SPLITS, ids=str)
 @pytest.mark.parametrize("before", SPLITS, ids=str)
 def test_run_resumes_with_other_microbatches(before, after, tmp_path):

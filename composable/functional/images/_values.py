@@ -4,6 +4,7 @@ An operation computes in floats: from 0 to 255 where the images are uint8, and f
 they are floats.
 """
 
+import warnings
 from math import inf
 from typing import Any
 
@@ -13,10 +14,12 @@ from torch import Tensor
 from .._checks import check_range, check_tensor
 from .._foreach import compute_dtype
 from .._spatial import laid_out_like
+from .._warnings import ImageRangeWarning
 
 __all__ = [
     "GRAIN",
     "check_images",
+    "check_pixels",
     "finish",
     "grey_levels",
     "per_image",
@@ -43,6 +46,43 @@ def check_images(images: Any) -> None:
             "images must have shape [batch, channels, height, width], not "
             f"{tuple(images.shape)}; pass images[None] for a single image."
         )
+
+
+_LOWEST, _HIGHEST = -0.5, 1.5
+"""Interpolation may exceed [0, 1] a little, and images that are normalized exceed it by more."""
+
+
+def check_pixels(images: Tensor, advice: str, *, wait: bool = False) -> None:
+    """Warn if the first image is clearly not in [0, 1], to which operations clip.
+
+    Args:
+        images: A batch of images.
+        advice: What to do with normalized images.
+        wait: Read the image even if it is not on the CPU, which waits for the device.
+    """
+    if not (images.is_floating_point() and images.numel() and _may_read(images, wait)):
+        return
+    low, high = (bound.item() for bound in images[:1].detach().aminmax())
+    if low < _LOWEST or high > _HIGHEST:
+        # Without the values: Python shows a warning of the same text once.
+        warnings.warn(
+            "images are not in [0, 1], so most of their values would be clipped to 0 or 1; "
+            f"{advice}.",
+            ImageRangeWarning,
+            stacklevel=3,
+        )
+
+
+def _may_read(images: Tensor, wait: bool) -> bool:
+    """Return whether values may be read: not within `torch.compile`, `vmap` or a mode."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.is_functorch_wrapped_tensor(images)
+        or torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or images.is_meta
+        or (images.device.type != "cpu" and not wait)
+    )
 
 
 def per_image(

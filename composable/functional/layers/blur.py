@@ -52,6 +52,8 @@ def blur(
         tensor([[[0., 1., 2., 1., 0.]]])
     """
     check_blendable("inputs", inputs)
+    if inputs.is_complex():
+        raise TypeError(f"inputs must be real, not {inputs.dtype}; blur its parts one by one.")
     check_one_of("padding_mode", padding_mode, MODES)
     dims = inputs.ndim - 2
     if dims not in (1, 2, 3):

@@ -1,5 +1,7 @@
 """Low-rank pairs of layers, fitted to the weight of one layer."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,11 +11,14 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .._foreach import compute_dtype
+from .._sampling import generator_device
 
 __all__ = ["FactorizedLayer"]
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LINEARS = (nn.Linear, NonDynamicallyQuantizableLinear)
+Decomposition = Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]
+_OVERSAMPLING, _POWER_ITERATIONS = 10, 2
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -66,14 +71,20 @@ def matrices_of(weight: Tensor, groups: int) -> Float[Tensor, "groups outputs in
     return rearrange(weight, "(groups outputs) ... -> groups outputs (...)", groups=groups)
 
 
-def fit_pair(module: Any, rank: int) -> FactorizedLayer:
-    """Build the best pair of layers of a rank for a linear layer or a convolution."""
+def build_pair(
+    module: Any, rank: int, init: str = "svd", generator: torch.Generator | None = None
+) -> FactorizedLayer:
+    """Build a pair of layers of a rank for a linear layer or a convolution."""
     weight, groups = module.weight, groups_of(module)
     pair = _linear_pair(module, rank) if isinstance(module, LINEARS) else _conv_pair(module, rank)
     channels_last = FORMATS.get(weight.ndim, torch.contiguous_format)
     plain = weight.is_contiguous() or not weight.is_contiguous(memory_format=channels_last)
     memory_format = torch.contiguous_format if plain else channels_last
-    fitted = _fit(matrices_of(weight.detach(), groups), rank)
+    if init == "random":
+        fitted = tuple(_draw(layer.weight, generator) for layer in pair)
+    else:
+        decompose = _svd if init == "svd" else _randomized_svd
+        fitted = _fit(matrices_of(weight.detach(), groups), rank, decompose)
     for layer, matrices in zip(pair, fitted, strict=True):
         values = matrices.reshape(layer.weight.shape).to(weight.device, weight.dtype)
         values = values.contiguous(memory_format=memory_format)
@@ -108,14 +119,45 @@ def _conv_pair(old: Any, rank: int) -> tuple[Any, Any]:
     return reduce, type(old)(latent, old.out_channels, 1, **options)
 
 
+def _draw(weight: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw a weight as new layers of PyTorch do, in float32 on the device of the generator."""
+    bound = 1 / math.sqrt(weight[0].numel())
+    drawn = torch.empty(weight.shape, device=generator_device(generator))
+    return drawn.uniform_(-bound, bound, generator=generator)
+
+
 def _fit(
-    matrices: Float[Tensor, "groups outputs inputs"], rank: int
+    matrices: Float[Tensor, "groups outputs inputs"], rank: int, decompose: Decomposition
 ) -> tuple[Float[Tensor, "groups {rank} inputs"], Float[Tensor, "groups outputs {rank}"]]:
-    exact = matrices.to("cpu", compute_dtype(matrices.dtype))
-    u, s, vh = torch.linalg.svd(exact, full_matrices=False)
-    u, s, v = (part[..., :rank] for part in (u, s, vh.mT))
+    u, s, v = decompose(matrices.to("cpu", compute_dtype(matrices.dtype)), rank)
     # Singular vectors are unique up to the sign of a pair: make the largest entry of u positive.
     sign = u.gather(1, u.abs().argmax(1, keepdim=True)).sign()
     # The second layer gets the singular values. If both shared them, a weight of zeros, as in many
     # residual branches, would give two weights of zeros, whose gradients are 0.
     return (v * sign).mT, u * sign * rearrange(s, "groups rank -> groups 1 rank")
+
+
+def _svd(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the largest singular values, with their left and right vectors as columns."""
+    u, s, vh = torch.linalg.svd(matrices, full_matrices=False)
+    return u[..., :rank], s[..., :rank], vh.mT[..., :rank]
+
+
+def _randomized_svd(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return nearly the same from the range of the matrix on random vectors, of a fixed seed.
+
+    Halko, Martinsson and Tropp, "Finding Structure with Randomness", SIAM Review 2011, algorithms
+    4.4 and 5.1, https://arxiv.org/abs/0909.4061
+    """
+    groups, outputs, inputs = matrices.shape
+    size = rank + _OVERSAMPLING
+    if size >= min(outputs, inputs):
+        return _svd(matrices, rank)
+    seeded = torch.Generator().manual_seed(0)
+    vectors = torch.randn(groups, inputs, size, generator=seeded, dtype=matrices.dtype)
+    basis = torch.linalg.qr(matrices @ vectors).Q
+    for _ in range(_POWER_ITERATIONS):
+        basis = torch.linalg.qr(matrices.mT @ basis).Q
+        basis = torch.linalg.qr(matrices @ basis).Q
+    u, s, v = _svd(basis.mT @ matrices, rank)
+    return basis @ u, s, v

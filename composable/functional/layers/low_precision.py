@@ -1,5 +1,6 @@
 """The base of the low-precision norms, and their surgery."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from .._checks import LOW_PRECISION, check_module, check_precision
 from .._reclass import keeps_forward_of, reclass
 from .._surgery import replace_modules, report_nothing
+from .._warnings import NoEffectWarning
 
 __all__: list[str] = []  # the public layers are in the modules of the two norms
 
@@ -16,6 +18,8 @@ class LowPrecision(nn.Module):
     """A norm in a 16-bit dtype, which autocast does not cast to float32."""
 
     precision: torch.dtype | None
+    reports_idle = False
+    """Whether the layer warns, once, if it trains in float32 because there is no autocast."""
     weight: Any
     bias: Any
 
@@ -30,6 +34,8 @@ class LowPrecision(nn.Module):
         low = self.precision
         if low is None and autocast:
             low = torch.get_autocast_dtype(device)
+        if self.reports_idle and self.training and not torch.compiler.is_compiling():
+            self._report(inputs, low)
         if low is None or inputs.dtype not in (*LOW_PRECISION, torch.float32):
             plain: Tensor = super().forward(inputs)
             return plain
@@ -38,11 +44,30 @@ class LowPrecision(nn.Module):
             outputs = self._normalized(inputs.to(low), weight, bias)
         return outputs if autocast else outputs.to(inputs.dtype)
 
+    def _report(self, inputs: Tensor, low: torch.dtype | None) -> None:
+        self.reports_idle = False
+        if low is None and inputs.dtype == torch.float32:
+            warnings.warn(
+                f"{type(self).__name__} computes in float32, as before, because there is no "
+                "autocast; train within torch.autocast(...), or pass precision=torch.bfloat16.",
+                NoEffectWarning,
+                stacklevel=2,
+            )
+
     def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, precision={self.precision}"
+
+
+def report_if_idle(model: nn.Module) -> nn.Module:
+    """Make the first low-precision norm of a model warn if it trains without autocast."""
+    for module in model.modules():
+        if isinstance(module, LowPrecision):
+            module.reports_idle = module.precision is None
+            break
+    return model
 
 
 def lower_norms(

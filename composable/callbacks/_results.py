@@ -1,0 +1,90 @@
+"""Evaluation results: their names, and whether a lower or a higher value is better."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["check_known", "find_result", "full_name", "is_better", "mode_of"]
+
+_LOWER = r"loss|error|perplexity|distance|(?<![a-z])(err|mae|mse|rmse|nll|ppl|wer|cer|fid)(?![a-z])"
+_HIGHER = (
+    r"accuracy|precision|recall|score|"
+    r"(?<![a-z])(acc|auc|auroc|f1|r2|iou|miou|map|dice|bleu|rouge|psnr|ssim|top)(?![a-z])"
+)
+
+
+def mode_of(metric: str, mode: Any, argument: str = "mode") -> str:
+    """Return whether a lower ("min") or a higher ("max") value of a metric is better.
+
+    Args:
+        metric: The name of the metric, which determines the mode if `mode` is None.
+        mode: The mode as passed by the user.
+        argument: The name of the argument, for errors.
+
+    Raises:
+        ValueError: `mode` has another value, or is None and the name does not determine it.
+
+    Example:
+        >>> from composable.callbacks._results import mode_of
+        >>> mode_of("eval/loss", None), mode_of("eval/top5", None)
+        ('min', 'max')
+    """
+    if isinstance(mode, str) and mode in ("min", "max"):
+        return mode
+    if mode is not None:
+        raise ValueError(f"{argument}={mode!r} must be 'min', 'max' or None.")
+    name = (metric.partition("/")[2] or metric).lower()  # without the label of the evaluator
+    lower, higher = re.search(_LOWER, name), re.search(_HIGHER, name)
+    if bool(lower) is bool(higher):
+        raise ValueError(
+            f"{argument}=None requires a metric whose name tells whether lower or higher is "
+            f"better, such as 'loss' or 'accuracy', and monitor={metric!r} does not; pass "
+            f"{argument}='min' or {argument}='max'."
+        )
+    return "min" if lower else "max"
+
+
+def is_better(mode: str, value: float, best: float | None, min_delta: float = 0.0) -> bool:
+    """Return whether a value is better than the best one by more than `min_delta`.
+
+    NaN never is, and any other value is better than None.
+    """
+    if best is None:
+        return value == value
+    return (best - value if mode == "min" else value - best) > min_delta
+
+
+def full_name(argument: str, metric: Any) -> str:
+    """Return the name of a result, "eval/accuracy", also if it was passed as it is logged.
+
+    Raises:
+        ValueError: It is no such name.
+    """
+    name = metric.removeprefix("metrics/") if isinstance(metric, str) else ""
+    if "/" not in name.strip("/"):
+        raise ValueError(
+            f"{argument}={metric!r} must be '<evaluator label>/<metric>', such as 'eval/accuracy'."
+        )
+    return name
+
+
+def find_result(argument: str, name: str, metrics: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Return a result by its name, or None if its evaluator has not run.
+
+    Raises:
+        ValueError: The evaluator ran, and has no such result.
+    """
+    named = {f"{label}/{n}": value for label, ours in metrics.items() for n, value in ours.items()}
+    if name not in named and any(name.startswith(f"{label}/") for label in metrics):
+        check_known(argument, name, named)
+    return named.get(name)
+
+
+def check_known(argument: str, name: str, known: Iterable[str]) -> None:
+    """Raise a ValueError if there is no result of a name."""
+    known = sorted(known)
+    if name not in known:
+        raise ValueError(
+            f"{argument}={name!r} must be a result of an evaluation: "
+            f"{f'one of {known}' if known else 'pass an eval_dataloader'}."
+        )

@@ -1,0 +1,126 @@
+"""A lock on the folder of a run: one process at a time trains in it."""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from composable.checkpoint import _json
+from composable.checkpoint.errors import CheckpointError
+from composable.core._printable import printable
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+__all__ = ["LOCK", "FolderInUseError", "RunLock"]
+
+LOCK = "run.lock"
+_MOST = 4096
+_held: set[Path] = set()
+"""The folders that this process has locked: closing a second file would release the lock."""
+
+
+class FolderInUseError(CheckpointError):
+    """Another process trains in the folder."""
+
+
+class RunLock:
+    """The lock on a folder, which the operating system releases when its process ends.
+
+    It is held while `fit` runs. The file names the process that held it last, so that a Trainer
+    that was built before another process trained in the folder does not continue from an old state.
+    Trainers of one process share the lock. On Windows, and on file systems without locks, nothing
+    is locked.
+
+    Args:
+        folder: The folder of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self._file: IO[bytes] | None = None
+        self._seen = self._read_if_free()
+
+    def acquire(self) -> None:
+        """Lock the folder, which must exist.
+
+        Raises:
+            FolderInUseError: Another process holds the lock, or held it since this was created.
+        """
+        if fcntl is None or self.folder in _held:
+            return
+        self._file = (self.folder / LOCK).open("a+b")
+        try:
+            self._check_held(self._lock())
+            owner = _read(self._file)
+            if owner not in (self._seen, {}) and owner.get("pid") != os.getpid():
+                raise FolderInUseError(
+                    f"{self.folder}: {_describe(owner)} trained in this folder after this Trainer "
+                    "was built; build the Trainer again to continue from its checkpoint."
+                )
+        except FolderInUseError:
+            self.release()
+            raise
+        self._seen = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+        self._file.truncate(0)
+        self._file.write(_json.dump(self._seen))
+        self._file.flush()
+        _held.add(self.folder)
+
+    def release(self) -> None:
+        """Release the lock."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            _held.discard(self.folder)
+
+    def _read_if_free(self) -> dict[str, Any]:
+        """Return the last owner, after a check that no process holds the lock."""
+        if fcntl is None or self.folder in _held or not (self.folder / LOCK).is_file():
+            return {}
+        try:
+            with (self.folder / LOCK).open("r+b") as file:
+                self._file = file
+                self._check_held(self._lock())
+                return _read(file)
+        except OSError:  # a folder that is only read
+            return {}
+        finally:
+            self._file = None
+
+    def _lock(self) -> bool:
+        """Return whether another process holds the lock; lock the file otherwise."""
+        try:
+            # Unlike flock, not inherited by the workers of a loader, which may outlive the process.
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return True
+        except OSError:  # the file system has no locks
+            return False
+        return False
+
+    def _check_held(self, held: bool) -> None:
+        if held and self._file is not None:
+            raise FolderInUseError(
+                f"{self.folder} is in use: {_describe(_read(self._file))} trains in it. Wait for "
+                "that process or end it, or use another save_folder."
+            )
+
+
+def _read(file: IO[bytes]) -> dict[str, Any]:
+    file.seek(0)
+    try:
+        owner = _json.load(file.read(_MOST), LOCK)
+    except CheckpointError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _describe(owner: dict[str, Any]) -> str:
+    if not owner:
+        return "another process"
+    return printable(f"process {owner.get('pid')} on {owner.get('host')}"[:200])

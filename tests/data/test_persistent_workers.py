@@ -1,0 +1,46 @@
+"""The order of a loader with persistent workers and a generator of its own."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from composable.data import get_generator_states, seeded_batches
+
+
+def shuffled(*, persistent=True, workers=1):
+    return DataLoader(
+        range(12),
+        batch_size=3,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(5),
+        num_workers=workers,
+        persistent_workers=persistent,
+    )
+
+
+def epoch_of(loader, epoch, **options):
+    return [batch.tolist() for batch in seeded_batches(loader, 17, epoch=epoch, **options)]
+
+
+@pytest.mark.parametrize("skip", [0, 2])
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_order_is_the_same_after_a_resume(epoch, skip, fresh):
+    loader = shuffled()
+    for earlier in range(epoch):
+        epoch_of(loader, earlier)
+    began = get_generator_states(loader)
+    whole = epoch_of(loader, epoch)
+    following = epoch_of(loader, epoch + 1)
+
+    again = shuffled() if fresh else loader
+
+    assert epoch_of(again, epoch, skip=skip, generators=began) == whole[skip:]
+    assert epoch_of(again, epoch + 1) == following
+
+
+def test_order_is_that_of_the_loader_itself():
+    plain, loader = shuffled(), shuffled()
+
+    for epoch in range(3):
+        assert epoch_of(loader, epoch) == [batch.tolist() for batch in plain]

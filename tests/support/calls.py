@@ -1,0 +1,396 @@
+"""A valid call of every public callable: what `tools/fuzz_arguments.py` changes one argument of."""
+
+import importlib
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import composable
+from composable import functional as F
+from composable.checkpoint.errors import CheckpointError
+from composable.core.batch import BatchSpec
+from tests.support import runs
+from tests.support.cases import all_cases
+
+PACKAGES = (
+    *("composable", "composable.callbacks", "composable.checkpoint", "composable.core.batch"),
+    *("composable.core.loss", "composable.core.time", "composable.data", "composable.functional"),
+    *("composable.algorithms", "composable.integrations", "composable.loggers"),
+    *("composable.metrics", "composable.optim", "composable.plan", "composable.runs"),
+    *("composable.testing", "composable.utils.reproducibility"),
+)
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@attrs.frozen(eq=False)
+class PublicCall:
+    """A public callable with valid arguments.
+
+    Args:
+        name: How it is shown.
+        function: The callable.
+        valid: Builds valid arguments, by name.
+        errors: Errors of its own that say what is wrong with a value, such as a missing file.
+        passed_on: Arguments with which code of the caller is called, whose errors are its own.
+        called: Arguments that are called if they can be; the same holds for their errors.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    valid: Callable[[], dict[str, Any]] = dict
+    errors: tuple[type[Exception], ...] = ()
+    passed_on: frozenset[str] = frozenset()
+    called: frozenset[str] = frozenset()
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of the arguments, without `**options`."""
+        parameters = inspect.signature(self.function).parameters.values()
+        given = self.valid()
+        return [p.name for p in parameters if p.kind not in VARIABLE or p.name in given]
+
+    def passes_on(self, argument: str, value: Any) -> bool:
+        """Return whether errors with this value may be those of the caller's own code."""
+        return argument in self.passed_on or (argument in self.called and callable(value))
+
+    def run(self, arguments: Mapping[str, Any]) -> Any:
+        """Call it, with the arguments by name and those of `*others` by position."""
+        kinds = {p.name: p.kind for p in inspect.signature(self.function).parameters.values()}
+        variable = [
+            name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL
+        ]
+        if not variable or variable[0] not in arguments:
+            return self.function(**arguments)
+        others = arguments[variable[0]]
+        before = [arguments[n] for n in kinds if n in arguments and kinds[n] is _EITHER]
+        named = {n: v for n, v in arguments.items() if kinds.get(n) not in (*VARIABLE, _EITHER)}
+        return self.function(*before, *(others if isinstance(others, tuple) else [others]), **named)
+
+
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def public_calls() -> Iterator[PublicCall]:
+    """List the methods, from their cases, and everything else."""
+    seen = set()
+    for case in all_cases():
+        for one in case.functions:
+            if one.function not in seen:
+                seen.add(one.function)
+                name = one.function.__name__
+                yield PublicCall(name, one.function, one.valid, (), *_passed_on(name))
+        if case.algorithm:
+            yield PublicCall(
+                case.algorithm.kind.__name__, case.algorithm.kind, case.algorithm.valid
+            )
+    for function, valid, *errors in OTHERS:
+        name = getattr(function, "__qualname__", None) or function.func.__qualname__
+        yield PublicCall(name, function, valid, tuple(errors), *_passed_on(name))
+
+
+def _passed_on(name: str) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(PASSED_ON.get(name, ())), frozenset(CALLED.get(name, ()))
+
+
+def uncalled() -> list[str]:
+    """List the public callables that have neither a call nor a reason why not."""
+    called = {call.function for call in public_calls()}
+    called |= {registered.__wrapped__}
+    missing = []
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in getattr(module, "__all__", ()) or _defined(module):
+            thing = getattr(module, name)
+            if not callable(thing) or name in NOT_CALLED or thing in called:
+                continue
+            if not (isinstance(thing, type) and issubclass(thing, (Exception, Warning))):
+                missing.append(f"{package}.{name}")
+    return missing
+
+
+def _defined(module: Any) -> list[str]:
+    names = vars(module)
+    own = [n for n, v in names.items() if getattr(v, "__module__", None) == module.__name__]
+    return [name for name in own if not name.startswith("_")]
+
+
+# --- valid arguments ---
+
+
+def a_trainer(**options: Any) -> composable.Trainer:
+    """Build a Trainer that stops after one batch, however long it is to train."""
+    stop = runs.Asks(composable.Event.BATCH_END, 0, composable.Control.STOP)
+    return runs.trainer(**{"max_duration": "2ba", "callbacks": [stop], **options})
+
+
+def a_folder() -> Path:
+    """Make a folder of its own."""
+    return Path(tempfile.mkdtemp(dir="."))
+
+
+def a_checkpoint() -> Path:
+    """Write a checkpoint of one tensor."""
+    return composable.checkpoint.write(a_folder() / "checkpoint", {"x": torch.ones(2)}, {"a": 1})
+
+
+def a_weights_file() -> dict[str, Any]:
+    """Write weights of a linear layer."""
+    path = a_folder() / "weights.pt"
+    torch.save(nn.Linear(2, 2).state_dict(), path)
+    return {"model": nn.Linear(2, 2), "path": path, "strict": True, "ignore": (), "key": None}
+
+
+def a_file() -> Path:
+    """Name a file in a folder of its own."""
+    return a_folder() / "metrics.jsonl"
+
+
+def a_write() -> dict[str, Any]:
+    """Make arguments to write a checkpoint."""
+    return {
+        "folder": a_folder() / "c",
+        "tensors": {"x": torch.ones(2)},
+        "data": {"a": 1},
+        "overwrite": False,
+    }
+
+
+def a_packed_tree() -> dict[str, Any]:
+    """Pack a tree with a tensor."""
+    tensors, data = composable.checkpoint.pack({"a": torch.ones(2)})
+    return {"tensors": tensors, "data": data}
+
+
+def some_states() -> list[torch.Tensor]:
+    """Return the states of the generators of a loader."""
+    return composable.data.get_generator_states(a_loader())
+
+
+def a_loader() -> DataLoader[Any]:
+    """Build a DataLoader with a generator."""
+    data = TensorDataset(*runs.examples(8))
+    return DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator())
+
+
+def trainer_arguments() -> dict[str, Any]:
+    """Make arguments of a Trainer."""
+    return {
+        "model": runs.mlp(),
+        "train_dataloader": runs.batches(8),
+        "eval_dataloader": runs.batches(4),
+        "loss_fn": cross_entropy,
+        "optimizers": runs.sgd,
+        "schedulers": (),
+        "max_duration": "2ba",
+        "algorithms": [composable.algorithms.LabelSmoothing(0.1)],
+        "callbacks": [],
+        "loggers": [],
+        "seed": 3,
+        "device": "cpu",
+        "progress_bar": False,
+    }
+
+
+def a_timestamp() -> composable.Timestamp:
+    """Make a timestamp in the first epoch."""
+    return composable.Timestamp(batch=2, batch_in_epoch=2, sample=8, sample_in_epoch=8)
+
+
+def a_clock() -> composable.Clock:
+    """Make a clock in the first epoch of two."""
+    return composable.Clock(a_timestamp(), "2ep", 4)
+
+
+def a_replay() -> dict[str, Any]:
+    """Record a run, and make arguments to replay its second batch."""
+    folder = a_folder()
+
+    def train() -> composable.State:
+        return a_trainer(save_folder=folder, save_interval="1ba", callbacks=[]).fit()
+
+    train()
+    return {"train": train, "run": folder, "batch": 1}
+
+
+@attrs.frozen
+class Fresh:
+    """A value that is built for each call."""
+
+    build: Callable[[], Any]
+
+
+def given(**values: Any) -> Callable[[], dict[str, Any]]:
+    """Build a function that returns these values, of which `Fresh` ones are built anew."""
+
+    def build() -> dict[str, Any]:
+        return {n: v.build() if isinstance(v, Fresh) else v for n, v in values.items()}
+
+    return build
+
+
+def method(build: Callable[[], Any], name: str) -> Callable[..., Any]:
+    """Return a method as a function that calls it on a new object."""
+
+    def call(*others: Any, **arguments: Any) -> Any:
+        return getattr(build(), name)(*others, **arguments)
+
+    bound = getattr(build(), name)
+    call.__signature__ = inspect.signature(bound)  # type: ignore[attr-defined]
+    call.__qualname__ = bound.__qualname__
+    return call
+
+
+@wraps(composable.register_global_callback)
+def registered(callback: Any) -> None:
+    """Register a callback, and remove it."""
+    composable.register_global_callback(callback).remove()
+
+
+SMOOTH = composable.algorithms.LabelSmoothing
+MODEL, LOADER, FOLDER = Fresh(runs.mlp), Fresh(a_loader), Fresh(a_folder)
+CLOCK, BATCHES = Fresh(a_clock), Fresh(lambda: runs.batches(8))
+BATCH = Fresh(lambda: runs.batches(4)[0])
+FILES = (OSError, CheckpointError)
+
+data, checkpoint, loggers = composable.data, composable.checkpoint, composable.loggers
+optim, core, rng = composable.optim, composable.core, composable.utils.reproducibility
+testing, callbacks = composable.testing, composable.callbacks
+OTHERS: list[Any] = [
+    (composable.Trainer, trainer_arguments, *FILES),
+    (method(a_trainer, "fit"), given(duration="1ba")),
+    (method(a_trainer, "eval"), given(eval_dataloader=BATCHES)),
+    (method(a_trainer, "predict"), given(dataloader=BATCHES)),
+    (method(a_trainer, "add_callback"), given(callback=Fresh(composable.Callback))),
+    (method(a_trainer, "save_checkpoint"), given(path=FOLDER, overwrite=True), *FILES),
+    (composable.Clock, given(timestamp=Fresh(a_timestamp), max_duration="2ep", epoch_length=4)),
+    (composable.Evaluator, given(label="test", dataloader=BATCHES)),
+    (composable.Key, given(seed=3)),
+    (method(lambda: composable.Key(3), "fold"), given(data=("x", 3))),
+    (method(lambda: composable.Key(3), "generator"), given(device="cpu")),
+    (composable.Plan, given(algorithms=(SMOOTH(0.1),))),
+    (composable.Time, given(value=3, unit="ep")),
+    (composable.Timestamp, given(batch=3)),
+    (composable.Window, given()),
+    (composable.Logger, given(destinations=[loggers.InMemoryLogger()])),
+    (composable.State, given(model=MODEL)),
+    (composable.anneal, given(kind=SMOOTH, smoothing=lambda state: 0.1)),
+    (composable.chain, given(algorithms=(SMOOTH(0.1),))),
+    (composable.choose, given(algorithms=[SMOOTH(0.1), SMOOTH(0.2)], weights=[1, 2])),
+    (composable.during, given(start="1ba", end="3ba", algorithm=SMOOTH(0.1))),
+    (composable.every, given(interval="2ba", algorithm=SMOOTH(0.1))),
+    (composable.when, given(predicate=composable.always, algorithm=SMOOTH(0.1))),
+    (registered, given(callback=composable.Callback())),
+    (composable.replay, a_replay, *FILES),
+    (callbacks.CheckpointSaver, given(folder=FOLDER, overwrite=False), OSError),
+    (callbacks.EarlyStopper, given(monitor="loss")),
+    (callbacks.SpeedMonitor, given()),
+    (loggers.ConsoleLogger, given()),
+    (loggers.JSONLinesLogger, given(path=Fresh(a_file), overwrite=False, append=False), OSError),
+    (loggers.ProgressBarLogger, given()),
+    (optim.Schedule, given()),
+    (optim.constant, given()),
+    (optim.cosine, given()),
+    (optim.linear, given()),
+    (optim.step, given(step_size="2ep")),
+    (data.GlobalBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
+    (data.PerExample, given(dataset=[1, 2], seed=3)),
+    (data.get_generator_states, given(dataloader=LOADER)),
+    (data.read_loader_state, given(dataloader=LOADER)),
+    (data.seeded_batches, given(dataloader=LOADER, seed=3, epoch=0)),
+    (data.set_generator_states, given(dataloader=LOADER, states=Fresh(some_states))),
+    (composable.metrics.accuracy, given(outputs=torch.zeros(4, 3), targets=torch.zeros(4).long())),
+    (checkpoint.find, given(folder=FOLDER, thorough=False), *FILES),
+    (checkpoint.load_weights, a_weights_file, *FILES),
+    (checkpoint.pack, given(tree={"a": 1})),
+    (checkpoint.read, given(folder=Fresh(a_checkpoint)), *FILES),
+    (checkpoint.unpack, a_packed_tree, CheckpointError),
+    (checkpoint.verify, given(folder=Fresh(a_checkpoint)), *FILES),
+    (checkpoint.write, a_write, *FILES),
+    (composable.runs.RunRecorder, given(folder=FOLDER, weights=False), OSError),
+    (
+        composable.integrations.adapt_loop,
+        given(algorithms=[SMOOTH(0.1)], model=MODEL, loss_fn=cross_entropy, max_duration="2ep"),
+    ),
+    (testing.batches, given()),
+    (testing.models, given()),
+    (testing.states, given()),
+    (testing.token_batches, given(ignored=True)),
+    (testing.algorithm_sets, given(surgery=True)),
+    (rng.load_rng_state, given(state=Fresh(rng.get_rng_state))),
+    (rng.seed_all, given(seed=3)),
+    (rng.seed_context, given(seed=3)),
+    (rng.seed_epoch, given(seed=3, epoch=1)),
+    (rng.seed_fetch, given(seed=3, step=1)),
+    (rng.seed_step, given(seed=3, step=1)),
+    (BatchSpec, given()),
+    (core.batch.count_examples, given(inputs=torch.zeros(4, 3))),
+    (core.batch.map_tensors, given(function=torch.neg, tree=[torch.ones(2)])),
+    (core.batch.select_examples, given(batch=BATCH, indices=torch.tensor([0, 2]), count=4)),
+    (core.batch.split_batch, given(batch=BATCH, sizes=[2, 2])),
+    (core.loss.count_loss_tokens, given(targets=torch.tensor([1, -100]))),
+    (core.time.crossed, given(before=CLOCK, after=CLOCK, interval=composable.Time("1ep"))),
+    (core.time.elapsed, given(clock=CLOCK)),
+    (F.GyroDropoutLayer, given(p=0.5, sigma=4, tau=2, stay=2)),
+    (F.SqueezeExcitation, given(channels=4)),
+    (F.ResidualBlock, given(kind=nn.Linear)),
+]
+
+PASSED_ON = {
+    "recompute_batch_norm_statistics": ("model", "batches"),
+    "map_tensors": ("tree",),
+    "seeded_batches": ("dataloader",),
+    "Trainer.eval": ("eval_dataloader",),
+    "Trainer.predict": ("dataloader",),
+}
+"""Arguments with which a model or a function of the caller is called."""
+
+CALLED = {
+    "map_tensors": ("function",),
+    "adapt_loop": ("algorithms",),
+    "Trainer": ("algorithms", "callbacks", "optimizers", "schedulers"),
+    "Trainer.add_callback": ("callback",),
+    "replay": ("train",),
+}
+"""Arguments that are called if they can be."""
+
+RESULT = "The library builds it; it is read, not constructed."
+NAMES = "An enumeration."
+BASE = "A base class or a protocol without arguments of its own."
+LAYER = "Its arguments are those of the layer of torch that it replaces."
+LONG = "Minutes of checks for each call; its arguments have tests of their own."
+NOT_CALLED = {
+    **dict.fromkeys(
+        ("AugMixDraw", "ColOutDraw", "CutMixDraw", "CutOutDraw", "MixUpDraw", "RandAugmentDraw",
+         "ResizeDraw", "FrozenLayers", "MixedBatch", "MixedTargets", "ResizedBatch", "Broken",
+         "Contents", "FileRecord", "Found", "LoadedWeights", "Manifest", "Caveat", "Timeline",
+         "LoopAdapter", "AlgorithmReport", "Answer", "FunctionReport", "FactorizedLayer",
+         "ModelLoss", "TargetLoss"),
+        RESULT,
+    ),
+    **dict.fromkeys(("Control", "Event", "Stage", "TimeUnit"), NAMES),
+    **dict.fromkeys(
+        ("Algorithm", "Callback", "LoggerDestination", "InMemoryLogger", "HasTime", "IdleModel",
+         "NoSync", "always", "never", "identity", "events", "seeds", "register_torch",
+         "configure_deterministic_mode", "get_random_seed", "get_rng_state", "preserve_rng"),
+        BASE,
+    ),
+    **dict.fromkeys(
+        ("BlurConv1d", "BlurConv2d", "BlurConv3d", "BlurMaxPool1d", "BlurMaxPool2d",
+         "BlurMaxPool3d", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d",
+         "LowPrecisionGroupNorm", "LowPrecisionLayerNorm", "StandardizedWeight"),
+        LAYER,
+    ),
+    **dict.fromkeys(("check_algorithm", "check_function"), LONG),
+    "loss_module": "Its argument is a loss that the Trainer has built.",
+    "check_loss": "Its argument is the result of loss_fn, which its messages name.",
+}  # fmt: skip
+"""Public callables that are not fuzzed, each with the reason."""

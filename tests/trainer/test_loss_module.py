@@ -1,0 +1,160 @@
+"""A loss that is a module: it is moved, trained, saved, checked and switched like the model."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composable.algorithms import EMA, SAM
+from composable.checkpoint import MismatchError
+from composable.plan.effects import ObserverError
+from tests.support.data import batches
+from tests.support.models import linear, same, weights
+from tests.support.runs import make_trainer, sgd
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter, a buffer that counts calls, and a mode."""
+
+    def __init__(self, size=1):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+        self.register_buffer("calls", torch.tensor(0))
+        self.modes = []
+
+    def forward(self, outputs, targets):
+        self.modes.append(self.training)
+        if self.training:
+            self.calls += 1
+        return cross_entropy(outputs * self.scale.sum(), targets)
+
+    def compute(self, outputs, targets):
+        return self(outputs, targets)
+
+
+FORMS = {
+    "module": lambda loss: loss,
+    "method": lambda loss: loss.compute,
+    "partial": lambda loss: partial(partial(loss.compute)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_resumed_run_is_exact(tmp_path, form):
+    def run(duration, **changes):
+        loss = Scaled()
+        trainer = make_trainer(loss_fn=form(loss), max_duration=duration, **changes)
+        trainer.fit()
+        return loss, trainer
+
+    whole, expected = run("2ep")
+    run("1ep", save_folder=tmp_path, autoresume=True)
+    with pytest.warns(UserWarning, match="requested_duration"):
+        resumed, trainer = run("2ep", save_folder=tmp_path, autoresume=True)
+    assert same(weights(resumed), weights(whole))
+    assert same(weights(trainer.state.model), weights(expected.state.model))
+    assert whole.calls == 6
+    assert whole.scale.item() != 1
+
+
+def test_matches_plain_loop():
+    model, loss = linear(), Scaled()
+    optimizer = sgd([*model.parameters(), *loss.parameters()])
+    for inputs, targets in batches(12):
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    trained = Scaled()
+    trainer = make_trainer(loss_fn=trained, max_duration="1ep")
+    assert same(weights(trainer.fit().model), weights(model))
+    assert same(weights(trained), weights(loss))
+
+
+def test_optimizer_of_loss_alone():
+    loss, model = Scaled(), linear()
+    before = weights(model)
+    make_trainer(model, loss_fn=loss, optimizers=sgd(loss.parameters())).fit()
+    assert loss.scale.item() != 1
+    assert same(weights(model), before)
+
+
+def test_warns_of_untrained_parameters():
+    model = linear()
+    with pytest.warns(UserWarning, match="no optimizer has the parameters loss_fn.scale"):
+        make_trainer(model, loss_fn=Scaled(), optimizers=sgd(model.parameters()))
+
+
+def test_rejects_checkpoint_of_another_loss(tmp_path):
+    make_trainer(loss_fn=Scaled(), save_folder=tmp_path).fit()
+    with pytest.raises(MismatchError, match="another loss_fn: scale has shape"):
+        make_trainer(loss_fn=Scaled(2), save_folder=tmp_path, autoresume=True)
+
+
+def test_evaluation_and_prediction_keep_mode():
+    loss = Scaled()
+    trainer = make_trainer(loss_fn=loss, eval_dataloader=batches(12), max_duration="1ep")
+    trainer.fit()
+    assert loss.modes == [True] * 3 + [False] * 3
+    assert loss.training
+    assert loss.calls == 3
+
+
+def test_starts_in_training_mode():
+    loss = Scaled().eval()
+    make_trainer(loss_fn=loss, max_duration="1ba").fit()
+    assert loss.modes == [True]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"algorithms": [SAM()]}, {"nonfinite_loss": "skip"}, {"microbatch_size": "auto"}],
+    ids=["second pass", "skipped batch", "out of memory"],
+)
+def test_discarded_pass_keeps_buffers(changes):
+    (argument,) = changes
+
+    class Failing(Scaled):
+        """Fails once in the way that each case recovers from."""
+
+        def forward(self, outputs, targets):
+            loss = super().forward(outputs, targets)
+            first = len(self.modes) == 1
+            if first and argument == "microbatch_size":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return loss * torch.nan if first and argument == "nonfinite_loss" else loss
+
+    loss = Failing()
+    trainer = make_trainer(loss_fn=loss, max_duration="1ba", **changes)
+    expected = {"algorithms": 1, "nonfinite_loss": 0, "microbatch_size": 2}
+    with (
+        pytest.warns(UserWarning, match="skipped")
+        if argument == "nonfinite_loss"
+        else nullcontext()
+    ):
+        trainer.fit()
+    assert loss.calls == expected[argument]
+
+
+def test_averages_do_not_include_loss():
+    state = make_trainer(loss_fn=Scaled(), algorithms=[EMA()]).fit()
+    assert sorted(state.memory["EMA"]["average"]) == ["bias", "weight"]
+
+
+def test_loss_of_model_is_part_of_model():
+    model = linear()
+    model.compute = Scaled()
+    state = make_trainer(model, loss_fn=model.compute).fit()
+    assert state.loss_module is None
+    assert model.compute.scale.item() != 1
+
+
+def test_check_effects_sees_loss():
+    def change(event, state, logger):
+        if event.name == "BATCH_END":
+            state.loss_module.calls.add_(1)
+
+    with pytest.raises(ObserverError, match=r"state.loss_module.calls in place"):
+        make_trainer(loss_fn=Scaled(), callbacks=change).fit()

@@ -1,0 +1,142 @@
+"""What belongs to a run in its folder: the lock, and the lines of its metrics file."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from composable import Callback
+from composable.loggers import JSONLinesLogger
+from composable.trainer.run_lock import LOCK, FolderInUseError
+from tests.support.runs import make_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+
+
+def batches_in(path):
+    return [json.loads(line)["batch"] for line in path.read_text().splitlines()]
+
+
+class At(Callback):
+    """Calls a function after the log of a batch."""
+
+    def __init__(self, batch, do):
+        self.batch, self.do = batch, do
+
+    def batch_checkpoint(self, state, logger):
+        if state.timestamp.batch == self.batch:
+            self.do()
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop():
+    raise Stopped
+
+
+@pytest.fixture
+def child(tmp_path):
+    """Train in another process up to a batch, and return its process id once it is there."""
+    started = []
+
+    def start(do, **options):
+        reads, writes = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                there = At(2, lambda: (os.write(writes, b"x"), do()))
+                make_trainer(save_folder=tmp_path, callbacks=[there], **options).fit()
+                os.write(writes, b"x")
+            finally:
+                os._exit(0)
+        os.close(writes)
+        assert os.read(reads, 1)
+        started.append(pid)
+        return pid
+
+    yield start
+    for pid in started:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_second_process_is_refused_while_the_first_trains(child, tmp_path):
+    built_before = make_trainer(save_folder=tmp_path, autoresume=True)
+    pid = child(signal.pause)
+
+    for train in (built_before.fit, lambda: make_trainer(save_folder=tmp_path, autoresume=True)):
+        with pytest.raises(FolderInUseError, match=f"is in use: process {pid} on .* trains in it"):
+            train()
+
+
+def test_lock_of_a_killed_process_is_free(child, tmp_path):
+    built_before = make_trainer(save_folder=tmp_path, autoresume=True)
+    os.kill(child(signal.pause), signal.SIGSTOP)
+    child_pid = json.loads((tmp_path / LOCK).read_text())["pid"]
+    os.kill(child_pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child_pid, os.WEXITED | os.WNOWAIT)
+
+    with pytest.raises(FolderInUseError, match=f"process {child_pid} .* after this Trainer was"):
+        built_before.fit()
+    assert make_trainer(save_folder=tmp_path, autoresume=True).fit().timestamp.batch == 6
+
+
+def test_trainers_of_one_process_share_the_lock(tmp_path):
+    options = {"save_folder": tmp_path, "autoresume": True, "max_duration": "1ep"}
+    first = make_trainer(**options)
+    first.fit()
+    make_trainer(**options).fit()
+
+    assert first.fit(duration="1ep").timestamp.batch == 6
+
+
+@pytest.mark.parametrize("mode", [{}, {"append": True}])
+def test_lines_of_another_file_are_kept(mode, tmp_path):
+    path, options = tmp_path / "metrics.jsonl", {"save_folder": tmp_path, "autoresume": True}
+    make_trainer(loggers=[JSONLinesLogger(path)], max_duration="1ep", **options).fit()
+    other = '{"batch": 7}\n' * 200
+    path.write_text(other)
+
+    with pytest.raises(Exception, match="has other lines than when the checkpoint was saved"):
+        make_trainer(loggers=[JSONLinesLogger(path, **mode)], **options)
+
+    assert path.read_text() == other
+
+
+@pytest.mark.parametrize("mode", [{}, {"append": True}, {"overwrite": True}])
+def test_own_lines_are_continued_in_every_mode(mode, tmp_path):
+    path, options = tmp_path / "metrics.jsonl", {"save_folder": tmp_path, "autoresume": True}
+    make_trainer(loggers=[JSONLinesLogger(path, **mode)], max_duration="1ep", **options).fit()
+
+    make_trainer(loggers=[JSONLinesLogger(path, **mode)], **options).fit()
+
+    assert batches_in(path) == [1, 2, 3, 4, 5, 6]
+
+
+def test_building_a_trainer_does_not_truncate(tmp_path):
+    path, options = tmp_path / "metrics.jsonl", {"save_folder": tmp_path, "autoresume": True}
+    with pytest.raises(Stopped):
+        make_trainer(loggers=[JSONLinesLogger(path)], callbacks=[At(5, stop)], **options).fit()
+    before = path.read_text()
+
+    make_trainer(loggers=[JSONLinesLogger(path)], **options)
+
+    assert path.read_text() == before
+    assert batches_in(path) == [1, 2, 3, 4, 5]
+
+
+def test_batches_are_logged_once_after_a_stop_before_the_first_checkpoint(tmp_path):
+    path, options = tmp_path / "metrics.jsonl", {"save_folder": tmp_path, "autoresume": True}
+    path.write_text('{"batch": 0}\n')  # of another run
+    logger = JSONLinesLogger(path, append=True, flush_interval=1)
+    with pytest.raises(Stopped):
+        make_trainer(loggers=[logger], callbacks=[At(2, stop)], **options).fit()
+    assert batches_in(path) == [0, 1, 2]
+
+    make_trainer(loggers=[JSONLinesLogger(path, append=True)], **options).fit()
+
+    assert batches_in(path) == [0, 1, 2, 3, 4, 5, 6]
+    assert batches_in(tmp_path / "metrics.1.jsonl") == [1, 2]
