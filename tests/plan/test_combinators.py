@@ -174,3 +174,20 @@ def test_a_part_that_returns_no_state_is_named():
         make_trainer(algorithms=chain(forgetful, Third()))
 
     assert any("chain(forgetful, Third) at INIT" in note for note in raised.value.__notes__)
+
+
+def test_parts_that_listen_to_both_events_of_a_pair_run_in_reverse_at_the_second():
+    ran = []
+
+    @attrs.frozen(repr=False)
+    class Bracket(Algorithm):
+        events = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
+
+        def apply(self, event, state):
+            ran.append(self.name)
+            return state
+
+    algorithms = chain(Bracket(name="b"), Bracket(name="a"))
+    make_trainer(algorithms=algorithms, max_duration="1ba").fit()
+
+    assert ran == ["b", "a", "a", "b"]
