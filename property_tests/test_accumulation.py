@@ -12,16 +12,10 @@ from composable import Event
 from composable.algorithms import GhostBatchNorm
 from composable.core.batch import map_tensors
 from tests.support.algorithm_cases import algorithm_sets, cases_on, problems
-from tests.support.runs import (
-    CLASSES,
-    FEATURES,
-    IGNORED,
-    PROBLEMS,
-    Watch,
-    batches,
-    mlp,
-    trainer,
-)
+from tests.support.data import IGNORED, batches
+from tests.support.models import CLASSES, FEATURES, mlp
+from tests.support.observers import Watch
+from tests.support.runs import PROBLEMS, make_trainer
 from tests.support.strategies import few, seeds
 
 DOUBLE = torch.float64
@@ -37,12 +31,17 @@ def splits(draw):
 def gradients_of(model, loader, **options):
     """Return the gradients and the loss of each batch, at constant weights."""
     watch = Watch(
-        lambda state: ({n: g.clone() for n, g in state.current_gradients().items()}, state.loss),
         Event.AFTER_TRAIN_BATCH,
+        read=lambda state: (
+            {n: g.clone() for n, g in state.current_gradients().items()},
+            state.loss,
+        ),
     )
     still = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer(model, loader, optimizers=still, callbacks=watch, max_duration="1ep", **options).fit()
-    return watch.seen
+    make_trainer(
+        model, loader, optimizers=still, callbacks=watch, max_duration="1ep", **options
+    ).fit()
+    return watch.values
 
 
 @given(splits(), st.integers(1, 12), st.integers(1, 8))

@@ -18,8 +18,9 @@ from composable.algorithms import (
 )
 from tests.support.algorithm_cases import ALGORITHMS, EXTRAS
 from tests.support.cases import exported_algorithms
+from tests.support.models import LENGTH
 from tests.support.outcomes import differences, outcome
-from tests.support.runs import LANGUAGE, LENGTH, PROBLEMS, VISION
+from tests.support.runs import LANGUAGE, PROBLEMS, VISION
 
 
 def test_every_exported_algorithm_has_one_case():

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composable import Algorithm, Event, Plan, Stage
-from tests.support.runs import batches, trainer
+from tests.support.data import batches
+from tests.support.runs import make_trainer
 
 PAIRS = [(event, event.partner) for event in Event if event.opens]
 SINGLE = [event for event in Event if event.partner is None]
@@ -44,7 +45,7 @@ def test_the_trace_of_a_run_nests_like_brackets(data):
     trace = []
     listeners = data.draw(sets_of_listeners(trace))
     # Everyone listens to what surrounds them too, so that pairs of different events must nest.
-    training = trainer(
+    training = make_trainer(
         algorithms=listeners,
         eval_dataloader=batches(),
         grad_accum=data.draw(st.integers(1, 2)),

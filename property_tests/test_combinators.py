@@ -36,8 +36,10 @@ from tests.support.algorithm_cases import (
     combinations,
     on_a_problem,
 )
+from tests.support.algorithms import Jitter
+from tests.support.observers import Watch
 from tests.support.outcomes import differences, left_by, outcome, resumed
-from tests.support.runs import VISION, Jitter, Watch, trainer
+from tests.support.runs import VISION, make_trainer
 from tests.support.strategies import few
 from tests.support.tracing import traced
 
@@ -301,9 +303,9 @@ def test_under_every_combinator_an_algorithm_declares_its_own_events_and_writes(
 
 def test_the_state_says_when_the_batch_began():
     watch = Watch(
-        lambda state: (state.previous_timestamp.batch, state.timestamp.batch), Event.BATCH_END
+        Event.BATCH_END, read=lambda state: (state.previous_timestamp.batch, state.timestamp.batch)
     )
 
-    trainer(callbacks=watch).fit()
+    make_trainer(callbacks=watch).fit()
 
-    assert watch.seen == [(k, k + 1) for k in range(6)]
+    assert watch.values == [(k, k + 1) for k in range(6)]

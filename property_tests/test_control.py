@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composable import Control
-from tests.support.runs import Asks, Trace, batches, mlp, same, trainer, weights
+from tests.support.data import batches
+from tests.support.models import mlp, same, weights
+from tests.support.observers import Asks, Trace
+from tests.support.runs import make_trainer
 from tests.support.strategies import requests, wishes
 
 # Requests are drawn at random: some can't be met.
@@ -50,7 +53,7 @@ def wishes_in_two_orders(draw):
 def test_order_and_repetition_of_requests_do_not_matter(orders, evaluates):
     def run(asked):
         trace, saved = Trace(), []
-        training = trainer(
+        training = make_trainer(
             mlp(dropout=0.5),
             eval_dataloader=batches() if evaluates else None,
             callbacks=[*(Asks(*wish) for wish in asked), trace],

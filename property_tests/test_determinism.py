@@ -12,24 +12,12 @@ from composable import Event, Time
 from composable.algorithms import EMA, BlurPool, LabelSmoothing, MixUp
 from composable.loggers import InMemoryLogger
 from tests.support.algorithm_cases import algorithm_sets
+from tests.support.data import batches, noisy_loader, shuffling_loader, stream
+from tests.support.models import conv_net, mlp, same, weights
+from tests.support.observers import Gambler, Raise, Watch
 from tests.support.outcomes import differences, left_by
-from tests.support.runs import (
-    Gambler,
-    Watch,
-    adam,
-    batches,
-    conv_net,
-    mlp,
-    noisy_loader,
-    same,
-    shuffling_loader,
-    stream,
-    trained,
-    trainer,
-    weights,
-)
+from tests.support.runs import adam, make_trainer, trained
 from tests.support.strategies import seeds
-from tests.support.tiny import Raise
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 
@@ -63,10 +51,10 @@ def test_the_same_seed_gives_the_same_weights_and_the_same_logged_losses(
 @given(st.lists(seeds, min_size=2, max_size=2, unique=True))
 def test_another_seed_gives_another_order_another_dropout_and_other_draws(two_seeds):
     def run(seed):
-        watch = Watch(lambda state: (state.inputs, state.outputs), Event.AFTER_FORWARD)
+        watch = Watch(Event.AFTER_FORWARD, read=lambda state: (state.inputs, state.outputs))
         model = mlp(dropout=0.5)
-        trainer(model, shuffling_loader(40, 40), callbacks=watch, seed=seed).fit()
-        return watch.seen
+        make_trainer(model, shuffling_loader(40, 40), callbacks=watch, seed=seed).fit()
+        return watch.values
 
     def mixed(seed):
         return trained(mlp(), batches(), algorithms=MixUp(alpha=1.0), seed=seed)
@@ -93,25 +81,25 @@ def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms,
         "optimizers": adam,
     }
     before = Watch(
-        lambda state: {
+        Event.AFTER_DATALOADER,
+        read=lambda state: {
             "model": weights(state.model),
             "optimizer": copied(state.optimizers[0].state_dict()),
             "now": {name: getattr(state, name) for name in ("batch", "timestamp", "memory", "key")},
         },
-        Event.AFTER_DATALOADER,
     )
     after = Watch(
-        lambda state: (weights(state.model), state.loss, state.memory.get("Draws")),
         Event.AFTER_ZERO_GRAD,
+        read=lambda state: (weights(state.model), state.loss, state.memory.get("Draws")),
     )
-    trainer(conv_net(), callbacks=[before, after], **options).fit()
+    make_trainer(conv_net(), callbacks=[before, after], **options).fit()
     torch.rand(data.draw(st.integers(0, 3)))  # what happened before must not matter
 
-    fresh = trainer(conv_net(seed=1), **{**options, "seed": seed ^ 1})
-    load(fresh, before.seen[k])
-    state = fresh.train_batch(fresh.state.evolve(**before.seen[k]["now"]))
+    fresh = make_trainer(conv_net(seed=1), **{**options, "seed": seed ^ 1})
+    load(fresh, before.values[k])
+    state = fresh.train_batch(fresh.state.evolve(**before.values[k]["now"]))
 
-    expected_weights, expected_loss, expected_draws = after.seen[k]
+    expected_weights, expected_loss, expected_draws = after.values[k]
     assert same(weights(state.model), expected_weights)
     assert torch.equal(state.loss, expected_loss)
     assert state.memory.get("Draws") == expected_draws
@@ -128,10 +116,7 @@ def copied(tree):
 def load(fresh, saved):
     (optimizer,) = fresh.state.optimizers
     optimizer.load_state_dict(saved["optimizer"])
-    tensors = fresh.state.model.state_dict().values()
-    with torch.no_grad():
-        for tensor, value in zip(tensors, saved["model"], strict=True):
-            tensor.copy_(value)
+    fresh.state.model.load_state_dict(saved["model"])
 
 
 @pytest.mark.filterwarnings("ignore:the first [0-9]+ batches of the epoch are")  # of a stream
@@ -156,7 +141,7 @@ def test_fitting_in_parts_gives_the_weights_of_fitting_at_once(
     loader, algorithms, seed, parts, evaluates, iteration_length
 ):
     def run(parts):
-        training = trainer(
+        training = make_trainer(
             conv_net(),
             loader(images=True),
             eval_dataloader=loader(images=True) if evaluates else None,
@@ -179,7 +164,7 @@ def test_fitting_in_parts_gives_the_weights_of_fitting_at_once(
 def test_the_callers_global_generators_are_left_as_they_were_found(
     loader, algorithms, seed, seed_of_the_caller
 ):
-    training = trainer(
+    training = make_trainer(
         conv_net(),
         loader(images=True),
         eval_dataloader=loader(images=True),
@@ -210,7 +195,7 @@ def test_building_a_trainer_whose_callbacks_draw_leaves_the_global_generators_al
     before = generators()
 
     with Gambler():  # it watches INIT, BEFORE_LOAD and AFTER_LOAD too
-        trainer(mlp(), callbacks=Gambler())
+        make_trainer(mlp(), callbacks=Gambler())
 
     assert generators() == before
 
@@ -233,7 +218,7 @@ def test_the_callers_global_generators_do_not_matter(loader, algorithms, seed, s
 @given(seeds, st.integers(0, 5))
 def test_the_callers_global_generators_are_put_back_after_an_error_too(seed, at):
     error = Raise(RuntimeError("no disk"), Event.AFTER_FORWARD, at)
-    training = trainer(mlp(dropout=0.5), noisy_loader(), callbacks=error, seed=seed)
+    training = make_trainer(mlp(dropout=0.5), noisy_loader(), callbacks=error, seed=seed)
     before = generators()
 
     with pytest.raises(RuntimeError, match="no disk"):

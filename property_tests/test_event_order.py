@@ -18,7 +18,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from composable import Control, Evaluator, Event, Time
 from composable.loggers import InMemoryLogger
 from composable.optim import cosine
-from tests.support.runs import Asks, Trace, batches, mlp, stream, trainer
+from tests.support.data import batches, stream
+from tests.support.models import mlp
+from tests.support.observers import Asks, Trace
+from tests.support.runs import make_trainer
 from tests.support.strategies import requests, wishes
 
 # Requests are drawn at random: some can't be met.
@@ -77,7 +80,7 @@ class Run:
             for i, interval in enumerate(self.evaluators)
         ]
         schedulers, every_batch = SCHEDULERS[self.schedulers]
-        training = trainer(
+        training = make_trainer(
             mlp(),
             (batches if self.knows_its_length else stream)(self.count),
             eval_dataloader=evaluators or None,

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composable import Algorithm, Event, FrozenStateError, Key, State, Time, Timestamp
-from tests.support.runs import batches, trainer
+from tests.support.data import batches
+from tests.support.runs import make_trainer
 
 FIELDS = [field.name for field in attrs.fields(State)]
 values = st.one_of(st.none(), st.integers(), st.text(), st.dictionaries(st.text(), st.integers()))
@@ -44,7 +45,7 @@ def test_no_algorithm_can_assign_to_a_field_or_delete_it(when, field, value, del
 
     algorithm, message = Assigns(when, attempt), f"state.{field} can't be assigned"
     with pytest.raises(FrozenStateError, match=message):
-        trainer(algorithms=algorithm, eval_dataloader=batches(), iteration_length=1).fit()
+        make_trainer(algorithms=algorithm, eval_dataloader=batches(), iteration_length=1).fit()
 
 
 @given(st.text(min_size=1), values)

@@ -26,23 +26,13 @@ from tests.support.algorithm_cases import (
     on_a_problem,
     problems,
 )
+from tests.support.algorithms import Draws, Jitter
+from tests.support.data import batches, noisy_loader, shuffling_loader
+from tests.support.models import conv_net, mlp, same
+from tests.support.observers import Gambler, Watch
 from tests.support.outcomes import outcome
 from tests.support.pairs import can_be_combined
-from tests.support.runs import (
-    PROBLEMS,
-    Draws,
-    Gambler,
-    Jitter,
-    Watch,
-    batches,
-    conv_net,
-    mlp,
-    noisy_loader,
-    same,
-    shuffling_loader,
-    trained,
-    trainer,
-)
+from tests.support.runs import PROBLEMS, make_trainer, trained
 from tests.support.strategies import few, seeds
 from tests.support.tracing import check_streams, traced
 
@@ -199,15 +189,15 @@ def test_every_stream_is_named_after_who_draws_from_it_and_after_the_batch(drawn
 )
 def test_mixup_mixes_each_batch_alike_with_and_without_other_algorithms(seed, mixup, others):
     def mixed_batches(*algorithms):
-        watch = Watch(lambda state: state.batch, Event.BEFORE_TRAIN_BATCH)
-        trainer(
+        watch = Watch(Event.BEFORE_TRAIN_BATCH, read=lambda state: state.batch)
+        make_trainer(
             mlp(dropout=0.5),
             shuffling_loader(),
             algorithms=algorithms,
             callbacks=watch,
             seed=seed,
         ).fit()
-        return [[inputs, *targets] for inputs, targets in watch.seen]
+        return [[inputs, *targets] for inputs, targets in watch.values]
 
     alone, together = mixed_batches(mixup), mixed_batches(mixup, *others)
 
@@ -223,9 +213,9 @@ def changes_layers(case):
 @given(seed=seeds, algorithms=algorithm_sets(but=changes_layers))
 def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(seed, algorithms):
     def seen(*algorithms):
-        order = Watch(lambda state: state.targets, Event.AFTER_DATALOADER)
-        noise = Watch(lambda state: state.model.noise, Event.AFTER_TRAIN_BATCH)
-        run = trainer(
+        order = Watch(Event.AFTER_DATALOADER, read=lambda state: state.targets)
+        noise = Watch(Event.AFTER_TRAIN_BATCH, read=lambda state: state.model.noise)
+        run = make_trainer(
             OnlyNoise(),
             noisy_loader(images=True),
             algorithms=algorithms,
@@ -234,7 +224,7 @@ def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(s
             optimizers=partial(torch.optim.SGD, lr=0.0),
         )
         run.fit()
-        return order.seen, noise.seen
+        return order.values, noise.values
 
     selecting = (SelectiveBackprop, Jitter)
     others = [a for a in algorithms if not isinstance(a, selecting)]
@@ -248,7 +238,7 @@ def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(s
 def test_two_names_draw_different_numbers(seed, name):
     algorithms = [Draws(name=name), Draws(name=name + "2")]
 
-    memory = trainer(algorithms=algorithms, seed=seed).fit().memory
+    memory = make_trainer(algorithms=algorithms, seed=seed).fit().memory
 
     assert memory[name] != memory[name + "2"]
     assert len(set(memory[name])) == 6

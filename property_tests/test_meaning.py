@@ -21,9 +21,12 @@ from composable.algorithms import SWA
 from composable.algorithms.ema import tensors_of
 from tests.support.algorithm_cases import ALGORITHMS, cases_on
 from tests.support.cases import AlgorithmCase
+from tests.support.data import batches
 from tests.support.meaning import Meaning, hyperparameters_of
+from tests.support.models import conv_net, mlp
+from tests.support.observers import Watch
 from tests.support.outcomes import differences
-from tests.support.runs import PROBLEMS, VISION, Watch, batches, conv_net, mlp, trainer
+from tests.support.runs import PROBLEMS, VISION, make_trainer
 
 ORDER, TAKES_OVER = list(Event), {Event.EVAL_START, Event.PREDICT_START}
 SURGEONS = [one for one in ALGORITHMS if Event.INIT in one.example.events]
@@ -104,15 +107,15 @@ def test_an_algorithm_shows_its_hyperparameters(case, data):
 @pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
 def test_evaluation_sees_the_examples_as_they_are(case):
     problem = next(problem for problem in PROBLEMS if case.acts_on(problem))
-    batches, seen = problem.batches(), Watch(lambda s: s.batch, Event.EVAL_BEFORE_FORWARD)
+    batches, seen = problem.batches(), Watch(Event.EVAL_BEFORE_FORWARD, read=lambda s: s.batch)
     train = problem.batches()
 
     problem.trainer(
         loader=train, eval_dataloader=batches, algorithms=[case.example], callbacks=[seen]
     ).fit()
 
-    assert len(seen.seen) == 2 * len(batches)
-    assert all(any(one is batch for batch in batches) for one in seen.seen)
+    assert len(seen.values) == 2 * len(batches)
+    assert all(any(one is batch for batch in batches) for one in seen.values)
 
 
 # --- neutral settings ---
@@ -225,7 +228,7 @@ def test_the_average_of_weights_that_never_move_is_what_they_are(case, data, see
     evaluated = []
 
     def still(*algorithms):
-        run = trainer(
+        run = make_trainer(
             mlp(seed=seed),
             optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
             eval_dataloader=batches(),

@@ -11,23 +11,16 @@ from composable import Event, register_global_callback
 from composable.loggers import InMemoryLogger
 from composable.plan.global_callbacks import global_callbacks
 from tests.support.algorithm_cases import algorithm_sets
-from tests.support.observers import watched, watched_by
-from tests.support.runs import (
-    batches,
-    conv_net,
-    noisy_loader,
-    same,
-    trained,
-    trainer,
-    weights,
-)
+from tests.support.data import batches, noisy_loader
+from tests.support.models import conv_net, same, weights
+from tests.support.observers import Raise, Watch, watched, watched_by
+from tests.support.runs import make_trainer, trained
 from tests.support.strategies import seeds
-from tests.support.tiny import Raise, Watch
 
 
 def train(observers, model, loader, **options):
     """Return the weights after training with observers."""
-    with watched_by(observers, partial(trainer, model, loader), **options) as training:
+    with watched_by(observers, partial(make_trainer, model, loader), **options) as training:
         training.fit()
     return weights(training.state.model)
 
@@ -60,7 +53,10 @@ raised_at = st.sampled_from(
 
 @given(st.sampled_from(["with", "register"]), raised_at, st.integers(1, 3))
 def test_global_callbacks_leave_no_trace(way, at, depth):
-    training, plain = trainer(eval_dataloader=batches()), trainer(eval_dataloader=batches())
+    training, plain = (
+        make_trainer(eval_dataloader=batches()),
+        make_trainer(eval_dataloader=batches()),
+    )
     plan, loggers = training.plan, training.logger.destinations
     error, logger = Raise(RuntimeError("no disk"), *at), InMemoryLogger()
 
@@ -127,7 +123,7 @@ operations = st.lists(
 @given(operations)
 def test_a_run_hears_those_who_are_global_when_it_begins(program):
     watchers = [Watched() for _ in range(3)]
-    training = trainer(loader=batches(4), max_duration="100ep")
+    training = make_trainer(loader=batches(4), max_duration="100ep")
 
     try:
         for operation, i in [*program, ("run", 0)]:

@@ -10,10 +10,11 @@ from composable import Event, chain
 from composable.core.algorithm import nested
 from composable.plan.ordering import topological_sort
 from tests.support.algorithm_cases import ALGORITHMS, combinable
+from tests.support.algorithms import GradientNoise, WordNoise
 from tests.support.cases import BOTH_FAIL, LAST_BITS, ONE_FAILS, OTHER_WEIGHTS
 from tests.support.outcomes import differences, outcome
 from tests.support.pairs import PAIRS
-from tests.support.runs import LANGUAGE, PROBLEMS, VISION, GradientNoise, WordNoise
+from tests.support.runs import LANGUAGE, PROBLEMS, VISION
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 

@@ -39,24 +39,11 @@ from composable.metrics import accuracy
 from composable.optim import cosine, linear
 from composable.utils.reproducibility import seed_context
 from tests.support.algorithm_cases import algorithm_sets, cases_on
+from tests.support.algorithms import Draws, six_algorithms
+from tests.support.data import NoisyExamples, batches, examples, stream
+from tests.support.models import CLASSES, mlp, same
 from tests.support.outcomes import differences, left_by
-from tests.support.runs import (
-    CLASSES,
-    PROBLEMS,
-    VISION,
-    Draws,
-    NoisyExamples,
-    adam,
-    batches,
-    examples,
-    mlp,
-    plain_loop,
-    same,
-    sgd,
-    six_algorithms,
-    stream,
-    trained,
-)
+from tests.support.runs import PROBLEMS, VISION, adam, plain_loop, sgd, trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning"),

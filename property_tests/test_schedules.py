@@ -11,7 +11,10 @@ from torch.testing import assert_close
 
 from composable import Clock, Control, Event
 from composable.optim import constant, cosine, linear, step
-from tests.support.runs import Watch, batches, mlp, trainer
+from tests.support.data import batches
+from tests.support.models import mlp
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 
 @st.composite
@@ -65,17 +68,17 @@ def scheduled_runs(draw):
 def rates_used(epochs, length, schedules, *, in_epochs=True, **options):
     """Return the learning rates of each batch, just before and just after the optimizer steps."""
     watches = [
-        Watch(lambda state: [g["lr"] for o in state.optimizers for g in o.param_groups], event)
+        Watch(event, read=lambda state: [g["lr"] for o in state.optimizers for g in o.param_groups])
         for event in (Event.BEFORE_OPTIMIZER_STEP, Event.AFTER_OPTIMIZER_STEP)
     ]
-    trainer(
+    make_trainer(
         loader=batches(length, 1),
         schedulers=schedules,
         callbacks=watches,
         max_duration=f"{epochs}ep" if in_epochs else f"{epochs * length}ba",
         **options,
     ).fit()
-    before, after = (watch.seen for watch in watches)
+    before, after = (watch.values for watch in watches)
     assert before == after
     return before
 
@@ -140,7 +143,7 @@ def test_the_learning_rate_does_not_depend_on_where_a_run_was_interrupted(run, d
     total = epochs * length
     at = data.draw(st.integers(1, total), label="interrupted after")
     watch = Watch(
-        lambda state: state.optimizers[0].param_groups[0]["lr"], Event.AFTER_OPTIMIZER_STEP
+        Event.AFTER_OPTIMIZER_STEP, read=lambda state: state.optimizers[0].param_groups[0]["lr"]
     )
 
     def stop(event, state, logger):
@@ -148,7 +151,7 @@ def test_the_learning_rate_does_not_depend_on_where_a_run_was_interrupted(run, d
             return Control.STOP
         return None
 
-    training = trainer(
+    training = make_trainer(
         loader=batches(length, 1),
         schedulers=schedule,
         callbacks=[watch, stop],
@@ -159,4 +162,4 @@ def test_the_learning_rate_does_not_depend_on_where_a_run_was_interrupted(run, d
     if at < total:
         training.fit()
 
-    assert watch.seen == [schedule(clock) for clock in clocks(epochs, length)]
+    assert watch.values == [schedule(clock) for clock in clocks(epochs, length)]

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import composable.functional as F
 from composable.utils.reproducibility import seed_context
 from tests.functional.test_surgeries import OWN, Block, FeedForward
-from tests.support.runs import WORDS, Hidden, language_model
+from tests.support.models import WORDS, Hidden, language_model
 
 dims = st.integers(1, 3)
 seeds = st.integers(0, 2**32 - 1)

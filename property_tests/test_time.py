@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from composable import Clock, Event, Time, Timestamp, TimeUnit
 from composable.core.time import crossed, elapsed
-from tests.support.runs import Trace, batches, trainer
+from tests.support.data import batches
+from tests.support.observers import Trace
+from tests.support.runs import make_trainer
 from tests.support.strategies import (
     factors,
     parts_of_the_run,
@@ -169,7 +171,7 @@ def test_a_timestamp_counts_batches_samples_tokens_and_epochs(epochs):
 def test_the_timestamp_of_a_run_counts_what_the_loader_gave(count, size, epochs, iteration):
     trace, loader = Trace(), batches(count, size)
     now = (
-        trainer(
+        make_trainer(
             loader=loader,
             max_duration=epochs,
             iteration_length=iteration,

@@ -22,7 +22,9 @@ from composable import (
     when,
 )
 from composable.algorithms import EMA, SelectiveBackprop
-from tests.support.runs import Watch, batches, trainer
+from tests.support.data import batches
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.IdleAlgorithmWarning")
 
@@ -70,7 +72,7 @@ lengths = st.sampled_from([f"{EPOCHS}ep", f"{EPOCHS * BATCHES}ba", f"{EPOCHS * B
 
 @given(windows, lengths, st.booleans())
 def test_the_timeline_says_in_which_batches_each_method_acts(algorithm, length, knows):
-    state = trainer(loader=DATA, algorithms=[algorithm], max_duration=length).fit()
+    state = make_trainer(loader=DATA, algorithms=[algorithm], max_duration=length).fit()
 
     timeline = Plan.compile([algorithm]).timeline(length, BATCHES if knows else None)
     for row in timeline.rows:
@@ -88,23 +90,23 @@ def fraction_done(batch, length):
 @given(times)
 def test_an_average_is_updated_from_the_time_on_that_the_timeline_says(start):
     average = EMA("1ba", ema_start=start)
-    watch = Watch(lambda state: "EMA" in state.memory, Event.BATCH_END)
-    run = trainer(loader=DATA, algorithms=average, callbacks=watch, max_duration=f"{EPOCHS}ep")
+    watch = Watch(Event.BATCH_END, read=lambda state: "EMA" in state.memory)
+    run = make_trainer(loader=DATA, algorithms=average, callbacks=watch, max_duration=f"{EPOCHS}ep")
     run.fit()
 
     (row,) = run.timeline().rows
-    for done, exists in enumerate(watch.seen, start=1):
+    for done, exists in enumerate(watch.values, start=1):
         if not row.spans:
             assert not exists
         elif not row.spans[0].conditions:
-            assert exists == (Fraction(done, len(watch.seen)) >= row.spans[0].start)
+            assert exists == (Fraction(done, len(watch.values)) >= row.spans[0].start)
 
 
 @given(st.sampled_from([0.0, 0.25, 0.3, 0.5]), st.sampled_from([0.6, 0.9, 1.0]), lengths)
 def test_selective_backprop_selects_in_the_span_of_the_timeline(start, end, length):
     algorithm = SelectiveBackprop(start, end, interrupt=0)
     (row,) = Plan.compile([algorithm]).timeline(length, BATCHES).rows
-    state = trainer(loader=DATA, max_duration=length).state
+    state = make_trainer(loader=DATA, max_duration=length).state
 
     for batch in range(EPOCHS * BATCHES - 1):
         clock = Clock.at(batch=batch, max_duration=length, epoch_length=BATCHES)

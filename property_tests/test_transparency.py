@@ -12,21 +12,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from composable import Clock
 from composable.optim import cosine, linear, step
 from composable.utils.reproducibility import seed_epoch, seed_step
-from tests.support.runs import (
-    adam,
-    batches,
-    conv_net,
-    mlp,
-    noisy_loader,
-    plain_loop,
-    plain_seeded_loop,
-    same,
-    sgd,
-    shuffling_loader,
-    trained,
-    trainer,
-    weights,
-)
+from tests.support.data import batches, noisy_loader, shuffling_loader
+from tests.support.models import conv_net, mlp, same, weights
+from tests.support.runs import adam, make_trainer, plain_loop, plain_seeded_loop, sgd, trained
 from tests.support.strategies import seeds
 
 optimizers = st.sampled_from([sgd, adam, partial(torch.optim.AdamW, lr=0.01)])
@@ -148,7 +136,7 @@ def test_evaluating_in_between_changes_no_weight(loader, seed, interval):
 @given(seed=seeds, at=st.integers(1, 5))
 def test_evaluating_and_predicting_between_two_fits_changes_no_weight(seed, at):
     def run(between):
-        training = trainer(conv_net(), noisy_loader(images=True), max_duration=None, seed=seed)
+        training = make_trainer(conv_net(), noisy_loader(images=True), max_duration=None, seed=seed)
         training.fit(duration=f"{at}ba")
         between(training)
         return weights(training.fit(duration=f"{6 - at}ba").model)

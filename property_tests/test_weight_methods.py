@@ -16,7 +16,10 @@ import composable.functional as F
 from composable import Event, Time
 from composable.algorithms import SAM, SWA
 from tests.support.algorithm_cases import algorithm_sets
-from tests.support.runs import Watch, batches, conv_net, mlp, same, trainer, weights
+from tests.support.data import batches
+from tests.support.models import conv_net, mlp, same, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 from tests.support.strategies import seeds
 
 DOUBLE = torch.float64
@@ -46,13 +49,13 @@ def test_the_gradients_of_sam_are_those_at_the_worst_point_of_the_paper(
     loader = batches(count, size, dtype=DOUBLE)
     model = mlp(dtype=DOUBLE, seed=seed % 1000)
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
-    seen = Watch(lambda state: dict(state.current_gradients()), Event.AFTER_TRAIN_BATCH)
+    seen = Watch(Event.AFTER_TRAIN_BATCH, read=lambda state: dict(state.current_gradients()))
 
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     options = {"optimizers": still, "callbacks": seen, "max_duration": "1ep", **split}
-    trainer(model, loader, algorithms=SAM(rho), **options).fit()
+    make_trainer(model, loader, algorithms=SAM(rho), **options).fit()
 
-    for batch, ours in zip(loader, seen.seen, strict=True):
+    for batch, ours in zip(loader, seen.values, strict=True):
         gradient = gradient_of(model, batch)
         grads = gradient(params)
         size = torch.sqrt(sum(grad.square().sum() for grad in grads.values()))
@@ -91,8 +94,8 @@ def beside_sam(case):
 def test_both_passes_of_sam_see_the_same_examples_and_the_same_dropout(
     seed, split, interval, others
 ):
-    begun = Watch(lambda state: state.timestamp.batch, Event.BEFORE_FORWARD)
-    made = trainer(
+    begun = Watch(Event.BEFORE_FORWARD, read=lambda state: state.timestamp.batch)
+    made = make_trainer(
         Ears(),
         batches(images=True),
         algorithms=[*others, SAM(interval=interval)],
@@ -107,7 +110,7 @@ def test_both_passes_of_sam_see_the_same_examples_and_the_same_dropout(
 
     model = made.state.model
     for batch in range(3):
-        calls = [heard for heard, at in zip(model.heard, begun.seen, strict=True) if at == batch]
+        calls = [heard for heard, at in zip(model.heard, begun.values, strict=True) if at == batch]
         if batch % interval == 0:
             half = len(calls) // 2
             assert half
@@ -134,9 +137,9 @@ def test_swa_is_the_mean_of_the_weights_at_its_updates(start, length, interval, 
         swa_end=Time(Fraction(end, whole), unit),
         update_interval=f"{interval}{'ep' if by_epoch else 'ba'}",
     )
-    seen = Watch(lambda state: weights(state.model), Event.BATCH_END)
+    seen = Watch(Event.BATCH_END, read=lambda state: weights(state.model))
 
-    state = trainer(
+    state = make_trainer(
         mlp(dtype=DOUBLE),
         batches(dtype=DOUBLE),
         algorithms=algorithm,
@@ -145,7 +148,7 @@ def test_swa_is_the_mean_of_the_weights_at_its_updates(start, length, interval, 
     ).fit()
 
     memory = state.memory["SWA"]
-    columns = zip(*(seen.seen[k - 1] for k in due), strict=True)
+    columns = zip(*(seen.values[k - 1].values() for k in due), strict=True)
     assert memory["count"] == len(due)
     assert_close(list(memory["average"].values()), [torch.stack(c).mean(0) for c in columns])
 

@@ -9,7 +9,10 @@ from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothin
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
 from composable.testing.properties import Subject, no_sync_on
-from tests.support.tiny import CLASSES, Watch, batches, make_trainer, seeded, weights
+from tests.support.data import batches
+from tests.support.models import CLASSES, seeded, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -1,6 +1,7 @@
 """Two recorded runs are compared, and their first difference is named."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from composable.checkpoint.compare import describe_difference, digest, mismatche
 from composable.cli import main
 from composable.runs import RunRecorder, records
 from composable.runs.diff import compare
-from tests.support.runs import batches, examples, mlp, trainer
+from tests.support.data import batches, examples
+from tests.support.models import mlp
+from tests.support.runs import make_trainer
 from tests.test_replay import Nudges, build, edit_line
 
 
@@ -75,35 +78,37 @@ def test_a_change_of_the_learning_rate_changes_the_loss_of_the_next_batch(tmp_pa
     assert "skipped: " in str(found)
 
 
-def test_one_changed_bit_of_a_weight_is_found_in_the_checkpoints(tmp_path):
-    found = compared(
-        tmp_path,
-        {"max_duration": "1ep"},
-        {"max_duration": "1ep", "callbacks": [Nudges(4, "3.bias")]},
-    )
+def with_digests(folder, *callbacks):
+    return {"callbacks": [RunRecorder(folder, weights=True), *callbacks]}
 
-    assert found.tensor.startswith("state/model/weights/3.bias (max abs difference ")
-    assert found.tensor.endswith("; at checkpoint ep1-ba5")
+
+INPUTS, TARGETS = examples(10)
+FOUND = {
+    "a metric": (
+        lambda folder: [{}, {"eval_dataloader": [(INPUTS + 1, TARGETS)]}],
+        *((4, "eval/loss"), r"state/model/weights/|None"),
+    ),
+    "a bit of a weight, by digests": (
+        lambda f: [with_digests(f / "a"), with_digests(f / "b", Nudges(6))],
+        *((6, "weights/3.weight"), "^weights/3.weight after batch 6$"),
+    ),
+    "a bit of a weight, in the checkpoints": (
+        lambda folder: [
+            {"max_duration": "1ep"},
+            {"max_duration": "1ep", "callbacks": [Nudges(4, "3.bias")]},
+        ],
+        *(None, r"^state/model/weights/3.bias \(max abs difference .*; at checkpoint ep1-ba5$"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "step", "tensor"), FOUND.values(), ids=FOUND)
+def test_names_the_step_and_the_tensor_of_a_difference(tmp_path, options, step, tensor):
+    found = compared(tmp_path, *options(tmp_path))
+
     assert not found.same
-
-
-def test_digests_name_the_step_and_the_tensor(tmp_path):
-    recorders = [RunRecorder(tmp_path / name, weights=True) for name in "ab"]
-
-    found = compared(
-        tmp_path, {"callbacks": recorders[:1]}, {"callbacks": [recorders[1], Nudges(6)]}
-    )
-
-    assert (found.step.batch, found.step.what) == (6, "weights/3.weight")
-    assert found.tensor == "weights/3.weight after batch 6"
-
-
-def test_a_difference_of_a_metric_is_named(tmp_path):
-    inputs, targets = examples(10)
-
-    found = compared(tmp_path, {}, {"eval_dataloader": [(inputs + 1, targets)]})
-
-    assert (found.step.batch, found.step.what) == (4, "eval/loss")
+    assert step is None or (found.step.batch, found.step.what) == step
+    assert re.search(tensor, str(found.tensor))
 
 
 def test_a_shorter_run_differs_where_it_ends(tmp_path, capsys):
@@ -119,7 +124,7 @@ def test_a_loss_that_is_not_finite_is_a_difference(tmp_path):
     def build(folder, value):
         data = batches(20)
         data[2][0][0, 0] = value
-        return trainer(mlp(), data, save_folder=folder, nonfinite_loss="ignore")
+        return make_trainer(mlp(), data, save_folder=folder, nonfinite_loss="ignore")
 
     found = compared(tmp_path, {"value": 0.0}, {"value": float("inf")}, build)
 
@@ -153,7 +158,7 @@ def test_a_damaged_or_missing_folder_is_an_error_of_one_line(tmp_path, capsys, n
     assert err.count("\n") == 1
 
 
-def test_a_truncated_last_line_is_ignored(tmp_path):
+def test_a_truncated_last_line_is_ignored_and_a_long_one_an_error(tmp_path, monkeypatch):
     build(tmp_path, max_duration="3ba").fit()
     path = tmp_path / records.STEPS
     lines = path.read_bytes().splitlines(keepends=True)
@@ -161,9 +166,6 @@ def test_a_truncated_last_line_is_ignored(tmp_path):
     path.write_bytes(b"".join(steps)[:-2])
     assert list(records.read_steps(tmp_path).trained) == [0, 1]
 
-
-def test_a_line_that_is_too_long_is_an_error(tmp_path, monkeypatch):
-    build(tmp_path, max_duration="1ba").fit()
     monkeypatch.setattr(records, "_MAX_LINE", 20)
     with pytest.raises(DamagedCheckpointError, match="line 1: the line is too long"):
         records.read_steps(tmp_path)

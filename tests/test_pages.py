@@ -11,12 +11,7 @@ from tools.pages import EVIDENCE, REWRITE, methods, pages, recorded_answers
 PAGES = pages(recorded_answers())
 CASES = methods()
 PARTS = [
-    "Usage",
-    "When to use it",
-    "Cost",
-    "Composability",
-    "Hyperparameters",
-    "References",
+    *("Usage", "When to use it", "Cost", "Composability", "Hyperparameters", "References"),
     "Properties",
 ]
 
@@ -40,25 +35,12 @@ def test_every_card_belongs_to_a_method():
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_a_row_has_every_cell_and_names_its_evidence(case):
-    overview = case.overview
+def test_a_row_and_its_card_are_complete_and_have_the_same_figures(case):
+    row, text = case.overview, (METHODS / f"{case.name}.md").read_text()
+    cost = text.partition("## Cost")[2].partition("\n## ")[0]
 
-    assert all(
-        (overview.summary, overview.changes, overview.cost, overview.evidence, overview.use_for)
-    )
-    assert overview.evidence.startswith(tuple(EVIDENCE))
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_the_figures_of_a_row_are_those_of_the_card(case):
-    card = (METHODS / f"{case.name}.md").read_text().partition("## Cost")[2].partition("\n## ")[0]
-
-    for figure in re.findall(r"\d[\d.]*", case.overview.cost):
-        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d]|\.\d)", card)
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_a_card_has_all_parts_in_order(case):
-    text = (METHODS / f"{case.name}.md").read_text()
-
+    assert all((row.summary, row.changes, row.cost, row.evidence, row.use_for))
+    assert row.evidence.startswith(tuple(EVIDENCE))
     assert re.findall("^## (.*)$", text, re.M) == PARTS
+    for figure in re.findall(r"\d[\d.]*", row.cost):
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d]|\.\d)", cost)

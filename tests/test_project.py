@@ -31,7 +31,3 @@ def test_a_changelog_fragment_is_one_sentence_or_more(path):
     assert re.match(r"[A-Z`]", text), "begin with a capital or with code; the bullet is added"
     assert text.endswith("."), "end with a period"
     assert "\n\n" not in text, "write one paragraph"
-
-
-def test_there_is_a_place_for_changelog_fragments():
-    assert (ROOT / "changelog.d/README.md").exists()

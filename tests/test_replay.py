@@ -25,7 +25,9 @@ from composable.optim import cosine
 from composable.replay import ReplayError
 from composable.runs import RunRecorder, records
 from composable.runs import recorder as run_recorder
-from tests.support.runs import batches, mlp, shuffling_loader, stream, trainer
+from tests.support.data import batches, shuffling_loader, stream
+from tests.support.models import mlp
+from tests.support.runs import make_trainer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -42,7 +44,9 @@ def build(folder, loader=None, **changes):
         "check_effects": False,
         **changes,
     }
-    return trainer(mlp(dropout=0.3), shuffling_loader(18) if loader is None else loader, **options)
+    return make_trainer(
+        mlp(dropout=0.3), shuffling_loader(18) if loader is None else loader, **options
+    )
 
 
 def replayed(folder, batch, *loader, **changes):
@@ -425,7 +429,7 @@ def test_a_record_that_cannot_be_written_is_an_error_or_a_warning(tmp_path):
     with pytest.raises(Exception, match=r"cannot be (created|written)"):
         build(tmp_path / "file" / "run").fit()
     with pytest.warns(UnsavedCheckpointWarning, match="run record cannot be written"):
-        trainer(callbacks=[RunRecorder(tmp_path / "file", on_error="warn")]).fit()
+        make_trainer(callbacks=[RunRecorder(tmp_path / "file", on_error="warn")]).fit()
 
 
 # --- the command ---
@@ -434,13 +438,15 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from beside import width
-from tests.support.runs import adam, mlp, shuffling_loader, trainer
+from tests.support.data import shuffling_loader
+from tests.support.models import mlp
+from tests.support.runs import adam, make_trainer
 from composable.algorithms import MixUp
 
 if __name__ == "__main__":
     with Path("called.txt").open("a") as file:
         file.write(sys.argv[1] + " ")
-    trainer(
+    make_trainer(
         mlp(dropout=0.2),
         shuffling_loader(18),
         algorithms=[MixUp(alpha=float(sys.argv[1]))],

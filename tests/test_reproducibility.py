@@ -22,7 +22,7 @@ from composable.utils.reproducibility import (
     seed_fetch,
     seed_step,
 )
-from tests.support.tiny import make_trainer
+from tests.support.runs import make_trainer
 
 
 def draw():
@@ -78,7 +78,7 @@ def test_a_state_can_be_read_and_loaded():
 
 @pytest.mark.parametrize("context", [lambda: seed_context(17), preserve_rng])
 @pytest.mark.parametrize("error", [None, RuntimeError("no disk")])
-def test_a_context_restores_the_generators(context, error):
+def test_contexts_nest_and_restore_the_generators(context, error):
     seed_all(1)
     expected = draw(), draw()
     seed_all(1)
@@ -86,20 +86,14 @@ def test_a_context_restores_the_generators(context, error):
 
     with contextlib.suppress(RuntimeError), context():
         draw()
+        before = get_rng_state()
+        with seed_context(18):
+            draw()
+        assert torch.equal(get_rng_state()["torch"], before["torch"])
         if error:
             raise error
 
     assert (outside, draw()) == expected
-
-
-def test_seed_contexts_nest():
-    seed_all(17)
-    expected = draw(), draw()
-    with seed_context(17):
-        first = draw()
-        with seed_context(18):
-            draw()
-        assert (first, draw()) == expected
 
 
 def test_the_streams_of_a_run_are_pinned():

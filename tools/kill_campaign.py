@@ -29,7 +29,10 @@ from composable.checkpoint import files
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.optim import cosine
-from tests.support.runs import adam, conv_net, shuffling_loader, six_algorithms, trainer
+from tests.support.algorithms import six_algorithms
+from tests.support.data import shuffling_loader
+from tests.support.models import conv_net
+from tests.support.runs import adam, make_trainer
 
 EPOCHS = 4
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -66,7 +69,7 @@ class Notes(Callback):
 
 def train(folder: Path, *, background: bool) -> None:
     """Resume the run of a folder, finish it, and write a digest of its final state."""
-    run = trainer(
+    run = make_trainer(
         conv_net(),
         shuffling_loader(18, images=True),
         algorithms=six_algorithms(),

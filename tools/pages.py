@@ -10,11 +10,11 @@ from pathlib import Path
 
 from composable.testing import FunctionReport
 from composable.testing.properties import PROPERTIES
+from tests.support.algorithms import six_algorithms
 from tests.support.cases import GROUPS, METHODS, ROOT, Case, FunctionCase, Overview, all_cases
 from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS
 from tests.support.pairs import PAIRS
-from tests.support.runs import six_algorithms
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"

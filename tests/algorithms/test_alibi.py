@@ -8,8 +8,9 @@ import torch
 from composable import AmbiguousOrderWarning, Event, chain
 from composable.algorithms import Alibi, SeqLengthWarmup
 from composable.functional import alibi, set_sequence_length
-from tests.support.runs import LANGUAGE, WORDS, same, weights
-from tests.support.tiny import Watch
+from tests.support.models import WORDS, same, weights
+from tests.support.observers import Watch
+from tests.support.runs import LANGUAGE
 
 
 def texts(tokens=16, count=3, size=4):

@@ -6,7 +6,8 @@ from torch import nn
 
 from composable import Event, Timestamp
 from composable.algorithms import EMA, SWA
-from tests.support.tiny import CLASSES, linear, make_trainer, same, weights
+from tests.support.models import CLASSES, linear, same, weights
+from tests.support.runs import make_trainer
 
 AVERAGERS = [EMA("4ba"), SWA(swa_start="1ba", swa_end="1dur", update_interval="1ba")]
 

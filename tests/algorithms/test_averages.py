@@ -9,8 +9,11 @@ from composable.algorithms import EMA, SWA
 from composable.functional import ema, ema_smoothing, swa
 from composable.loggers import InMemoryLogger
 from composable.trainer.evaluation import evaluation_mode
+from tests.support.data import batches
+from tests.support.models import conv_net, same, weights
+from tests.support.observers import Watch
 from tests.support.outcomes import differences
-from tests.support.runs import Watch, batches, conv_net, same, trainer, weights
+from tests.support.runs import make_trainer
 
 BATCH, EPOCH = Event.BATCH_END, Event.EPOCH_END
 ALL = {"swa_start": "0dur", "swa_end": "1dur"}
@@ -19,7 +22,7 @@ BOTH = pytest.mark.parametrize("algorithm", [EMA("1ba"), SWA(**ALL, update_inter
 
 def run(**options):
     """Build a run of six batches, in two epochs, of a model with batch norm and dropout."""
-    return trainer(conv_net(), batches(images=True), **options)
+    return make_trainer(conv_net(), batches(images=True), **options)
 
 
 def average_of(state):
@@ -71,11 +74,11 @@ def between(start, end, **options):
 def test_average_is_that_of_the_function_over_the_weights_at_each_update(
     algorithm, event, taken, expected
 ):
-    seen = Watch(lambda s: dict(zip(s.model.state_dict(), weights(s.model), strict=True)), event)
+    seen = Watch(event, read=lambda s: weights(s.model))
 
     state = run(algorithms=algorithm, callbacks=seen).fit()
 
-    assert not differences(average_of(state), expected([seen.seen[i] for i in taken]))
+    assert not differences(average_of(state), expected([seen.values[i] for i in taken]))
     assert state.memory[algorithm.name].get("count", len(taken)) == len(taken)
 
 
@@ -97,7 +100,7 @@ def test_evaluations_and_predictions_use_the_average_and_training_does_not(algor
 
 @pytest.mark.parametrize("algorithm", [EMA(ema_start="3ep"), SWA(swa_start="3ep", swa_end="1dur")])
 def test_evaluations_before_the_first_update_use_the_weights(algorithm):
-    averaged = Watch(lambda s: algorithm.name in s.memory, Event.EVAL_END)
+    averaged = Watch(Event.EVAL_END, read=lambda s: algorithm.name in s.memory)
     ours, plain = InMemoryLogger(), InMemoryLogger()
     options = {"eval_dataloader": batches(4, images=True), "max_duration": "4ep"}
 
@@ -106,7 +109,7 @@ def test_evaluations_before_the_first_update_use_the_weights(algorithm):
 
     losses = (logger.series("metrics/eval/loss") for logger in (ours, plain))
     equal = [a == b for a, b in zip(*losses, strict=True)]
-    assert averaged.seen == [False, False, True, True]
+    assert averaged.values == [False, False, True, True]
     assert equal == [True, True, True, False]  # the average of one model is that model
 
 

@@ -1,8 +1,8 @@
 """Channels-last in the loop does what the function does, once, after all surgery."""
 
 from composable.algorithms import ChannelsLast
+from tests.support.runs import make_trainer, sgd
 from tests.support.surgery import convolutional, images
-from tests.support.tiny import make_trainer, sgd
 
 
 def test_an_optimizer_that_was_there_follows():

@@ -12,7 +12,9 @@ from composable import Event, State
 from composable.algorithms import CutMix, LabelSmoothing, MixUp
 from composable.core.batch import BatchSpec
 from composable.core.loss import TargetLoss
-from tests.support.tiny import CLASSES, Watch, make_trainer, seeded, weights
+from tests.support.models import CLASSES, seeded, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 WEIGHT = torch.tensor([1.0, 10.0, 0.1])
 LOSSES = {

@@ -5,11 +5,14 @@ from torch import nn
 
 from composable import Event
 from composable.algorithms import ColOut
-from tests.support.tiny import CLASSES, Watch, batches, make_trainer, seeded
+from tests.support.data import batches
+from tests.support.models import CLASSES, seeded
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 
 def images():
-    return [(x.reshape(-1, 1, 8, 12), y) for x, y in batches(features=96)]
+    return [(x.reshape(-1, 1, 8, 12), y) for x, y in batches(12, features=96)]
 
 
 def model():

@@ -5,8 +5,8 @@ from torch import nn
 
 from composable.algorithms import Factorize
 from composable.functional import FactorizedLayer, factorize
+from tests.support.runs import make_trainer
 from tests.support.surgery import convolutional, images
-from tests.support.tiny import make_trainer
 
 OPTIONS = {"min_channels": 4, "latent_channels": 2, "min_features": 3, "latent_features": 1}
 

@@ -4,13 +4,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from composable.algorithms import GradientClipping
-from tests.support.tiny import batches, linear, make_trainer, sgd, weights
+from tests.support.data import batches
+from tests.support.models import linear, weights
+from tests.support.runs import make_trainer, sgd
 
 
 def test_the_norm_of_torch_is_the_same():
     model = linear()
     optimizer = sgd(model.parameters())
-    for inputs, targets in batches():
+    for inputs, targets in batches(12):
         cross_entropy(model(inputs), targets).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()

@@ -4,9 +4,10 @@ import pytest
 from torch import nn
 
 from composable.algorithms import GyroDropout
-from tests.support.runs import stream
+from tests.support.data import batches, stream
+from tests.support.models import same, weights
+from tests.support.runs import make_trainer
 from tests.support.surgery import convolutional, images
-from tests.support.tiny import batches, make_trainer, same, weights
 
 OPTIONS = {"sigma": 4, "tau": 2}
 
@@ -31,7 +32,7 @@ def test_the_masks_are_spread_over_the_batches_of_the_run(duration, stay):
     ],
 )
 def test_the_number_of_batches_must_be_known(changes, message):
-    arguments = {"train_dataloader": batches(), **changes}
+    arguments = {"train_dataloader": batches(12), **changes}
     with pytest.raises(ValueError, match=message):
         make_trainer(nn.Sequential(nn.Dropout()), algorithms=[GyroDropout()], **arguments)
 

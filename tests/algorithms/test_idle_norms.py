@@ -8,7 +8,8 @@ from torch import nn
 
 from composable.algorithms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
 from composable.functional import NoEffectWarning, low_precision_layernorm
-from tests.support.tiny import CLASSES, make_trainer
+from tests.support.models import CLASSES
+from tests.support.runs import make_trainer
 
 NORMS = pytest.mark.parametrize(
     ("algorithm", "norm"),

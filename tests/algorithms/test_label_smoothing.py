@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from composable.algorithms import LabelSmoothing, MixUp
-from tests.support.tiny import make_trainer, weights
+from tests.support.models import weights
+from tests.support.runs import make_trainer
 
 
 def test_training_is_that_of_torch_with_the_same_smoothing():

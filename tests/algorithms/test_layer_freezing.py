@@ -13,17 +13,11 @@ from composable.algorithms import EMA, GradientClipping, LayerFreezing, Stochast
 from composable.functional import frozen_layers
 from composable.integrations import adapt_loop
 from composable.trainer.guards import NonFiniteLossWarning
+from tests.support.data import batches
+from tests.support.models import CLASSES, same, seeded, weights
+from tests.support.observers import Watch
 from tests.support.outcomes import differences
-from tests.support.tiny import (
-    CLASSES,
-    Watch,
-    batches,
-    generator,
-    make_trainer,
-    same,
-    seeded,
-    weights,
-)
+from tests.support.runs import make_trainer
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
@@ -212,7 +206,10 @@ def test_group_norm_after_frozen_layers_trains_in_any_layout(layout):
         )
         return model.to(memory_format=layout)
 
-    images = [(torch.randn(4, 2, 6, 6, generator=generator(i)), y) for i, (_, y) in enumerate(TEN)]
+    images = [
+        (torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(i)), y)
+        for i, (_, y) in enumerate(TEN)
+    ]
     freezing = LayerFreezing(freeze_start=0.0, freeze_level=0.6)  # the convolution alone
     model = build()
 

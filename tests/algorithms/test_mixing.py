@@ -9,7 +9,10 @@ from torch.testing import assert_close
 from composable import Event, Key, choose
 from composable.algorithms import CutMix, MixUp
 from composable.functional import cutmix, mixup
-from tests.support.tiny import CLASSES, Watch, batches, make_trainer, seeded, sgd, weights
+from tests.support.data import batches
+from tests.support.models import CLASSES, seeded, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer, sgd
 
 OPTIONS = [
     *((MixUp, {"alpha": 0.4, "per_sample": each}) for each in (False, True)),
@@ -120,11 +123,11 @@ def test_outputs_that_are_not_logits_are_an_error_that_names_interpolate_loss():
         return cross_entropy(outputs["logits"], targets)
 
     with pytest.raises(TypeError, match=r"must be logits of .*not a dict.*interpolate_loss=True"):
-        train(MixUp(), net=Pair(4, CLASSES), data=batches(), loss_fn=loss_fn)
+        train(MixUp(), net=Pair(4, CLASSES), data=batches(12), loss_fn=loss_fn)
 
 
 def test_mixup_rejects_inputs_of_several_tensors():
-    data = [((x, x), y) for x, y in batches()]
+    data = [((x, x), y) for x, y in batches(12)]
 
     with pytest.raises(TypeError, match=r"inputs must be a tensor, not a tuple.* apply_mixup"):
         train(MixUp(), data=data)

@@ -7,14 +7,17 @@ from torch import nn
 from composable import Event
 from composable.algorithms import EMA, GradientClipping, MixUp, NoOpModel
 from composable.functional import IdleModel
-from tests.support.tiny import Watch, batches, linear, make_trainer, sgd
+from tests.support.data import batches
+from tests.support.models import linear
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 
 def test_a_run_goes_through_all_its_steps():
     watch = Watch(Event.AFTER_OPTIMIZER_STEP)
 
     state = make_trainer(
-        algorithms=[NoOpModel()], eval_dataloader=batches(), callbacks=[watch], grad_accum=2
+        algorithms=[NoOpModel()], eval_dataloader=batches(12), callbacks=[watch], grad_accum=2
     ).fit()
 
     assert len(watch.seen) == 6
@@ -25,8 +28,9 @@ def test_a_run_goes_through_all_its_steps():
 
 def test_an_optimizer_that_was_there_trains_it():
     model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    state = make_trainer(model, algorithms=[NoOpModel()], optimizers=sgd(model.parameters())).fit()
+    state = make_trainer(model, algorithms=[NoOpModel()], optimizers=optimizer).fit()
 
     assert state.model.weight.item() == pytest.approx(1 - 6 * 0.1)
 
@@ -51,6 +55,6 @@ def test_the_loss_of_a_model_that_has_its_own_is_replaced():
 def test_it_goes_with_what_does_not_look_at_outputs():
     others = [MixUp(interpolate_loss=True), EMA("1ba"), GradientClipping("norm", 1.0)]
 
-    state = make_trainer(algorithms=[NoOpModel(), *others], eval_dataloader=batches()).fit()
+    state = make_trainer(algorithms=[NoOpModel(), *others], eval_dataloader=batches(12)).fit()
 
     assert torch.isfinite(state.model.weight)

@@ -6,7 +6,10 @@ from torch import nn
 
 from composable import Event
 from composable.algorithms import ProgressiveResizing
-from tests.support.tiny import CLASSES, Watch, batches, make_trainer, seeded
+from tests.support.data import batches
+from tests.support.models import CLASSES, seeded
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 
 def images(count=3):

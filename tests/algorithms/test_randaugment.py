@@ -6,7 +6,7 @@ import torch
 from composable import Event, Key, State
 from composable.algorithms import AugMix, RandAugment
 from composable.functional import augmix, randaugment
-from tests.support.tiny import linear
+from tests.support.models import linear
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 each = pytest.mark.parametrize(

@@ -11,7 +11,10 @@ from composable.algorithms import SAM, SWA
 from composable.integrations import adapt_loop
 from composable.integrations.external_loop import UnsupportedRequestError
 from composable.loggers import InMemoryLogger
-from tests.support.runs import Watch, batches, mlp, same, sgd, trainer, weights
+from tests.support.data import batches
+from tests.support.models import mlp, same, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer, sgd
 
 
 def requests(at, batch=None, **fields):
@@ -32,15 +35,15 @@ def test_second_pass_gives_the_gradients_at_the_requested_weights():
     def zero(state):
         return {"3.bias": torch.zeros_like(state.model[3].bias)}
 
-    seen = Watch(lambda state: state.current_gradients()["3.bias"], Event.AFTER_TRAIN_BATCH)
+    seen = Watch(Event.AFTER_TRAIN_BATCH, read=lambda state: state.current_gradients()["3.bias"])
     algorithm = second_pass(second_pass=zero)
-    trainer(algorithms=algorithm, callbacks=seen, max_duration="1ba").fit()
+    make_trainer(mlp(), batches(), algorithms=algorithm, callbacks=seen, max_duration="1ba").fit()
 
     model = mlp()
     torch.nn.init.zeros_(model[3].bias)
     inputs, targets = batches()[0]
     cross_entropy(model(inputs), targets).backward()
-    assert torch.equal(seen.seen[0], model[3].bias.grad)
+    assert torch.equal(seen.values[0], model[3].bias.grad)
 
 
 def test_second_pass_rejects_weights_of_unknown_parameters():
@@ -49,21 +52,23 @@ def test_second_pass_rejects_weights_of_unknown_parameters():
     with pytest.raises(
         ValueError, match=r"second_pass returned weights for \['4.bias'\], which are"
     ):
-        trainer(algorithms=algorithm).fit()
+        make_trainer(mlp(), batches(), algorithms=algorithm).fit()
 
 
 def test_lr_override_changes_the_learning_rate_of_the_step():
     half = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
-    ours = trainer(algorithms=halved()).fit()
+    ours = make_trainer(mlp(), batches(), algorithms=halved()).fit()
 
-    assert same(weights(ours.model), weights(trainer(optimizers=half).fit().model))
+    assert same(
+        weights(ours.model), weights(make_trainer(mlp(), batches(), optimizers=half).fit().model)
+    )
 
 
 def test_lr_override_is_for_one_step():
     logger = InMemoryLogger()
 
-    trainer(algorithms=halved(batch=2), loggers=logger).fit()
+    make_trainer(mlp(), batches(), algorithms=halved(batch=2), loggers=logger).fit()
 
     assert logger.series("lr") == [0.1, 0.1, 0.05, 0.1, 0.1, 0.1]
 

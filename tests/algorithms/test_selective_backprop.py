@@ -10,7 +10,10 @@ from composable import Event, IdleAlgorithmWarning
 from composable.algorithms import SelectiveBackprop
 from composable.core.batch import BatchSpec
 from composable.core.loss import TargetLoss
-from tests.support.tiny import CLASSES, Watch, batches, make_trainer, same, seeded, weights
+from tests.support.data import batches
+from tests.support.models import CLASSES, same, seeded, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 ALWAYS = {"start": 0.0, "end": 1.0, "interrupt": 0}
 
@@ -53,7 +56,7 @@ def test_scoring_leaves_statistics_generators_and_gradients_as_they_were():
 
 
 def test_inputs_without_a_size_can_not_be_scored_smaller():
-    state = make_trainer().state.evolve(batch=batches()[0])
+    state = make_trainer().state.evolve(batch=batches(12)[0])
 
     with pytest.raises(ValueError, match=r"scale_factor=0.5 must be 1.0 unless inputs"):
         SelectiveBackprop(scale_factor=0.5).score(state)
@@ -111,7 +114,7 @@ def test_scores_are_those_of_the_loss_of_a_model():
 
 
 def test_every_value_of_an_example_is_selected_and_fetched_samples_are_counted():
-    data = [{"x": x, "y": y, "id": torch.arange(4), "name": "a"} for x, y in batches()]
+    data = [{"x": x, "y": y, "id": torch.arange(4), "name": "a"} for x, y in batches(12)]
     watch = Watch(Event.BATCH_START, read=lambda s: s.batch)
 
     state = make_trainer(

@@ -8,7 +8,9 @@ from torch.nn.functional import cross_entropy
 from composable import Event
 from composable.algorithms import SeqLengthWarmup
 from composable.functional import set_sequence_length, warmed_up_length
-from tests.support.tiny import Watch, generator, make_trainer, seeded, weights
+from tests.support.models import seeded, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 WORDS = 5
 
@@ -29,7 +31,7 @@ class Tagger(nn.Module):
 
 
 def texts(count=6, tokens=16):
-    draw = generator(1)
+    draw = torch.Generator().manual_seed(1)
     ids = [torch.randint(WORDS, (4, tokens), generator=draw) for _ in range(count)]
     return [{"input_ids": x, "attention_mask": torch.ones_like(x), "labels": x} for x in ids]
 

@@ -1,15 +1,20 @@
 """Stochastic depth in the loop: the function's model, and a warm-up that reaches its rate."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import attrs
 import pytest
+import torch
 from torch import nn
 
 from composable import Event, State, chain
 from composable.algorithms import EMA, StochasticDepth
 from composable.integrations import adapt_loop
-from tests.support.tiny import CLASSES, Watch, batches, make_trainer, same, seeded, sgd, weights
+from tests.support.data import batches
+from tests.support.models import CLASSES, same, seeded, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer, sgd
 
 
 class Block(nn.Module):
@@ -79,8 +84,9 @@ def test_warm_up_makes_a_hundred_models_at_most():
 
 def test_step_of_a_warm_up_can_be_replayed():
     algorithm = StochasticDepth(target=Block, drop_rate=0.5, drop_warmup="1dur")
+    plain = partial(torch.optim.SGD, lr=0.1)  # its state is not that of an earlier step
     seen = Watch(Event.AFTER_DATALOADER, read=lambda state: (state, weights(state.model)))
-    trainer = make_trainer(residual(), algorithms=[algorithm], callbacks=[seen])
+    trainer = make_trainer(residual(), optimizers=plain, algorithms=[algorithm], callbacks=[seen])
     trainer.fit()
 
     state, before = seen.values[3]
@@ -101,7 +107,7 @@ def test_external_loop_rejects_a_warm_up(warmup):
         max_duration="2ep",
         seed=1,
     )
-    steps = t.epoch(batches())
+    steps = t.epoch(batches(12))
     next(steps)
 
     message = r"replaced the model .* pass drop_warmup=0.0"

@@ -18,8 +18,11 @@ from composable.algorithms.swa import NothingAveragedWarning
 from composable.functional import recompute_batch_norm_statistics, swa
 from composable.loggers import InMemoryLogger
 from composable.optim import linear
+from tests.support.data import batches, stream
+from tests.support.models import conv_net, mlp, same, weights
+from tests.support.observers import Watch
 from tests.support.outcomes import differences
-from tests.support.runs import Watch, batches, conv_net, mlp, same, sgd, stream, trainer, weights
+from tests.support.runs import make_trainer, sgd
 
 IMAGES = batches(images=True)
 ANNEALED = SWA(
@@ -55,14 +58,13 @@ def rate_of(state):
     ],
 )
 def test_last_update_is_after_the_batch_that_starts_before_the_end(start, end, taken):
-    seen = Watch(lambda s: weights(s.model), Event.BATCH_END)
+    seen = Watch(Event.BATCH_END, read=lambda s: weights(s.model))
 
-    state = trainer(algorithms=window(start, end), callbacks=seen).fit()
+    state = make_trainer(algorithms=window(start, end), callbacks=seen).fit()
 
     average = {}
     for count, i in enumerate(taken):
-        current = dict(zip(state.model.state_dict(), seen.seen[i], strict=True))
-        average = swa(average or current, current, count)
+        average = swa(average or seen.values[i], seen.values[i], count)
     assert not differences(average_of(state), average)
 
 
@@ -101,7 +103,7 @@ def test_weights_rates_and_mean_are_those_of_the_torch_recipe(strategy, steps):
         anneal_steps=steps,
         swa_lr=0.01,
     )
-    state = trainer(
+    state = make_trainer(
         mlp(dtype=torch.float64), loader, algorithms=algorithm, loggers=logger, max_duration="6ep"
     ).fit()
 
@@ -115,21 +117,22 @@ def test_weights_rates_and_mean_are_those_of_the_torch_recipe(strategy, steps):
 def test_learning_rate_is_annealed_from_that_of_the_schedule_for_the_step_alone():
     logger, plain = InMemoryLogger(), InMemoryLogger()
     before, after = (
-        Watch(rate_of, event) for event in (Event.BEFORE_OPTIMIZER_STEP, Event.AFTER_OPTIMIZER_STEP)
+        Watch(event, read=rate_of)
+        for event in (Event.BEFORE_OPTIMIZER_STEP, Event.AFTER_OPTIMIZER_STEP)
     )
 
-    trainer(
+    make_trainer(
         algorithms=ANNEALED,
         schedulers=linear(1.0, 0.5),
         loggers=logger,
         callbacks=[before, after],
     ).fit()
-    trainer(schedulers=linear(1.0, 0.5), loggers=plain).fit()
+    make_trainer(schedulers=linear(1.0, 0.5), loggers=plain).fit()
 
     shares, scheduled = [0, 0.25, 0.5, 0.75, 1, 1], plain.series("lr")
     expected = [rate * (1 - s) + 0.02 * s for s, rate in zip(shares, scheduled, strict=True)]
-    assert logger.series("lr") == after.seen == pytest.approx(expected)
-    assert before.seen == scheduled
+    assert logger.series("lr") == after.values == pytest.approx(expected)
+    assert before.values == scheduled
 
 
 @pytest.mark.parametrize("every_batch", [True, False])
@@ -139,7 +142,10 @@ def test_schedulers_of_torch_do_not_see_the_annealed_rate(every_batch):
         "step_schedulers_every_batch": every_batch,
     }
 
-    annealed, plain = trainer(algorithms=ANNEALED, **options).fit(), trainer(**options).fit()
+    annealed, plain = (
+        make_trainer(algorithms=ANNEALED, **options).fit(),
+        make_trainer(**options).fit(),
+    )
 
     assert rate_of(annealed) == rate_of(plain)
     assert not same(weights(annealed.model), weights(plain.model))
@@ -148,14 +154,14 @@ def test_schedulers_of_torch_do_not_see_the_annealed_rate(every_batch):
 def test_tensor_learning_rate_stays_the_same_tensor():
     def run(lr):
         optimizers = partial(torch.optim.SGD, lr=lr, foreach=False)
-        return trainer(algorithms=ANNEALED, optimizers=optimizers, callbacks=rates).fit()
+        return make_trainer(algorithms=ANNEALED, optimizers=optimizers, callbacks=rates).fit()
 
-    rates = Watch(rate_of, Event.AFTER_OPTIMIZER_STEP)
+    rates = Watch(Event.AFTER_OPTIMIZER_STEP, read=rate_of)
     floats = run(0.1)
     rates.seen.clear()
     state = run(torch.tensor(0.1))
 
-    assert all(rate is rate_of(state) for rate in rates.seen)
+    assert all(rate is rate_of(state) for rate in rates.values)
     assert rate_of(state) == torch.tensor(0.1)
     assert_close(weights(state.model), weights(floats.model))
 
@@ -165,7 +171,7 @@ def test_every_parameter_group_is_annealed():
     groups = [{"params": model[0].parameters(), "lr": 0.4}, {"params": model[3].parameters()}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
 
-    trainer(model, algorithms=ANNEALED, optimizers=optimizer, loggers=logger).fit()
+    make_trainer(model, algorithms=ANNEALED, optimizers=optimizer, loggers=logger).fit()
 
     assert logger.series("lr")[:3] == pytest.approx([0.4, 0.305, 0.21])
     assert logger.series("lr/group1")[:3] == pytest.approx([0.1, 0.08, 0.06])
@@ -176,7 +182,7 @@ def test_error_in_a_step_restores_the_learning_rate():
     def fail(closure=None):
         raise KeyError
 
-    made = trainer(algorithms=ANNEALED)
+    made = make_trainer(algorithms=ANNEALED)
     (optimizer,) = made.fit(duration="2ba").optimizers
     optimizer.step = fail
 
@@ -190,8 +196,8 @@ def test_error_in_a_step_restores_the_learning_rate():
 
 
 def test_statistics_are_recomputed_on_the_batches_after_the_end():
-    seen = Watch(lambda s: weights(s.model), Event.BATCH_END)
-    state = trainer(conv_net(), IMAGES, algorithms=window("1ba", "4ba"), callbacks=seen).fit()
+    seen = Watch(Event.BATCH_END, read=lambda s: weights(s.model))
+    state = make_trainer(conv_net(), IMAGES, algorithms=window("1ba", "4ba"), callbacks=seen).fit()
 
     model, average = conv_net(), average_of(state)
     model.load_state_dict(average)
@@ -200,9 +206,9 @@ def test_statistics_are_recomputed_on_the_batches_after_the_end():
     model[4].p = 0.0  # the statistics are before the dropout, but it draws
     update_bn(inputs, model)
     assert_close(average, dict(model.state_dict()))
-    first = [named[0] for named in seen.seen[:4]]
+    first = [named["0.weight"] for named in seen.values[:4]]
     assert_close(average["0.weight"], torch.stack(first).mean(0))
-    assert same(weights(state.model), weights(trainer(conv_net(), IMAGES).fit().model))
+    assert same(weights(state.model), weights(make_trainer(conv_net(), IMAGES).fit().model))
 
 
 def test_statistics_are_those_of_augmented_batches_that_are_not_mixed():
@@ -214,7 +220,9 @@ def test_statistics_are_those_of_augmented_batches_that_are_not_mixed():
         return state
 
     algorithm = window("0ba", "1ba")
-    state = trainer(conv_net(), IMAGES, algorithms=[algorithm, shift], max_duration="2ba").fit()
+    state = make_trainer(
+        conv_net(), IMAGES, algorithms=[algorithm, shift], max_duration="2ba"
+    ).fit()
 
     model = algorithm.averaged_model(state)
     expected = recompute_batch_norm_statistics(model, [IMAGES[1][0] + 1])
@@ -234,9 +242,9 @@ def test_model_that_takes_the_whole_batch_is_called_with_it():
             return cross_entropy(outputs, batch[1])
 
     algorithm = window("1ba", "4ba")
-    plain = trainer(conv_net(), IMAGES, algorithms=algorithm).fit()
+    plain = make_trainer(conv_net(), IMAGES, algorithms=algorithm).fit()
 
-    state = trainer(WithLoss(), IMAGES, algorithms=algorithm, loss_fn=None).fit()
+    state = make_trainer(WithLoss(), IMAGES, algorithms=algorithm, loss_fn=None).fit()
 
     ours = {name.removeprefix("layers."): t for name, t in average_of(state).items()}
     assert not differences(ours, average_of(plain))
@@ -246,14 +254,14 @@ def test_model_without_batch_norm_needs_no_extra_forward_pass():
     calls, model = [], mlp()
     model.register_forward_pre_hook(lambda *_: calls.append(0))
 
-    trainer(model, algorithms=window("1ba", "2ba")).fit()
+    make_trainer(model, algorithms=window("1ba", "2ba")).fit()
 
     assert len(calls) == 6
 
 
 def test_statistics_are_recomputed_again_when_averaging_restarts():
     algorithm = window("0.2dur", "0.6dur")
-    made = trainer(conv_net(), IMAGES, algorithms=algorithm, max_duration="6ba")
+    made = make_trainer(conv_net(), IMAGES, algorithms=algorithm, max_duration="6ba")
     seen = [made.fit().memory["SWA"]["seen"]]
     made.fit(duration="6ba")  # of twelve batches, half are done
     seen.append(made.state.memory["SWA"]["seen"])
@@ -279,10 +287,10 @@ def test_run_too_short_to_average_warns_and_evaluates_the_weights():
         match=r"SWA will average nothing: .*'1ep' lies between .*'0.7dur' and .*'0.97dur' of a run "
         r"of 3ep. pass a shorter update_interval",
     ):
-        state = trainer(**options, algorithms=SWA()).fit()
+        state = make_trainer(**options, algorithms=SWA()).fit()
 
     assert "SWA" not in state.memory
-    assert state.metrics["eval"] == trainer(**options).fit().metrics["eval"]
+    assert state.metrics["eval"] == make_trainer(**options).fit().metrics["eval"]
 
 
 SCHEDULES = [
@@ -307,7 +315,7 @@ def test_warns_exactly_where_nothing_is_averaged(loader, schedule):
     algorithm = SWA(swa_start=start, swa_end=end, update_interval=interval)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        state = trainer(loader=loader, algorithms=algorithm, max_duration=length).fit()
+        state = make_trainer(loader=loader, algorithms=algorithm, max_duration=length).fit()
 
     kinds = {one.category for one in seen}
     assert bool(kinds & {NothingAveragedWarning, IdleAlgorithmWarning}) is (

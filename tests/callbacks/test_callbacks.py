@@ -8,7 +8,10 @@ from composable.core.control import Control
 from composable.core.logger import Logger
 from composable.core.time import Timestamp
 from composable.loggers import InMemoryLogger
-from tests.support.tiny import NoRead, batches, linear, make_trainer
+from composable.testing import NoSync
+from tests.support.data import batches
+from tests.support.models import linear
+from tests.support.runs import make_trainer
 
 NAN = float("nan")
 STEPS = [(4, 8, 1.0), (4, 8, 1.0), (8, 8, 2.0), (4, 4, 0.5), (2, 2, 0.5)]
@@ -160,7 +163,7 @@ def test_logs_after_every_batch_without_reading_from_the_device():
         nonfinite_loss="ignore",  # or it would be looked at when the run ends
     )
 
-    with NoRead():
+    with NoSync():
         trainer.fit()
 
     assert len(memory.series("throughput/batches_per_sec")) == 5

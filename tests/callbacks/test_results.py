@@ -5,7 +5,8 @@ import torch
 
 from composable.callbacks import CheckpointSaver, EarlyStopper
 from composable.checkpoint import find
-from tests.support.tiny import batches, make_trainer
+from tests.support.data import batches
+from tests.support.runs import make_trainer
 
 LOWER = ["loss", "nll_loss", "TopError", "perplexity", "rmse", "val_mae", "distance"]
 HIGHER = ["accuracy", "acc", "f1", "top5", "mean_iou", "F1Score", "auroc", "bleu4"]

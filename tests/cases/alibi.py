@@ -3,11 +3,12 @@
 import composable.functional as F
 from composable.algorithms import Alibi
 from tests.support.arguments import token_ids
-from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, OrderMatters, Overview
+from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
 from tests.support.invalid import NO_CLASS, NO_DEVICE, NO_FLOAT_DTYPE, no_count, no_number
 from tests.support.meaning import surgery
-from tests.support.runs import LENGTH, VISION, language_model
+from tests.support.models import LENGTH, language_model
+from tests.support.runs import VISION
 
 CASE = Case(
     functions=[
@@ -32,11 +33,9 @@ CASE = Case(
         meaning=surgery(F.alibi, "train_sequence_length_scaling"),
         neutral="it replaces position embeddings",
         cannot={VISION: "images are not sequences of tokens"},
-        order_matters=[
-            OrderMatters(
-                "SeqLengthWarmup", "one takes a fraction of the length that the other produced"
-            )
-        ],
+        order_matters={
+            "SeqLengthWarmup": "one takes a fraction of the length that the other produced"
+        },
         refused=in_callbacks(READ_ONLY_BATCH),
         external={"max_sequence_length": 64, "train_sequence_length_scaling": 0.25},
     ),

@@ -3,7 +3,7 @@
 import composable.functional as F
 from composable.algorithms import BlurPool
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_FLAG, NO_FLOAT_IMAGES, no_count, no_word
+from tests.support.invalid import NO_FLOAT_IMAGES, no_word
 from tests.support.meaning import surgery
 from tests.support.runs import LANGUAGE
 
@@ -36,12 +36,6 @@ CASE = Case(
         invalid_sets=NOTHING_TO_REPLACE,
         cannot={LANGUAGE: "it has no strided layers"},
     ),
-    invalid={
-        "replace_convs": NO_FLAG,
-        "replace_maxpools": NO_FLAG,
-        "blur_first": NO_FLAG,
-        "min_channels": no_count(0),
-    },
     overview=Overview(
         group=SURGERY,
         summary="blurs before strided layers subsample",

@@ -9,7 +9,7 @@ from composable import State
 from composable.algorithms import GradientClipping
 from tests.support.arguments import named
 from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_GRADS, no_number, no_word
+from tests.support.invalid import NO_GRADS, no_number
 
 
 def clipped(a: Any, s: State) -> Mapping[str, Any]:
@@ -44,9 +44,7 @@ CASE = Case(
     invalid={
         "grads": NO_GRADS,
         "threshold": no_number(-1.0, -inf),
-        "method": no_word(),
         "params": (3, "x", [1.0], {"weight": 3}),
-        "clipping_type": no_word(),
         "clipping_threshold": no_number(0, -1.0, -inf),
     },
     overview=Overview(

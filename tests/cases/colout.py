@@ -3,14 +3,8 @@
 import composable.functional as F
 from composable.algorithms import ColOut
 from tests.support.arguments import seeded, with_maps
-from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, OrderMatters, Overview
-from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
-from tests.support.invalid import (
-    NO_DENSE_TARGETS,
-    NO_IMAGES,
-    NO_PROBABILITY_BELOW_ONE,
-    NO_TENSOR,
-)
+from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.invalid import NO_DENSE_TARGETS, NO_IMAGES, NO_PROBABILITY_BELOW_ONE, NO_TENSOR
 from tests.support.meaning import hyperparameters_of
 from tests.support.runs import LANGUAGE
 
@@ -35,13 +29,11 @@ CASE = Case(
             )
         },
         cannot={LANGUAGE: "token ids are not images"},
-        order_matters=[
-            OrderMatters(
-                "AugMix CutOut RandAugment",
-                "one draws positions for the image size that the other produced",
-            )
-        ],
-        refused=in_callbacks(READ_ONLY_BATCH),
+        order_matters={
+            "AugMix CutOut RandAugment": (
+                "one draws positions for the image size that the other produced"
+            ),
+        },
     ),
     invalid={
         "inputs": NO_IMAGES,

@@ -66,8 +66,6 @@ CASE = Case(
         refused={"HF, callback": NO_EVALUATION_CALLBACK},
     ),
     invalid={
-        "average": NO_TENSORS,
-        "current": NO_TENSORS,
         "half_life": (*NO_INTERVAL, "-1ba"),
         "smoothing": (-0.1, 1.0, 1.1, nan, "x", True),
         "ema_start": NO_TIME,

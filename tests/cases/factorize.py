@@ -4,16 +4,8 @@ from math import nan
 
 import composable.functional as F
 from composable.algorithms import Factorize
-from tests.support.cases import (
-    ONE_FAILS,
-    SURGERY,
-    AlgorithmCase,
-    Case,
-    FunctionCase,
-    OrderMatters,
-    Overview,
-)
-from tests.support.invalid import NO_FLAG, no_count
+from tests.support.cases import ONE_FAILS, SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.invalid import no_count
 from tests.support.meaning import drawn_surgery
 
 NO_RANK = (0, -1, 0.0, 1.0, 1.5, -0.5, nan, "3", None, True)
@@ -46,22 +38,17 @@ CASE = Case(
         invalid_sets=[
             ({"factorize_convs": False, "factorize_linears": False}, "leave nothing to replace")
         ],
-        order_matters=[
-            OrderMatters(
-                "BlurPool SqueezeExcite WeightStandardization",
-                "only plain convolutions are factorized, and the other replaces them",
+        order_matters={
+            "BlurPool SqueezeExcite WeightStandardization": (
+                "only plain convolutions are factorized, and the other replaces them"
             ),
-            OrderMatters(
-                "GatedLinearUnits",
+            "GatedLinearUnits": (
                 "the gate needs an `nn.Linear`, and factorized layers are not `nn.Linear`",
                 ONE_FAILS,
             ),
-        ],
+        },
     ),
     invalid={
-        "factorize_convs": NO_FLAG,
-        "factorize_linears": NO_FLAG,
-        "min_channels": no_count(0),
         "latent_channels": NO_RANK,
         "min_features": no_count(0),
         "latent_features": NO_RANK,

@@ -7,9 +7,10 @@ import composable.functional as F
 from composable.algorithms import GatedLinearUnits
 from tests.support.arguments import rows
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_CLASS, NO_FLAG
+from tests.support.invalid import NO_CLASS
 from tests.support.meaning import drawn_surgery
-from tests.support.runs import VISION, WIDTH, Hidden
+from tests.support.models import WIDTH, Hidden
+from tests.support.runs import VISION
 
 CASE = Case(
     functions=[
@@ -37,8 +38,6 @@ CASE = Case(
     ),
     invalid={
         "act_fn": (3, "gelu", nn.GELU),
-        "gated_layer_bias": NO_FLAG,
-        "non_gated_layer_bias": NO_FLAG,
     },
     overview=Overview(
         group=SURGERY,

@@ -2,10 +2,7 @@
 
 import composable.functional as F
 from composable.algorithms import MixUp
-from tests.support.arguments import a_batch, labelled, seeded
 from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
-from tests.support.invalid import NO_POSITIVE
 from tests.support.meaning import mixing
 from tests.support.runs import LANGUAGE
 
@@ -13,21 +10,16 @@ CASE = Case(
     functions=[
         FunctionCase(F.mixup),
         FunctionCase(F.mixup, {"per_sample": True}),
-        FunctionCase(F.draw_mixup, arguments=a_batch),
-        FunctionCase(
-            F.apply_mixup,
-            arguments=lambda n: (*labelled(n), F.draw_mixup(n, generator=seeded())),
-        ),
+        FunctionCase(F.draw_mixup),
+        FunctionCase(F.apply_mixup),
     ],
     algorithm=AlgorithmCase(
         MixUp,
         {"alpha": [1.0, 0.4], "per_sample": [False, True], "interpolate_loss": [False, True]},
         meaning=mixing(F.mixup),
         cannot={LANGUAGE: "between two token ids lies no token"},
-        refused=in_callbacks(READ_ONLY_BATCH),
         external={"alpha": 0.4},
     ),
-    invalid={"alpha": NO_POSITIVE},
     overview=Overview(
         group=AUGMENTATION,
         summary="trains on convex combinations of pairs of examples and of their labels",

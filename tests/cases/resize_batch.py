@@ -7,18 +7,15 @@ import composable.functional as F
 from composable import State
 from composable.algorithms import ProgressiveResizing
 from tests.support.arguments import images, seeded, with_maps
-from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, OrderMatters, Overview
-from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
+from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import (
     NO_DENSE_TARGETS,
-    NO_FLAG,
     NO_IMAGES,
     NO_SCALE,
     NO_SHARE,
     NO_SIZE,
     NO_TENSOR,
     no_count,
-    no_word,
 )
 from tests.support.meaning import hyperparameters_of
 from tests.support.runs import LANGUAGE
@@ -77,21 +74,17 @@ CASE = Case(
             )
         ],
         cannot={LANGUAGE: "token ids are not images"},
-        order_matters=[
-            OrderMatters(
-                "AugMix ColOut CutOut RandAugment",
-                "one draws positions for the image size that the other produced",
-            )
-        ],
-        refused=in_callbacks(READ_ONLY_BATCH),
+        order_matters={
+            "AugMix ColOut CutOut RandAugment": (
+                "one draws positions for the image size that the other produced"
+            ),
+        },
         external={"initial_scale": 0.5},
     ),
     invalid={
         "inputs": NO_IMAGES,
         "targets": NO_DENSE_TARGETS,
         "scale_factor": NO_SCALE,
-        "mode": no_word(),
-        "resize_targets": NO_FLAG,
         "size_increment": no_count(1),
         "initial_scale": NO_SCALE,
         "finetune_fraction": NO_SHARE,

@@ -3,14 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 import composable.functional as F
 from composable import State
 from composable.algorithms import SelectiveBackprop
-from tests.support.arguments import a_batch, seeded
-from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, OrderMatters, Overview
-from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
+from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_SHARE, NO_TENSOR, no_count, no_number
 
 
@@ -26,12 +22,8 @@ def selected(a: Any, s: State) -> Mapping[str, Any]:
 CASE = Case(
     functions=[
         FunctionCase(F.select_using_loss),
-        FunctionCase(F.draw_selection, arguments=a_batch),
-        FunctionCase(
-            F.apply_selection,
-            arguments=lambda n: (torch.rand(n), F.draw_selection(n, generator=seeded())),
-            invalid={"draw": NO_TENSOR},
-        ),
+        FunctionCase(F.draw_selection),
+        FunctionCase(F.apply_selection, invalid={"draw": NO_TENSOR}),
         FunctionCase(F.should_select, arguments=(0.6, 3), invalid={"batch_index": no_count(0)}),
     ],
     algorithm=AlgorithmCase(
@@ -42,13 +34,11 @@ CASE = Case(
             ({"start": 0.6, "end": 0.5}, r"end=0.5 must be in \[0.6, 1\]"),
             ({"keep": 0}, r"keep=0 must be in \(0, 1\]"),
         ],
-        order_matters=[
-            OrderMatters(
-                "Alibi AugMix ColOut CutOut ProgressiveResizing RandAugment",
-                "examples are selected by their loss before or after they are modified",
-            )
-        ],
-        refused=in_callbacks(READ_ONLY_BATCH),
+        order_matters={
+            "Alibi AugMix ColOut CutOut ProgressiveResizing RandAugment": (
+                "examples are selected by their loss before or after they are modified"
+            ),
+        },
     ),
     invalid={
         "losses": NO_TENSOR,

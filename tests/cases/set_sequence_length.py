@@ -8,8 +8,7 @@ from composable import State
 from composable.algorithms import SeqLengthWarmup
 from tests.support.arguments import texts
 from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
-from tests.support.invalid import NO_FLAG, NO_SHARE, no_count
+from tests.support.invalid import NO_SHARE, no_count
 from tests.support.meaning import hyperparameters_of
 from tests.support.runs import VISION
 
@@ -58,7 +57,6 @@ CASE = Case(
             ({"max_seq_length": 7}, "max_seq_length=7 must be at least 8"),
         ],
         cannot={VISION: "images are not sequences of tokens"},
-        refused=in_callbacks(READ_ONLY_BATCH),
         external={"min_seq_length": 4, "max_seq_length": 16, "step_size": 2},
     ),
     invalid={
@@ -66,8 +64,6 @@ CASE = Case(
         "min_seq_length": no_count(1),
         "max_seq_length": no_count(1),
         "step_size": no_count(1),
-        "truncate": NO_FLAG,
-        "preserve_end_of_sequence": NO_FLAG,
     },
     overview=Overview(
         group=COMPUTE,

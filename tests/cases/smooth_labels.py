@@ -4,15 +4,7 @@ import composable.functional as F
 from composable.algorithms import LabelSmoothing
 from composable.testing.problems import CLASSES
 from tests.support.arguments import probabilities
-from tests.support.cases import (
-    AUGMENTATION,
-    LAST_BITS,
-    AlgorithmCase,
-    Case,
-    FunctionCase,
-    OrderMatters,
-    Overview,
-)
+from tests.support.cases import AUGMENTATION, LAST_BITS, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import LOSS_INSIDE, in_callbacks
 from tests.support.invalid import NO_SHARE
 
@@ -35,13 +27,12 @@ CASE = Case(
                 F.smooth_labels(s.targets, smoothing=a.smoothing, num_classes=s.outputs.shape[1]),
             ),
         },
-        order_matters=[
-            OrderMatters(
-                "MixUp CutMix",
+        order_matters={
+            "MixUp CutMix": (
                 "both are linear in the targets, and the order of sums changes rounding",
                 LAST_BITS,
             )
-        ],
+        },
         refused=in_callbacks(LOSS_INSIDE),
     ),
     invalid={

@@ -3,7 +3,7 @@
 import composable.functional as F
 from composable.algorithms import SqueezeExcite
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_LATENT, no_count
+from tests.support.invalid import NO_LATENT
 from tests.support.meaning import drawn_surgery
 from tests.support.runs import LANGUAGE
 
@@ -16,7 +16,7 @@ CASE = Case(
         neutral="its attention is a sigmoid, which is never 1",
         cannot={LANGUAGE: "it has no convolutions"},
     ),
-    invalid={"latent_channels": NO_LATENT, "min_channels": no_count(0)},
+    invalid={"latent_channels": NO_LATENT},
     overview=Overview(
         group=SURGERY,
         summary="recalibrates channels with squeeze-and-excitation attention",

@@ -6,7 +6,7 @@ import composable.functional as F
 from composable.algorithms import StochasticDepth
 from tests.support.arguments import Block, model_of
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_BLOCK, NO_SHARE, NO_TIME, no_word
+from tests.support.invalid import NO_BLOCK, NO_SHARE, NO_TIME
 from tests.support.meaning import surgery
 from tests.support.runs import LANGUAGE
 
@@ -47,9 +47,7 @@ CASE = Case(
     ),
     invalid={
         "target": NO_BLOCK,
-        "method": no_word(),
         "drop_rate": NO_SHARE,
-        "drop_distribution": no_word(),
         "drop_warmup": NO_TIME,
     },
     overview=Overview(

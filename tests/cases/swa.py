@@ -12,17 +12,9 @@ from composable import Event, State
 from composable.algorithms import SWA
 from composable.algorithms.ema import tensors_of
 from tests.support.arguments import images, model_of, named
-from tests.support.cases import (
-    BOTH_FAIL,
-    OPTIMIZATION,
-    AlgorithmCase,
-    Case,
-    FunctionCase,
-    OrderMatters,
-    Overview,
-)
+from tests.support.cases import BOTH_FAIL, OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import LATE_STATISTICS, in_callbacks
-from tests.support.invalid import NO_FLAG, NO_INTERVAL, NO_TENSORS, NO_TIME, no_count, no_word
+from tests.support.invalid import NO_INTERVAL, NO_TIME, no_count
 
 STATISTICS = (
     "it updates running statistics, which the mapped models would share, as for batch norm; "
@@ -87,9 +79,7 @@ CASE = Case(
             ({"schedule_swa_lr": True, "swa_lr": nan}, "swa_lr=nan must be greater than 0"),
             ({"schedule_swa_lr": True, "swa_lr": "0.1"}, "swa_lr='0.1' must be a number"),
         ],
-        order_matters=[
-            OrderMatters("EMA", "both replace the weights used for evaluation", BOTH_FAIL)
-        ],
+        order_matters={"EMA": ("both replace the weights used for evaluation", BOTH_FAIL)},
         refused=in_callbacks(LATE_STATISTICS),
         external={
             "swa_start": "1ba",
@@ -99,14 +89,10 @@ CASE = Case(
         },
     ),
     invalid={
-        "average": NO_TENSORS,
-        "current": NO_TENSORS,
         "count": no_count(0),
         "swa_start": NO_TIME,
         "swa_end": NO_TIME,
         "update_interval": (*NO_INTERVAL, None),
-        "schedule_swa_lr": NO_FLAG,
-        "anneal_strategy": no_word(),
         "anneal_steps": no_count(0),
         "swa_lr": ("x", -0.1, nan, True),
     },

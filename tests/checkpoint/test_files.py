@@ -211,12 +211,23 @@ def test_refuses_a_damaged_file(saved, name, damage, message):
     assert saved not in [found.path for found in find(saved.parent, thorough=True)[0]]
 
 
-def test_refuses_exchanged_files(saved):
-    (saved / STATE).rename(saved / "x")
-    (saved / TENSORS).rename(saved / STATE)
-    (saved / "x").rename(saved / TENSORS)
+def exchange(folder):
+    (folder / STATE).rename(folder / "x")
+    (folder / TENSORS).rename(folder / STATE)
+    (folder / "x").rename(folder / TENSORS)
 
-    with pytest.raises(DamagedCheckpointError, match="belongs to another checkpoint"):
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (exchange, "belongs to another checkpoint"),
+        (lambda it: os.truncate(it / MANIFEST, 2**21), "more than the maximum of 1048576"),
+    ],
+)
+def test_refuses_exchanged_files_and_a_huge_manifest(saved, damage, message):
+    damage(saved)
+
+    with pytest.raises(DamagedCheckpointError, match=message):
         read(saved)
 
 
@@ -340,12 +351,6 @@ def test_refuses_an_invalid_header_with_valid_hashes(saved, raw, message):
         with pytest.raises(CheckpointError, match=message) as caught:
             check(saved)
         assert TENSORS in str(caught.value)
-
-
-def test_refuses_a_huge_manifest_unread(saved):
-    os.truncate(saved / MANIFEST, 2**21)
-    with pytest.raises(DamagedCheckpointError, match="more than the maximum of 1048576"):
-        read(saved)
 
 
 def test_never_runs_code_from_a_file(saved, tmp_path):

@@ -32,13 +32,9 @@ def there_and_back(tree):
 @example({1: 1, "1": torch.ones(1), (1,): torch.ones(2)})
 @example({True: 1, 0: 2})
 def test_unpack_inverts_pack(tree):
-    assert same(there_and_back(tree), tree)
-
-
-@given(trees)
-def test_names_are_valid_in_the_file_and_the_json_is_deterministic(tree):
     tensors, data = pack(tree)
 
+    assert same(unpack(tensors, json.loads(json.dumps(data, allow_nan=False))), tree)
     assert all(name.isprintable() and name for name in tensors)
     assert "__metadata__" not in tensors
     assert pack(tree)[1] == data
@@ -100,6 +96,7 @@ def test_tied_tensors_stay_tied():
     assert back["a"] is back["b"]
     assert back["e"] is back["f"]
     assert not back["a"].requires_grad
+    assert tensors["a"].data_ptr() == weight.data_ptr()  # nothing is copied
 
 
 def test_tensors_that_only_look_alike_are_not_tied():
@@ -130,12 +127,6 @@ def test_the_memory_format_is_restored(values):
 
     assert same(back, values)
     assert back.stride() == values.stride()
-
-
-def test_pack_copies_nothing():
-    weight = torch.ones(3)
-
-    assert pack({"w": weight})[0]["w"].data_ptr() == weight.data_ptr()
 
 
 Point = namedtuple("Point", "x y")

@@ -59,8 +59,3 @@ ALONE = {"INIT", "LOG", "BATCH_CHECKPOINT", "EPOCH_CHECKPOINT", "ITERATION_CHECK
 def test_checkpoints_init_and_log_have_no_partner():
     assert {event.name for event in Event if event.partner is None} == ALONE
     assert {event.name for event in Event if not event.opens and not event.closes} == ALONE
-
-
-def test_an_unknown_event_is_an_error():
-    with pytest.raises(ValueError, match="'before_coffee' is not a valid Event"):
-        Event("before_coffee")

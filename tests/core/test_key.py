@@ -44,19 +44,23 @@ def test_order_and_type_matter():
     assert Key(17).fold() == Key(17)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_a_seed_out_of_range_is_refused(seed):
-    with pytest.raises(ValueError, match=rf"seed={seed} is out of range: use 0 to 2\*\*64 - 1"):
-        Key(seed)
-
-
-@pytest.mark.parametrize("seed", [True, 1.0, "17", None])
-def test_a_seed_is_an_integer(seed):
-    with pytest.raises(TypeError, match=r"seed=.* must be an integer from 0 to 2\*\*64 - 1"):
-        Key(seed)
-
-
-@pytest.mark.parametrize("item", [1.5, None, ("a",)])
-def test_only_names_and_numbers_are_folded_in(item):
-    with pytest.raises(TypeError, match=r"data contains .*: a key folds in strings and integers"):
-        Key(0).fold(item)
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        *(
+            (lambda s=s: Key(s), ValueError, rf"seed={s} is out of range: use 0 to 2\*\*64 - 1")
+            for s in (-1, 2**64)
+        ),
+        *(
+            (lambda s=s: Key(s), TypeError, r"seed=.* must be an integer from 0 to 2\*\*64 - 1")
+            for s in (True, 1.0, "17", None)
+        ),
+        *(
+            (lambda x=x: Key(0).fold(x), TypeError, "data contains .*: a key folds in strings and")
+            for x in (1.5, None, ("a",))
+        ),
+    ],
+)
+def test_rejects_invalid_seeds_and_data(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

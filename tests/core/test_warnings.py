@@ -8,11 +8,13 @@ from torch.nn.functional import cross_entropy
 
 from composable import Callback, Control, Trainer, during
 from composable.algorithms import EMA, GradientClipping, MixUp
-from tests.support.runs import GradientNoise
-from tests.support.tiny import batches, linear, sgd
+from tests.support.algorithms import GradientNoise
+from tests.support.data import batches
+from tests.support.models import linear
+from tests.support.runs import sgd
 
 OPTIONS = {
-    "train_dataloader": batches(),
+    "train_dataloader": batches(12),
     "max_duration": "1ep",
     "loss_fn": cross_entropy,
     "optimizers": sgd,
@@ -33,8 +35,8 @@ class Requests(Callback):
 
 
 def with_nan():
-    inputs, targets = batches()[0]
-    return [(inputs * torch.nan, targets), *batches()]
+    inputs, targets = batches(12)[0]
+    return [(inputs * torch.nan, targets), *batches(12)]
 
 
 def damaged(folder):

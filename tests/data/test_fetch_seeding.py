@@ -10,7 +10,8 @@ from composable.data import seeded_batches
 from composable.data.fetching import SeededIndex, fetch_in_process, with_seeded_fetch
 from composable.utils.reproducibility import preserve_rng, seed_context, seed_fetch
 from tests.data.loaders import DRAWS, Noisy
-from tests.support.tiny import make_trainer, seeded
+from tests.support.models import seeded
+from tests.support.runs import make_trainer
 
 SEED = 17
 

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, Subset
 from composable import Key
 from composable.data import PerExample, seeded_batches
 from tests.data.loaders import DRAWS, Noisy, Stream, noise
-from tests.support.tiny import linear, make_trainer, same, weights
+from tests.support.models import linear, same, weights
+from tests.support.runs import make_trainer
 
 
 def noisy(seed=17, count=9):

@@ -17,7 +17,8 @@ from composable.data import (
 )
 from composable.utils.reproducibility import seed_context, seed_epoch
 from tests.data.loaders import LOADERS, Noisy, Stateful, Stream, Twice, read
-from tests.support.tiny import linear, make_trainer, same, weights
+from tests.support.models import linear, same, weights
+from tests.support.runs import make_trainer
 
 
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)

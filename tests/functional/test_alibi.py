@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.runs import Attention, BiasedAttention, Places, language_model
+from tests.support.models import Attention, BiasedAttention, Places, language_model
 
 
 def slopes_of_the_paper(heads):

@@ -9,9 +9,9 @@ from torch.optim.swa_utils import AveragedModel
 from torch.testing import assert_close
 
 from composable.functional import ema, ema_smoothing, sam_perturbation, swa
+from tests.support.models import linear
+from tests.support.models import seeded as seeded_model
 from tests.support.tensors import FLOATS, named, seeded
-from tests.support.tiny import linear
-from tests.support.tiny import seeded as seeded_model
 
 AVERAGES = {
     "ema": partial(ema, smoothing=0.75),

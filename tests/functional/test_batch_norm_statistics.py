@@ -15,7 +15,7 @@ from composable.functional import (
     reset_batch_norm_statistics,
     with_tensors,
 )
-from tests.support.tiny import seeded
+from tests.support.models import seeded
 
 
 def net(dropout=0.0, **options):

@@ -6,7 +6,8 @@ from torch import nn
 
 from composable.algorithms import Factorize
 from composable.functional import factorize
-from tests.support.tiny import make_trainer, seeded, weights
+from tests.support.models import seeded, weights
+from tests.support.runs import make_trainer
 
 LAYERS = [
     lambda: nn.Linear(96, 64),

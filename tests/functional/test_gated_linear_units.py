@@ -7,7 +7,7 @@ from torch.nn.functional import linear
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.runs import Hidden
+from tests.support.models import Hidden
 
 BIASES = pytest.mark.parametrize("gated", [False, True])
 OTHER_BIASES = pytest.mark.parametrize("other", [False, True])

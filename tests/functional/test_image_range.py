@@ -9,7 +9,8 @@ from torch import nn
 import composable.functional as F
 from composable.algorithms import AugMix, RandAugment
 from composable.functional import ImageRangeWarning
-from tests.support.tiny import CLASSES, make_trainer
+from tests.support.models import CLASSES
+from tests.support.runs import make_trainer
 
 IMAGES = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

@@ -10,7 +10,8 @@ from torch import nn
 from composable.algorithms import EMA
 from composable.functional import with_tensors
 from composable.functional._surgery import copy_on_write, replace_modules
-from tests.support.tiny import batches, make_trainer
+from tests.support.data import batches
+from tests.support.runs import make_trainer
 
 
 class Net(nn.Module):
@@ -247,5 +248,5 @@ def test_evaluation_with_averages_keeps_running_statistics():
         make_trainer(net, algorithms=[EMA(half_life="2ba")], **changes).fit()
         return net.state_dict()
 
-    with_evaluation, without = train(eval_dataloader=batches()), train()
+    with_evaluation, without = train(eval_dataloader=batches(12)), train()
     assert all(torch.equal(value, without[name]) for name, value in with_evaluation.items())

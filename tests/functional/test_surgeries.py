@@ -18,7 +18,7 @@ import composable.functional as F
 from composable.core.batch import tensors_of
 from composable.utils.reproducibility import seed_context
 from tests.support import hugging_face
-from tests.support.runs import Attention
+from tests.support.models import Attention
 
 NEVER = r"(?!)"
 

@@ -11,18 +11,11 @@ from composable import Trainer
 from composable.algorithms import SelectiveBackprop
 from composable.integrations import adapt_loop
 from composable.utils.reproducibility import seed_context
+from tests.support.algorithms import six_algorithms
 from tests.support.cases import all_cases
-from tests.support.runs import (
-    CLASSES,
-    VISION,
-    Attention,
-    Hidden,
-    Places,
-    examples,
-    same,
-    six_algorithms,
-    weights,
-)
+from tests.support.data import examples
+from tests.support.models import CLASSES, Attention, Hidden, Places, same, weights
+from tests.support.runs import VISION
 from tools.pages import INTEGRATIONS, SIX
 
 WITHIN = "a window that begins within an epoch"
@@ -154,12 +147,12 @@ def ours(
     )
     trainer.fit()
     evaluated = trainer.predict([(probe(name), None) if inputs is None else inputs])
-    return [*weights(trainer.state.model), *evaluated]
+    return [*weights(trainer.state.model).values(), *evaluated]
 
 
 def evaluated(t, inputs):
     """Return the weights of a model and its outputs in evaluation."""
-    own = weights(t.model)
+    own = weights(t.model).values()
     with t.evaluating() as model:
         return [*own, model(inputs)]
 

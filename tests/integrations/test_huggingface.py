@@ -31,7 +31,7 @@ from tests.integrations.table import (
     start,
     works_in,
 )
-from tests.support.runs import same, weights
+from tests.support.models import same, weights
 
 KEYS = {"loss_fn": None, "input_key": "pixel_values", "target_key": "labels"}
 # What these replace or need isn't in a residual net.

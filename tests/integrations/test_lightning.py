@@ -27,7 +27,7 @@ from tests.integrations.table import (
     start,
     works_in,
 )
-from tests.support.runs import same, weights
+from tests.support.models import same, weights
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),

@@ -27,15 +27,9 @@ from tests.integrations.table import (
     start,
     works_in,
 )
-from tests.support.runs import (
-    batches,
-    mlp,
-    noisy_loader,
-    plain_loop,
-    same,
-    trained,
-    weights,
-)
+from tests.support.data import batches, noisy_loader
+from tests.support.models import mlp, same, weights
+from tests.support.runs import plain_loop, trained
 
 
 def accelerate():
@@ -162,7 +156,9 @@ def test_matches_the_trainer_with_adamw():
     train(t, optimizer, batches())
 
     adamw = partial(torch.optim.AdamW)
-    assert same(weights(t.model), trained(algorithms=algorithms, optimizers=adamw))
+    assert same(
+        weights(t.model), trained(mlp(), batches(), algorithms=algorithms, optimizers=adamw)
+    )
 
 
 def test_ema_needs_no_max_duration():
@@ -203,7 +199,7 @@ def test_events_and_states_match_the_trainer(around):
         train(t, optimizer, batches())
         t.finish()
 
-    expected = recorded(lambda algorithms: trained(algorithms=algorithms), around)
+    expected = recorded(lambda algorithms: trained(mlp(), batches(), algorithms=algorithms), around)
 
     assert expected
     assert recorded(here, around) == expected
@@ -276,7 +272,8 @@ def test_model_with_its_own_loss_needs_no_loss_fn():
             optimizer.zero_grad()
 
     assert same(
-        weights(t.model), trained(WithLoss(), loss_fn=None, algorithms=SETS["SelectiveBackprop"])
+        weights(t.model),
+        trained(WithLoss(), batches(), loss_fn=None, algorithms=SETS["SelectiveBackprop"]),
     )
 
 
@@ -290,9 +287,8 @@ def test_gradients_are_clipped_after_unscaling():
             scaler.update()
             optimizer.zero_grad()
 
-    theirs = trained(algorithms=[GradientClipping("norm", 0.01)])
-    for one, other in zip(weights(t.model), theirs, strict=True):
-        torch.testing.assert_close(one, other)
+    theirs = trained(mlp(), batches(), algorithms=[GradientClipping("norm", 0.01)])
+    torch.testing.assert_close(weights(t.model), theirs)
 
 
 # Errors
@@ -318,7 +314,9 @@ def test_algorithm_that_reads_no_loss_works_without_it():
             optimizer.step()
             optimizer.zero_grad()
 
-    assert same(weights(t.model), trained(algorithms=[GradientClipping("norm", 0.5)]))
+    assert same(
+        weights(t.model), trained(mlp(), batches(), algorithms=[GradientClipping("norm", 0.5)])
+    )
 
 
 def test_rejects_microbatches():

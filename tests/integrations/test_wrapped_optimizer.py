@@ -6,7 +6,9 @@ from torch.nn.functional import cross_entropy
 
 from composable.algorithms import GradientClipping
 from composable.integrations import adapt_loop
-from tests.support.tiny import batches, linear, same, sgd, weights
+from tests.support.data import batches
+from tests.support.models import linear, same, weights
+from tests.support.runs import sgd
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -17,7 +19,7 @@ def train(wrap):
     if wrap:
         model, optimizer = accelerate.Accelerator(cpu=True).prepare(model, optimizer)
     t = adapt_loop([GradientClipping("norm", 0.01)], model, optimizer, seed=1)
-    for inputs, targets in t.epoch(batches()):
+    for inputs, targets in t.epoch(batches(12)):
         cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -11,7 +11,8 @@ import torch
 from composable import Callback, Timestamp
 from composable.loggers import JSONLinesLogger
 from composable.testing import NoSync
-from tests.support.tiny import NoRead, batches, make_trainer
+from tests.support.data import batches
+from tests.support.runs import make_trainer
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_writes_the_exact_losses_of_every_fit(path):
 def test_reads_nothing_from_the_device_before_writing(path):
     logger = JSONLinesLogger(path, flush_interval=100)
 
-    with NoSync(), NoRead():
+    with NoSync():
         for batch in range(99):
             logger.log_metrics({"loss": torch.tensor(1.0)}, Timestamp(batch=batch))
 

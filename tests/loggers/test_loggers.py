@@ -11,8 +11,8 @@ from composable import Timestamp
 from composable.loggers import ConsoleLogger, InMemoryLogger, ProgressBarLogger
 from composable.metrics import accuracy
 from composable.testing import NoSync
-from tests.support.runs import stream
-from tests.support.tiny import as_on_a_gpu, batches, make_trainer
+from tests.support.data import batches, stream
+from tests.support.runs import as_on_a_gpu, make_trainer
 
 EVALUATED = {"eval_dataloader": batches([4]), "metrics": {"accuracy": accuracy}}
 

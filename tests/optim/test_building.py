@@ -8,7 +8,9 @@ from torch import nn
 from composable import Event
 from composable.core.algorithm import Algorithm, Stage
 from composable.optim.building import build_optimizers, update_param_groups
-from tests.support.tiny import CLASSES, batches, make_trainer, seeded, sgd, weights
+from tests.support.data import batches
+from tests.support.models import CLASSES, seeded, weights
+from tests.support.runs import make_trainer, sgd
 
 
 def two_layers():
@@ -148,4 +150,4 @@ def test_builds_optimizers_in_the_given_order():
     assert built[0] is first
     assert type(built[1]) is torch.optim.Adam
     assert build_optimizers([], two_layers()) == ()
-    assert make_trainer(optimizers=None).predict(batches())[0].shape == (4, CLASSES)
+    assert make_trainer(optimizers=None).predict(batches(12))[0].shape == (4, CLASSES)

@@ -7,7 +7,7 @@ import pytest
 from torch.optim.lr_scheduler import LambdaLR
 
 from composable.optim import constant, cosine, linear, step
-from tests.support.tiny import make_trainer
+from tests.support.runs import make_trainer
 
 by_batch = partial(LambdaLR, lr_lambda=lambda count: min(count / 10, 1.0))
 

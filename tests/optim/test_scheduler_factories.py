@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
-from tests.support.tiny import make_trainer
+from tests.support.runs import make_trainer
 
 
 def decay(optimizer, gamma=0.5):

@@ -17,7 +17,8 @@ from torch.optim.optimizer import (
 from torch.profiler import ProfilerActivity, profile
 
 from composable.optim.stepping import OptimizerSteps, fast_step
-from tests.support.tiny import linear, make_trainer, same, weights
+from tests.support.models import linear, same, weights
+from tests.support.runs import make_trainer
 
 OPTIMIZERS = [
     partial(SGD, lr=0.1),

@@ -26,7 +26,7 @@ from composable.algorithms import (
     MixUp,
     WeightStandardization,
 )
-from tests.support.runs import trainer
+from tests.support.runs import make_trainer
 from tests.support.stand_ins import (
     SWA,
     CutMix,
@@ -58,7 +58,7 @@ def test_a_bad_mixture_is_refused_with_the_reason_and_the_ways_out(algorithms, m
     with pytest.raises(IncompatibleAlgorithmsError, match=message):
         Plan.compile(algorithms)
     with pytest.raises(ValueError, match=message):
-        trainer(algorithms=algorithms)
+        make_trainer(algorithms=algorithms)
 
 
 @pytest.mark.parametrize(

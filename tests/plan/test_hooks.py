@@ -6,7 +6,7 @@ import pytest
 
 from composable import Callback, LoggerDestination, register_global_callback
 from composable.plan.effects import ObserverError
-from tests.support.tiny import make_trainer
+from tests.support.runs import make_trainer
 
 
 def callback(name, function=lambda self, state, logger: None, base=Callback):
@@ -29,7 +29,7 @@ def test_unknown_event_is_a_warning(name, hint, base):
     message = rf"Mine\.{name} is never called.*{hint and f'did you mean {hint}'}"
     with pytest.warns(UserWarning, match=message) as caught:
         make_trainer(**{argument: callback(name, base=base)})
-    assert caught[0].filename.endswith("tiny.py")
+    assert caught[0].filename.endswith("runs.py")
     with pytest.warns(UserWarning, match=message):
         register_global_callback(callback(name, base=base)).remove()
     with pytest.warns(UserWarning, match=message):

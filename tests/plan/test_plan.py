@@ -21,7 +21,7 @@ from composable.core.algorithm import Algorithm, FunctionAlgorithm
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
 from composable.plan.dispatch import Dispatcher
-from tests.support.tiny import linear
+from tests.support.models import linear
 
 
 @attrs.frozen(repr=False)
@@ -79,11 +79,13 @@ def test_the_librarys_own_come_before_the_users_and_global_ones_after_them():
     assert plan.with_global_callbacks([given]) is plan
 
 
-def test_an_event_without_listeners_gives_the_state_itself():
-    fire, state = Dispatcher(Plan.compile(), Logger()), State(linear())
+def test_an_empty_plan_gives_the_state_itself():
+    plan = Plan.compile()
+    fire, state = Dispatcher(plan, Logger()), State(linear())
 
     assert all(fire.fire(event, state) is state for event in Event)
     assert not fire.listens(Event.INIT)
+    assert plan.explain() == "The plan is empty: the loop runs alone."
 
 
 def test_a_plain_function_is_an_algorithm_that_decides_for_itself():
@@ -95,6 +97,7 @@ def test_a_plain_function_is_an_algorithm_that_decides_for_itself():
     assert order(plan, Event.BATCH_START) == ["function"]
     assert order(plan, Event.BATCH_END) == []
     assert [a.name for a in plan.algorithms] == ["at_start"]
+    assert repr(FunctionAlgorithm(at_start)) == "FunctionAlgorithm(at_start)"
 
 
 def test_explain_prints_who_runs_when_on_what_and_why():
@@ -120,39 +123,27 @@ def test_explain_prints_who_runs_when_on_what_and_why():
     assert lines[5][3:] == ["-", "-", "observes, in list order"]
 
 
-def test_an_empty_plan_says_so():
-    assert Plan.compile().explain() == "The plan is empty: the loop runs alone."
-
-
 def test_to_dict_is_plain_data():
-    plan = Plan.compile([MixUp(), EMA("10ba")], [Callback()], [InMemoryLogger()])
+    mixing = choose([during("0ep", "1ep", MixUp()), LabelSmoothing()])
+    plan = Plan.compile([mixing, EMA("10ba")], [Callback()], [InMemoryLogger()])
 
     data = json.loads(json.dumps(plan.to_dict()))
 
     assert data["version"] == 1
-    assert list(data["algorithms"]) == ["MixUp", "EMA"]
-    assert data["algorithms"]["MixUp"]["call"] == repr(MixUp())
-    assert data["algorithms"]["MixUp"]["incompatible_with"] == ["CutMix", "MixUp"]
+    assert list(data["algorithms"]) == [mixing.name, "EMA"]
     assert data["algorithms"]["EMA"]["events"] == ["batch_end", "eval_start", "predict_start"]
     assert data["callbacks"] == ["Callback", "InMemoryLogger"]
     assert data["steps"][0]["event"] == "before_train_batch"
-    assert data["steps"][0]["who"] == "MixUp"
+    assert data["steps"][0]["who"] == mixing.name
     assert data["steps"][0]["writes"] == ["batch", "loss_fn"]
-
-
-def test_to_dict_says_of_each_part_what_it_says_of_the_whole():
-    plan = Plan.compile([choose([during("0ep", "1ep", MixUp()), LabelSmoothing()])])
-
-    (data,) = json.loads(json.dumps(plan.to_dict()))["algorithms"].values()
-
-    assert [part["name"] for part in data["parts"]] == [
-        "during('0ep', '1ep', MixUp)",
-        "LabelSmoothing",
-    ]
-    assert data["parts"][0]["parts"][0]["class"] == "MixUp"
-    assert data["parts"][1]["writes"] == ["batch", "loss_fn"]
-    assert data["parts"][1].keys() - {"name"} == data.keys()
-    assert {"before", "after", "discouraged_with", "replaces", "reads"} <= data.keys()
+    windows, smoothing = data["algorithms"][mixing.name]["parts"]
+    assert (windows["name"], smoothing["name"]) == ("during('0ep', '1ep', MixUp)", "LabelSmoothing")
+    (mix,) = windows["parts"]
+    assert (mix["class"], mix["call"]) == ("MixUp", repr(MixUp()))
+    assert mix["incompatible_with"] == ["CutMix", "MixUp"]
+    assert smoothing["writes"] == ["batch", "loss_fn"]
+    assert smoothing.keys() - {"name"} == data["algorithms"]["EMA"].keys()
+    assert {"before", "after", "discouraged_with", "replaces", "reads"} <= smoothing.keys()
 
 
 def test_to_dict_and_explain_have_what_is_doubtful():
@@ -170,35 +161,46 @@ def ordered(name, *, before=(), after=(), events=(Event.BATCH_START,)):
     return attrs.frozen(type(name, (Algorithm,), {**body, "events": frozenset(events)}))()
 
 
-def test_why_here_is_true_where_the_reason_is_an_algorithm_of_another_event():
-    elsewhere = ordered("C", before={"A"}, events=(Event.BATCH_END,))
-    plan = Plan.compile([ordered("A"), ordered("B"), elsewhere])
-
-    assert [a.name for a in plan.algorithms] == ["B", "C", "A"]
-    assert [step.why for step in plan.steps() if step.event is Event.BATCH_START] == [
-        "A comes after C, as declared",
-        "after C, as declared",
-    ]
+PAIR = (Event.BATCH_START, Event.BATCH_END)
+ELSEWHERE = ordered("C", before={"A"}, events=(Event.BATCH_END,))
 
 
-def test_why_here_says_of_the_first_why_it_is_first():
-    def why(*algorithms):
-        return Plan.compile(algorithms).steps()[0].why
+@pytest.mark.parametrize(
+    ("algorithms", "event", "expected"),
+    [
+        (
+            [ordered("A"), ordered("B"), ELSEWHERE],
+            Event.BATCH_START,
+            {"B": "A comes after C, as declared", "A": "after C, as declared"},
+        ),
+        (
+            [note("a", *PAIR), note("b", Event.BATCH_END)],
+            Event.BATCH_END,
+            {"b": "before those that close batch_start", "a": "closes batch_start, in reverse"},
+        ),
+        (
+            [ordered("A"), ordered("B")],
+            Event.BATCH_START,
+            {"A": "same stage as B, ordered by name", "B": "same stage as A, ordered by name"},
+        ),
+        (
+            [ordered("A", after={"B"}), ordered("B")],
+            Event.BATCH_START,
+            {"B": "before A, as declared", "A": "after B, as declared"},
+        ),
+        ([ordered("A")], Event.BATCH_START, {"A": "alone here"}),
+        (
+            [note("b", stage=Stage.MIX), note("a")],
+            Event.BATCH_START,
+            {"b": "first of the stages here", "a": "other comes after mix"},
+        ),
+    ],
+)
+def test_explains_the_position_of_an_algorithm(algorithms, event, expected):
+    steps = [step for step in Plan.compile(algorithms).steps() if step.event is event]
 
-    assert why(ordered("A"), ordered("B")) == "same stage as B, ordered by name"
-    assert why(ordered("A", after={"B"}), ordered("B")) == "before A, as declared"
-    assert why(note("b", stage=Stage.MIX), note("a")) == "first of the stages here"
-    assert why(ordered("A")) == "alone here"
-
-
-def test_why_here_at_a_closing_event():
-    pair = (Event.BATCH_START, Event.BATCH_END)
-    plan = Plan.compile([note("a", *pair), note("b", Event.BATCH_END)])
-
-    assert [(s.who, s.why) for s in plan.steps() if s.event is Event.BATCH_END] == [
-        ("b", "before those that close batch_start"),
-        ("a", "closes batch_start, in reverse"),
-    ]
+    assert {step.who: step.why for step in steps} == expected
+    assert [step.who for step in steps] == list(expected)
 
 
 @pytest.mark.parametrize(
@@ -238,13 +240,6 @@ def test_algorithms_of_other_stages_fields_or_events_do_not_conflict(first, seco
 def test_rejects_what_belongs_in_another_list(argument, given, message):
     with pytest.raises(TypeError, match=message):
         Plan.compile(**{argument: given})
-
-
-def test_a_function_algorithm_prints_its_name():
-    def halve(event, state):
-        return state
-
-    assert repr(FunctionAlgorithm(halve)) == "FunctionAlgorithm(halve)"
 
 
 def test_an_algorithm_that_does_not_implement_apply_is_told_so():

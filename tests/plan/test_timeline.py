@@ -22,8 +22,8 @@ from composable.algorithms import (
     SelectiveBackprop,
 )
 from composable.plan.plotting import _COLORS, new_figure
+from tests.support.runs import make_trainer
 from tests.support.stand_ins import stand_in
-from tests.support.tiny import make_trainer
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
@@ -48,6 +48,12 @@ EVERYTHING = [
 def said(algorithm, max_duration="10ep", epoch_length=None):
     timeline = Plan.compile([algorithm]).timeline(max_duration, epoch_length)
     return re.split(r"  +", str(timeline), maxsplit=2)[2]
+
+
+def windows(end, start):
+    """Return an algorithm that acts up to `end`, and again from `start` to 7ep."""
+    mix = MixUp()
+    return chain(during("0ep", end, mix), during(start, "7ep", mix))
 
 
 @pytest.mark.parametrize(
@@ -77,38 +83,22 @@ def said(algorithm, max_duration="10ep", epoch_length=None):
         (EMA("2ep"), ("10ep",), "every 1ep"),
         (BlurPool(), ("10ep",), "once, before training"),
         (EVALUATES(), ("10ep",), "once, after training"),
+        (windows("2ep", "5ep"), ("10ep",), "from 0ep to 2ep, from 5ep to 7ep"),
+        (windows("2ep", "2ep"), ("10ep",), "from 0ep to 7ep"),
     ],
 )
 def test_a_row_says_when_its_algorithm_is_active(algorithm, length, words):
     assert said(algorithm, *length) == words
 
 
-def test_one_algorithm_in_two_windows_has_one_row():
-    mix = MixUp()
-
-    assert said(chain(during("0ep", "2ep", mix), during("5ep", "7ep", mix))) == (
-        "from 0ep to 2ep, from 5ep to 7ep"
-    )
-    assert said(chain(during("0ep", "2ep", mix), during("2ep", "7ep", mix))) == "from 0ep to 7ep"
-
-
 def test_a_row_can_be_asked():
     plan = Plan.compile([during("2ep", "5ep", MixUp()), when(large, LabelSmoothing())])
     mixing, smoothing = plan.timeline("10ep").rows
 
-    assert [mixing.active(f) for f in (0.1, Fraction(1, 5), 0.49, 0.5)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    active = {0.1: False, Fraction(1, 5): True, 0.49: True, 0.5: False}
+    assert {f: mixing.active(f) for f in active} == active
     assert smoothing.active(0.5) is None
-
-
-def test_the_rows_stand_in_the_order_of_the_plan():
-    plan = Plan.compile(EVERYTHING)
-
-    assert [row.name for row in plan.timeline("10ep").rows] == [
+    assert [row.name for row in Plan.compile(EVERYTHING).timeline("10ep").rows] == [
         *("SelectiveBackprop", "MixUp", "LabelSmoothing", "BlurPool", "GradientClipping", "EMA"),
         "<a & b>",
     ]
@@ -161,14 +151,7 @@ def test_a_label_that_does_not_fit_into_its_bar_is_beside_it():
     assert late.get_position()[0] < 0.9
 
 
-def test_stages_have_colors_of_their_own():
-    axes = drawn([MixUp(), LabelSmoothing(), EMA()], "10ep")
-
-    assert len({bar.get_facecolor() for bar in axes.patches}) == 3
-    assert len(set(_COLORS.values())) == len(Stage)
-
-
-def test_what_is_known_only_at_run_time_is_hatched():
+def test_stages_have_colors_and_what_is_known_only_at_run_time_is_hatched():
     (known,) = drawn([MixUp()], "10ep").patches
     axes = drawn([when(large, MixUp())], "10ep")
     (unknown,) = axes.patches
@@ -176,6 +159,9 @@ def test_what_is_known_only_at_run_time_is_hatched():
     assert known.get_hatch() is None
     assert unknown.get_hatch()
     assert axes.get_title(loc="right") == "hatched: known only at run time"
+    bars = drawn([MixUp(), LabelSmoothing(), EMA()], "10ep").patches
+    assert len({bar.get_facecolor() for bar in bars}) == 3
+    assert len(set(_COLORS.values())) == len(Stage)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
@@ -188,11 +174,6 @@ def test_it_is_saved_as_a_file(tmp_path, suffix):
     assert start == {"svg": b"<?xml", "png": b"\x89PNG\r", "pdf": b"%PDF-"}[suffix]
     assert str(timeline.max_duration) == "2ep"
     assert timeline.epoch_length == 3
-
-
-def test_notebooks_show_it():
-    timeline = make_trainer(algorithms=MixUp()).timeline()
-
     assert timeline._repr_svg_() == timeline._repr_svg_()
     assert "all along" in timeline._repr_svg_()
 

@@ -21,18 +21,10 @@ from composable import (
     never,
     when,
 )
+from tests.support.algorithms import Draws, GradientNoise, Jitter, WordNoise
 from tests.support.cases import AlgorithmCase, all_cases
 from tests.support.pairs import can_be_combined
-from tests.support.runs import (
-    LANGUAGE,
-    PROBLEMS,
-    VISION,
-    Draws,
-    GradientNoise,
-    Jitter,
-    Problem,
-    WordNoise,
-)
+from tests.support.runs import LANGUAGE, PROBLEMS, VISION, Problem
 
 ALGORITHMS = [case.algorithm for case in all_cases() if case.algorithm]
 """Every algorithm of the library."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from composable.testing.problems import CLASSES, image_batch
-from tests.support.runs import LENGTH, WORDS
+from tests.support.models import LENGTH, WORDS
 
 
 def images(size: int) -> Tensor:
@@ -20,24 +20,9 @@ def of_images(size: int) -> tuple[Tensor]:
     return (images(size),)
 
 
-def labelled(size: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and class indices."""
-    return image_batch(size)
-
-
 def with_maps(size: int) -> tuple[Tensor, Tensor]:
     """Return inputs, and targets for each of their pixels."""
     return image_batch(size)[0], image_batch(size, seed=1)[0]
-
-
-def a_batch(size: int) -> tuple[int]:
-    """Return the size of the batch itself."""
-    return (size,)
-
-
-def a_batch_of_images(size: int) -> tuple[int, tuple[int, int]]:
-    """Return the size of the batch, and of its images."""
-    return size, (8, 8)
 
 
 def with_strengths(low: float, high: float) -> Callable[[int], tuple[Tensor, Tensor]]:

@@ -23,7 +23,10 @@ from composable import Algorithm, Event
 from composable.functional import NoEffectWarning
 from composable.testing import FunctionReport, check_function
 from composable.testing.functions import _default as default_arguments
-from tests.support.invalid import BY_NAME, Invalid
+from composable.testing.functions import _of_size as defaults_of_size
+from tests.support.arguments import images, seeded
+from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
+from tests.support.invalid import BY_NAME, NO_FLAG, Invalid
 from tests.support.meaning import Meaning
 from tests.support.runs import Problem
 
@@ -52,7 +55,8 @@ class FunctionCase:
         needs: Further hyperparameters that have no default.
         arguments: The arguments: a function of the size of the batch, or a tuple or dictionary
             where there is no batch. By default they follow from the names of the parameters:
-            `model`, `inputs`, `images`, `targets`, `labels`, `losses`, `outputs`.
+            `model`, `inputs`, `images`, `targets`, `labels`, `losses`, `outputs`, and those of
+            the two halves of a function: `batch_size`, `size`, `draw`.
         inputs: What a module that it returns is called on, by the size of the batch; by default
             images `[size, 3, 8, 8]`.
         invalid: Invalid values of its arguments, in addition to those of the method.
@@ -86,9 +90,15 @@ class FunctionCase:
         given = {**self.options, **self.needs}
         return partial(self.function, **given) if given else self.function
 
+    @property
+    def makes(self) -> Any:
+        """Its arguments, if they don't follow from the names as in `check_function`."""
+        return _halves(self.function) if self.arguments is None else self.arguments
+
     def valid(self) -> dict[str, Any]:
         """Make valid arguments, by name."""
-        make = default_arguments(self.bound) if self.arguments is None else self.arguments
+        make = self.makes
+        make = default_arguments(self.bound) if make is None else make
         given = make(4) if callable(make) else make
         if not isinstance(given, Mapping):
             given = inspect.signature(self.function).bind_partial(*given).arguments
@@ -103,9 +113,7 @@ class FunctionCase:
         try:
             with warnings.catch_warnings():  # a surgery that finds nothing shows nothing
                 warnings.simplefilter("error", NoEffectWarning)
-                return check_function(
-                    self.bound, self.arguments, inputs=self.inputs, name=self.name
-                )
+                return check_function(self.bound, self.makes, inputs=self.inputs, name=self.name)
         except Exception as error:
             name = self.function.__name__
             raise MissingCaseError(
@@ -115,6 +123,24 @@ class FunctionCase:
 
     def __repr__(self) -> str:
         return self.name.replace("`", "")
+
+
+def _halves(function: Function) -> Callable[[int], tuple[Any, ...]] | None:
+    """Return the arguments of a function that draws, or that applies such a draw."""
+    parameters = inspect.signature(function).parameters.values()
+    *names, last = [p.name for p in parameters if p.default is p.empty] or [""]
+    if "batch_size" in (*names, last):
+        return lambda size: (size, (8, 8))[: len(names) + 1]
+    if last != "draw":
+        return None
+    draw = getattr(composable.functional, function.__name__.replace("apply_", "draw_"))
+    drawn = _halves(draw)
+    if drawn is None:
+        return None
+    return lambda size: (
+        *({**defaults_of_size(size), "images": lambda: images(size)}[name]() for name in names),
+        draw(*drawn(size), generator=seeded()),
+    )
 
 
 # --- an algorithm ---
@@ -127,21 +153,6 @@ ONE_FAILS = "one order fails"
 """One of the two orders raises an error; a list runs in the other."""
 BOTH_FAIL = "both orders fail"
 """Both orders raise an error: these two can't be combined."""
-
-
-@attrs.frozen
-class OrderMatters:
-    """Algorithms with which an algorithm doesn't commute: their order in a chain matters.
-
-    Args:
-        others: The names of their classes, separated by spaces.
-        why: The reason, in a few words.
-        how: How the two orders differ: one of the four above.
-    """
-
-    others: str
-    why: str
-    how: str = OTHER_WEIGHTS
 
 
 @attrs.frozen(eq=False)
@@ -163,9 +174,11 @@ class AlgorithmCase:
             statistics of a microbatch, say, or draws for each.
         alone: Why it is excluded from random sets and from the table of pairs, if it is: the laws
             test it by itself.
-        order_matters: The algorithms with which it doesn't commute. A pair may stand in the case
-            of either.
-        refused: The loops of other libraries in which it is refused, each with the reason.
+        order_matters: Why it doesn't commute with others, by the names of their classes, which
+            are separated by spaces: the reason, or the reason and how the two orders differ (one
+            of the four above). A pair may stand in the case of either.
+        refused: The loops of other libraries in which it is refused, each with the reason; by
+            default those in which a callback can't replace the batch that it writes.
         external: Hyperparameters for those loops, where the first values don't suit.
         external_options: Options of `adapt_loop` that it needs there.
     """
@@ -179,10 +192,14 @@ class AlgorithmCase:
     cannot: Mapping[Problem, str] = EMPTY
     sees_microbatches: str = ""
     alone: str = ""
-    order_matters: Sequence[OrderMatters] = ()
-    refused: Mapping[str, str] = EMPTY
+    order_matters: Mapping[str, str | tuple[str, str]] = EMPTY
+    refused: Mapping[str, str] = attrs.field()
     external: Mapping[str, Any] = EMPTY
     external_options: Mapping[str, Any] = EMPTY
+
+    @refused.default
+    def _read_only_batch(self) -> Mapping[str, str]:
+        return in_callbacks(READ_ONLY_BATCH) if "batch" in self.kind.writes else EMPTY
 
     @property
     def name(self) -> str:
@@ -264,7 +281,7 @@ class Case:
             none.
         overview: Its row in the overview.
         invalid: Invalid values of the arguments of its functions and its algorithm, by name; those
-            of `tests/support/invalid.py` (`BY_NAME`) needn't be repeated.
+            of `tests/support/invalid.py`, by name or by type, needn't be repeated.
     """
 
     functions: Sequence[FunctionCase]
@@ -279,8 +296,10 @@ class Case:
         Raises:
             MissingCaseError: There is none for an argument.
         """
-        known = {**BY_NAME, **self.invalid, **own}
-        names = [name for name in inspect.signature(callable_).parameters if name != "name"]
+        parameters = inspect.signature(callable_).parameters
+        flags = {name: NO_FLAG for name, p in parameters.items() if p.annotation is bool}
+        known = {**flags, **BY_NAME, **self.invalid, **own}
+        names = [name for name in parameters if name != "name"]
         if missing := [name for name in names if name not in known]:
             raise MissingCaseError(
                 f"{callable_.__name__} has arguments without invalid values: {missing}. Add them "

@@ -55,17 +55,26 @@ NO_POSITIVE = no_number(0, -1, inf, -inf)
 NO_SCALE = no_number(0, -0.1, 1.1, inf)
 
 BY_NAME: Invalid = {
+    "alpha": NO_POSITIVE,
+    "anneal_strategy": no_word(),
+    "augmentations": no_word(),
+    "average": NO_TENSORS,
     "batch_size": no_count(0),
+    "clipping_type": no_word(),
+    "current": NO_TENSORS,
     "draw": NO_DRAW,
+    "drop_distribution": no_word(),
     "elapsed": no_number(-0.1, -inf),
     "generator": NO_GENERATOR,
     "images": NO_FLOAT_IMAGES,
     "inputs": NO_TENSOR,
-    "interpolate_loss": NO_FLAG,
+    "mean": NO_CHANNEL_VALUES,
+    "method": no_word(),
+    "min_channels": no_count(0),
+    "mode": no_word(),
     "model": NO_MODEL,
-    "per_sample": NO_FLAG,
     "size": NO_SIZE,
+    "std": NO_CHANNEL_VALUES,
     "targets": NO_TENSOR,
-    "uniform_sampling": NO_FLAG,
 }
-"""Invalid values of arguments that many functions have, unless a case says otherwise."""
+"""Invalid values of arguments, unless a case says otherwise; those of flags are known by type."""

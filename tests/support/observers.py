@@ -1,16 +1,84 @@
-"""Observers of all kinds, and the ways in which a Trainer gets to know them."""
+"""Callbacks and loggers for tests, and the ways in which a Trainer gets to know them."""
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from composable import Callback, Trainer, register_global_callback
+from composable import Callback, Control, Event, State, Trainer, register_global_callback
+from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
-from tests.support.runs import Gambler, Trace
+
+
+class Trace(Callback):
+    """Records every event, in order, and the timestamp at it."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.timestamps: list[Any] = []
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        self.events.append(event)
+        self.timestamps.append(state.timestamp)
+
+
+class Watch(Callback):
+    """Records what `read(state)` returns at some events, or at all."""
+
+    def __init__(self, *events: Event, read: Callable[[State], Any] = lambda state: None) -> None:
+        self.events, self.read = events, read
+        self.seen: list[tuple[Event, Any]] = []
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if not self.events or event in self.events:
+            self.seen.append((event, self.read(state)))
+
+    @property
+    def values(self) -> list[Any]:
+        """What was recorded, without the events."""
+        return [value for _, value in self.seen]
+
+
+class Gambler(Callback):
+    """Draws from every global generator at every event."""
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        torch.rand(3)
+        random.random()
+        np.random.rand()  # noqa: NPY002
+
+
+class Asks(Callback):
+    """Requests something when an event fires for the n-th time, counted from 0."""
+
+    def __init__(self, event: Event, n: int, request: Control) -> None:
+        self.event, self.n, self.request = event, n, request
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> Control | None:
+        if event is not self.event:
+            return None
+        self.n -= 1
+        return self.request if self.n == -1 else None
+
+
+class Raise(Callback):
+    """Raises an error once, at one event of one batch."""
+
+    def __init__(
+        self, error: BaseException, event: Event = Event.BATCH_START, batch: int = 4
+    ) -> None:
+        self.error: BaseException | None = error
+        self.event, self.batch = event, batch
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if self.error and event is self.event and state.timestamp.batch == self.batch:
+            error, self.error = self.error, None
+            raise error
 
 
 class Probes(Callback):

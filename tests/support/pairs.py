@@ -3,7 +3,13 @@
 import attrs
 
 from composable.plan.ordering import topological_sort
-from tests.support.cases import BOTH_FAIL, ONE_FAILS, AlgorithmCase, OrderMatters, all_cases
+from tests.support.cases import (
+    BOTH_FAIL,
+    ONE_FAILS,
+    OTHER_WEIGHTS,
+    AlgorithmCase,
+    all_cases,
+)
 from tests.support.runs import PROBLEMS
 
 
@@ -30,17 +36,17 @@ def pairs() -> list[Pair]:
     """Collect the pairs of all cases."""
     named = {case.algorithm.name: case.algorithm for case in all_cases() if case.algorithm}
     return [
-        _pair(algorithm, named[other], declared)
+        _pair(algorithm, named[other], *([why, OTHER_WEIGHTS] if isinstance(why, str) else why))
         for algorithm in named.values()
-        for declared in algorithm.order_matters
-        for other in declared.others.split()
+        for others, why in algorithm.order_matters.items()
+        for other in others.split()
     ]
 
 
-def _pair(one: AlgorithmCase, other: AlgorithmCase, declared: OrderMatters) -> Pair:
+def _pair(one: AlgorithmCase, other: AlgorithmCase, why: str, how: str) -> Pair:
     first, second = (a.name for a in topological_sort([one.example, other.example]))
     on = tuple(p.name for p in PROBLEMS if one.acts_on(p) and other.acts_on(p))
-    return Pair(first, second, on, declared.how, declared.why)
+    return Pair(first, second, on, how, why)
 
 
 PAIRS = pairs()

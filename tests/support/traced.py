@@ -1,30 +1,18 @@
 """One run in which every event fires, with what the loop does between the events."""
 
 from functools import partial
+from types import SimpleNamespace
 
-from torch import nn, optim
+from torch import optim
 from torch.nn.functional import cross_entropy
 
-from composable import Callback, Control, Event
+from composable import Control, Event
 from composable.core.destination import LoggerDestination
-from tests.support.tiny import batches, linear, make_trainer
+from tests.support.data import batches
+from tests.support.models import linear
+from tests.support.runs import make_trainer
 
 EPOCHS, BATCHES, MICROBATCHES, EVAL_BATCHES = 2, 3, 2, 2
-
-
-class Tracer(Callback):
-    """Records events, and makes requests that fire the events of saves and evaluations."""
-
-    def __init__(self, trace):
-        self.trace = trace
-
-    def run_event(self, event, state, logger):
-        self.trace.append(event.value)
-        if event is Event.BATCH_END and state.timestamp.batch == 2:
-            return Control.EVALUATE | Control.SAVE
-        if event in (Event.EPOCH_END, Event.ITERATION_END):
-            return Control.SAVE
-        return None
 
 
 class TracedLogger(LoggerDestination):
@@ -36,18 +24,23 @@ class TracedLogger(LoggerDestination):
             self.trace.append("log_metrics(...)")
 
 
-class TracedMetric:
-    def __init__(self, trace):
+class TracedLoader(list):
+    def __init__(self, batches, trace):
+        super().__init__(batches)
         self.trace = trace
 
-    def update(self, outputs, targets):
-        self.trace.append("metric.update(...)")
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.trace.append("next(loader)")
+            yield batch
 
-    def compute(self):
-        return 0.0
 
-    def reset(self):
-        pass
+def traced_model(trace):
+    """Build a model that records its forward and backward passes."""
+    model = linear()
+    model.register_forward_pre_hook(lambda *_: trace.append("model(inputs)"))
+    model.bias.register_post_accumulate_grad_hook(lambda _: trace.append("loss.backward()"))
+    return model
 
 
 def traced_optimizers(trace):
@@ -82,58 +75,40 @@ def traced_schedulers(trace):
     return partial(Scheduler, lr_lambda=lambda step: 1.0)
 
 
-class TracedModel(nn.Module):
-    def __init__(self, trace):
-        super().__init__()
-        self.trace = trace
-        self.linear = linear()
-        self.linear.bias.register_post_accumulate_grad_hook(
-            lambda _: trace.append("loss.backward()")
-        )
-
-    def forward(self, inputs):
-        self.trace.append("model(inputs)")
-        return self.linear(inputs)
-
-
-class TracedLoader(list):
-    def __init__(self, batches, trace):
-        super().__init__(batches)
-        self.trace = trace
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            self.trace.append("next(loader)")
-            yield batch
-
-
-def traced_loss(trace):
-    """Return a loss function that records its calls in training."""
-
-    def loss_fn(outputs, targets):
-        if outputs.requires_grad:
-            trace.append("loss_fn(outputs, targets)")
-        return cross_entropy(outputs, targets)
-
-    return loss_fn
-
-
 def traced_run():
     """Trace the events and calls of building, fitting, evaluating and predicting."""
     trace = ["Trainer(...) begins"]
+
+    def requests(event, state, logger):
+        """Record the event, and request saves and evaluations."""
+        trace.append(event.value)
+        if event is Event.BATCH_END and state.timestamp.batch == 2:
+            return Control.EVALUATE | Control.SAVE
+        return Control.SAVE if event in (Event.EPOCH_END, Event.ITERATION_END) else None
+
+    def loss_fn(outputs, targets):
+        if outputs.requires_grad:  # in training
+            trace.append("loss_fn(outputs, targets)")
+        return cross_entropy(outputs, targets)
+
+    metric = SimpleNamespace(
+        update=lambda outputs, targets: trace.append("metric.update(...)"),
+        compute=lambda: 0.0,
+        reset=lambda: None,
+    )
     trainer = make_trainer(
-        TracedModel(trace),
+        traced_model(trace),
         train_dataloader=TracedLoader(batches([4] * BATCHES), trace),
         eval_dataloader=batches([4] * EVAL_BATCHES),
         max_duration=f"{EPOCHS}ep",
         iteration_length="1ep",
         grad_accum=MICROBATCHES,
-        loss_fn=traced_loss(trace),
+        loss_fn=loss_fn,
         optimizers=traced_optimizers(trace),
         schedulers=traced_schedulers(trace),
         step_schedulers_every_batch=True,
-        metrics={"metric": TracedMetric(trace)},
-        callbacks=[Tracer(trace)],
+        metrics={"metric": metric},
+        callbacks=[requests],
         loggers=[TracedLogger(trace)],
         saver=lambda state: trace.append("saver(state)"),
     )

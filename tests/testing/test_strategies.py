@@ -21,30 +21,35 @@ from composable.testing import (
 )
 
 
-@given(batches(shape=(2, 5), classes=3, min_size=0, max_size=4, dtype=torch.float64))
-def test_batches_have_the_given_shape(batch):
+@given(
+    batches(shape=(2, 5), classes=3, min_size=0, max_size=4, dtype=torch.float64),
+    token_batches(vocabulary=5, max_length=6),
+    events(),
+    seeds(),
+)
+def test_batches_events_and_seeds_are_in_their_ranges(batch, text, event, seed):
     inputs, targets = batch
-
     assert inputs.shape[1:] == (2, 5)
     assert inputs.dtype == torch.float64
     assert len(inputs) == len(targets) <= 4
     assert ((targets >= 0) & (targets < 3)).all()
 
-
-@given(token_batches(vocabulary=5, max_length=6))
-def test_tokens_are_in_the_vocabulary_and_targets_may_be_ignored(batch):
-    tokens, targets = batch
-
+    tokens, targets = text
     assert tokens.shape == targets.shape
     assert 1 <= tokens.shape[1] <= 6
     assert ((tokens >= 0) & (tokens < 5)).all()
     assert (((targets >= 0) & (targets < 5)) | (targets == -100)).all()
+
+    assert event in Event
+    assert 0 <= seed < 2**64
 
 
 @given(models(classes=4), batches())
 @settings(max_examples=10)
 def test_models_take_the_batches(model, batch):
     assert model.eval()(batch[0]).shape == (len(batch[0]), 4)
+    with pytest.raises(ValueError, match=r"shape=\(4,\) must be \(channels, height, width\)"):
+        models(shape=(4,))
 
 
 @given(states())
@@ -70,12 +75,6 @@ def test_lists_of_algorithms_are_sets(some, random):
     assert Plan.compile(other) == Plan.compile(some)
 
 
-@given(events(), seeds())
-def test_events_and_seeds_are_what_a_run_takes(event, seed):
-    assert event in Event
-    assert 0 <= seed < 2**64
-
-
 def test_the_same_examples_are_drawn_again_without_a_global_generator():
     def drawn():
         seen, before = [], torch.get_rng_state()
@@ -91,11 +90,6 @@ def test_the_same_examples_are_drawn_again_without_a_global_generator():
 
     for ours, theirs in zip(drawn(), drawn(), strict=True):
         assert all(map(torch.equal, ours, theirs))
-
-
-def test_models_require_the_shape_of_images():
-    with pytest.raises(ValueError, match=r"shape=\(4,\) must be \(channels, height, width\)"):
-        models(shape=(4,))
 
 
 def run(code):

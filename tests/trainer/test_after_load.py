@@ -10,7 +10,9 @@ from torch import nn
 from composable import Algorithm, Callback, Event
 from composable.algorithms import EMA
 from composable.trainer.resume import ChangedRunWarning
-from tests.support.tiny import Watch, linear, make_trainer, same, weights
+from tests.support.models import linear, same, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 WAYS = {
     "load_path": lambda path: {"load_path": path / "ep1-ba3"},

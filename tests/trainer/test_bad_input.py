@@ -14,12 +14,13 @@ from composable.algorithms import EMA, MixUp
 from composable.loggers import ConsoleLogger, InMemoryLogger
 from composable.optim import constant, cosine, linear, step
 from composable.trainer.options import TrainerOptions
-from tests.support.runs import Stream
-from tests.support.tiny import CLASSES, batches, make_trainer
-from tests.support.tiny import linear as linear_model
+from tests.support.data import Stream, batches
+from tests.support.models import CLASSES
+from tests.support.models import linear as linear_model
+from tests.support.runs import make_trainer
 
-TWO = [Evaluator("a", batches()), batches()]
-TWINS = [Evaluator("a", batches()), Evaluator("a", batches())]
+TWO = [Evaluator("a", batches(12)), batches(12)]
+TWINS = [Evaluator("a", batches(12)), Evaluator("a", batches(12))]
 EMPTY = Evaluator("test", [])
 OTHER_SGD = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 OTHER_STEP = StepLR(OTHER_SGD, 1)
@@ -41,10 +42,13 @@ TYPES = [
     ({"train_dataloader": 3}, "train_dataloader=3 must be an iterable of batches"),
     ({"train_dataloader": "mnist"}, "train_dataloader='mnist' must be an iterable"),
     ({"train_dataloader": torch.zeros(3, 4)}, "train_dataloader=<a tensor> must be an iterable of"),
-    ({"train_dataloader": iter(batches())}, "train_dataloader=.* is an iterator, which is exhaus"),
-    ({"train_dataloader": (b for b in batches())}, "train_dataloader=.* after one epoch; pass"),
+    (
+        {"train_dataloader": iter(batches(12))},
+        "train_dataloader=.* is an iterator, which is exhaus",
+    ),
+    ({"train_dataloader": (b for b in batches(12))}, "train_dataloader=.* after one epoch; pass"),
     ({"eval_dataloader": 3}, "eval_dataloader=3 must be an iterable of batches"),
-    ({"eval_dataloader": iter(batches())}, "eval_dataloader=.* is an iterator"),
+    ({"eval_dataloader": iter(batches(12))}, "eval_dataloader=.* is an iterator"),
     ({"eval_dataloader": {"a": iter(())}}, "the dataloader of Evaluator 'a'=.* is an iterator"),
     (
         {"eval_dataloader": TWO},
@@ -310,7 +314,7 @@ def test_duration_is_validated(duration, error, message):
     [
         (3, TypeError, "dataloader=3 must be an iterable of batches"),
         ([], ValueError, "dataloader is empty"),
-        (iter(batches()), TypeError, "dataloader=.* is an iterator"),
+        (iter(batches(12)), TypeError, "dataloader=.* is an iterator"),
     ],
 )
 def test_predict_and_eval_validate_their_loader(action, loader, error, message):
@@ -328,7 +332,7 @@ def test_predict_needs_the_model_alone_and_eval_a_dataloader():
 
 def test_label_of_an_evaluator_is_a_str():
     with pytest.raises(TypeError, match=r"label=3 must be a non-empty str, as in Evaluator\('te"):
-        Evaluator(3, batches())
+        Evaluator(3, batches(12))
 
 
 # --- errors during training ---
@@ -338,7 +342,7 @@ class Once:
     """An iterable that yields batches the first time only."""
 
     def __init__(self):
-        self.left = batches()
+        self.left = batches(12)
 
     def __iter__(self):
         left, self.left = self.left, []
@@ -364,7 +368,7 @@ def log_a_vector(event, state, logger):
     logger.log_metrics({"grad": torch.zeros(3)})
 
 
-INPUTS, TARGETS = batches()[0]
+INPUTS, TARGETS = batches(12)[0]
 EACH = partial(cross_entropy, reduction="none")
 NO_COUNT = "count_tokens returned .* must return a nonnegative integer"
 NO_KEY = {"input_key": "x", "target_key": "label"}
@@ -408,7 +412,7 @@ TRAINING = [
     ),
     ({"schedulers": lambda clock: "fast"}, TypeError, "which returned 'fast' instead of a number"),
     (
-        {"train_dataloader": Stream(batches()), "schedulers": constant(warmup="1ep")},
+        {"train_dataloader": Stream(batches(12)), "schedulers": constant(warmup="1ep")},
         ValueError,
         r"warmup='1ep' .* with a loader that has a length",
     ),

@@ -27,17 +27,10 @@ from composable.checkpoint import (
 )
 from composable.metrics import accuracy
 from composable.trainer.resume import BrokenCheckpointWarning, ChangedRunWarning
-from tests.support.tiny import (
-    Ask,
-    Raise,
-    Watch,
-    batches,
-    linear,
-    make_trainer,
-    same,
-    trained,
-    weights,
-)
+from tests.support.data import batches
+from tests.support.models import linear, same, weights
+from tests.support.observers import Asks, Raise, Watch
+from tests.support.runs import make_trainer, trained
 
 
 def saved(folder):
@@ -81,7 +74,7 @@ def test_checkpoints_of_an_interval_and_at_the_end(interval, names, tmp_path):
 
 
 def test_requested_checkpoint(tmp_path):
-    request = Ask(Control.SAVE, Event.BATCH_END, 2)
+    request = Asks(Event.BATCH_END, 1, Control.SAVE)
 
     make_trainer(save_folder=tmp_path, save_interval=None, callbacks=[request]).fit()
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from composable.trainer.guards import explain_dead_worker
-from tests.support.tiny import make_trainer
+from tests.support.runs import make_trainer
 
 
 def is_explained(error):

@@ -8,7 +8,7 @@ import pytest
 from composable.checkpoint import MismatchError
 from composable.checkpoint.folders import delete
 from tests.support.forging import forge
-from tests.support.tiny import make_trainer
+from tests.support.runs import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
 KEEP_ONE = {"save_interval": "1ba", "save_num_checkpoints_to_keep": 1}

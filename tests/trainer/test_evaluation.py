@@ -11,20 +11,12 @@ from composable import Callback, Evaluator, Event
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
-from tests.support.tiny import (
-    CLASSES,
-    Raise,
-    Watch,
-    batches,
-    linear,
-    make_trainer,
-    same,
-    seeded,
-    trained,
-    weights,
-)
+from tests.support.data import batches
+from tests.support.models import CLASSES, linear, same, seeded, weights
+from tests.support.observers import Raise, Watch
+from tests.support.runs import make_trainer, trained
 
-UNEVEN = batches([4, 4, 1], seed=3)
+UNEVEN = batches([4, 4, 1])
 
 
 def all_at_once(data):
@@ -138,7 +130,7 @@ def test_each_evaluator_has_its_label_and_its_metrics():
     trainer = make_trainer(
         metrics={"accuracy": accuracy},
         eval_dataloader=[
-            Evaluator("train", batches()),
+            Evaluator("train", batches(12)),
             Evaluator("test", UNEVEN, metrics={"recall": Recall()}),
             Evaluator("bare", UNEVEN, metrics={}),
         ],

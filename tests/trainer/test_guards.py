@@ -16,18 +16,10 @@ from composable import Callback, Event
 from composable.checkpoint import files
 from composable.loggers import InMemoryLogger
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
-from tests.support.runs import conv_net, examples
-from tests.support.tiny import (
-    Raise,
-    Watch,
-    as_on_a_gpu,
-    batches,
-    make_trainer,
-    same,
-    seeded,
-    trained,
-    weights,
-)
+from tests.support.data import batches, examples
+from tests.support.models import conv_net, same, seeded, weights
+from tests.support.observers import Raise, Watch
+from tests.support.runs import as_on_a_gpu, make_trainer, trained
 
 # --- losses ---
 
@@ -368,7 +360,8 @@ DYING = """
     import os
     import torch
     from composable import Callback
-    from tests.support.tiny import linear, make_trainer
+    from tests.support.models import linear
+    from tests.support.runs import make_trainer
 
     class Dies(torch.utils.data.Dataset):
         def __len__(self):

@@ -8,8 +8,9 @@ import torch
 from composable import Event, IdleAlgorithmWarning, Stage, chain, during, every
 from composable.algorithms import EMA, GradientClipping, MixUp, SelectiveBackprop
 from composable.optim import linear
+from tests.support.data import batches
+from tests.support.runs import make_trainer
 from tests.support.stand_ins import stand_in
-from tests.support.tiny import batches, make_trainer
 
 Evaluates = stand_in("Evaluates", Stage.OTHER, Event.EVAL_START, Event.EVAL_END, writes=())
 Schedules = stand_in("Schedules", Stage.OTHER, Event.AFTER_SCHEDULER_STEP, writes=())
@@ -41,7 +42,7 @@ def test_algorithm_that_can_never_act_warns_once(algorithm, message):
         make_trainer(algorithms=algorithm)
 
     assert len(said) == 1
-    assert said[0].filename.endswith("tiny.py")  # the caller of Trainer(...)
+    assert said[0].filename.endswith("runs.py")  # the caller of Trainer(...)
 
 
 def test_warning_of_the_plan_is_not_repeated():
@@ -54,7 +55,7 @@ def test_warning_of_the_plan_is_not_repeated():
 @pytest.mark.parametrize(
     "options",
     [
-        {"algorithms": Evaluates(), "eval_dataloader": batches()},
+        {"algorithms": Evaluates(), "eval_dataloader": batches(12)},
         {"algorithms": Evaluates(), "train_dataloader": None},  # for eval(dataloader) alone
         {"algorithms": Schedules(), "schedulers": linear(1.0, 0.0)},
         {"algorithms": Schedules(), "schedulers": lambda o: torch.optim.lr_scheduler.StepLR(o, 1)},

@@ -18,7 +18,10 @@ from torch.optim.lr_scheduler import StepLR
 from composable import Control, Event
 from composable.checkpoint import files
 from composable.loggers import InMemoryLogger, JSONLinesLogger, ProgressBarLogger
-from tests.support.tiny import Ask, Raise, Watch, batches, make_trainer, same, trained, weights
+from tests.support.data import batches
+from tests.support.models import same, weights
+from tests.support.observers import Asks, Raise, Watch
+from tests.support.runs import make_trainer, trained
 
 
 def lines(path):
@@ -31,7 +34,7 @@ ENDINGS = {
     "error": lambda: Raise(RuntimeError("no disk")),
     "exit": lambda: Raise(SystemExit(3)),
     **{event.value: partial(Raise, KeyboardInterrupt(), event) for event in STEP},
-    "stop": lambda: Ask(Control.STOP, Event.BATCH_END, 4),
+    "stop": lambda: Asks(Event.BATCH_END, 3, Control.STOP),
 }
 
 
@@ -65,7 +68,7 @@ def test_interrupted_evaluation_repeats_neither_batches_nor_scheduler_steps(even
             read=lambda state: (state.timestamp, state.optimizers[0].param_groups[0]["lr"]),
         )
         trainer = make_trainer(
-            eval_dataloader=batches(),
+            eval_dataloader=batches(12),
             eval_interval=interval,
             schedulers=partial(StepLR, step_size=1, gamma=0.5),
             iteration_length="1ep",

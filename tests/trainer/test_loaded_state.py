@@ -14,8 +14,10 @@ from composable import Time
 from composable.algorithms import EMA
 from composable.callbacks import EarlyStopper, SpeedMonitor
 from composable.checkpoint import CheckpointError, MismatchError
+from tests.support.data import batches, examples
 from tests.support.forging import forge
-from tests.support.tiny import batches, examples, make_trainer, same, seeded, weights
+from tests.support.models import same, seeded, weights
+from tests.support.runs import make_trainer
 
 
 def two_layers(order=("a", "b")):

@@ -5,7 +5,9 @@ import torch
 from composable import Event
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
-from tests.support.tiny import Watch, linear, make_trainer
+from tests.support.models import linear
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
 
 
 def test_loss_and_learning_rate_are_logged_with_their_time():

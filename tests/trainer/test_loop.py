@@ -15,20 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from composable import Callback, Control, Event, State, Time, UnsupportedRequestWarning
 from composable.algorithms import GradientClipping
-from tests.support.runs import Stream
-from tests.support.tiny import (
-    CLASSES,
-    Ask,
-    Watch,
-    batches,
-    linear,
-    make_trainer,
-    same,
-    seeded,
-    sgd,
-    trained,
-    weights,
-)
+from tests.support.data import Stream, batches
+from tests.support.models import CLASSES, linear, same, seeded, weights
+from tests.support.observers import Asks, Watch
+from tests.support.runs import make_trainer, sgd, trained
 
 
 def with_dropout():
@@ -55,7 +45,7 @@ class WithLoss(nn.Linear):
 
 
 def test_model_with_a_loss_is_called_with_the_whole_batch():
-    data = [{"x": x, "y": y} for x, y in batches()]
+    data = [{"x": x, "y": y} for x, y in batches(12)]
     model = seeded(WithLoss)
 
     assert same(trained(model, train_dataloader=data, loss_fn=None, input_key="x"), trained())
@@ -167,7 +157,7 @@ def test_each_microbatch_has_its_own_dropout():
     [
         sgd,
         lambda parameters: [sgd(parameters)],
-        lambda parameters: partial(torch.optim.SGD, lr=0.1),
+        lambda parameters: partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         lambda parameters: lambda parameters: sgd(parameters),
         lambda parameters: tuple(sgd([one]) for one in parameters),
         lambda parameters: [sgd([next(parameters)]), lambda given: sgd(list(given)[1:])],
@@ -188,7 +178,7 @@ def test_zero_grad_of_an_optimizer_is_called():
             Own.dropped += 1
             super().zero_grad(set_to_none)
 
-    assert same(trained(optimizers=partial(Own, lr=0.1)), trained())
+    assert same(trained(optimizers=partial(Own, lr=0.1, momentum=0.9)), trained())
     assert Own.dropped == 7  # before the first batch, and after each of the six
 
 
@@ -240,13 +230,13 @@ Pair = namedtuple("Pair", ["image", "label"])
     ],
 )
 def test_batches_of_any_structure(shape, keys):
-    data = [shape(x, y) for x, y in batches()]
+    data = [shape(x, y) for x, y in batches(12)]
 
     assert same(trained(train_dataloader=data, grad_accum=2, **keys), trained(grad_accum=2))
 
 
 def test_dataloader_without_a_length():
-    trainer = make_trainer(train_dataloader=Stream(batches()))
+    trainer = make_trainer(train_dataloader=Stream(batches(12)))
 
     now = trainer.fit().timestamp
 
@@ -263,7 +253,7 @@ def test_dataloader_with_more_batches_than_its_length():
     started = Watch(Event.BATCH_START, read=lambda state: state.timestamp.batch)
 
     make_trainer(
-        train_dataloader=Liar(5 * batches()[:1]), max_duration="3ba", callbacks=[started]
+        train_dataloader=Liar(5 * batches(12)[:1]), max_duration="3ba", callbacks=[started]
     ).fit()
 
     assert started.values == [0, 1, 2]
@@ -312,17 +302,17 @@ def test_length_of_a_run_in_seconds_epochs_and_tokens(max_duration, batch, secon
 
 
 def test_stop_in_the_last_batch_of_an_epoch_ends_the_epoch():
-    now = make_trainer(callbacks=[Ask(Control.STOP, Event.BATCH_END, 3)]).fit().timestamp
+    now = make_trainer(callbacks=[Asks(Event.BATCH_END, 2, Control.STOP)]).fit().timestamp
 
     assert (now.epoch, now.batch, now.batch_in_epoch) == (1, 3, 0)
 
 
 def test_saver_is_called_with_the_state():
     saved = []
-    requests = [(Event.BATCH_CHECKPOINT, 2), (Event.EPOCH_CHECKPOINT, 6)]
+    requests = [(Event.BATCH_CHECKPOINT, 1), (Event.EPOCH_CHECKPOINT, 1)]
 
     make_trainer(
-        saver=saved.append, callbacks=[Ask(Control.SAVE, *request) for request in requests]
+        saver=saved.append, callbacks=[Asks(*request, Control.SAVE) for request in requests]
     ).fit()
 
     assert all(type(state) is State for state in saved)
@@ -330,7 +320,7 @@ def test_saver_is_called_with_the_state():
 
 
 def test_save_request_without_a_folder_warns():
-    trainer = make_trainer(callbacks=[Ask(Control.SAVE, Event.BATCH_END, 2)])
+    trainer = make_trainer(callbacks=[Asks(Event.BATCH_END, 1, Control.SAVE)])
 
     with pytest.warns(
         UnsupportedRequestWarning, match="requested Control.SAVE.*pass a save_folder"

@@ -9,7 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from composable.core.loss import LossMeanWarning, count_loss_tokens
 from composable.functional import MixedTargets
-from tests.support.tiny import make_trainer, seeded, weights
+from tests.support.models import seeded, weights
+from tests.support.runs import make_trainer
 
 TOKENS = torch.randint(1, 7, (4, 6), generator=torch.Generator().manual_seed(0))
 PADDED = TOKENS.masked_fill(torch.arange(6) > torch.tensor([[1], [5], [3], [4]]), -100)

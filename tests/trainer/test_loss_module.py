@@ -11,7 +11,9 @@ from torch.nn.functional import cross_entropy
 from composable.algorithms import EMA, SAM
 from composable.checkpoint import MismatchError
 from composable.plan.effects import ObserverError
-from tests.support.tiny import batches, linear, make_trainer, same, sgd, weights
+from tests.support.data import batches
+from tests.support.models import linear, same, weights
+from tests.support.runs import make_trainer, sgd
 
 
 class Scaled(nn.Module):
@@ -61,7 +63,7 @@ def test_resumed_run_is_exact(tmp_path, form):
 def test_matches_plain_loop():
     model, loss = linear(), Scaled()
     optimizer = sgd([*model.parameters(), *loss.parameters()])
-    for inputs, targets in batches():
+    for inputs, targets in batches(12):
         loss(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -93,7 +95,7 @@ def test_rejects_checkpoint_of_another_loss(tmp_path):
 
 def test_evaluation_and_prediction_keep_mode():
     loss = Scaled()
-    trainer = make_trainer(loss_fn=loss, eval_dataloader=batches(), max_duration="1ep")
+    trainer = make_trainer(loss_fn=loss, eval_dataloader=batches(12), max_duration="1ep")
     trainer.fit()
     assert loss.modes == [True] * 3 + [False] * 3
     assert loss.training

@@ -12,14 +12,17 @@ from composable import Callback, Control, Event, ObserverError, register_global_
 from composable.algorithms import MixUp
 from composable.core.destination import LoggerDestination
 from composable.loggers import InMemoryLogger
-from tests.support.tiny import Ask, Watch, batches, make_trainer, same, trained, weights
+from tests.support.data import batches
+from tests.support.models import same, weights
+from tests.support.observers import Asks, Watch
+from tests.support.runs import make_trainer, trained
 
 CALLS = {
     "fit": (lambda trainer: trainer.fit(duration="1ep"), Event.FIT_START),
-    "eval": (lambda trainer: trainer.eval(batches()), Event.EVAL_END),
-    "predict": (lambda trainer: trainer.predict(batches()), Event.PREDICT_END),
+    "eval": (lambda trainer: trainer.eval(batches(12)), Event.EVAL_END),
+    "predict": (lambda trainer: trainer.predict(batches(12)), Event.PREDICT_END),
     "train_batch": (
-        lambda trainer: trainer.train_batch(trainer.state.evolve(batch=batches()[0])),
+        lambda trainer: trainer.train_batch(trainer.state.evolve(batch=batches(12)[0])),
         Event.BATCH_START,
     ),
 }
@@ -141,7 +144,7 @@ def test_callback_that_is_given_and_global_is_called_once():
 def test_requests_of_a_global_callback_are_met():
     trainer = make_trainer()
 
-    with Ask(Control.STOP, Event.BATCH_END, 1):
+    with Asks(Event.BATCH_END, 0, Control.STOP):
         trainer.fit()
 
     assert trainer.state.timestamp.batch == 1
@@ -176,7 +179,7 @@ def test_added_callback_is_called_from_the_next_call_on():
 
     assert trainer.plan.callbacks == (watch,)
     trainer.fit()
-    trainer.eval(batches())
+    trainer.eval(batches(12))
 
     assert [event for event, _ in watch.seen] == [Event.FIT_START, Event.EVAL_END]
 
@@ -343,7 +346,7 @@ def test_invalid_argument_closes_all_callbacks():
 def test_call_by_a_callback_is_part_of_the_run_and_closes_nothing():
     class Evaluates(Callback):
         def epoch_end(self, state, logger):
-            trainer.eval(batches())
+            trainer.eval(batches(12))
             closed_by_then.append(counts.closed)
 
     counts, visitor, closed_by_then = Counts(), Counts(), []
@@ -407,7 +410,7 @@ def test_check_effects_rejects_a_callback_that_writes(event):
         "loggers": [InMemoryLogger()],
         "schedulers": lambda clock: 1.0,
         "saver": lambda state: None,
-        "eval_dataloader": batches(),
+        "eval_dataloader": batches(12),
         "check_effects": True,
     }
 

@@ -9,7 +9,8 @@ import pytest
 from composable import Trainer
 from composable.trainer._signature import takes_arguments_of
 from composable.trainer.options import TrainerOptions, overridden_runs
-from tests.support.tiny import linear, make_trainer
+from tests.support.models import linear
+from tests.support.runs import make_trainer
 
 FIELDS = [field for field in attrs.fields(TrainerOptions) if field.init]
 

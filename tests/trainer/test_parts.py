@@ -14,9 +14,10 @@ from composable.algorithms import EMA
 from composable.checkpoint.tree import pack, unpack
 from composable.trainer.run import Run
 from composable.trainer.run_state import SCHEMA, capture
+from tests.support.data import batches, examples, shuffling_loader
+from tests.support.models import linear, same, weights
 from tests.support.outcomes import differences
-from tests.support.runs import shuffling_loader
-from tests.support.tiny import batches, examples, linear, make_trainer, same, weights
+from tests.support.runs import make_trainer
 
 PARTS = ("rates", "data", "evaluation", "guard", "microbatches", "progress", "requests")
 
@@ -46,7 +47,7 @@ def build():
             shuffle=True,
             generator=torch.Generator().manual_seed(3),
         ),
-        eval_dataloader=batches(),
+        eval_dataloader=batches(12),
         schedulers=partial(StepLR, step_size=1),
         microbatch_size="auto",
         nonfinite_loss="skip",

@@ -15,7 +15,9 @@ from composable.callbacks import CheckpointSaver, EarlyStopper
 from composable.metrics import accuracy
 from composable.optim import cosine
 from composable.trainer.resume import ChangedRunWarning
-from tests.support.tiny import batches, examples, make_trainer, same, weights
+from tests.support.data import batches, examples
+from tests.support.models import same, weights
+from tests.support.runs import make_trainer
 
 
 class Stopped(Exception):

@@ -9,7 +9,7 @@ import pytest
 from composable import Callback
 from composable.loggers import JSONLinesLogger
 from composable.trainer.run_lock import LOCK, FolderInUseError
-from tests.support.tiny import make_trainer
+from tests.support.runs import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
 

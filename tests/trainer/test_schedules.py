@@ -13,9 +13,10 @@ from torch.optim import lr_scheduler
 from composable import Clock, Evaluator, Event, Time, Timestamp
 from composable.loggers import InMemoryLogger
 from composable.optim import Schedule, constant, cosine, linear, step
-from tests.support.runs import Stream
-from tests.support.tiny import CLASSES, batches, make_trainer, sgd
-from tests.support.tiny import linear as linear_model
+from tests.support.data import Stream, batches
+from tests.support.models import CLASSES
+from tests.support.models import linear as linear_model
+from tests.support.runs import make_trainer, sgd
 
 STEPS = 12
 
@@ -121,7 +122,7 @@ def test_what_a_clock_cannot_measure_is_an_error(schedule, clock, error, message
 
 def test_warmup_that_needs_no_length_of_an_epoch():
     assert constant(warmup="0ep")(Clock(Timestamp(), "3ep")) == 1.0
-    make_trainer(train_dataloader=Stream(batches()), schedulers=constant(warmup="2ba")).fit()
+    make_trainer(train_dataloader=Stream(batches(12)), schedulers=constant(warmup="2ba")).fit()
 
 
 # --- in a run ---
@@ -199,7 +200,7 @@ def test_optimizers_of_an_algorithm_follow_the_schedule():
 
 def test_rate_logged_at_the_end_of_an_epoch_is_that_of_its_last_batch():
     logged = rates_of(
-        train_dataloader=Stream(batches()),
+        train_dataloader=Stream(batches(12)),
         schedulers=lambda clock: 0.5**clock.timestamp.batch,
         log_interval="1ep",
     )

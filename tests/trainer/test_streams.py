@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from composable.data import ReplayedBatchesWarning
-from tests.support.tiny import linear, make_trainer, same, weights
+from tests.support.models import linear, same, weights
+from tests.support.runs import make_trainer
 
 
 class Stream(IterableDataset):

@@ -17,7 +17,8 @@ from composable.checkpoint import CheckpointError
 from composable.loggers import ProgressBarLogger
 from composable.plan.plan import Plan
 from composable.trainer.session import SharedGeneratorWarning
-from tests.support.tiny import linear, make_trainer, same, weights
+from tests.support.models import linear, same, weights
+from tests.support.runs import make_trainer
 
 
 @pytest.mark.parametrize("saves", [True, False])
