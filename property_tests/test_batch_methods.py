@@ -2,22 +2,13 @@
 
 from functools import partial
 
-import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 import composable.functional as F
-from composable import Event, Key, State
-from composable.algorithms import (
-    ColOut,
-    CutOut,
-    MixUp,
-    ProgressiveResizing,
-    SeqLengthWarmup,
-)
 from tests.support.tensors import seeded
 
 CLASSES = 3
@@ -78,7 +69,7 @@ def test_the_mixed_loss_is_the_loss_on_soft_targets(batch, mix, seed):
 
 
 @given(image_batches(), mixings, seeds)
-def test_the_mass_of_the_labels_is_kept(batch, mix, seed):
+def test_soft_targets_sum_to_one(batch, mix, seed):
     soft = mix(*batch, generator=seeded(seed)).soft_targets(CLASSES)
 
     assert (soft >= 0).all()
@@ -86,7 +77,7 @@ def test_the_mass_of_the_labels_is_kept(batch, mix, seed):
 
 
 @given(image_batches(), st.booleans(), st.booleans(), seeds)
-def test_the_weight_is_the_share_of_an_examples_own_pixels(batch, per_sample, uniform, seed):
+def test_cutmix_weight_is_the_fraction_of_kept_pixels(batch, per_sample, uniform, seed):
     (inputs, labels), size = batch, batch[0].shape[2:]
     options = {"per_sample": per_sample, "uniform_sampling": uniform}
     draw = F.draw_cutmix(len(inputs), size, **options, generator=seeded(seed))
@@ -132,7 +123,7 @@ def test_holes_are_zero_in_all_channels_and_the_rest_is_unchanged(batch, options
 
 
 @given(sizes, shares, shares, seeds)
-def test_images_and_maps_lose_the_same_rows_and_columns(size, p_row, p_col, seed):
+def test_colout_drops_the_same_rows_and_columns_of_images_and_maps(size, p_row, p_col, seed):
     inputs = places(size, 2)
     options = {"p_row": p_row, "p_col": p_col}
 
@@ -150,7 +141,7 @@ def test_images_and_maps_lose_the_same_rows_and_columns(size, p_row, p_col, seed
 
 
 @given(sizes, st.floats(0.01, 1), st.integers(1, 5), seeds)
-def test_a_crop_of_images_and_maps_is_one_region(size, scale, increment, seed):
+def test_crop_takes_the_same_region_of_images_and_maps(size, scale, increment, seed):
     inputs = places(size, 2)
 
     small = F.resize_batch(
@@ -171,7 +162,7 @@ def test_a_crop_of_images_and_maps_is_one_region(size, scale, increment, seed):
 
 
 @given(sizes, st.floats(0.01, 1), st.integers(1, 5))
-def test_a_resized_map_names_the_pixel_that_the_image_shows(size, scale, increment):
+def test_resized_map_matches_the_resized_image(size, scale, increment):
     inputs = places(size, 2)
     options = {"scale_factor": scale, "size_increment": increment, "resize_targets": True}
 
@@ -196,7 +187,7 @@ def texts(draw):
 
 
 @given(texts(), st.integers(1, 25))
-def test_in_pieces_each_token_is_learned_exactly_once(batch, length):
+def test_pieces_contain_each_token_once(batch, length):
     pieces = F.set_sequence_length(batch, length, truncate=False)
 
     labels = pieces["labels"]
@@ -207,7 +198,7 @@ def test_in_pieces_each_token_is_learned_exactly_once(batch, length):
 
 
 @given(texts(), st.integers(1, 25))
-def test_a_text_that_is_cut_off_still_ends_with_its_end(batch, length):
+def test_truncation_preserves_the_end_of_a_sequence(batch, length):
     short = F.set_sequence_length(batch, length, preserve_end_of_sequence=True)
 
     assert torch.equal(short["input_ids"] > 0, short["attention_mask"] > 0)
@@ -217,58 +208,3 @@ def test_a_text_that_is_cut_off_still_ends_with_its_end(batch, length):
             kept = [token for token in cut if token != fill]
             expected = real if len(real) <= length else [*real[: length - 1], real[-1]]
             assert kept == expected
-
-
-@given(
-    st.floats(0, 1),
-    st.integers(1, 50),
-    st.integers(0, 50),
-    st.integers(1, 60),
-    st.lists(st.floats(0, 1), min_size=2, max_size=5),
-)
-def test_the_length_never_shrinks_and_stays_within(duration, least, more, step, times):
-    options = {"min_seq_length": least, "max_seq_length": least + more, "step_size": step}
-
-    lengths = [F.warmed_up_length(t, duration=duration, **options) for t in (0, *sorted(times), 1)]
-
-    assert lengths == sorted(lengths)
-    assert least <= lengths[0]
-    assert lengths[-1] == least + more
-
-
-@given(st.floats(0.01, 1), shares, st.floats(0, 1), st.lists(st.floats(0, 1), max_size=5))
-def test_the_scale_never_shrinks_and_stays_within(initial, delay, rest, times):
-    finetune = (1 - delay) * rest
-    options = {"delay_fraction": delay, "finetune_fraction": finetune, "initial_scale": initial}
-
-    scales = [F.progressive_scale(t, **options) for t in (0, *sorted(times), 1)]
-
-    assert scales == sorted(scales)
-    assert initial <= scales[0]
-    assert scales[-1] == 1
-
-
-# A neutral setting is the identity
-
-
-@pytest.mark.parametrize(
-    "neutral",
-    [
-        CutOut(num_holes=0),
-        CutOut(length=0, per_sample=False),
-        ColOut(0, 0),
-        ProgressiveResizing(initial_scale=1.0),
-        ProgressiveResizing("crop", finetune_fraction=1.0, delay_fraction=0.0),
-        SeqLengthWarmup(duration=0.0),
-        SeqLengthWarmup(min_seq_length=100, max_seq_length=100),
-        MixUp(5e-324),
-    ],
-    ids=repr,
-)
-@settings(max_examples=10)
-@given(batch=image_batches(), seed=seeds)
-def test_a_neutral_setting_is_the_identity(neutral, batch, seed):
-    state = State(torch.nn.Identity(), batch=batch, key=Key(seed), max_duration="4ba")
-    event = min(neutral.events, key=list(Event).index)
-
-    assert torch.equal(neutral(event, state).inputs, batch[0])

@@ -67,23 +67,17 @@ def test_the_trace_of_a_run_nests_like_brackets(data):
 
 
 def without_the_last_look_at_the_loader(trace):
-    """Drop the BEFORE_DATALOADER at which the loader is exhausted from a trace."""
-    kept = list(trace)
-    names = {name for event, name in trace if event is Event.BEFORE_DATALOADER}
-    for name in names:
-        fetches = [
-            i
-            for i, (event, who) in enumerate(kept)
-            if who == name and event in (Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER)
-        ]
-        in_vain = [
-            i
-            for i, following in zip(fetches, [*fetches[1:], None], strict=True)
-            if kept[i][0] is Event.BEFORE_DATALOADER
-            and (following is None or kept[following][0] is Event.BEFORE_DATALOADER)
-        ]
-        kept = [entry for i, entry in enumerate(kept) if i not in in_vain]
-    return kept
+    """Drop each BEFORE_DATALOADER at which the loader is exhausted from a trace."""
+    kept, fetched = [], set()
+    for event, name in reversed(trace):
+        if event is Event.AFTER_DATALOADER:
+            fetched.add(name)
+        elif event is Event.BEFORE_DATALOADER:
+            if name not in fetched:
+                continue
+            fetched.remove(name)
+        kept.append((event, name))
+    return kept[::-1]
 
 
 @st.composite

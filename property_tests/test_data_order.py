@@ -1,35 +1,19 @@
 """Laws of data: its order and its random numbers are functions of the seed and the epoch."""
 
-import random
 from itertools import chain
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from composable.data import GlobalBatchSampler, PerExample, seeded_batches
+from tests.data.loaders import Noisy
 from tests.support.strategies import seeds
 
 counts = st.integers(1, 13)
 sizes = st.integers(1, 5)
 epochs = st.integers(0, 100)
-
-
-class Noisy(Dataset):
-    """An index and noise from all global generators; what lies before `begin` can't be loaded."""
-
-    def __init__(self, count, forbidden=()):
-        self.count, self.forbidden = count, forbidden
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, i):
-        assert i not in self.forbidden
-        return i, torch.rand(()).item(), random.random(), np.random.rand()  # noqa: NPY002
 
 
 def read(dataset, size, *, seed, epoch, skip=0, shuffle=True, **options):
@@ -39,21 +23,22 @@ def read(dataset, size, *, seed, epoch, skip=0, shuffle=True, **options):
 
 
 @given(counts, sizes, seeds, epochs, st.booleans(), st.booleans(), st.data())
-def test_an_epoch_that_is_resumed_is_the_tail_of_the_whole_one(
+def test_resumed_epoch_has_the_remaining_batches(
     count, size, seed, epoch, shuffle, drop_last, data
 ):
     options = {"seed": seed, "epoch": epoch, "shuffle": shuffle, "drop_last": drop_last}
     whole = read(Noisy(count), size, **options)
     skip = data.draw(st.integers(0, len(whole) + 1))
-    done = {example[0] for batch in whole[:skip] for example in batch}
+    left, tail = Noisy(count), whole[skip:]
 
-    assert read(Noisy(count, forbidden=done), size, skip=skip, **options) == whole[skip:]
+    assert read(left, size, skip=skip, **options) == tail
+    assert left.loaded == [i for batch in tail for i, _ in batch]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @settings(max_examples=6)  # processes are slow to start
 @given(counts, sizes, seeds, epochs, st.sampled_from([1, 3]), st.booleans(), st.data())
-def test_workers_change_neither_the_order_nor_what_is_drawn(
+def test_workers_change_neither_order_nor_random_numbers(
     count, size, seed, epoch, workers, persistent, data
 ):
     whole = read(Noisy(count), size, seed=seed, epoch=epoch)
@@ -75,7 +60,7 @@ def test_workers_change_neither_the_order_nor_what_is_drawn(
 
 
 @given(counts, sizes, sizes, seeds, seeds, epochs)
-def test_the_noise_of_an_example_depends_on_seed_epoch_and_index_alone(
+def test_noise_of_an_example_depends_only_on_seed_epoch_and_index(
     count, size, other_size, seed, seed_of_the_run, epoch
 ):
     def examples(size, run, shuffle):

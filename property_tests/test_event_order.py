@@ -243,7 +243,7 @@ def test_events_of_a_run_match_the_grammar_and_end_with_an_evaluation_by_every_e
 @pytest.mark.filterwarnings("ignore::composable.data.order.ReplayedBatchesWarning")
 @settings(max_examples=50)
 @given(runs(), st.lists(st.sampled_from(["1ep", "2ba", "1ba", "5sp"]), min_size=1, max_size=3))
-def test_events_of_several_fits_match_the_grammar_without_their_seams(run, more):
+def test_events_of_several_fits_match_the_grammar(run, more):
     _, trace = run.train(*more)
 
     seam = run.evaluates + word("FIT_END", "FIT_START")
@@ -315,7 +315,7 @@ def due_after(run, interval):
 @given(runs(asked=st.just([])))
 @example(Run(evaluators=("0.5dur",), knows_its_length=False))
 @example(Run(log_interval="1ep", knows_its_length=False))
-def test_run_ends_evaluates_and_logs_when_its_intervals_say(run):
+def test_run_ends_evaluates_and_logs_at_its_intervals(run):
     run = attrs.evolve(run, logs=True)
 
     training, trace = run.train()
@@ -345,7 +345,7 @@ IN_A_BATCH = st.sampled_from(
 
 @settings(max_examples=50)
 @given(IN_A_BATCH, st.integers(0, 5), requests)
-def test_what_is_asked_for_in_a_batch_is_done_after_that_batch_and_only_then(event, n, request):
+def test_request_in_a_batch_is_carried_out_after_that_batch_once(event, n, request):
     run = Run(evaluators=("9ep",), asked=[(event, n, request)], logs=True, log_interval="100ba")
 
     _, trace = run.train()

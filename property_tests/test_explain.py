@@ -47,7 +47,7 @@ def run(problem, listed, watchers=0, split=None):
 @given(on_a_problem(combinations), st.integers(0, 2), st.sampled_from([None, 2]))
 @example((VISION, everything(VISION)), 1, None)
 @example((LANGUAGE, everything(LANGUAGE)), 1, None)
-def test_plan_names_who_runs_in_order_and_what_is_read_and_written(drawn, watchers, split):
+def test_plan_lists_calls_reads_and_writes_of_a_run(drawn, watchers, split):
     plan, trace = run(*drawn, watchers, split)
 
     check_who_ran(plan, trace)

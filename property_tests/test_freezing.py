@@ -3,13 +3,11 @@
 from functools import partial
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import composable.functional as F
-from composable.algorithms import LayerFreezing, StochasticDepth
-from property_tests.test_resume import POINTS, check_going_on
 
 shares = st.floats(0, 1)
 
@@ -31,7 +29,7 @@ def models(draw):
 
 
 @given(models(), shares, shares, shares, shares)
-def test_what_is_frozen_stays_frozen_and_something_always_trains(model, start, level, one, other):
+def test_frozen_layers_stay_frozen_and_some_always_train(model, start, level, one, other):
     def frozen(elapsed):
         return F.frozen_layers(model, elapsed=elapsed, freeze_start=start, freeze_level=level)
 
@@ -47,7 +45,7 @@ def test_what_is_frozen_stays_frozen_and_something_always_trains(model, start, l
 
 
 @given(models(), shares, shares)
-def test_freezing_does_not_depend_on_what_is_frozen(model, one, other):
+def test_frozen_layers_do_not_depend_on_requires_grad(model, one, other):
     frozen = partial(F.frozen_layers, model, freeze_start=0.0)
     before = frozen(elapsed=other)
     for name in frozen(elapsed=one).parameters:
@@ -57,7 +55,7 @@ def test_freezing_does_not_depend_on_what_is_frozen(model, one, other):
 
 
 @given(models(), shares, shares)
-def test_a_layer_is_frozen_before_any_that_comes_after_it(model, elapsed, level):
+def test_layers_are_frozen_in_order(model, elapsed, level):
     found = F.frozen_layers(model, elapsed=elapsed, freeze_start=0.0, freeze_level=level)
     last = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
     owners = [
@@ -68,15 +66,3 @@ def test_a_layer_is_frozen_before_any_that_comes_after_it(model, elapsed, level)
     order = list(dict.fromkeys(owners))
 
     assert list(found.layers) == order[: len(found.layers)]
-
-
-@settings(max_examples=4)
-@given(at=st.integers(1, POINTS))
-def test_layer_freezing_resumes_where_the_model_is_replaced_as_it_trains(at):
-    check_going_on(
-        at,
-        algorithms=lambda: [
-            LayerFreezing(0.2),
-            StochasticDepth(target=nn.ReLU, drop_warmup="0.7dur"),
-        ],
-    )

@@ -49,7 +49,7 @@ def test_no_algorithm_can_assign_to_a_field_or_delete_it(when, field, value, del
 
 
 @given(st.text(min_size=1), values)
-def test_a_name_that_is_no_field_can_not_be_assigned_either(name, value):
+def test_unknown_names_cannot_be_assigned(name, value):
     state = State(torch.nn.Linear(1, 1))
 
     with pytest.raises(FrozenStateError):

@@ -11,10 +11,6 @@ from torch import nn
 
 from composable import Algorithm, Event, Stage
 from composable.algorithms import (
-    EMA,
-    GradientClipping,
-    LabelSmoothing,
-    MixUp,
     SelectiveBackprop,
 )
 from composable.core.algorithm import leaves
@@ -22,13 +18,12 @@ from tests.support.algorithm_cases import (
     algorithm_sets,
     combinations,
     everything,
-    instances_of,
     on_a_problem,
     problems,
 )
 from tests.support.algorithms import Draws, Jitter
 from tests.support.data import batches, noisy_loader, shuffling_loader
-from tests.support.models import conv_net, mlp, same
+from tests.support.models import conv_net, same
 from tests.support.observers import Gambler, Watch
 from tests.support.outcomes import outcome
 from tests.support.pairs import can_be_combined
@@ -39,9 +34,6 @@ from tests.support.tracing import check_streams, traced
 pytestmark = pytest.mark.filterwarnings(
     "ignore::composable.AmbiguousOrderWarning", "ignore::composable.IdleAlgorithmWarning"
 )
-
-mixups = instances_of(MixUp)
-
 
 LOADERS = {"fixed": batches, "shuffling": shuffling_loader, "noisy": noisy_loader}
 
@@ -77,50 +69,33 @@ class OnlyNoise(nn.Module):
         return self.scale * self.noise
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-@given(seed=seeds, algorithms=algorithm_sets(), copies=st.booleans(), split=st.integers(1, 3))
-def test_an_algorithm_that_does_nothing_changes_no_weight(loader, seed, algorithms, copies, split):
-    def run(*more):
-        return trained(
-            conv_net(),
-            LOADERS[loader](images=True),
-            algorithms=[*algorithms, *more],
-            seed=seed,
-            grad_accum=split,
-            max_duration="1ep",
-        )
-
-    assert same(run(), run(Nothing(copies)))
+ADDED = {
+    "an algorithm that does nothing": {"more": [Nothing(), Nothing(copies=True, name="b")]},
+    "an algorithm that draws": {"more": [GamblesToo()]},
+    "a callback that draws": {"callbacks": [Gambler()]},
+}
 
 
 @pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("added", ADDED)
 @given(seed=seeds, algorithms=algorithm_sets(), split=st.integers(1, 3), evaluates=st.booleans())
-def test_a_callback_that_draws_random_numbers_changes_no_weight(
-    loader, seed, algorithms, split, evaluates
+def test_adding_what_does_nothing_or_draws_from_global_generators_changes_no_weight(
+    added, loader, seed, algorithms, split, evaluates
 ):
-    def run(*callbacks):
+    def run(more=(), **options):
         return trained(
             conv_net(),
             LOADERS[loader](images=True),
             eval_dataloader=LOADERS[loader](images=True) if evaluates else None,
             eval_interval="2ba",
-            algorithms=algorithms,
-            callbacks=callbacks,
+            algorithms=[*algorithms, *more],
             seed=seed,
             grad_accum=split,
             max_duration="1ep",
+            **options,
         )
 
-    assert same(run(), run(Gambler()))
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-@given(seed=seeds, mixup=mixups)
-def test_an_algorithm_that_draws_from_global_generators_changes_no_other(loader, seed, mixup):
-    def run(*more):
-        return trained(mlp(dropout=0.5), LOADERS[loader](), algorithms=[mixup, *more], seed=seed)
-
-    assert same(run(), run(GamblesToo()))
+    assert same(run(), run(**ADDED[added]))
 
 
 @st.composite
@@ -164,45 +139,10 @@ def test_all_algorithms_together_draw_what_each_draws_alone(problem):
 
 @few
 @given(on_a_problem(combinations), seeds)
-def test_every_stream_is_named_after_who_draws_from_it_and_after_the_batch(drawn, seed):
+def test_every_stream_is_named_after_its_algorithm_and_batch(drawn, seed):
     problem, listed = drawn
 
     check_streams(streams(problem, listed, seed), seed)
-
-
-@given(
-    seed=seeds,
-    mixup=mixups,
-    others=st.lists(
-        st.sampled_from(
-            [
-                SelectiveBackprop(start=0.0, end=1.0, keep=1.0, interrupt=0),
-                EMA(half_life="1ba"),
-                LabelSmoothing(0.2),
-                GradientClipping("norm", 0.1),
-                Draws(),
-            ]
-        ),
-        unique=True,
-        min_size=1,
-    ),
-)
-def test_mixup_mixes_each_batch_alike_with_and_without_other_algorithms(seed, mixup, others):
-    def mixed_batches(*algorithms):
-        watch = Watch(Event.BEFORE_TRAIN_BATCH, read=lambda state: state.batch)
-        make_trainer(
-            mlp(dropout=0.5),
-            shuffling_loader(),
-            algorithms=algorithms,
-            callbacks=watch,
-            seed=seed,
-        ).fit()
-        return [[inputs, *targets] for inputs, targets in watch.values]
-
-    alone, together = mixed_batches(mixup), mixed_batches(mixup, *others)
-
-    assert all(map(same, alone, together))
-    assert len(alone) == len(together) == 6
 
 
 def changes_layers(case):

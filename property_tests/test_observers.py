@@ -28,7 +28,7 @@ def train(observers, model, loader, **options):
 @settings(max_examples=15)
 @given(watched(), algorithm_sets(), seeds, st.booleans())
 @pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
-def test_observers_are_inert(observers, algorithms, seed, checked):
+def test_observers_do_not_change_training(observers, algorithms, seed, checked):
     options = {
         "algorithms": algorithms,
         "seed": seed,
@@ -52,7 +52,7 @@ raised_at = st.sampled_from(
 
 
 @given(st.sampled_from(["with", "register"]), raised_at, st.integers(1, 3))
-def test_global_callbacks_leave_no_trace(way, at, depth):
+def test_global_callbacks_have_no_lasting_effect(way, at, depth):
     training, plain = (
         make_trainer(eval_dataloader=batches()),
         make_trainer(eval_dataloader=batches()),
@@ -80,62 +80,33 @@ def test_global_callbacks_leave_no_trace(way, at, depth):
     assert same(weights(training.state.model), weights(plain.state.model))
 
 
-class Watched:
-    """A callback that becomes global and stops being so, and the batches that it must count."""
-
-    def __init__(self):
-        self.callback, self.expected = Watch(Event.BATCH_END), 0
-        self.entered, self.handles = 0, []
-
-    def enter(self):
-        self.callback.__enter__()
-        self.entered += 1
-
-    def leave(self):
-        if self.entered:
-            self.callback.__exit__(None, None, None)
-            self.entered -= 1
-
-    def register(self):
-        self.handles.append(register_global_callback(self.callback))
-
-    def remove(self):
-        if self.handles:
-            self.handles.pop().remove()
-
-    def expect_batch(self):
-        self.expected += bool(self.entered or self.handles)
-
-    def close(self):
-        while self.entered:
-            self.leave()
-        while self.handles:
-            self.remove()
-
-
-operations = st.lists(
-    st.tuples(st.sampled_from(["enter", "leave", "register", "remove", "run"]), st.integers(0, 2)),
-    max_size=12,
+WAYS = {
+    "with": lambda stack, callback: stack.enter_context(callback),
+    "register": lambda stack, callback: stack.callback(register_global_callback(callback).remove),
+}
+operations = st.tuples(
+    st.sampled_from(["begin", "end", "run"]), st.sampled_from(sorted(WAYS)), st.integers(0, 2)
 )
 
 
 @settings(max_examples=50)
-@given(operations)
-def test_a_run_hears_those_who_are_global_when_it_begins(program):
-    watchers = [Watched() for _ in range(3)]
+@given(st.lists(operations, max_size=12))
+def test_a_run_calls_the_callbacks_that_are_global_at_its_start(program):
+    callbacks, expected = [Watch(Event.BATCH_END) for _ in range(3)], [0, 0, 0]
+    active = {(way, i): [] for way in WAYS for i in range(3)}
     training = make_trainer(loader=batches(4), max_duration="100ep")
 
-    try:
-        for operation, i in [*program, ("run", 0)]:
+    with ExitStack() as whole:
+        for operation, way, i in [*program, ("run", "with", 0)]:
             if operation == "run":
                 training.fit(duration="1ba")
-                for watcher in watchers:
-                    watcher.expect_batch()
-            else:
-                getattr(watchers[i], operation)()
-        assert [len(w.callback.seen) for w in watchers] == [w.expected for w in watchers]
-    finally:
-        for watcher in watchers:
-            watcher.close()
+                for k in range(3):
+                    expected[k] += any(active[way, k] for way in WAYS)
+            elif operation == "begin":
+                active[way, i].append(whole.enter_context(ExitStack()))
+                WAYS[way](active[way, i][-1], callbacks[i])
+            elif active[way, i]:
+                active[way, i].pop().close()
 
+    assert [len(callback.seen) for callback in callbacks] == expected
     assert global_callbacks() == ()

@@ -58,7 +58,7 @@ def to_rounding(one, other):
 
 
 @pytest.mark.parametrize(("problem", "one", "other"), ALL_PAIRS, ids=repr)
-def test_the_table_says_of_every_pair_whether_its_order_in_a_chain_matters(problem, one, other):
+def test_table_of_pairs_matches_chains_in_both_orders(problem, one, other):
     first, second = topological_sort([one.example, other.example])
     declared = DECLARED.get((first.name, second.name, problem.name), SAME)
 
@@ -66,7 +66,7 @@ def test_the_table_says_of_every_pair_whether_its_order_in_a_chain_matters(probl
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_the_table_speaks_of_algorithms_that_meet_in_the_order_of_a_list(pair):
+def test_table_lists_pairs_in_the_order_of_the_plan(pair):
     of = {case.name: case for case in ALGORITHMS}
     first, second = of[pair.first], of[pair.second]
     listed = topological_sort([first.example, second.example])
@@ -90,7 +90,7 @@ def test_the_table_speaks_of_algorithms_that_meet_in_the_order_of_a_list(pair):
         (LANGUAGE, GradientNoise(), "GradientClipping"),
     ],
 )
-def test_a_pair_whose_order_matters_is_seen_to_differ(problem, known, other):
+def test_difference_of_a_known_pair_is_found(problem, known, other):
     (example,) = [one.example for one in ALGORITHMS if one.name == other]
 
     assert how_they_differ(problem, known, example) == OTHER_WEIGHTS

@@ -89,7 +89,6 @@ class Programs(RuleBasedStateMachine):
         self.algorithms, self.observers, self.asked = list(algorithms), [], []
         self.options = {}
         self.loader, self.evaluators = "batches", 1
-        self.is_checked = False
 
     # --- algorithms ---
 
@@ -108,20 +107,17 @@ class Programs(RuleBasedStateMachine):
     def add(self, data):
         case = data.draw(st.sampled_from(self.left), "case")
         self.algorithms.append(data.draw(case.instances, "algorithm"))
-        self.is_checked = False
 
     @precondition(lambda self: self.left)
     @rule(data=st.data())
     def add_wrapped(self, data):
         case = data.draw(st.sampled_from(self.left), "case")
         self.algorithms.append(data.draw(case.instances.flatmap(wrapped), "algorithm"))
-        self.is_checked = False
 
     @precondition(lambda self: self.algorithms)
     @rule(data=st.data())
     def wrap(self, data):
         self.algorithms.append(data.draw(wrapped(self.take(data)), "algorithm"))
-        self.is_checked = False
 
     @precondition(lambda self: len(self.algorithms) > 1)
     @rule(data=st.data(), combinator=st.sampled_from([chain, lambda *both: choose(both)]))
@@ -130,13 +126,11 @@ class Programs(RuleBasedStateMachine):
         if not all(works_in_order(a.name, b.name) for a, b in product(leaves(one), leaves(other))):
             one, other = other, one
         self.algorithms.append(combinator(one, other))
-        self.is_checked = False
 
     @precondition(lambda self: len(self.algorithms) > 2)
     @rule(data=st.data())
     def remove(self, data):
         self.take(data)
-        self.is_checked = False
 
     def take(self, data):
         """Remove one of the algorithms from the list, and return it."""
@@ -147,22 +141,18 @@ class Programs(RuleBasedStateMachine):
     @rule(observers=watched())
     def watch(self, observers):
         self.observers = observers
-        self.is_checked = False
 
     @rule(batch=st.integers(1, LONGEST), request=st.sampled_from(Control))
     def ask(self, batch, request):
         self.asked = [*self.asked[-2:], (batch, request)]
-        self.is_checked = False
 
     @rule(data=st.data(), name=st.sampled_from(sorted(OPTIONS)))
     def choose_option(self, data, name):
         self.options[name] = data.draw(st.sampled_from(OPTIONS[name]), "value")
-        self.is_checked = False
 
     @rule(loader=st.sampled_from(["batches", "shuffled"]), evaluators=st.integers(0, 2))
     def choose_data(self, loader, evaluators):
         self.loader, self.evaluators = loader, evaluators
-        self.is_checked = False
 
     # --- runs ---
 
@@ -188,9 +178,6 @@ class Programs(RuleBasedStateMachine):
 
     @invariant()
     def all_laws_hold(self):
-        if self.is_checked:
-            return
-        self.is_checked = True
         logged = InMemoryLogger()
         with traced() as trace:
             training = self.build(callbacks=[Present(trace)], loggers=[logged])

@@ -1,5 +1,6 @@
 """Resume: a run that is interrupted after any batch ends like an uninterrupted run."""
 
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -8,11 +9,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
@@ -29,7 +31,14 @@ from composable import (
     every,
     identity,
 )
-from composable.algorithms import EMA, LabelSmoothing, MixUp, SelectiveBackprop
+from composable.algorithms import (
+    EMA,
+    LabelSmoothing,
+    LayerFreezing,
+    MixUp,
+    SelectiveBackprop,
+    StochasticDepth,
+)
 from composable.callbacks import EarlyStopper, SpeedMonitor
 from composable.core.logger import Logger
 from composable.core.state import State
@@ -41,7 +50,7 @@ from composable.utils.reproducibility import seed_context
 from tests.support.algorithm_cases import algorithm_sets, cases_on
 from tests.support.algorithms import Draws, six_algorithms
 from tests.support.data import NoisyExamples, batches, examples, stream
-from tests.support.models import CLASSES, mlp, same
+from tests.support.models import CLASSES, conv_net, mlp, same
 from tests.support.outcomes import differences, left_by
 from tests.support.runs import PROBLEMS, VISION, adam, plain_loop, sgd, trained
 
@@ -266,6 +275,18 @@ def combination(*algorithms: Algorithm) -> dict[str, Build]:
     return {"algorithms": lambda: list(algorithms)}
 
 
+class NoisyNet(nn.Module):
+    """A model that draws from the generators of Python and NumPy in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = conv_net()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        numpy_noise = float(np.random.normal())  # noqa: NPY002
+        return self.net(inputs) * (1 + random.random() + numpy_noise)
+
+
 def scheduled(scheduler: Any, every_batch: bool = False) -> dict[str, Build]:
     return {
         "schedulers": lambda: scheduler,
@@ -324,6 +345,14 @@ RUNS: dict[str, dict[str, Build]] = {
         "eval_dataloader": evaluation,
         "metrics": lambda: {"accuracy": accuracy},
     },
+    "model that is replaced while its layers are frozen": combination(
+        LayerFreezing(0.2), StochasticDepth(target=nn.ReLU, drop_warmup="0.7dur")
+    ),
+    "model that draws from Python and NumPy": {"model": NoisyNet},
+    "stream, and a model that draws": {
+        "model": NoisyNet,
+        "loader": lambda: stream(EXAMPLES, images=True),
+    },
     "dataset that draws": {"loader": lambda: workers(0)},
     "sampler with a generator": {"loader": with_sampler},
 }
@@ -352,10 +381,7 @@ def test_run_resumes_between_the_last_batch_and_the_end_of_an_epoch(made):
 def test_run_resumes_with_any_number_of_workers(counts, at):
     numbers = iter(counts)
     check_resuming(at, loader=lambda: workers(next(numbers)))
-
-
-def test_loader_with_a_generator_and_workers_resumes():
-    check_resuming(8, loader=lambda: with_generator(shuffle=True, num_workers=1))
+    check_resuming(at, loader=lambda: with_generator(shuffle=True, num_workers=1))
 
 
 def test_generator_of_a_loader_advances_from_epoch_to_epoch_as_in_a_plain_loop():

@@ -13,8 +13,6 @@ from composable import (
     Event,
     Plan,
     Stage,
-    Time,
-    TimeUnit,
     chain,
     choose,
     during,
@@ -71,7 +69,7 @@ lengths = st.sampled_from([f"{EPOCHS}ep", f"{EPOCHS * BATCHES}ba", f"{EPOCHS * B
 
 
 @given(windows, lengths, st.booleans())
-def test_the_timeline_says_in_which_batches_each_method_acts(algorithm, length, knows):
+def test_algorithms_act_in_the_batches_of_their_timeline(algorithm, length, knows):
     state = make_trainer(loader=DATA, algorithms=[algorithm], max_duration=length).fit()
 
     timeline = Plan.compile([algorithm]).timeline(length, BATCHES if knows else None)
@@ -113,23 +111,3 @@ def test_selective_backprop_selects_in_the_span_of_the_timeline(start, end, leng
         now = state.evolve(timestamp=clock.timestamp)
         said = row.active(fraction_done(batch, length))
         assert said == algorithm.match(Event.AFTER_DATALOADER, now)
-
-
-@given(st.lists(known_times, min_size=3, max_size=3), lengths)
-def test_windows_that_touch_are_drawn_as_one(times, length):
-    start, middle, end = sorted(times, key=lambda time: done_at(time, length))
-    two = chain(during(start, middle, Acts()), during(middle, end, Acts()))
-    one = during(start, end, Acts())
-
-    def drawn(algorithm):
-        return Plan.compile([algorithm]).timeline(length, BATCHES).rows
-
-    assert drawn(two) == drawn(one)
-
-
-def done_at(time, length):
-    """Return the number of finished batches at a time."""
-    value, unit = Time(time).value, Time(time).unit
-    whole = EPOCHS * BATCHES if length.endswith("ep") else Time(length).value
-    factor = {TimeUnit.BATCH: 1, TimeUnit.EPOCH: BATCHES, TimeUnit.DURATION: whole}
-    return value * factor[unit]

@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from composable import Clock
-from composable.optim import cosine, linear, step
+from composable.optim import Schedule, cosine, linear, step
 from composable.utils.reproducibility import seed_epoch, seed_step
 from tests.support.data import batches, noisy_loader, shuffling_loader
 from tests.support.models import conv_net, mlp, same, weights
@@ -20,57 +20,47 @@ from tests.support.strategies import seeds
 optimizers = st.sampled_from([sgd, adam, partial(torch.optim.AdamW, lr=0.01)])
 counts = st.integers(3, 11)  # of examples, in batches of 4: the last one is short or not
 epochs = st.integers(1, 3)
-torch_schedulers = st.sampled_from(
+schedulers = st.sampled_from(
     [
         None,
         partial(StepLR, step_size=1, gamma=0.5),
         partial(StepLR, step_size=2, gamma=0.1),
         partial(CosineAnnealingLR, T_max=4),
+        cosine(),
+        linear(warmup="0.3dur"),
+        step("2ba", 0.5, warmup="1ba"),
     ]
 )
-schedules = st.sampled_from([cosine(), linear(warmup="0.3dur"), step("2ba", 0.5, warmup="1ba")])
 
 
-@given(optimizers, counts, epochs, torch_schedulers, st.booleans())
+@settings(max_examples=2 * settings.default.max_examples)
+@given(optimizers, counts, epochs, schedulers, st.booleans())
 def test_without_algorithms_the_weights_are_those_of_a_plain_loop(
     optimizer, count, epochs, scheduler, every_batch
 ):
-    by_hand = mlp()
+    by_hand, loader = mlp(), batches(count)
     optimizer_by_hand = optimizer(by_hand.parameters())
-    steps = {}
-    if scheduler is not None:
+    (group,) = optimizer_by_hand.param_groups
+    initial, steps = group["lr"], {}
+
+    def set_the_rate(step):
+        clock = Clock.at(batch=step, max_duration=epochs, epoch_length=len(loader))
+        group["lr"] = initial * scheduler(clock)
+
+    if isinstance(scheduler, Schedule):
+        steps["before_batch"] = set_the_rate
+    elif scheduler is not None:
         steps["after_batch" if every_batch else "after_epoch"] = scheduler(optimizer_by_hand).step
 
-    expected = plain_loop(by_hand, batches(count), optimizer_by_hand, epochs=epochs, **steps)
+    expected = plain_loop(by_hand, loader, optimizer_by_hand, epochs=epochs, **steps)
     actual = trained(
         mlp(),
-        batches(count),
+        loader,
         optimizers=optimizer,
         schedulers=scheduler,
         step_schedulers_every_batch=every_batch,
         max_duration=epochs,
     )
-
-    assert same(actual, expected)
-
-
-@given(optimizers, counts, epochs, schedules)
-def test_with_a_schedule_the_weights_are_those_of_a_plain_loop_that_sets_the_rate(
-    optimizer, count, epochs, schedule
-):
-    by_hand, loader = mlp(), batches(count)
-    optimizer_by_hand = optimizer(by_hand.parameters())
-    (group,) = optimizer_by_hand.param_groups
-    initial = group["lr"]
-
-    def set_the_rate(step):
-        clock = Clock.at(batch=step, max_duration=epochs, epoch_length=len(loader))
-        group["lr"] = initial * schedule(clock)
-
-    expected = plain_loop(
-        by_hand, loader, optimizer_by_hand, epochs=epochs, before_batch=set_the_rate
-    )
-    actual = trained(mlp(), loader, optimizers=optimizer, schedulers=schedule, max_duration=epochs)
 
     assert same(actual, expected)
 
@@ -123,26 +113,26 @@ def test_with_a_data_set_that_draws_the_weights_are_those_of_a_plain_loop_that_s
 
 
 @pytest.mark.parametrize("loader", [batches, shuffling_loader, noisy_loader])
-@given(seed=seeds, interval=st.sampled_from(["1ba", "2ba", "1ep", "0.5dur", "3sp"]))
-def test_evaluating_in_between_changes_no_weight(loader, seed, interval):
-    def run(**evaluation):
-        return trained(conv_net(), loader(images=True), seed=seed, **evaluation)
+@given(
+    seed=seeds,
+    interval=st.sampled_from(["1ba", "2ba", "1ep", "0.5dur", "3sp"]),
+    at=st.integers(1, 5),
+)
+def test_evaluation_and_prediction_change_no_weight(loader, seed, interval, at):
+    noisy = noisy_loader(images=True)
 
-    evaluated = run(eval_dataloader=noisy_loader(images=True), eval_interval=interval)
-
-    assert same(evaluated, run())
-
-
-@given(seed=seeds, at=st.integers(1, 5))
-def test_evaluating_and_predicting_between_two_fits_changes_no_weight(seed, at):
-    def run(between):
-        training = make_trainer(conv_net(), noisy_loader(images=True), max_duration=None, seed=seed)
+    def run(between, **evaluation):
+        training = make_trainer(
+            conv_net(), loader(images=True), max_duration=None, seed=seed, **evaluation
+        )
         training.fit(duration=f"{at}ba")
         between(training)
         return weights(training.fit(duration=f"{6 - at}ba").model)
 
     def look(training):
-        training.eval(noisy_loader(images=True))
-        training.predict(noisy_loader(images=True))
+        training.eval(noisy)
+        training.predict(noisy)
 
-    assert same(run(look), run(lambda training: None))
+    evaluated = run(look, eval_dataloader=noisy, eval_interval=interval)
+
+    assert same(evaluated, run(lambda training: None))

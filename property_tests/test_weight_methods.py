@@ -1,7 +1,6 @@
 """Laws of meaning: what SAM steps on, and what SWA is the mean of, in any run."""
 
 from fractions import Fraction
-from functools import partial
 
 import pytest
 import torch
@@ -43,9 +42,7 @@ def gradient_of(model, batch):
 
 @few
 @given(rho=radii, count=st.integers(1, 12), size=st.integers(1, 8), split=splits, seed=seeds)
-def test_the_gradients_of_sam_are_those_at_the_worst_point_of_the_paper(
-    rho, count, size, split, seed
-):
+def test_gradients_of_sam_match_the_paper(rho, count, size, split, seed):
     loader = batches(count, size, dtype=DOUBLE)
     model = mlp(dtype=DOUBLE, seed=seed % 1000)
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -166,30 +163,3 @@ def test_recomputed_statistics_are_the_plain_mean_over_the_batches(sizes, seed):
     assert_close(new.running_var, torch.stack([p.var(0) for p in parts]).mean(0))
     assert new.num_batches_tracked == len(sizes)
     assert F.reset_batch_norm_statistics(new).num_batches_tracked == 0
-
-
-@given(seed=seeds, rho=radii, scale=st.sampled_from([1e-3, 1.0, 1e6]))
-def test_the_step_of_sam_does_not_depend_on_the_scale_of_the_gradients(seed, rho, scale):
-    generator = torch.Generator().manual_seed(seed)
-    draw = partial(torch.randn, 4, 3, generator=generator, dtype=DOUBLE)
-    params, grads = {"w": draw()}, {"w": draw()}
-    scaled = {"w": grads["w"] * scale}
-
-    step = F.sam_perturbation(params, grads, rho=rho)
-    assert_close(F.sam_perturbation(params, scaled, rho=rho), step)
-
-
-@given(seed=seeds, count=st.integers(1, 6))
-def test_the_mean_of_swa_does_not_depend_on_the_order_of_the_models(seed, count):
-    generator = torch.Generator().manual_seed(seed)
-    models = [{"w": torch.randn(3, generator=generator, dtype=DOUBLE)} for _ in range(count)]
-
-    def mean(order):
-        average = order[0]
-        for taken, model in enumerate(order):
-            average = F.swa(average, model, taken)
-        return average
-
-    expected = torch.stack([model["w"] for model in models]).mean(0)
-    for order in (models, models[::-1]):
-        assert_close(mean(order)["w"], expected)

@@ -95,22 +95,13 @@ def test_results_of_other_evaluators_do_not_count():
     assert stopper.best is None
 
 
-def test_in_a_run_it_ends_training():
+def test_every_run_ends_and_starts_without_the_state_of_the_last():
     stopper = EarlyStopper("loss", dataloader_label="test", min_delta=1e9, patience="2ep")
-    evaluator = Evaluator("test", batches([4]))
-
-    trainer = make_trainer(eval_dataloader=evaluator, callbacks=stopper, max_duration="9ep")
-
-    assert trainer.fit().timestamp.epoch == 4
-    assert stopper.best is not None
-
-
-def test_a_new_run_starts_without_the_state_of_the_last():
-    stopper = EarlyStopper("loss", min_delta=1e9)
     stopper.load_state_dict({"best": -1e12, "since": 0})
-    options = {"eval_dataloader": batches([4]), "callbacks": stopper, "max_duration": "9ep"}
+    evaluator = Evaluator("test", batches([4]))
+    options = {"eval_dataloader": evaluator, "callbacks": stopper, "max_duration": "9ep"}
 
-    assert [make_trainer(**options).fit().timestamp.epoch for _ in range(2)] == [3, 3]
+    assert [make_trainer(**options).fit().timestamp.epoch for _ in range(2)] == [4, 4]
 
     monitor, slow = SpeedMonitor(window_size=2), [(4, 0, 9.0)] * 3
     speeds(monitor, STEPS[:1])
@@ -186,17 +177,6 @@ def test_a_loaded_state_continues_the_run(cut):
     first, now = speeds(before, STEPS[:cut])
     after.load_state_dict(before.state_dict())
     assert first + speeds(after, STEPS[cut:], now)[0] == speeds(whole, STEPS)[0]
-
-
-def test_two_instances_share_no_state():
-    stopper, monitor = EarlyStopper("loss"), SpeedMonitor(2)
-    epoch_of_stop(stopper, [1.0, 2.0])
-    speeds(monitor, STEPS)
-
-    assert stopper.state_dict() == {"best": 1.0, "since": 3}
-    assert len(monitor.state_dict()["window"]) == 3
-    assert EarlyStopper("loss", patience="9ep").state_dict() == {"best": None, "since": None}
-    assert SpeedMonitor(2).state_dict() == {"window": []}
 
 
 @pytest.mark.parametrize(

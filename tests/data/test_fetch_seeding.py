@@ -4,14 +4,12 @@ import random
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from composable.data import seeded_batches
 from composable.data.fetching import SeededIndex, fetch_in_process, with_seeded_fetch
 from composable.utils.reproducibility import preserve_rng, seed_context, seed_fetch
 from tests.data.loaders import DRAWS, Noisy
-from tests.support.models import seeded
-from tests.support.runs import make_trainer
 
 SEED = 17
 
@@ -61,40 +59,3 @@ def test_a_list_of_batches_seeds_the_generators_for_the_epoch():
 
     with preserve_rng():
         assert drawn(1) == drawn(2)
-
-
-class NoisyLinear(torch.nn.Linear):
-    """Draws from the generators of Python and NumPy in its forward pass, as SpecAugment does."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs) * (DRAWS["python"]() + DRAWS["numpy"]())
-
-
-class Iterated(IterableDataset):
-    def __init__(self, examples) -> None:
-        self.examples = examples
-
-    def __iter__(self):
-        return iter(self.examples)
-
-
-@pytest.mark.parametrize("source", [list, Iterated])
-@pytest.mark.parametrize("batch", [1, 4, 8])
-@pytest.mark.filterwarnings("ignore::composable.data.ReplayedBatchesWarning")
-def test_a_model_that_draws_from_python_and_numpy_resumes_bit_for_bit(source, batch, tmp_path):
-    examples = [(torch.full((4,), i / 24), torch.tensor(i % 3)) for i in range(24)]
-
-    def trained(name, **options):
-        with preserve_rng():
-            trainer = make_trainer(
-                seeded(lambda: NoisyLinear(4, 3)),
-                train_dataloader=DataLoader(source(examples), batch_size=4),
-                save_folder=tmp_path / name,
-                save_interval="1ba",
-                **options,
-            )
-            return trainer.fit().model.weight
-
-    whole = trained("whole")
-    resumed = trained("resumed", load_path=tmp_path / "whole" / f"ep{batch // 6}-ba{batch}")
-    assert torch.equal(resumed, whole)

@@ -2,16 +2,18 @@
 
 import json
 import math
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
-from composable import Callback, Timestamp
+from composable import Event, Timestamp
 from composable.loggers import JSONLinesLogger
 from composable.testing import NoSync
 from tests.support.data import batches
+from tests.support.observers import Raise
 from tests.support.runs import make_trainer
 
 
@@ -119,10 +121,16 @@ def test_a_run_creates_the_folder(tmp_path):
     assert path.read_text() == ""
 
 
-@pytest.mark.parametrize("interval", [0, -1, 1.5, "100", None])
-def test_rejects_an_invalid_flush_interval(path, interval):
-    with pytest.raises((TypeError, ValueError), match=r"flush_interval=.* must be .*at least 1"):
-        JSONLinesLogger(path, flush_interval=interval)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"flush_interval": x}, "flush_interval=.* at least 1") for x in (0, 1.5, "100", None)),
+        ({"overwrite": True, "append": True}, "overwrite=True and append=True"),
+    ],
+)
+def test_rejects_invalid_options(path, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        JSONLinesLogger(path, **options)
 
 
 def test_writes_lines_at_each_flush_interval(path):
@@ -171,30 +179,18 @@ def test_reads_nothing_from_the_device_before_writing(path):
 # Appending
 
 
-class Stop(Callback):
-    def __init__(self, batch):
-        self.batch = batch
-
-    def batch_end(self, state, logger):
-        if state.timestamp.batch == self.batch:
-            raise KeyboardInterrupt
-
-
 def test_a_resumed_run_has_the_lines_of_an_uninterrupted_one(tmp_path):
     def run(folder, stop, **more):
         trainer = make_trainer(
             loggers=[JSONLinesLogger(tmp_path / folder / "metrics.jsonl", **more)],
-            callbacks=[Stop(stop)],
+            callbacks=[Raise(KeyboardInterrupt(), Event.BATCH_END, stop)],
             save_folder=tmp_path / folder / "checkpoints",
             save_interval="2ba",
             eval_dataloader=batches([4]),
             autoresume=True,
         )
-        try:
+        with suppress(KeyboardInterrupt):
             trainer.fit()
-        except KeyboardInterrupt:
-            return
-        assert trainer.state.timestamp.batch == 6
 
     def logged(folder):
         found = lines(tmp_path / folder / "metrics.jsonl")
@@ -223,8 +219,3 @@ def test_a_loaded_state_truncates_the_file(path):
     ):
         logger.load_state_dict({"bytes": 800, "sha256": ""})
     logger.close()
-
-
-def test_rejects_overwrite_and_append_together(path):
-    with pytest.raises(ValueError, match="overwrite=True and append=True"):
-        JSONLinesLogger(path, overwrite=True, append=True)

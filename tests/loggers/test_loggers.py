@@ -206,12 +206,3 @@ def test_memory_converts_tensors_in_batches():
 
     assert len(logger._pending) < 1000
     assert logger.series("loss") == [float(batch) for batch in range(2500)]
-
-
-def test_memory_keeps_metrics_and_hyperparameters_of_a_run():
-    logger = InMemoryLogger()
-    make_trainer(loggers=[logger], eval_dataloader=batches([4])).fit()
-
-    assert logger.latest.keys() == {"loss/train", "lr", "metrics/eval/loss"}
-    assert len(logger.series("metrics/eval/loss")) == 2
-    assert logger.hyperparameters["seed"] == 17

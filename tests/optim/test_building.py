@@ -7,8 +7,7 @@ from torch import nn
 
 from composable import Event
 from composable.core.algorithm import Algorithm, Stage
-from composable.optim.building import build_optimizers, update_param_groups
-from tests.support.data import batches
+from composable.optim.building import update_param_groups
 from tests.support.models import CLASSES, seeded, weights
 from tests.support.runs import make_trainer, sgd
 
@@ -139,15 +138,3 @@ def test_a_factory_is_called_after_surgery():
 
     (optimizer,) = trainer.state.optimizers
     assert ids(optimizer.param_groups[0]["params"]) == ids(trainer.state.model.parameters())
-
-
-def test_builds_optimizers_in_the_given_order():
-    model = two_layers()
-    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
-
-    built = build_optimizers([first, lambda _: torch.optim.Adam(model[2].parameters())], model)
-
-    assert built[0] is first
-    assert type(built[1]) is torch.optim.Adam
-    assert build_optimizers([], two_layers()) == ()
-    assert make_trainer(optimizers=None).predict(batches(12))[0].shape == (4, CLASSES)

@@ -16,9 +16,8 @@ from torch.optim.optimizer import (
 )
 from torch.profiler import ProfilerActivity, profile
 
-from composable.optim.stepping import OptimizerSteps, fast_step
+from composable.optim.stepping import fast_step
 from tests.support.models import linear, same, weights
-from tests.support.runs import make_trainer
 
 OPTIMIZERS = [
     partial(SGD, lr=0.1),
@@ -92,17 +91,6 @@ def test_calls_the_step_of_a_subclass(ranges):
     assert_stepped(model, build)
 
 
-def test_steps_each_of_several_optimizers():
-    (one, first), (other, second) = with_gradients(OPTIMIZERS[0]), with_gradients(OPTIMIZERS[3])
-    steps = OptimizerSteps()
-
-    for optimizers in ((one,), (one, other), (other,)):
-        steps(optimizers)
-
-    assert_stepped(first, OPTIMIZERS[0], times=2)
-    assert_stepped(second, OPTIMIZERS[3], times=2)
-
-
 # --- hooks ---
 
 REGISTER = {
@@ -141,22 +129,6 @@ def test_calls_a_hook_whenever_it_was_registered(register, when):
     assert_stepped(model, OPTIMIZERS[0], times=2)
 
 
-@HOOKS
-def test_calls_a_hook_that_is_registered_during_a_run(register):
-    calls, handles = [], []
-
-    def add(event, state, logger):
-        if event.value == "batch_start" and state.timestamp.batch == 2:
-            handles.append(register(state.optimizers[0], lambda *seen: calls.append(seen)))
-
-    try:
-        make_trainer(callbacks=[add], check_effects=False).fit()
-    finally:
-        handles[0].remove()
-
-    assert len(calls) == 4  # batches 2 to 5
-
-
 # --- schedulers, profilers, and a step that was replaced ---
 
 
@@ -174,12 +146,6 @@ def test_a_torch_scheduler_notices_the_step(when, ranges):
     assert optimizer._opt_called
     assert bool(ranges) is (when == "after")
     assert_stepped(model, OPTIMIZERS[0])
-
-
-def test_a_run_with_a_torch_scheduler_does_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make_trainer(schedulers=partial(StepLR, step_size=1)).fit()
 
 
 def test_a_profiler_sees_the_range_of_the_step():
@@ -212,13 +178,10 @@ def test_calls_a_step_that_is_replaced_on_the_instance(bind, when, scheduled):
     assert same(weights(model), before)
 
 
+# torch runs `_optimizer_step_code` after a step.
 @pytest.mark.parametrize(
     ("when", "name", "moves"),
-    [
-        ("before", "step", False),
-        ("after", "step", False),
-        ("before", "_optimizer_step_code", True),  # what torch runs after a step
-    ],
+    [("before", "step", 0), ("after", "step", 0), ("before", "_optimizer_step_code", 1)],
 )
 def test_calls_a_method_that_is_replaced_on_the_class(when, name, moves, monkeypatch):
     class Mine(SGD):
@@ -233,27 +196,14 @@ def test_calls_a_method_that_is_replaced_on_the_class(when, name, moves, monkeyp
     both(when, replace, optimizer)[1]()
 
     assert calls == [optimizer]
-    assert same(weights(model), before) is not moves
+    assert same(weights(model), before) is not bool(moves)
 
 
-def test_an_optimizer_that_takes_a_closure_still_takes_it():
-    model = linear()
-    optimizer, calls = LBFGS(model.parameters(), max_iter=2), []
-    step = fast_step(optimizer)
+def test_step_of_an_optimizer_that_needs_a_closure_is_an_error():
+    step = fast_step(LBFGS(linear().parameters()))
 
-    def closure():
-        calls.append(1)
-        optimizer.zero_grad()
-        loss = model(torch.ones(2, 4)).square().sum()
-        loss.backward()
-        return loss
-
-    first = optimizer.step(closure)
     with pytest.raises(TypeError, match="closure"):
         step()
-
-    assert calls
-    assert optimizer.step(closure) < first
 
 
 def test_an_optimizer_of_accelerate_is_stepped_by_its_own_step():

@@ -21,6 +21,20 @@ from tests.support.data import (
 )
 from tests.support.models import conv_net, language_model, linear, weights
 
+
+class FullMemory(nn.Module):
+    """A model that runs out of memory when it trains on more than `limit` examples."""
+
+    def __init__(self, model: nn.Module, limit: int) -> None:
+        super().__init__()
+        self.model, self.limit = model, limit
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and len(inputs) > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return self.model(inputs)  # type: ignore[no-any-return]
+
+
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 adam = partial(torch.optim.Adam, lr=0.01)
 

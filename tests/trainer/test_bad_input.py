@@ -1,5 +1,6 @@
 """Each invalid argument raises an error with its name, its value, what is allowed, and a remedy."""
 
+import re
 from functools import partial
 
 import attrs
@@ -31,70 +32,75 @@ def declares(field, value):
     return attrs.frozen(type("Odd", (Algorithm,), {field: value}))()
 
 
+# Values that are refused with the name of the argument, the value and what is allowed.
+REFUSED = {
+    "model": [3],
+    "loss_fn": [3],
+    "count_tokens": [3],
+    "train_dataloader": [3, "mnist", torch.zeros(3, 4)],
+    "eval_dataloader": [3],
+    "input_key": [None],
+    "target_key": [1.5],
+    "max_duration": [1.5, "soon", 0, "1dur"],
+    "eval_interval": [1.5, "soon", 0],
+    "log_interval": [None, "often", "0ba", "1iter"],
+    "iteration_length": ["soon", "2ba", 0],
+    "grad_accum": [2.0, True, 0],
+    "microbatch_size": ["4", -1],
+    "loss_mean_over": ["words", 3],
+    "nonfinite_loss": ["stop"],
+    "seed": [1.5, "17", -1],
+    "device": ["tpu", "meta", 1.5],
+    "saver": ["checkpoints"],
+    "metrics": [["accuracy"], lambda outputs, targets: 0],
+    "load_ignore_keys": [3],
+}
+ALLOWED = "must be|must not be|'10ep'|is out of range: use|invalid time"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values]
+)
+def test_invalid_value_is_rejected_with_the_name_of_its_argument(name, value):
+    shown = "<a tensor>" if isinstance(value, torch.Tensor) else re.escape(repr(value)[:9])
+
+    with pytest.raises((TypeError, ValueError), match=rf"{name}='?{shown}.*({ALLOWED})"):
+        make_trainer(**{name: value})
+
+
 TYPES = [
     # the model and its loss
-    ({"model": 3}, r"model=3 must be a torch\.nn\.Module"),
     ({"model": nn.Linear}, r"model is the class Linear; pass an instance, Linear\(\)"),
-    ({"loss_fn": 3}, r"loss_fn=3 must be a function \(outputs, targets\)"),
     ({"loss_fn": nn.L1Loss}, r"loss_fn is the class L1Loss; pass an instance, L1Loss\(\)"),
-    ({"count_tokens": 3}, "count_tokens=3 must be a function"),
-    # loaders and batches
-    ({"train_dataloader": 3}, "train_dataloader=3 must be an iterable of batches"),
-    ({"train_dataloader": "mnist"}, "train_dataloader='mnist' must be an iterable"),
-    ({"train_dataloader": torch.zeros(3, 4)}, "train_dataloader=<a tensor> must be an iterable of"),
+    # loaders
     (
         {"train_dataloader": iter(batches(12))},
         "train_dataloader=.* is an iterator, which is exhaus",
     ),
     ({"train_dataloader": (b for b in batches(12))}, "train_dataloader=.* after one epoch; pass"),
-    ({"eval_dataloader": 3}, "eval_dataloader=3 must be an iterable of batches"),
     ({"eval_dataloader": iter(batches(12))}, "eval_dataloader=.* is an iterator"),
     ({"eval_dataloader": {"a": iter(())}}, "the dataloader of Evaluator 'a'=.* is an iterator"),
-    (
-        {"eval_dataloader": TWO},
-        "eval_dataloader mixes Evaluators with a list; pass Evaluators only",
-    ),
-    ({"input_key": None}, r"input_key=None must be an index \(0\), a name"),
-    ({"target_key": 1.5}, r"target_key=1\.5 must be an index \(0\), a name"),
-    # times and numbers
-    ({"max_duration": 1.5}, "max_duration=1.5.*'10ep'"),
-    ({"eval_interval": 1.5}, "eval_interval=1.5.*'10ep'"),
-    ({"log_interval": None}, "log_interval=None.*'10ep'"),
-    ({"grad_accum": 2.0}, "grad_accum=2.0 must be a positive integer"),
-    ({"grad_accum": True}, "grad_accum=True must be a positive integer"),
-    ({"microbatch_size": "4"}, "microbatch_size='4' must be a positive integer or 'auto'"),
-    ({"seed": 1.5}, "seed=1.5 must be an integer"),
-    ({"seed": "17"}, "seed='17' must be an integer"),
+    ({"eval_dataloader": TWO}, "eval_dataloader mixes Evaluators with a list; pass Evaluators"),
     # algorithms, callbacks and loggers
     ({"algorithms": [MixUp]}, r"algorithms contains the class MixUp; pass an instance, MixUp\(\)"),
     ({"algorithms": [Callback()]}, r"a callback; pass it in callbacks=\[...\]"),
     ({"algorithms": [3]}, "algorithms contains 3; pass an Algorithm"),
     ({"algorithms": [lambda event, state: None]}, "apply returned None and must return a State: e"),
     ({"algorithms": declares("events", {"batch_end"})}, r"Odd.events contains \{'batch_end'\} and"),
-    (
-        {"algorithms": declares("events", "a")},
-        "Odd.events is 'a' and must be a set of members of E",
-    ),
-    (
-        {"algorithms": declares("writes", {"w"})},
-        r"Odd.writes contains \{'w'\} and must be a set of",
-    ),
+    ({"algorithms": declares("events", "a")}, "Odd.events is 'a' and must be a set of members"),
+    ({"algorithms": declares("writes", {"w"})}, r"Odd.writes contains \{'w'\} and must be a set"),
     ({"algorithms": declares("reads", {"w"})}, r"Odd.reads contains \{'w'\} and must be a set of"),
     ({"callbacks": [MixUp()]}, r"an algorithm; pass it in algorithms=\[...\]"),
     ({"callbacks": InMemoryLogger()}, r"a logger; pass it in loggers=\[...\]"),
     ({"callbacks": Callback}, r"the class Callback; pass an instance, Callback\(\)"),
     ({"loggers": [Callback()]}, "loggers contains .*instance of LoggerDestination"),
     ({"loggers": InMemoryLogger}, r"pass an instance, InMemoryLogger\(\)"),
-    ({"saver": "checkpoints"}, "saver='checkpoints' must be a function"),
-    ({"metrics": ["accuracy"]}, r"metrics=\['accuracy'\] must be a mapping"),
-    ({"metrics": lambda o, t: 0}, "metrics=<function.* must be a mapping of names"),
     ({"metrics": {"a": 3}}, r"metrics\['a'\]=3 must be a function \(outputs, tar"),
     ({"metrics": {"a": nn.L1Loss}}, r"metrics\['a'\]=<class .* must be a function"),
     ({"eval_dataloader": Evaluator("a", [0], metrics=3)}, "metrics=3 must be a mapping"),
     # optimizers and schedulers
     ({"optimizers": torch.optim.SGD}, r"class SGD: pass an instance, .*functools\.partial\(SGD, l"),
     ({"optimizers": "sgd"}, r"optimizers contains 'sgd': each must be a torch\.optim"),
-    ({"optimizers": 0.1}, "optimizers contains 0.1: each must be"),
     ({"optimizers": lambda p: None}, "optimizers contains <function.*returns one"),
     ({"optimizers": torch.optim.LBFGS}, "optimizers contains the class LBFGS"),
     ({"optimizers": partial(torch.optim.LBFGS)}, "optimizers contains an LBFGS.*closure"),
@@ -103,17 +109,9 @@ TYPES = [
     # checkpoints
     ({"save_folder": "runs", "save_filename": 3}, "filename=3 must be a str"),
     ({"save_folder": "runs", "save_ignore_keys": [3]}, "must be a list of patterns"),
-    ({"load_ignore_keys": 3}, "load_ignore_keys=3 must be a list of patterns"),
-    # unknown arguments
-    ({"max_epochs": 3}, "Trainer got an unexpected argument 'max_epochs'"),
 ]
 
 VALUES = [
-    # the model and its loss
-    ({"loss_mean_over": "words"}, "loss_mean_over='words' must be 'examples', 't"),
-    ({"loss_mean_over": 3}, "loss_mean_over=3 must be 'examples', 'tokens'"),
-    ({"nonfinite_loss": "stop"}, "nonfinite_loss='stop' must be one of 'raise', 'skip', 'rollback"),
-    ({"nonfinite_loss": "rollback"}, "nonfinite_loss='rollback' needs a save_folder"),
     # loaders
     ({"train_dataloader": []}, "train_dataloader is empty; check the dataset"),
     ({"eval_dataloader": []}, "eval_dataloader is empty"),
@@ -121,47 +119,14 @@ VALUES = [
     ({"eval_dataloader": TWINS}, r"Evaluators with equal labels: \['a', 'a'\]; make"),
     ({"metrics": {"loss": len}}, "'loss', under which an evaluation reports loss_fn; use another"),
     # times and numbers
-    ({"max_duration": "soon"}, "max_duration='soon': invalid time 'soon'.*'10ep'"),
-    ({"max_duration": 0}, "max_duration='0ep' must be greater than 0"),
-    (
-        {"max_duration": "1dur"},
-        "max_duration='1dur' must not be a fraction of the run; use epochs,",
-    ),
-    ({"eval_interval": "soon"}, "eval_interval='soon'.*invalid time"),
-    ({"eval_interval": 0}, "eval_interval=0 must be greater than 0; None"),
     ({"eval_dataloader": Evaluator("a", [0], eval_interval="x")}, "eval_interval='x': invalid ti"),
     ({"eval_dataloader": [0], "eval_interval": "9tok"}, "eval_interval='9tok' is in tokens, which"),
-    ({"log_interval": "often"}, "log_interval='often'.*invalid time 'often'"),
-    ({"log_interval": "0ba"}, "log_interval='0ba' must be greater than 0"),
-    ({"log_interval": "1iter"}, "log_interval='1iter' must not be in iterations; use epochs, bat"),
-    (
-        {"log_interval": "9tok"},
-        "log_interval='9tok' is in tokens, which needs count_tokens; pass a",
-    ),
-    ({"iteration_length": "soon"}, "iteration_length='soon'.*invalid time"),
-    ({"iteration_length": "2ba"}, "iteration_length='2ba' must be a positive number of epochs, su"),
-    ({"iteration_length": 0}, "iteration_length=0 must be a positive number of epochs, such as '2"),
-    ({"grad_accum": 0}, "grad_accum=0 must be at least 1"),
-    ({"microbatch_size": -1}, "microbatch_size=-1 must be at least 1"),
-    (
-        {"grad_accum": 2, "microbatch_size": 4},
-        "grad_accum=2 and microbatch_size=4 exclude each oth",
-    ),
-    ({"seed": -1}, r"seed=-1 is out of range: use 0 to 2\*\*64 - 1"),
-    *(
-        ({"device": one}, f"device={one!r} must be 'cpu', 'cuda' or 'cuda:1'")
-        for one in ("tpu", "meta", 1.5)
-    ),
+    ({"log_interval": "9tok"}, "log_interval='9tok' is in tokens, which needs count_tokens"),
+    ({"grad_accum": 2, "microbatch_size": 4}, "grad_accum=2 and microbatch_size=4 exclude each"),
     # algorithms
     ({"algorithms": [MixUp(), MixUp()]}, "algorithms contains two named 'MixUp'.*name="),
-    (
-        {"algorithms": EMA(ema_start="1tok")},
-        "the window of EMA: start='1tok' is in tokens, which n",
-    ),
-    (
-        {"algorithms": during("0ep", "5tok", MixUp())},
-        "the window of MixUp: end='5tok' is in tokens",
-    ),
+    ({"algorithms": EMA(ema_start="1tok")}, "the window of EMA: start='1tok' is in tokens, which"),
+    ({"algorithms": during("0ep", "5tok", MixUp())}, "the window of MixUp: end='5tok' is in token"),
     ({"algorithms": chain(during("1iter", "2ep", MixUp()))}, "start='1iter' is in iterations, whi"),
     # optimizers and schedulers
     ({"optimizers": OTHER_SGD}, r"optimizers\[0\], SGD, has none of the model's parameters: build"),
@@ -171,16 +136,15 @@ VALUES = [
         for one in (partial(StepLR, step_size=1), ReduceLROnPlateau)
     ),
     # checkpoints
+    ({"nonfinite_loss": "rollback"}, "nonfinite_loss='rollback' needs a save_folder"),
     ({"autoresume": True}, "autoresume=True needs a save_folder to look"),
     *(
         ({name: value}, rf"^{name}={value!r} needs a save_folder\.$")
         for name, value in [
-            ("save_interval", "1ba"),
             ("save_interval", None),
             ("save_num_checkpoints_to_keep", 1),
             ("save_best", "eval/loss"),
             ("save_in_background", True),
-            ("save_weights_only", True),
         ]
     ),
     *(
@@ -200,15 +164,14 @@ VALUES = [
 ]
 
 
-def expect(error, table):
-    """Return the rows of a table, each with the error that it expects."""
-    return [(given, error, message) for given, message in table]
+ROWS = {TypeError: TYPES, ValueError: VALUES}
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"), expect(TypeError, TYPES) + expect(ValueError, VALUES)
+    ("given", "error", "message"),
+    [(given, error, message) for error, rows in ROWS.items() for given, message in rows],
 )
-def test_invalid_arguments_are_rejected(given, error, message, tmp_path, monkeypatch):
+def test_invalid_arguments_are_rejected_with_a_remedy(given, error, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(error, match=message):
@@ -349,10 +312,6 @@ class Once:
         return iter(left)
 
 
-class Shapeless:
-    pass
-
-
 class Assigns(Callback):
     def batch_end(self, state, logger):
         return True
@@ -377,17 +336,8 @@ TRAINING = [
     ({"train_dataloader": Stream([])}, ValueError, "returned no batch in epoch 0; check the datas"),
     ({"train_dataloader": Once()}, ValueError, "train_dataloader returned no batch in epoch 1; c"),
     ({"eval_dataloader": {"a": Stream([])}}, ValueError, "Evaluator 'a' returned no batch; check"),
-    (
-        {"train_dataloader": [{"x": INPUTS}]},
-        ValueError,
-        "input_key=0 is not in .* is a dict with t",
-    ),
-    (
-        {"train_dataloader": [{"x": INPUTS}], **NO_KEY},
-        ValueError,
-        "_key='label' is not .*Pass the t",
-    ),
-    ({"train_dataloader": [Shapeless()]}, ValueError, "input_key=0 is not in .* is a Shapeless"),
+    ({"train_dataloader": [{"x": INPUTS}]}, ValueError, "input_key=0 is not in .* is a dict with"),
+    ({"train_dataloader": [{"x": INPUTS}], **NO_KEY}, ValueError, "_key='label' is not .*Pass"),
     ({"train_dataloader": [("a", "b")]}, ValueError, "inputs is a str, .* Check input_key"),
     (
         {"train_dataloader": [(INPUTS, TARGETS[:3])], "grad_accum": 2},
@@ -397,13 +347,11 @@ TRAINING = [
     # the loss
     ({"loss_fn": EACH}, ValueError, r"returned a tensor of shape \(4,\) .*such as loss\.mean\(\)"),
     ({"loss_fn": lambda o, t: 0.5}, TypeError, "loss_fn returned float and must return a tensor"),
-    ({"loss_fn": lambda o, t: None}, TypeError, "returned NoneType and must return a tensor"),
-    ({"loss_fn": lambda o, t: {"loss": o}}, TypeError, "loss_fn returned dict and must return a"),
     ({"loss_fn": lambda o, t: o.detach().sum()}, ValueError, "without a gradient.*not detached"),
     # functions that count, and schedules
     *(
         ({"count_tokens": lambda batch, count=count: count}, ValueError, NO_COUNT)
-        for count in (2.5, -1, None, torch.tensor(-1), torch.ones(2))
+        for count in (2.5, torch.tensor(-1), torch.ones(2))
     ),
     (
         {"loss_mean_over": lambda batch: None, "grad_accum": 2},

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Callback, Evaluator, Event
+from composable import Evaluator, Event
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from tests.support.data import batches
-from tests.support.models import CLASSES, linear, same, seeded, weights
+from tests.support.models import CLASSES, linear, seeded
 from tests.support.observers import Raise, Watch
-from tests.support.runs import make_trainer, trained
+from tests.support.runs import make_trainer
 
 UNEVEN = batches([4, 4, 1])
 
@@ -43,20 +43,14 @@ def test_means_are_over_examples_and_not_over_batches():
 
 
 def test_metric_may_return_a_mean_or_a_value_for_each_example():
-    def error_of_each(outputs, targets):
-        return (outputs.argmax(1) != targets).float()
+    metrics = {
+        "each": accuracy,
+        "mean": lambda outputs, targets: accuracy(outputs, targets).mean(),
+        "number": lambda outputs, targets: accuracy(outputs, targets).mean().item(),
+    }
+    results = make_trainer(metrics=metrics, loss_fn=None).eval(UNEVEN)["eval"]
 
-    def mean_error(outputs, targets):
-        return error_of_each(outputs, targets).mean()
-
-    def mean_error_as_a_number(outputs, targets):
-        return mean_error(outputs, targets).item()
-
-    chosen = {f.__name__: f for f in (error_of_each, mean_error, mean_error_as_a_number)}
-    results = make_trainer(metrics=chosen).eval(UNEVEN)["eval"]
-
-    assert results["error_of_each"] == pytest.approx(results["mean_error"])
-    assert results["error_of_each"] == pytest.approx(results["mean_error_as_a_number"])
+    assert results == dict.fromkeys(metrics, pytest.approx(results["each"]))
 
 
 class Recall:
@@ -109,12 +103,6 @@ def test_loss_over_tokens_is_a_mean_over_tokens(targets, mean_over):
     assert results["eval"]["loss"] == pytest.approx(expected)
 
 
-def test_model_without_a_loss_is_evaluated_by_its_metrics():
-    results = make_trainer(loss_fn=None, metrics={"accuracy": accuracy}).eval(UNEVEN)
-
-    assert results["eval"].keys() == {"accuracy"}
-
-
 def test_accuracy_of_maps_is_a_mean_over_each_map():
     targets = torch.tensor([[[0, 1]], [[1, 1]]])
     outputs = nn.functional.one_hot(torch.tensor([[[0, 1]], [[1, 0]]]), 2).movedim(-1, 1)
@@ -148,16 +136,10 @@ def test_each_evaluator_has_its_label_and_its_metrics():
     assert memory.latest["metrics/train/loss"] == state.metrics["train"]["loss"]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        UNEVEN,
-        tuple(UNEVEN),
-        Evaluator("eval", UNEVEN),
-        [Evaluator("eval", UNEVEN)],
-        {"eval": UNEVEN},
-    ],
-)
+EVALUATOR = Evaluator("eval", UNEVEN)
+
+
+@pytest.mark.parametrize("given", [UNEVEN, tuple(UNEVEN), EVALUATOR, [EVALUATOR], {"eval": UNEVEN}])
 def test_forms_of_eval_dataloader(given):
     assert make_trainer(eval_dataloader=given).eval() == make_trainer().eval(UNEVEN)
 
@@ -192,23 +174,6 @@ def test_evaluations_of_an_interval(interval, evaluated):
     ).fit()
 
     assert watch.values == evaluated
-
-
-def test_each_evaluator_may_have_its_own_interval():
-    watch = Watch(Event.EVAL_END, read=lambda s: (s.timestamp.batch, len(s.metrics)))
-    trainer = make_trainer(
-        eval_dataloader=[
-            Evaluator("often", UNEVEN, eval_interval="1ep"),
-            Evaluator("rare", UNEVEN, eval_interval="2ep"),
-        ],
-        max_duration="3ep",
-        callbacks=[watch],
-    )
-    state = trainer.fit()
-
-    assert watch.values == [(3, 1), (6, 1), (6, 2), (9, 2), (9, 2)]
-    # Both are about the last weights.
-    assert state.metrics["rare"] == state.metrics["often"]
 
 
 # What stays
@@ -252,47 +217,23 @@ def test_modes_of_modules_and_gradients_are_restored(action, error):
     assert torch.is_grad_enabled()
 
 
-def test_module_in_evaluation_mode_stays_in_it_after_an_evaluation():
-    class Freeze(Callback):
-        def epoch_start(self, state, logger):
-            state.model.norm.eval()
-
-    model = Modes()
-    watch = Watch(Event.BATCH_START, read=lambda s: modes(s.model)["norm"])
-    make_trainer(
-        model,
-        eval_dataloader=UNEVEN,
-        eval_interval="1ba",
-        callbacks=[Freeze(), watch],
-        check_effects=False,  # it changes a mode, which is not a callback's business
-    ).fit()
-
-    assert watch.values == [False] * 6
+EVENTS = {
+    "eval": "eval_standalone_start eval_start eval_batch_start eval_before_forward "
+    "eval_after_forward eval_batch_end eval_end eval_standalone_end",
+    "predict": "predict_start predict_batch_start predict_before_forward predict_after_forward "
+    "predict_batch_end predict_end",
+}
 
 
-@pytest.mark.parametrize(
-    ("action", "events"),
-    [
-        (
-            "eval",
-            "eval_standalone_start eval_start eval_batch_start eval_before_forward "
-            "eval_after_forward eval_batch_end eval_end eval_standalone_end",
-        ),
-        (
-            "predict",
-            "predict_start predict_batch_start predict_before_forward predict_after_forward "
-            "predict_batch_end predict_end",
-        ),
-    ],
-)
-def test_events_of_a_direct_call(action, events):
+@pytest.mark.parametrize("action", EVENTS)
+def test_events_of_a_direct_call(action):
     watch = Watch()
     trainer = make_trainer(callbacks=[watch])
     watch.seen.clear()
 
     getattr(trainer, action)(UNEVEN[:1])
 
-    assert [event.value for event, _ in watch.seen] == events.split()
+    assert [event.value for event, _ in watch.seen] == EVENTS[action].split()
 
 
 # Prediction
@@ -311,49 +252,20 @@ def test_predictions_are_the_outputs_of_each_batch():
         assert not one.requires_grad
 
 
-def test_predictions_keep_their_structure():
+@pytest.mark.parametrize("batch", [lambda inputs: inputs, lambda inputs: (inputs,)])
+def test_prediction_needs_inputs_alone_and_keeps_the_structure_of_outputs(batch):
     class Nested(nn.Module):
         def forward(self, inputs):
             return {"twice": (inputs * 2, "text")}
 
     (inputs, _), *_ = UNEVEN
-    (output,) = make_trainer(Nested(), optimizers=None).predict([inputs])
+    (output,) = make_trainer(Nested(), optimizers=None).predict([batch(inputs)])
 
     assert torch.equal(output["twice"][0], inputs * 2)
     assert output["twice"][1] == "text"
 
 
-def test_prediction_needs_inputs_alone():
-    (inputs, _), *_ = UNEVEN
-    trainer = make_trainer()
-
-    assert torch.equal(trainer.predict([inputs])[0], trainer.predict([(inputs,)])[0])
-
-
 # Other weights
-
-
-def test_average_evaluates_and_predicts_while_its_own_weights_train_on():
-    model, ema = linear(), EMA(half_life=None, smoothing=0.5)
-    seen = Watch(Event.BATCH_END, Event.EVAL_AFTER_FORWARD, read=lambda s: weights(s.model))
-    trainer = make_trainer(model, algorithms=[ema], eval_dataloader=UNEVEN[:1], callbacks=[seen])
-    state = trainer.fit()
-
-    steps = [w for e, w in seen.seen if e is Event.BATCH_END]
-    average = steps[0]
-    for current in steps[1:]:
-        average = {k: torch.lerp(average[k], current[k], 0.5) for k in average}
-    evaluated = [w for e, w in seen.seen if e is Event.EVAL_AFTER_FORWARD]
-
-    assert same(weights(state.model), trained())
-    assert state.model is model
-    torch.testing.assert_close(evaluated[-1], average)
-    inputs, targets = UNEVEN[0]
-    outputs = torch.nn.functional.linear(inputs, average["weight"], average["bias"])
-    torch.testing.assert_close(trainer.predict(UNEVEN[:1])[0], outputs)
-    loss = cross_entropy(outputs, targets).item()
-    assert state.metrics["eval"]["loss"] == pytest.approx(loss, rel=1e-5)
-    assert same(weights(ema.averaged_model(state)), state.memory["EMA"]["average"])
 
 
 def test_loss_of_a_model_is_that_of_the_average():
@@ -384,15 +296,10 @@ def test_mean_of_a_bfloat16_metric_is_exact():
 @pytest.mark.parametrize(
     ("action", "event", "count"),
     [
-        ("fit", Event.EVAL_BEFORE_ALL, 1),
-        ("fit", Event.EVAL_BATCH_END, 3),
-        ("fit", Event.EVAL_AFTER_ALL, 1),
-        ("eval", Event.EVAL_STANDALONE_START, 1),
-        ("eval", Event.EVAL_BATCH_END, 3),
-        ("eval", Event.EVAL_STANDALONE_END, 1),
-        ("predict", Event.PREDICT_START, 1),
-        ("predict", Event.PREDICT_BATCH_END, 3),
-        ("predict", Event.PREDICT_END, 1),
+        *(("fit", event, 1) for event in (Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL)),
+        *(("eval", event, 1) for event in (Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END)),
+        *(("predict", event, 1) for event in (Event.PREDICT_START, Event.PREDICT_END)),
+        *(("eval", Event.EVAL_BATCH_END, 3), ("predict", Event.PREDICT_BATCH_END, 3)),
     ],
 )
 def test_memory_of_an_algorithm_is_kept_after_an_evaluation(action, event, count):

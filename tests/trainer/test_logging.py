@@ -2,23 +2,10 @@
 
 import torch
 
-from composable import Event
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from tests.support.models import linear
-from tests.support.observers import Watch
 from tests.support.runs import make_trainer
-
-
-def test_loss_and_learning_rate_are_logged_with_their_time():
-    memory = InMemoryLogger()
-    losses = Watch(Event.BATCH_END, read=lambda s: s.loss.item())
-
-    make_trainer(loggers=[memory], callbacks=[losses]).fit()
-
-    assert memory.series("loss/train") == losses.values
-    assert memory.series("lr") == [0.1] * 6
-    assert [t.batch for t, _ in memory.records] == [1, 2, 3, 4, 5, 6]
 
 
 def test_learning_rates_of_all_optimizers_and_groups_are_logged():

@@ -7,7 +7,6 @@ import attrs
 import pytest
 
 from composable import Trainer
-from composable.trainer._signature import takes_arguments_of
 from composable.trainer.options import TrainerOptions, overridden_runs
 from tests.support.models import linear
 from tests.support.runs import make_trainer
@@ -47,30 +46,6 @@ def test_help_describes_every_option():
 def test_an_unknown_argument_is_a_type_error_that_names_it(arguments, options, message):
     with pytest.raises(TypeError, match=message):
         Trainer(*arguments, **options)
-
-
-def test_a_method_that_takes_the_arguments_of_a_function_has_its_signature_and_text():
-    def area(width: float, *, height: float = 1.0) -> float:
-        """Return an area."""
-        return width * height
-
-    class Box:
-        @takes_arguments_of(area)
-        def __init__(self, *args, **kwargs):
-            self.area = area(*args, **kwargs)
-
-    assert inspect.signature(Box) == inspect.signature(area).replace(
-        return_annotation=inspect.Signature.empty
-    )
-    assert inspect.getdoc(Box.__init__) == "Return an area."
-    assert Box(2.0, height=3.0).area == 6.0
-
-
-def test_options_cannot_be_changed():
-    options = TrainerOptions(linear(), device="cpu")
-
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        options.seed = 3
 
 
 # --- overrides ---

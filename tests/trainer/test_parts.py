@@ -5,7 +5,6 @@ from functools import partial
 import attrs
 import pytest
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,22 +16,9 @@ from composable.trainer.run_state import SCHEMA, capture
 from tests.support.data import batches, examples, shuffling_loader
 from tests.support.models import linear, same, weights
 from tests.support.outcomes import differences
-from tests.support.runs import make_trainer
+from tests.support.runs import FullMemory, make_trainer
 
 PARTS = ("rates", "data", "evaluation", "guard", "microbatches", "progress", "requests")
-
-
-class Small(nn.Module):
-    """A model that runs out of memory when it trains on more than two examples."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = linear()
-
-    def forward(self, inputs):
-        if self.training and len(inputs) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return self.model(inputs)
 
 
 def build():
@@ -40,7 +26,7 @@ def build():
     inputs, targets = examples(12)
     inputs[5] = torch.nan
     return make_trainer(
-        Small(),
+        FullMemory(linear(), 2),
         train_dataloader=DataLoader(
             TensorDataset(inputs, targets),
             batch_size=4,

@@ -51,10 +51,7 @@ def torch_values(build):
         (cosine(0.1), partial(lr_scheduler.CosineAnnealingLR, T_max=STEPS, eta_min=0.1)),
         (step("3ba", 0.5), partial(lr_scheduler.StepLR, step_size=3, gamma=0.5)),
         (step("0.25dur"), partial(lr_scheduler.StepLR, step_size=3, gamma=0.1)),
-        (
-            constant(0.5),
-            partial(lr_scheduler.ConstantLR, factor=0.5, total_iters=100),
-        ),
+        (constant(0.5), partial(lr_scheduler.ConstantLR, factor=0.5, total_iters=100)),
         (
             linear(1.0, 1.0, warmup="4ba"),
             partial(lr_scheduler.LambdaLR, lr_lambda=lambda k: min(k / 4, 1.0)),
@@ -81,42 +78,28 @@ class Mine(Schedule):
 IN_EPOCHS = Timestamp(batch=2, batch_in_epoch=2)
 
 
+@pytest.mark.parametrize("build", [constant, linear, cosine, partial(step, "2ep")])
+@pytest.mark.parametrize(("warmup", "whole"), [("1ep", "9ba"), ("1ep", "3ep"), ("0.5dur", "3ep")])
+def test_warmup_in_epochs_of_unknown_length_is_an_error(build, warmup, whole):
+    with pytest.raises(ValueError, match=f"warmup='{warmup}' cannot be measured in epochs of unkn"):
+        build(warmup=warmup)(Clock(IN_EPOCHS, whole))
+
+
 @pytest.mark.parametrize(
-    ("schedule", "clock", "error", "message"),
+    ("schedule", "clock", "message"),
     [
-        *(
-            (
-                build(warmup=warmup),
-                Clock(IN_EPOCHS, whole),
-                ValueError,
-                f"warmup='{warmup}' cannot be measured in epochs of unkn",
-            )
-            for build in (constant, linear, cosine, partial(step, "2ep"))
-            for warmup, whole in [("1ep", "9ba"), ("1ep", "3ep"), ("0.5dur", "3ep")]
-        ),
-        (
-            constant(warmup="1iter"),
-            Clock(Timestamp(), "9ba", 3),
-            ValueError,
-            "warmup='1iter' cannot be measured .* use batches, such as",
-        ),
-        (
-            linear(warmup="2ba"),
-            Clock(Timestamp(batch=7), "10ep"),
-            ValueError,
-            "warmup='2ba' and duration='1dur' cannot be",
-        ),
-        (cosine(), Clock(Timestamp()), ValueError, "the run has no max_duration"),
+        (constant(warmup="1iter"), Clock(Timestamp(), "9ba", 3), "'1iter' cannot be measured"),
+        (linear(warmup="2ba"), Clock(Timestamp(batch=7), "10ep"), "'2ba' and duration='1dur'"),
+        (cosine(), Clock(Timestamp()), "the run has no max_duration"),
         (
             Mine(),
             Clock.at(batch=0, max_duration="1ba"),
-            NotImplementedError,
             r"Mine must implement after_warmup\(clock\)",
         ),
     ],
 )
-def test_what_a_clock_cannot_measure_is_an_error(schedule, clock, error, message):
-    with pytest.raises(error, match=message):
+def test_what_a_clock_cannot_measure_is_an_error(schedule, clock, message):
+    with pytest.raises((ValueError, NotImplementedError), match=message):
         schedule(clock)
 
 
