@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from composable import Event
 from composable.algorithms import EMA, SWA
-from composable.functional import ema, ema_smoothing, swa
+from composable.functional import ema, ema_smoothing
 from composable.loggers import InMemoryLogger
 from composable.trainer.evaluation import evaluation_mode
 from tests.support.data import batches
@@ -40,17 +40,6 @@ def exponential(smoothing):
     return average
 
 
-def mean(seen):
-    average = seen[0]
-    for count, current in enumerate(seen):
-        average = swa(average, current, count)
-    return average
-
-
-def between(start, end, **options):
-    return SWA(swa_start=start, swa_end=end, **{"update_interval": "1ba", **options})
-
-
 @pytest.mark.parametrize(
     ("algorithm", "event", "taken", "expected"),
     [
@@ -64,22 +53,14 @@ def between(start, end, **options):
             (EMA(half_life="2ba", ema_start=start), BATCH, range(2, 6), exponential(2**-0.5))
             for start in ("0.5dur", "3ba", "1ep", "10sp")
         ),
-        (SWA(**ALL), EPOCH, [0, 1], mean),
-        (between("0.6dur", "1dur", update_interval="1ep"), EPOCH, [1], mean),
-        (between("0dur", "1dur"), BATCH, range(6), mean),
-        (between("0dur", "1dur", update_interval="2ba"), BATCH, [1, 3, 5], mean),
-        (between("0dur", "1dur", update_interval="4ba"), BATCH, [3], mean),
     ],
 )
-def test_average_is_that_of_the_function_over_the_weights_at_each_update(
-    algorithm, event, taken, expected
-):
+def test_ema_is_that_of_the_function_at_each_update(algorithm, event, taken, expected):
     seen = Watch(event, read=lambda s: weights(s.model))
 
     state = run(algorithms=algorithm, callbacks=seen).fit()
 
     assert not differences(average_of(state), expected([seen.values[i] for i in taken]))
-    assert state.memory[algorithm.name].get("count", len(taken)) == len(taken)
 
 
 @BOTH

@@ -5,7 +5,7 @@ from tests.support.runs import make_trainer, sgd
 from tests.support.surgery import convolutional, images
 
 
-def test_an_optimizer_that_was_there_follows():
+def test_existing_optimizer_holds_the_new_parameters():
     model = convolutional()
     optimizer = sgd(model.parameters())
 

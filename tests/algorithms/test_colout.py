@@ -1,50 +1,28 @@
-"""ColOut in the loop does what the function does, with the generator of its name and step."""
+"""ColOut in the loop: targets that are not tensors."""
 
-import torch
 from torch import nn
 
 from composable import Event
 from composable.algorithms import ColOut
 from tests.support.data import batches
-from tests.support.models import CLASSES, seeded
+from tests.support.models import linear
 from tests.support.observers import Watch
 from tests.support.runs import make_trainer
 
 
-def images():
-    return [(x.reshape(-1, 1, 8, 12), y) for x, y in batches(12, features=96)]
+def test_targets_that_are_not_tensors_are_not_modified():
+    data = [(x.reshape(-1, 1, 8, 12), {"label": y}) for x, y in batches(12, features=96)]
+    watch = Watch(Event.BATCH_START, read=lambda s: s.batch)
 
-
-def model():
-    return seeded(
-        lambda: nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, CLASSES))
-    )
-
-
-def watched(data, event=Event.BATCH_START, net=None, options=None, **changes):
-    watch = Watch(event, read=lambda s: s.batch)
-    defaults = {"train_dataloader": data, "max_duration": "1ep"}
-    algorithms = [ColOut(**(options or {}))]
     make_trainer(
-        net or model(), algorithms=algorithms, callbacks=[watch], **{**defaults, **changes}
+        nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), linear()),
+        train_dataloader=data,
+        loss_fn=lambda outputs, y: nn.functional.cross_entropy(outputs, y["label"]),
+        max_duration="1ep",
+        algorithms=[ColOut()],
+        callbacks=[watch],
     ).fit()
-    return watch.values
 
-
-def test_maps_of_targets_stay_in_line():
-    data = [(x, (x[:, 0] > 0).long()) for x, _ in images()]
-
-    for x, y in watched(data, net=seeded(lambda: nn.Conv2d(1, 2, 3, padding=1))):
-        assert x.shape == (4, 1, 7, 10)
-        assert torch.equal(y, (x[:, 0] > 0).long())
-
-
-def test_targets_that_are_no_tensor_stay():
-    data = [(x, {"label": y}) for x, y in images()]
-
-    def loss(outputs, targets):
-        return nn.functional.cross_entropy(outputs, targets["label"])
-
-    for (x, y), (_, before) in zip(watched(data, loss_fn=loss), data, strict=True):
+    for (x, y), (_, before) in zip(watch.values, data, strict=True):
         assert x.shape == (4, 1, 7, 10)
         assert y is before

@@ -11,14 +11,14 @@ from tests.support.surgery import convolutional, images
 OPTIONS = {"min_channels": 4, "latent_channels": 2, "min_features": 3, "latent_features": 1}
 
 
-def test_the_defaults_are_those_of_the_function():
+def test_defaults_match_those_of_the_function():
     wide = nn.Sequential(nn.Linear(512, 512), nn.Conv1d(512, 512, 3), nn.Linear(511, 512))
     trainer = make_trainer(wide, algorithms=[Factorize()])
 
     assert repr(trainer.state.model) == repr(factorize(wide))
 
 
-def test_the_optimizer_trains_the_pair_with_the_options_of_the_layer():
+def test_optimizer_keeps_the_options_of_the_layer():
     model = convolutional()
     groups = [
         {"params": [*model[4].parameters()], "lr": 0.3},

@@ -13,7 +13,7 @@ OPTIONS = {"sigma": 4, "tau": 2}
 
 
 @pytest.mark.parametrize(("duration", "stay"), [("2ep", 3), ("6ba", 3), ("12ba", 6)])
-def test_the_masks_are_spread_over_the_batches_of_the_run(duration, stay):
+def test_masks_are_spread_over_the_batches_of_the_run(duration, stay):
     trainer = make_trainer(
         nn.Sequential(nn.Dropout(), nn.Linear(4, 3)),
         algorithms=[GyroDropout(**OPTIONS)],
@@ -31,13 +31,13 @@ def test_the_masks_are_spread_over_the_batches_of_the_run(duration, stay):
         ({"train_dataloader": stream()}, "because the loader has no length"),
     ],
 )
-def test_the_number_of_batches_must_be_known(changes, message):
+def test_rejects_runs_of_unknown_length(changes, message):
     arguments = {"train_dataloader": batches(12), **changes}
     with pytest.raises(ValueError, match=message):
         make_trainer(nn.Sequential(nn.Dropout()), algorithms=[GyroDropout()], **arguments)
 
 
-def test_a_second_fit_goes_on_with_the_masks():
+def test_second_fit_continues_with_the_masks():
     trainer = make_trainer(
         convolutional(), algorithms=[GyroDropout(**OPTIONS)], train_dataloader=images()
     )

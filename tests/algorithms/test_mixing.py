@@ -72,23 +72,6 @@ def test_interpolated_losses_are_those_of_the_formula_and_of_soft_targets(algori
     assert_close(ours, weights(train(algorithm(**options)).model))
 
 
-@pytest.mark.parametrize("interpolate_loss", [False, True])
-def test_loss_of_mixup_is_that_of_the_formula_for_a_known_draw(interpolate_loss):
-    ((inputs, targets),) = images([4])
-    algorithm = MixUp(alpha=0.4, interpolate_loss=interpolate_loss)
-
-    state = train(algorithm, data=[(inputs, targets)])
-
-    def generator():
-        return Key(17).fold("MixUp", 0).generator()
-
-    w = mixup(inputs, targets, alpha=0.4, generator=generator()).weight
-    partners = torch.randperm(4, generator=generator())
-    outputs = model()(w * inputs + (1 - w) * inputs[partners])
-    first, second = (cross_entropy(outputs, labels) for labels in (targets, targets[partners]))
-    assert_close(state.loss, (w * first + (1 - w) * second).detach())
-
-
 def test_cutmix_pastes_the_class_of_each_pixel_with_the_pixel():
     data = [(x, (x[:, 0] > 0).long()) for x, _ in images()]
     for x, _ in data:
@@ -114,7 +97,7 @@ def test_choose_mixes_each_batch_in_one_of_two_ways():
     assert {bool(torch.isin(seen, before).all()) for seen, (before, _) in pairs} == {True, False}
 
 
-def test_outputs_that_are_not_logits_are_an_error_that_names_interpolate_loss():
+def test_rejects_outputs_that_are_not_logits():
     class Pair(nn.Linear):
         def forward(self, inputs):
             return {"logits": super().forward(inputs)}
@@ -124,10 +107,3 @@ def test_outputs_that_are_not_logits_are_an_error_that_names_interpolate_loss():
 
     with pytest.raises(TypeError, match=r"must be logits of .*not a dict.*interpolate_loss=True"):
         train(MixUp(), net=Pair(4, CLASSES), data=batches(12), loss_fn=loss_fn)
-
-
-def test_mixup_rejects_inputs_of_several_tensors():
-    data = [((x, x), y) for x, y in batches(12)]
-
-    with pytest.raises(TypeError, match=r"inputs must be a tensor, not a tuple.* apply_mixup"):
-        train(MixUp(), data=data)

@@ -13,7 +13,7 @@ from tests.support.observers import Watch
 from tests.support.runs import make_trainer
 
 
-def test_a_run_goes_through_all_its_steps():
+def test_run_has_all_events():
     watch = Watch(Event.AFTER_OPTIMIZER_STEP)
 
     state = make_trainer(
@@ -26,16 +26,15 @@ def test_a_run_goes_through_all_its_steps():
     assert state.metrics["eval"]["loss"] == state.model.weight.item()
 
 
-def test_an_optimizer_that_was_there_trains_it():
+def test_existing_optimizer_trains_it():
     model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    state = make_trainer(model, algorithms=[NoOpModel()], optimizers=optimizer).fit()
+    state = make_trainer(model, algorithms=[NoOpModel()], optimizers=sgd(model.parameters())).fit()
 
     assert state.model.weight.item() == pytest.approx(1 - 6 * 0.1)
 
 
-def test_the_loss_of_a_model_that_has_its_own_is_replaced():
+def test_replaces_the_loss_of_a_model():
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
@@ -52,7 +51,7 @@ def test_the_loss_of_a_model_that_has_its_own_is_replaced():
     assert isinstance(state.model, IdleModel)
 
 
-def test_it_goes_with_what_does_not_look_at_outputs():
+def test_works_with_algorithms_that_do_not_read_outputs():
     others = [MixUp(interpolate_loss=True), EMA("1ba"), GradientClipping("norm", 1.0)]
 
     state = make_trainer(algorithms=[NoOpModel(), *others], eval_dataloader=batches(12)).fit()

@@ -10,7 +10,6 @@ from composable import Event
 from composable.algorithms import SAM, SWA
 from composable.integrations import adapt_loop
 from composable.integrations.external_loop import UnsupportedRequestError
-from composable.loggers import InMemoryLogger
 from tests.support.data import batches
 from tests.support.models import mlp, same, weights
 from tests.support.observers import Watch
@@ -63,14 +62,6 @@ def test_lr_override_changes_the_learning_rate_of_the_step():
     assert same(
         weights(ours.model), weights(make_trainer(mlp(), batches(), optimizers=half).fit().model)
     )
-
-
-def test_lr_override_is_for_one_step():
-    logger = InMemoryLogger()
-
-    make_trainer(mlp(), batches(), algorithms=halved(batch=2), loggers=logger).fit()
-
-    assert logger.series("lr") == [0.1, 0.1, 0.05, 0.1, 0.1, 0.1]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def sizes(data=None, **options):
     return watch.values
 
 
-def test_it_selects_from_start_to_end_and_not_in_the_interrupted_batches():
+def test_selects_from_start_to_end_except_in_interrupted_batches():
     # Ten batches: elapsed 0.0, 0.1, ..., 0.9.
     assert sizes(start=0.5, end=0.9, interrupt=0) == [4] * 5 + [2] * 4 + [4]
     assert sizes(start=0.2, end=0.8, interrupt=2) == [4, 4, 2, 4, 2, 4, 2, 4, 4, 4]
@@ -55,7 +55,7 @@ def test_scoring_leaves_statistics_generators_and_gradients_as_they_were():
     assert all(p.grad is None for p in state.model.parameters())
 
 
-def test_inputs_without_a_size_can_not_be_scored_smaller():
+def test_rejects_scale_factor_for_inputs_without_a_size():
     state = make_trainer().state.evolve(batch=batches(12)[0])
 
     with pytest.raises(ValueError, match=r"scale_factor=0.5 must be 1.0 unless inputs"):

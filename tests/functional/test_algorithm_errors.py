@@ -5,7 +5,6 @@ import inspect
 import pytest
 
 from composable.algorithms import EMA
-from composable.algorithms._validators import at_least, boolean, in_range, one_of
 from tests.support.cases import all_cases
 
 
@@ -28,7 +27,7 @@ def error_of(function, arguments):
 
 
 @pytest.mark.parametrize(("case", "function", "name"), shared(), ids=str)
-def test_an_algorithm_and_its_function_raise_the_same_error(unchecked, case, function, name):
+def test_algorithm_and_function_raise_the_same_error(unchecked, case, function, name):
     ours = case.invalid_values(case.algorithm.kind)[name]
     theirs = case.invalid_values(function.function, function.invalid)[name]
     for value in ours:
@@ -40,12 +39,3 @@ def test_an_algorithm_and_its_function_raise_the_same_error(unchecked, case, fun
         assert error[1].startswith(f"{name}=")
         assert " must " in error[1]
         assert error[1].endswith(".")
-
-
-@pytest.mark.parametrize("validator", [in_range(0), at_least(0), boolean, one_of("a", "b")])
-def test_a_validator_names_its_field(validator):
-    class Field:
-        name = "rate"
-
-    with pytest.raises((TypeError, ValueError), match=r"^rate='c' must be "):
-        validator(None, Field, "c")

@@ -9,7 +9,7 @@ from tests.support.tensors import noise, seeded
 
 
 @pytest.mark.parametrize(("scale", "tolerance"), [(1, 0.5 + 1e-4), (255, 1e-6)])
-def test_the_mixture_is_that_of_the_paper(scale, tolerance):
+def test_mixture_matches_the_paper(scale, tolerance):
     """Of uint8 images, it is rounded to the nearest level."""
     x = noise(5, 3, 16, 12) if scale == 1 else noise(5, 3, 16, 12) / scale
     draw = draw_augmix(5, generator=seeded(1))
@@ -23,7 +23,7 @@ def test_the_mixture_is_that_of_the_paper(scale, tolerance):
     assert (mixed - exact).abs().max() <= tolerance
 
 
-def test_a_chain_has_one_to_three_operations():
+def test_default_depth_is_one_to_three():
     lengths = (draw_augmix(4000, generator=seeded()).operations >= 0).sum(0)
 
     shares = lengths.flatten().bincount(minlength=4) / lengths.numel()
@@ -32,7 +32,7 @@ def test_a_chain_has_one_to_three_operations():
     assert (shares[1:] - 1 / 3).abs().max() < 0.02
 
 
-def test_a_chain_has_the_depth_that_is_asked_for():
+def test_chains_have_the_requested_depth():
     draw = draw_augmix(50, depth=4, width=2, generator=seeded())
 
     assert draw.operations.shape == (4, 2, 50)

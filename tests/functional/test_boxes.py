@@ -27,14 +27,14 @@ def test_uniform_boxes_cover_every_pixel_equally_often(side, length):
 
 
 @pytest.mark.parametrize(("side", "length"), [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5), (8, 5)])
-def test_the_centre_of_a_box_is_any_pixel_equally_often(side, length):
+def test_centres_of_boxes_are_uniform(side, length):
     boxes = all_places(side, length, False)
 
     assert (boxes[:, 0, 1] - boxes[:, 0, 0]).tolist() == [side] * length
     assert (boxes[:, 0, 0] + side // 2).tolist() == list(range(length))
 
 
-def test_the_largest_share_is_still_within():
+def test_largest_draw_is_within_the_image():
     almost = torch.tensor([[1 - 2**-53]], dtype=torch.float64)
     for length, side in itertools.product([1, 3, 7, 224, 1000], [1, 2, 5]):
         sides = torch.tensor([[float(side)]], dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_the_largest_share_is_still_within():
         assert uniform[0] == length - 1
 
 
-def test_numbers_are_read_on_the_cpu_and_outside_of_vmap():
+def test_numbers_are_read_only_on_the_cpu_and_outside_of_vmap():
     seen = []
     torch.func.vmap(lambda row: seen.append(numbers(row)) or row)(torch.zeros(3, 2))
 

@@ -19,7 +19,7 @@ def is_last(tensor):
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_weights_of_images_are_laid_out_anew_and_nothing_else():
+def test_changes_only_the_layout_of_image_weights():
     model = net()
     model.register_buffer("mask", uniform())
 
@@ -33,7 +33,7 @@ def test_weights_of_images_are_laid_out_anew_and_nothing_else():
     assert shared == [name for name, _ in model.named_parameters() if name != "0.weight"]
 
 
-def test_keys_modes_frozen_and_tied_parameters_stay():
+def test_keeps_keys_modes_frozen_and_tied_parameters():
     model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)).eval()
     model[1].weight = model[0].weight
     model[0].weight.requires_grad_(False)
@@ -46,7 +46,7 @@ def test_keys_modes_frozen_and_tied_parameters_stay():
     assert not new.training
 
 
-def test_it_is_what_torch_does_in_place():
+def test_matches_torch_in_place():
     model = net()[:2]  # torch's refuses tensors of 5 dimensions
     new, theirs = channels_last(model), net()[:2].to(memory_format=torch.channels_last)
 
@@ -55,7 +55,7 @@ def test_it_is_what_torch_does_in_place():
     assert [p.stride() for p in new.parameters()] == [p.stride() for p in theirs.parameters()]
 
 
-def test_it_goes_with_a_parametrization():
+def test_works_with_a_parametrization():
     new = channels_last(weight_standardization(nn.Conv2d(3, 4, 3)))
 
     assert is_last(new.weight)
@@ -63,7 +63,7 @@ def test_it_goes_with_a_parametrization():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_model_without_images_is_reported_and_a_wrapped_one_refused():
+def test_warns_without_images_and_rejects_wrapped_model():
     model = nn.Linear(3, 4)
     with pytest.warns(NoEffectWarning, match="nothing .* parameters and buffers of 4 dimensions"):
         assert channels_last(model) is model

@@ -43,7 +43,7 @@ SMOOTH = partial(smooth_labels, Y, num_classes=4)
         (partial(check_one_of, allowed="ab"), ["c", None, ["a"]], ValueError, r"one of \['a', 'b'"),
     ],
 )
-def test_a_check_names_the_argument_its_value_and_what_is_allowed(check, values, kind, message):
+def test_error_names_the_argument_and_the_allowed_values(check, values, kind, message):
     for value in values:
         with pytest.raises(kind, match=rf"^rate=.* must be {message}") as caught:
             check("rate", value)
@@ -51,7 +51,7 @@ def test_a_check_names_the_argument_its_value_and_what_is_allowed(check, values,
         assert str(caught.value).endswith(".")
 
 
-def test_a_number_may_be_one_of_numpy(unchecked):
+def test_accepts_numpy_numbers(unchecked):
     assert_close(SMOOTH(smoothing=np.float32(0.5)), SMOOTH(smoothing=0.5))
     assert ema_smoothing(np.int64(1), np.float64(1.0)) == 0.5
 

@@ -19,13 +19,13 @@ from tests.support.tensors import seeded, uniform
         (0.5, 0, 0),
     ],
 )
-def test_the_share_that_was_asked_for_is_left_out(p, length, kept):
+def test_removes_the_requested_fraction(p, length, kept):
     draw = draw_colout((length, length), p_row=p, p_col=p, generator=seeded())
 
     assert len(draw.rows) == len(draw.columns) == kept
 
 
-def test_every_row_and_column_is_equally_likely_to_remain():
+def test_kept_rows_and_columns_are_uniform():
     generator, rows, columns = seeded(), torch.zeros(4), torch.zeros(5)
     for _ in range(2000):
         draw = draw_colout((4, 5), p_row=0.5, p_col=0.4, generator=generator)
@@ -37,13 +37,13 @@ def test_every_row_and_column_is_equally_likely_to_remain():
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 10), (4, 8), (4, 10, 8), (4, 3, 4, 5)])
-def test_other_targets_stay(shape):
+def test_other_targets_are_not_modified(shape):
     targets = torch.zeros(shape)
 
     assert colout(uniform(size=(8, 10)), targets, generator=seeded()).targets is targets
 
 
-def test_probabilities_are_no_places_of_a_signal():
+def test_probabilities_are_not_cut_like_signals():
     probabilities = torch.rand(4, 12)
 
     assert colout(uniform(size=(12,)), probabilities).targets is probabilities

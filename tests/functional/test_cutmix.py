@@ -7,25 +7,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from composable.functional import CutMixDraw, apply_cutmix, cutmix, draw_cutmix
+from composable.functional import apply_cutmix, cutmix, draw_cutmix
 from tests.support.tensors import seeded, uniform
 
 
-@pytest.mark.parametrize(
-    ("box", "weight"), [([[-1, 2], [4, 9]], 1 - 2 * 2 / 30), ([[-9, 9], [0, 6]], 0)]
-)
-def test_the_weight_is_what_remains_after_clipping(box, weight):
-    x, box = uniform(2), torch.tensor(box)
-
-    mixed = apply_cutmix(x, torch.arange(2), CutMixDraw(torch.tensor([1, 0]), box))
-
-    assert_close(mixed.weight, torch.tensor(float(weight)))
-    pasted = torch.zeros(5, 6, dtype=torch.bool)
-    pasted[slice(*box[0].clamp(0)), slice(*box[1].clamp(0))] = True
-    assert torch.equal(mixed.inputs, torch.where(pasted, x.flip(0), x))
-
-
-def test_a_known_share_gives_a_known_side(monkeypatch):
+def test_side_of_the_box_matches_the_formula(monkeypatch):
     share = torch.tensor(0.75, dtype=torch.float64)
     module = sys.modules["composable.functional.cutmix"]  # the package has a function of its name
     monkeypatch.setattr(module, "draw_beta", lambda *_, **__: share)
@@ -50,7 +36,7 @@ def test_maps_of_targets_are_pasted_like_the_images(per_sample, classes, size):
     assert 0 < mixed.weight.mean() < 1
 
 
-def test_the_loss_of_pasted_maps_is_that_of_each_pixel():
+def test_loss_of_pasted_maps_matches_that_of_pixels():
     x = uniform()
     maps = (x[:, 0] % 3).long()
     maps[0, 0, 0] = -100  # to be ignored, as ever
@@ -61,7 +47,7 @@ def test_the_loss_of_pasted_maps_is_that_of_each_pixel():
     assert_close(mixed.loss(cross_entropy, outputs), cross_entropy(outputs, mixed.targets))
 
 
-def test_a_class_for_each_place_of_a_signal_is_pasted_and_probabilities_are_not():
+def test_pastes_targets_of_signals_but_not_probabilities():
     x, draw = uniform(size=(7,)), draw_cutmix(4, (7,), generator=seeded(2))
 
     places = apply_cutmix(x, x[:, 0].long(), draw)

@@ -21,13 +21,13 @@ from tests.support.tensors import seeded
         (0, (10, 12), 0),
     ],
 )
-def test_a_length_is_a_share_of_the_shorter_side_or_a_number_of_pixels(length, size, side):
+def test_length_is_a_fraction_of_the_shorter_side_or_a_number_of_pixels(length, size, side):
     boxes = draw_cutout(1, size, length=length, generator=seeded())
 
     assert (boxes[..., 1] - boxes[..., 0]).flatten().tolist() == [side] * len(size)
 
 
-def test_examples_have_holes_of_their_own_or_share_them():
+def test_per_sample_gives_each_example_its_own_holes():
     own = cutout(torch.ones(50, 2, 8, 8), length=3, generator=seeded())
     shared = cutout(torch.ones(50, 2, 8, 8), length=3, per_sample=False, generator=seeded())
 
@@ -35,7 +35,7 @@ def test_examples_have_holes_of_their_own_or_share_them():
     assert len(shared.unique(dim=0)) == 1
 
 
-def test_what_is_broken_in_a_hole_is_gone():
+def test_holes_remove_non_finite_values():
     x = torch.tensor([[[1.0, float("nan"), float("inf"), 4.0]]])
     hole = torch.tensor([[[1, 3]]])
 
@@ -43,7 +43,7 @@ def test_what_is_broken_in_a_hole_is_gone():
     assert apply_cutout(x, hole.unsqueeze(0)).tolist() == [[[1, 0, 0, 4]]]
 
 
-def test_holes_look_like_the_ones_of_the_paper():
+def test_hole_matches_the_paper():
     """Centre (2, 5) and side 4 in a picture of 5 x 6: clipped at the right."""
     cut = apply_cutout(torch.ones(1, 1, 5, 6), torch.tensor([[[0, 4], [3, 7]]]))
 

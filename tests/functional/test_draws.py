@@ -117,9 +117,7 @@ def images_of(result):
     ("method", "dtype"), [(m, d) for m in METHODS for d in DTYPES if takes(m, d)], ids=repr
 )
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_result_is_that_of_its_draw_in_dtype_and_layout_of_the_images(
-    method, dtype, layout, still_generators
-):
+def test_result_matches_its_draw_in_dtype_and_layout(method, dtype, layout, still_generators):
     x = images(method, dtype).to(memory_format=layout)
     before = x.clone()
 
@@ -138,7 +136,7 @@ def test_the_result_is_that_of_its_draw_in_dtype_and_layout_of_the_images(
 
 @every_method
 @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (1, 3, 4, 4), (2, 3, 0, 4), (2, 3, 4, 0)])
-def test_batches_may_be_empty_and_images_too(method, shape):
+def test_accepts_empty_batches_and_images(method, shape):
     dtype = torch.uint8 if method in AUGMENTING else torch.float32
     result = method.whole(torch.zeros(shape, dtype=dtype), generator=seeded())
 
@@ -147,7 +145,7 @@ def test_batches_may_be_empty_and_images_too(method, shape):
 
 
 @every_method
-def test_the_result_is_the_same_with_and_without_a_gradient(method):
+def test_gradients_do_not_change_the_result(method):
     x = images(method, torch.float32).requires_grad_()
     draw = method.draw(x, generator=seeded(2))
 
@@ -159,23 +157,9 @@ def test_the_result_is_the_same_with_and_without_a_gradient(method):
     assert torch.equal(result, without)
 
 
-@linear_methods
-def test_a_linear_method_is_its_own_derivative_in_forward_mode(method):
-    x, direction = images(method, torch.float32), images(method, torch.float32) + 1
-    draw = method.draw(x, generator=seeded(2))
-
-    def apply(x):
-        return images_of(method.apply(x, draw))
-
-    value, derivative = torch.func.jvp(apply, (x,), (direction,))
-
-    assert_close(value, apply(x))
-    assert_close(derivative, apply(direction))
-
-
 @pytest.mark.parametrize("name", ["mixup", "cutmix", "cutout", "colout"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_images_without_channels_are_changed_by_the_same_draw(name, size):
+def test_same_draw_applies_to_images_without_channels(name, size):
     x, one = uniform(4, size), method(name)
     draw = one.draw(x, generator=seeded(4))
     apply = getattr(F, f"apply_{name}")
@@ -218,7 +202,7 @@ def test_draws_within_vmap_may_differ(method):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("method", [m for m in LINEAR if "-" not in m.name], ids=repr)
-def test_one_graph_draws_and_applies_at_any_size(method):
+def test_compiles_into_one_graph_for_dynamic_sizes(method):
     compiled = torch.compile(method.whole, fullgraph=True, backend="aot_eager")
     for batch, size in [(4, (5, 6)), (3, (7, 9)), (2, (8, 11))]:
         x = uniform(batch, size)
@@ -267,7 +251,7 @@ def test_weights_are_shares_for_every_alpha(alpha):
 
 
 @pytest.mark.parametrize("size", [(7,), (4, 6)])
-def test_with_uniform_sampling_every_pixel_is_changed_equally_often(size):
+def test_uniform_sampling_changes_each_pixel_equally_often(size):
     count = 20_000
     x = (torch.arange(count) % 2.0).reshape(-1, 1, *[1] * len(size)).expand(-1, 1, *size)
     swap = torch.arange(count).reshape(-1, 2).flip(1).flatten()
@@ -298,8 +282,6 @@ def neutral():
         yield F.mixup, lambda x, w=weight: F.apply_mixup(x, x, F.MixUpDraw(BACKWARDS, w))
     for box in map(torch.tensor, NO_BOXES):
         yield F.cutmix, lambda x, b=box: F.apply_cutmix(x, x, F.CutMixDraw(BACKWARDS, b))
-    for options in ({"num_holes": 0}, {"length": 0}, {"length": 0, "per_sample": False}):
-        yield F.cutout, partial(F.cutout, **options)
     yield F.colout, lambda x: F.colout(x, x[:, 0], p_row=0, p_col=0)
     for function in (F.randaugment, F.augmix):
         for chosen in ("all", "safe", "original"):
@@ -310,7 +292,7 @@ def neutral():
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8])
-def test_neutral_arguments_change_nothing(dtype):
+def test_neutral_arguments_are_the_identity(dtype):
     x = uniform(6, (8, 10), dtype)
     for function, unchanged in neutral():
         if function is F.mixup and dtype == torch.uint8:

@@ -147,12 +147,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("function", "arguments", "message"), REFUSED)
-def test_arguments_that_do_not_match_are_refused(function, arguments, message, unchecked):
+def test_rejects_arguments_that_do_not_match(function, arguments, message, unchecked):
     with pytest.raises((TypeError, ValueError), match=message):
         function(*arguments)
 
 
 @pytest.mark.parametrize("index", [3, -1])
-def test_a_class_index_out_of_range_is_refused(index):
+def test_rejects_class_index_out_of_range(index):
     with pytest.raises(RuntimeError, match="out of bounds"):
         F.smooth_labels(torch.tensor([0, index]), num_classes=3)

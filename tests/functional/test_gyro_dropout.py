@@ -7,14 +7,11 @@ import torch
 from torch import nn
 
 from composable.functional import GyroDropoutLayer, gyro_dropout
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.support.tensors import seeded
 
 
 def layer(p=0.5, sigma=8, tau=2, stay=3, seed=0):
-    return GyroDropoutLayer(p, sigma=sigma, tau=tau, stay=stay, generator=generator(seed))
+    return GyroDropoutLayer(p, sigma=sigma, tau=tau, stay=stay, generator=seeded(seed))
 
 
 def used(dropout, x):
@@ -24,29 +21,20 @@ def used(dropout, x):
     return [tuple((row != 0).flatten().tolist()) for row in rows]
 
 
-def test_each_slice_has_one_mask_and_scaled_values():
-    dropout, x = layer(p=0.75, tau=4), torch.full((12, 50), 2.0)
-
-    outputs = dropout(x)
-
-    assert set(outputs.unique().tolist()) == {0.0, 8.0}
-    slices = outputs.view(4, 3, 50)
-    assert (slices == slices[:, :1]).all()
-    assert len({tuple(rows[0].tolist()) for rows in slices}) == 4
-
-
 @pytest.mark.parametrize("batch", [0, 1, 2, 3, 5, 7, 8, 9])
-def test_batch_is_divided_evenly(batch):
-    outputs = layer(tau=4)(torch.ones(batch, 60))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_batch_is_divided_evenly_among_masks(batch, dtype):
+    outputs = layer(p=0.75, tau=4)(torch.full((batch, 60), 2.0, dtype=dtype))
 
-    counts = Counter(tuple(row.tolist()) for row in outputs)
+    rows = [tuple(row.tolist()) for row in outputs]
+    counts = Counter(rows)
     assert outputs.shape == (batch, 60)
+    assert outputs.dtype == dtype
+    assert set(outputs.unique().tolist()) <= {0.0, 8.0}
     assert len(counts) == min(batch, 4)
+    assert rows == sorted(rows, key=list(counts).index)  # each mask has a slice
     assert not counts or max(counts.values()) - min(counts.values()) <= 1
-
-
-def test_takes_a_scalar():
-    assert layer()(torch.tensor(1.0)).item() in (0.0, 2.0)
+    assert torch.equal(outputs.float(), layer(p=0.75, tau=4)(torch.full((batch, 60), 2.0)))
 
 
 def test_each_mask_is_used_equally_long():
@@ -75,7 +63,7 @@ def test_sigma_need_not_be_a_multiple_of_tau(sigma, tau):
 
 
 def test_masks_are_spread_over_the_training_run():
-    options = {"sigma": 256, "tau": 16, "iters_per_epoch": 100, "generator": generator()}
+    options = {"sigma": 256, "tau": 16, "iters_per_epoch": 100, "generator": seeded()}
 
     assert gyro_dropout(nn.Dropout(), max_epoch=8, **options).stay == 50
     assert gyro_dropout(nn.Dropout(), max_epoch=1, **options).stay == 6
@@ -100,12 +88,23 @@ def test_entries_are_dropped_independently_at_the_given_rate(p):
 
 
 def test_is_the_identity_in_evaluation_and_for_a_probability_of_zero():
-    x = torch.ones(4, 3)
-    dropout = layer().eval()
+    x, dropout = torch.ones(4, 3), layer().eval()
 
     assert dropout(x) is x
     assert dropout.steps == 0
     assert layer(p=0)(x) is x
+    assert layer()(torch.tensor(1.0)).item() in (0.0, 2.0)
+
+
+def test_layers_of_a_model_have_different_masks():
+    kinds = [nn.Dropout, nn.Dropout2d, nn.AlphaDropout, nn.Dropout]
+    model = nn.Sequential(*(kind() for kind in kinds))
+    new = gyro_dropout(model, iters_per_epoch=9, max_epoch=9, generator=seeded())
+    x = torch.ones(16, 64)
+
+    assert [type(module) for module in new] == [GyroDropoutLayer, *kinds[1:3], GyroDropoutLayer]
+    assert new[0].seed != new[3].seed
+    assert not torch.equal(new[0](x), new[3](x))
 
 
 def test_masks_of_a_seed_match_known_values():
@@ -116,48 +115,3 @@ def test_masks_of_a_seed_match_known_values():
 
 
 PINNED = [608416988, "0001101011110100", "0010001001000111"]
-
-
-def test_layers_of_a_model_have_different_masks():
-    model = nn.Sequential(nn.Dropout(), nn.Identity(), nn.Dropout())
-    new = gyro_dropout(model, iters_per_epoch=9, max_epoch=9, generator=generator())
-    x = torch.ones(16, 64)
-
-    assert new[0].seed != new[2].seed
-    assert not torch.equal(new[0](x), new[2](x))
-
-
-def test_other_layers_of_dropout_are_not_replaced():
-    others = [nn.Dropout2d(), nn.AlphaDropout()]
-    new = gyro_dropout(
-        nn.Sequential(nn.Dropout(), *others), iters_per_epoch=1, max_epoch=1, generator=generator()
-    )
-
-    assert [type(module) for module in new] == [GyroDropoutLayer, *map(type, others)]
-
-
-def test_dropped_entries_get_no_gradient():
-    dropout, x = layer(), torch.ones(4, 64).requires_grad_()
-
-    outputs = dropout(x)
-    outputs.sum().backward()
-
-    assert torch.equal(x.grad, outputs)  # of ones: 2 where it is kept, 0 elsewhere
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_masks_do_not_depend_on_the_dtype(dtype):
-    x = torch.ones(4, 8)
-
-    outputs = layer()(x.to(dtype))
-
-    assert outputs.dtype == dtype
-    assert torch.equal(outputs.float(), layer()(x))
-
-
-def test_vmap_matches_loop():
-    x = torch.rand(3, 4, 8, generator=generator())
-
-    outputs = torch.func.vmap(layer())(x)
-
-    assert torch.equal(outputs, torch.stack([layer()(each) for each in x]))

@@ -16,7 +16,7 @@ def logits(count=3, shape=(4, 5)):
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_it_is_the_mean_divergence_from_the_mean(count):
+def test_matches_the_mean_divergence_from_the_mean(count):
     predictions = [z.softmax(1) for z in logits(count)]
     mean = sum(predictions) / count
 
@@ -34,7 +34,7 @@ def test_known_values():
     assert jensen_shannon_loss(first, first + 7, first) == 0
 
 
-def test_it_is_averaged_over_the_batch_and_all_further_dimensions():
+def test_averages_over_the_batch_and_further_dimensions():
     maps = logits(3, (2, 5, 3, 4))
     rows = [z.movedim(1, -1).reshape(-1, 5) for z in maps]
 
@@ -42,7 +42,7 @@ def test_it_is_averaged_over_the_batch_and_all_further_dimensions():
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_extreme_logits_give_numbers(dtype):
+def test_extreme_logits_are_finite(dtype):
     first, second = torch.tensor([[1e4, -1e4, 0]]), torch.tensor([[-1e4, 1e4, 0]])
     first, second = (z.to(dtype).requires_grad_() for z in (first, second))
 

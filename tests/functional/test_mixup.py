@@ -8,7 +8,6 @@ from torch.nn.functional import cross_entropy, mse_loss, one_hot
 from torch.testing import assert_close
 
 from composable.functional import (
-    MixedBatch,
     MixedTargets,
     MixUpDraw,
     apply_mixup,
@@ -38,7 +37,7 @@ def test_inputs_are_blended_as_in_the_paper(weight):
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 5.0])
-def test_the_weight_is_a_folded_beta_variable(alpha):
+def test_weight_is_a_folded_beta_variable(alpha):
     beta = torch.distributions.Beta(torch.tensor(alpha).double(), torch.tensor(alpha).double())
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -48,17 +47,9 @@ def test_the_weight_is_a_folded_beta_variable(alpha):
     assert (drawn - expected.values).abs().max() < 0.03  # quantile by quantile
 
 
-def test_a_tiny_alpha_mixes_almost_nothing_and_a_huge_one_half_and_half():
+def test_extreme_alphas():
     assert (weights(1e-3) > 0.999).float().mean() > 0.95
     assert (weights(1e6) < 0.51).all()
-
-
-def test_a_draw_is_a_permutation_and_one_weight():
-    draw = draw_mixup(7, generator=seeded())
-
-    assert sorted(draw.permutation.tolist()) == list(range(7))
-    assert draw.weight.shape == ()
-    assert draw_mixup(7, per_sample=True, generator=seeded()).weight.shape == (7,)
 
 
 # The value that mixing gives
@@ -68,54 +59,14 @@ def pair(weight=0.75):
     return MixedTargets(torch.tensor([0, 1]), torch.tensor([2, 1]), torch.as_tensor(weight))
 
 
-def test_loss_and_soft_targets_do_not_wait_for_the_device():
+def test_loss_and_soft_targets_do_not_synchronize():
     mixed = mixup(uniform(), torch.arange(4), per_sample=True, generator=seeded())
     with NoSync():
         mixed.soft_targets(5)
         mixed.loss(partial(cross_entropy, reduction="none"), torch.zeros(4, 5))
 
 
-def test_soft_targets_are_mapped():
-    x, y = torch.randn(3, 4, 2, generator=seeded()), torch.arange(12).reshape(3, 4) % 5
-    draw = draw_mixup(4, per_sample=True, generator=seeded())
-
-    def soft(x, y):
-        return apply_mixup(x, y, draw).soft_targets(5)
-
-    assert_close(torch.func.vmap(soft)(x, y), torch.stack(list(map(soft, x, y))))
-
-
-def test_soft_targets_hold_both_classes_by_weight():
-    assert pair().soft(3).tolist() == [[0.75, 0, 0.25], [0, 1, 0]]
-    assert pair([0.5, 1.0]).soft(3).tolist() == [[0.5, 0, 0.5], [0, 1, 0]]
-
-
-def test_soft_targets_of_maps_have_their_classes_in_dimension_one():
-    maps = torch.arange(8).reshape(2, 2, 2) % 3
-
-    soft = MixedTargets(maps, maps.flip(0), torch.tensor(0.75)).soft(3)
-
-    both = (one_hot(m, 3).movedim(-1, 1).float() for m in (maps, maps.flip(0)))
-    assert_close(soft, torch.lerp(*reversed(list(both)), 0.75))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_dense_targets_keep_their_dtype(dtype):
-    dense = torch.eye(3, dtype=dtype)
-
-    soft = MixedTargets(dense, dense.flip(0), torch.tensor(0.75)).soft(3)
-
-    assert soft.dtype == dtype
-    assert soft[0].tolist() == [0.75, 0, 0.25]
-
-
-def test_regression_targets_are_blended():
-    numbers = MixedTargets(torch.tensor([4.0]), torch.tensor([8.0]), torch.tensor(0.75))
-
-    assert numbers.soft().tolist() == [5.0]
-
-
-def test_the_loss_takes_losses_with_more_dimensions():
+def test_loss_of_more_dimensions_is_averaged():
     x = torch.randn(2, 3, 4, generator=seeded())
     mixed = MixedTargets(x, x.flip(0), torch.tensor([0.5, 1.0]))
 
@@ -124,8 +75,23 @@ def test_the_loss_takes_losses_with_more_dimensions():
     assert_close(loss, mse_loss(x[0], x[1]) / 4)
 
 
-def test_a_mixed_batch_gives_its_targets():
-    mixed = MixedBatch(torch.zeros(2, 1), *pair())
+def test_soft_targets_match_the_formula():
+    maps, dense = torch.arange(8).reshape(2, 2, 2) % 3, torch.eye(3)
+    x, y = torch.zeros(3, 4, 2), torch.arange(12).reshape(3, 4) % 5
+    draw = draw_mixup(4, per_sample=True, generator=seeded())
 
-    assert all(a is b for a, b in zip(mixed.mixed_targets, mixed[1:], strict=True))
-    assert torch.equal(mixed.soft_targets(3), pair().soft(3))
+    def soft(x, y):
+        return apply_mixup(x, y, draw).soft_targets(5)
+
+    assert pair().soft(3).tolist() == [[0.75, 0, 0.25], [0, 1, 0]]
+    assert pair([0.5, 1.0]).soft(3).tolist() == [[0.5, 0, 0.5], [0, 1, 0]]
+    one, other = (one_hot(m, 3).movedim(-1, 1).float() for m in (maps, maps.flip(0)))
+    of_maps = MixedTargets(maps, maps.flip(0), torch.tensor(0.75))
+    assert_close(of_maps.soft(3), torch.lerp(other, one, 0.75))
+    for dtype in FLOATS:
+        mixed = MixedTargets(dense.to(dtype), dense.to(dtype).flip(0), torch.tensor(0.75)).soft(3)
+        assert mixed.dtype == dtype
+        assert mixed[0].tolist() == [0.75, 0, 0.25]
+    numbers = MixedTargets(torch.tensor([4.0]), torch.tensor([8.0]), torch.tensor(0.75))
+    assert numbers.soft().tolist() == [5.0]
+    assert_close(torch.func.vmap(soft)(x, y), torch.stack(list(map(soft, x, y))))

@@ -20,7 +20,7 @@ def strengths(name, count=20000, **options):
 
 
 @pytest.mark.parametrize("augmentations", ["all", "safe", "original"])
-def test_each_image_gets_its_operation_at_its_strength(augmentations):
+def test_applies_drawn_operation_and_strength_to_each_image(augmentations):
     x = noise(96, 3, 20, 14)
     draw = draw_randaugment(96, depth=1, augmentations=augmentations, generator=seeded())
 
@@ -35,7 +35,7 @@ def test_each_image_gets_its_operation_at_its_strength(augmentations):
         assert torch.equal(result[i : i + 1], operation(x[i : i + 1], *given))
 
 
-def test_operations_follow_one_another_in_the_order_of_the_draw():
+def test_operations_are_applied_in_the_order_of_the_draw():
     x = noise(2, 3, 20, 14)
     draw = RandAugmentDraw(
         torch.tensor([[3, 2], [2, 3], [-1, 11]]),
@@ -50,7 +50,7 @@ def test_operations_follow_one_another_in_the_order_of_the_draw():
 
 
 @pytest.mark.parametrize(("augmentations", "count"), [("all", 13), ("safe", 9), ("original", 13)])
-def test_every_operation_of_the_set_is_equally_likely(augmentations, count):
+def test_operations_are_uniform(augmentations, count):
     draw = draw_randaugment(13000, augmentations=augmentations, generator=seeded())
 
     counts = draw.operations.flatten().bincount(minlength=13)
@@ -90,7 +90,7 @@ FACTORS = pytest.mark.parametrize("name", ["color", "contrast", "brightness", "s
 
 
 @FACTORS
-def test_the_original_factors_grow_with_the_level(name):
+def test_original_factors_match_the_paper(name):
     drawn = strengths(name, severity=10, augmentations="original")
 
     assert 0.1 + 0.018 <= drawn.min() < 0.15
@@ -100,14 +100,14 @@ def test_the_original_factors_grow_with_the_level(name):
 
 @FACTORS
 @pytest.mark.parametrize("severity", [0.05, 0.5, 1.0])
-def test_a_small_severity_changes_factors_little(name, severity):
+def test_small_severity_gives_factors_near_one(name, severity):
     drawn = strengths(name, severity=severity)
 
     assert (drawn >= 1 - 0.09 * severity).all()
     assert (drawn <= 1).all()
 
 
-def test_the_safe_set_takes_any_number_of_channels():
+def test_safe_set_accepts_any_number_of_channels():
     for channels in (2, 5):
         x = noise(40, channels, 20, 14)
         assert randaugment(x, augmentations="safe", generator=seeded()).shape == x.shape

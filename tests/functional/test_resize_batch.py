@@ -5,9 +5,8 @@ import torch
 from torch.testing import assert_close
 
 from composable.functional import draw_crop, progressive_scale, resize_batch, scaled_size
-from tests.support.tensors import FLOATS, seeded, uniform
+from tests.support.tensors import seeded, uniform
 
-DTYPES = [*FLOATS, torch.uint8, torch.int64]
 SIZES = [(9,), (8, 10), (4, 5, 6)]
 
 
@@ -20,11 +19,9 @@ def coordinates(size, batch=2):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scale", [0.3, 0.5, 0.77])
-@pytest.mark.parametrize("classes", [False, True])
-def test_a_pixel_stays_where_it_was_in_the_image_and_in_its_map(size, scale, classes):
+def test_pixels_and_class_indices_keep_their_coordinates(size, scale):
     """Class indices: each pixel takes that of the pixel in which its centre lies."""
-    number = torch.arange(torch.Size(size).numel()).reshape(1, *size).expand(2, *size)
-    maps = number.unsqueeze(1) if classes else number
+    maps = 2**24 + torch.arange(torch.Size(size).numel()).reshape(1, *size).expand(2, *size)
 
     small = resize_batch(coordinates(size), maps, scale_factor=scale, resize_targets=True)
 
@@ -33,28 +30,23 @@ def test_a_pixel_stays_where_it_was_in_the_image_and_in_its_map(size, scale, cla
     assert small.inputs.shape == (2, len(size), *new)
     assert_close(small.inputs[inner], coordinates(new)[inner])
     at = (coordinates(new) * torch.tensor(size).reshape(-1, *[1] * len(size))).floor().long()
-    expected = sum(at[:, dim] * torch.Size(size[dim + 1 :]).numel() for dim in range(len(size)))
-    assert torch.equal(small.targets[:, 0] if classes else small.targets, expected)
+    assert torch.equal(
+        small.targets, torch.stack([m[tuple(i)] for m, i in zip(maps, at, strict=True)])
+    )
 
 
-def test_large_class_indices_are_not_rounded():
-    maps = torch.full((1, 4, 4), 2**24 + 1)
-
-    small = resize_batch(uniform(1, (4, 4)), maps, scale_factor=0.5, resize_targets=True)
-
-    assert (small.targets == 2**24 + 1).all()
-
-
-def test_half_the_size_is_the_mean_of_four_pixels():
+def test_half_the_size_matches_average_pooling():
     x = uniform(size=(8, 10))
 
     small = resize_batch(x, scale_factor=0.5).inputs
 
     assert_close(small, torch.nn.functional.avg_pool2d(x, 2))
+    for dtype in (torch.uint8, torch.int64):
+        assert resize_batch(x.to(dtype), scale_factor=0.5).inputs.dtype == dtype
 
 
 @pytest.mark.parametrize("size", [(8, 10), (4, 5, 6)])
-def test_maps_of_numbers_are_interpolated_like_channels(size):
+def test_interpolates_floating_point_targets_like_inputs(size):
     x = uniform(size=size)
 
     small = resize_batch(x, x[:, 0], scale_factor=0.6, resize_targets=True)
@@ -64,7 +56,7 @@ def test_maps_of_numbers_are_interpolated_like_channels(size):
     assert torch.equal(probabilities.targets, probabilities.inputs)
 
 
-def test_every_place_of_a_crop_is_equally_likely():
+def test_crops_are_uniform():
     generator = seeded()
     drawn = [tuple(draw_crop((5, 4), (3, 4), generator=generator).tolist()) for _ in range(3000)]
 
@@ -73,24 +65,15 @@ def test_every_place_of_a_crop_is_equally_likely():
 
 
 @pytest.mark.parametrize("mode", ["resize", "crop"])
-def test_targets_stay_unless_asked_for(mode):
+def test_targets_or_full_size_are_not_resized(mode):
     x = uniform(size=(9, 11))
-    maps, options = x[:, 0], {"scale_factor": 0.5, "mode": mode}
+    maps = x[:, 0]
 
-    assert resize_batch(x, maps, **options).targets is maps
-    assert resize_batch(x, **options).targets is None
-
-
-@pytest.mark.parametrize("mode", ["resize", "crop"])
-@pytest.mark.parametrize("resize_targets", [False, True])
-def test_full_size_changes_nothing(mode, resize_targets):
-    x = uniform(size=(9, 11))
-    maps, options = x[:, 0], {"mode": mode, "resize_targets": resize_targets}
-
-    small = resize_batch(x, maps, scale_factor=1.0, **options, size_increment=4)
-
-    assert small.inputs is x
-    assert small.targets is maps
+    assert resize_batch(x, maps, scale_factor=0.5, mode=mode).targets is maps
+    assert resize_batch(x, scale_factor=0.5, mode=mode).targets is None
+    whole = resize_batch(x, maps, scale_factor=1.0, mode=mode, size_increment=4)
+    assert whole.inputs is x
+    assert whole.targets is maps
 
 
 @pytest.mark.parametrize(
@@ -107,7 +90,7 @@ def test_full_size_changes_nothing(mode, resize_targets):
         ((0, 4), 0.5, 1, (0, 2)),
     ],
 )
-def test_sides_are_the_nearest_multiples_of_the_increment(size, scale, increment, expected):
+def test_sizes_are_rounded_to_the_increment(size, scale, increment, expected):
     options = {"scale_factor": scale, "size_increment": increment}
 
     assert scaled_size(size, **options) == expected
@@ -115,19 +98,8 @@ def test_sides_are_the_nearest_multiples_of_the_increment(size, scale, increment
         assert resize_batch(uniform(size=size), **options).inputs.shape == (4, 3, *expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_resizing_keeps_dtype_and_layout(dtype, layout):
-    x = uniform(size=(8, 10), dtype=dtype).to(memory_format=layout)
-
-    small = resize_batch(x, scale_factor=0.5).inputs
-
-    assert small.dtype == dtype
-    assert small.is_contiguous(memory_format=layout)
-
-
 @pytest.mark.compile
-def test_resizing_is_one_graph_at_any_size():
+def test_compiles_into_one_graph_for_dynamic_sizes():
     compiled = torch.compile(resize_batch, fullgraph=True, backend="aot_eager")
 
     for size in [(8, 10), (12, 9), (14, 15)]:
@@ -139,25 +111,27 @@ def test_resizing_is_one_graph_at_any_size():
 # The schedule
 
 
-def test_the_scale_waits_grows_and_stays():
-    scales = [progressive_scale(t / 20) for t in range(21)]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [*[0.5] * 11, *(0.5 + k / 12 for k in range(1, 6)), *[1.0] * 5]),
+        ({"delay_fraction": 0, "finetune_fraction": 0}, [0.5 + k / 40 for k in range(21)]),
+        ({"delay_fraction": 0.5, "finetune_fraction": 0.5}, [0.5] * 10 + [1.0] * 11),
+        ({"delay_fraction": 1, "finetune_fraction": 0}, [0.5] * 20 + [1.0]),
+        ({"delay_fraction": 0, "finetune_fraction": 1}, [1.0] * 21),
+    ],
+)
+def test_scale_waits_grows_linearly_and_stays(options, expected):
+    scales = [progressive_scale(t / 20, **options) for t in range(21)]
 
-    assert scales[:11] == [0.5] * 11
-    assert_close(scales[11:16], [0.5 + k / 12 for k in range(1, 6)])
-    assert scales[16:] == [1.0] * 5
+    assert scales == pytest.approx(expected)
+    assert scales[-1] == 1.0
 
 
 @pytest.mark.parametrize("delay", [k / 10 for k in range(11)])
-@pytest.mark.parametrize("initial_scale", [0.1, 1 / 3, 1.0])
-def test_without_a_phase_of_growing_it_jumps(delay, initial_scale):
+def test_scale_jumps_without_a_phase_of_growth(delay):
     options = {"delay_fraction": delay, "finetune_fraction": 1 - delay}
-    scales = [progressive_scale(t / 10, initial_scale=initial_scale, **options) for t in range(11)]
 
-    expected = [initial_scale if t < round(10 * delay) else 1.0 for t in range(11)]
-    assert scales == expected
+    scales = [progressive_scale(t / 10, initial_scale=1 / 3, **options) for t in range(11)]
 
-
-def test_without_a_delay_it_grows_at_once_and_without_a_finetune_to_the_end():
-    options = {"delay_fraction": 0, "finetune_fraction": 0}
-
-    assert [progressive_scale(t / 4, **options) for t in range(5)] == [0.5, 0.625, 0.75, 0.875, 1.0]
+    assert scales == [1 / 3 if t < round(10 * delay) else 1.0 for t in range(11)]

@@ -16,9 +16,9 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable.core.batch import tensors_of
-from composable.utils.reproducibility import seed_context
 from tests.support import hugging_face
 from tests.support.models import Attention
+from tests.support.tensors import seeded
 
 NEVER = r"(?!)"
 
@@ -41,7 +41,7 @@ class Surgery(NamedTuple):
 
 
 def generator():
-    return torch.Generator().manual_seed(0)
+    return seeded()
 
 
 def images():
@@ -179,24 +179,27 @@ FITTED = {"factorize"}  # which needs the values of the weights
 if importlib.util.find_spec("transformers") is not None:
     for family in hugging_face.FAMILIES:
         build = partial(hugging_face.build, family)
+        tokens = partial(hugging_face.tokens, 6)
         SURGERIES[f"alibi of {family}"] = Surgery(
             partial(F.alibi, max_sequence_length=16),
             build,
-            partial(hugging_face.tokens, 6),
+            tokens,
             "position embeddings and attention of the classes .*BertSelfAttention",
             removed=r".*(wpe|position_embeddings)\.weight",
         )
+        if family not in ("gpt2", "bert"):
+            continue
         SURGERIES[f"gated_linear_units of {family}"] = Surgery(
             lambda model: gated_linear_units(model, generator=generator()),
             build,
-            partial(hugging_face.tokens, 6),
+            tokens,
             "feed-forward blocks of the classes .*BertIntermediate.*GPT2MLP",
             added=r".*\.non_gated\.weight",
         )
         SURGERIES[f"stochastic_depth of {family}"] = Surgery(
             partial(F.stochastic_depth, drop_rate=0.5),
             build,
-            partial(hugging_face.tokens, 6),
+            tokens,
             "torchvision.models.resnet.BasicBlock, .*GPT2Block",
         )
 
@@ -228,6 +231,7 @@ def test_original_is_not_modified(surgery):
     outputs = run(new, x)
 
     assert new is not model
+    assert surgery.operate(new) is new
     assert repr(model) == text
     assert not torch.equal(outputs, expected) or repr(new) != text
     assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
@@ -249,12 +253,6 @@ def test_parameters_and_their_names_are_shared(surgery):
     assert new.keys() == (old.keys() - removed - renamed) | added
     assert removed == {name for name in parameters if id(old[name]) not in held}
     assert all(new[name] is old[name] for name in parameters - removed - renamed)
-
-
-def test_twice_is_once(surgery):
-    once = surgery.operate(surgery.build())
-
-    assert surgery.operate(once) is once
 
 
 def test_hooks_and_modes_are_kept(own):
@@ -282,41 +280,11 @@ def test_shared_module_stays_shared(surgery):
     assert new[0] is new[2]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_dtype_is_preserved(surgery, dtype):
-    x = surgery.inputs()
-    x = x.to(dtype) if x.is_floating_point() else x
-
-    for new in (
-        surgery.operate(surgery.build().to(dtype)),
-        surgery.operate(surgery.build()).to(dtype),
-    ):
-        tensors = [run(new, x), *new.parameters(), *new.buffers()]
-        assert {t.dtype for t in tensors if t.is_floating_point()} == {dtype}
-
-
 @pytest.mark.parametrize("name", OWN.keys() - FITTED)
 def test_new_tensors_are_on_the_device_of_the_model(name):
     new = OWN[name].operate(OWN[name].build().to("meta"))
 
     assert {t.device.type for t in new.state_dict().values()} == {"meta"}
-
-
-def test_weights_load_into_another_new_model(surgery):
-    model, x = surgery.operate(surgery.build()), surgery.inputs()
-    run(model, x)  # moves statistics and counts
-    fresh, state = surgery.operate(surgery.build()), copy.deepcopy(model.state_dict())
-    with torch.no_grad():
-        for parameter in fresh.parameters():
-            parameter.zero_()
-
-    averaged = F.with_tensors(fresh, state)
-    fresh.load_state_dict(state)
-
-    for loaded in (averaged, fresh):
-        for mode in (True, False):
-            same = copy.deepcopy(loaded).train(mode), copy.deepcopy(model).train(mode)
-            assert torch.equal(*(run(one, x) for one in same))
 
 
 def test_new_model_can_be_copied_and_pickled(surgery):
@@ -329,56 +297,41 @@ def test_new_model_can_be_copied_and_pickled(surgery):
         assert torch.equal(run(other, x), run(model, x))
 
 
-def test_gradients_reach_all_parameters(surgery):
-    new = surgery.operate(surgery.build())
-
-    with seed_context(2):
-        for _ in range(5):  # so that no block is dropped each time
-            inputs = surgery.inputs()
-            if inputs.is_floating_point():  # where all are dropped, they are what has a gradient
-                inputs.requires_grad_()
-            next(tensors_of(new(inputs))).square().sum().backward()
-
-    assert all(p.grad is not None for p in new.parameters())
-
-
-def test_global_generators_are_not_used(surgery, still_generators):
-    with torch.random.fork_rng():
-        model = surgery.build()
-
-    surgery.operate(model)
-
-
 def test_warns_if_nothing_is_replaced(surgery):
     model = nn.Sequential(nn.Tanh())
     with pytest.warns(F.NoEffectWarning, match=f"found nothing to .*{surgery.sought}"):
         assert surgery.operate(model) is model
 
 
+def in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+def wrapped(name, model):
+    """Wrap a model in a class of this name."""
+    return type(name, (nn.Sequential,), {})(model)
+
+
+REFUSED = {
+    "compiled": partial(torch.compile, backend="eager"),
+    "compiled in place": in_place,
+    "DistributedDataParallel": partial(wrapped, "DistributedDataParallel"),
+    "FullyShardedDataParallel": partial(wrapped, "FullyShardedDataParallel"),
+    "FSDPModule": partial(wrapped, "FSDPModule"),
+}
+
+
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_rejects_compiled_model(own, inside, in_place):
-    model = own.build()
-    if in_place:
-        model.compile(backend="eager")
-    else:
-        model = torch.compile(model, backend="eager")
-
-    with pytest.raises(ValueError, match=r"must not be compiled yet.* and compile it afterwards"):
-        own.operate(nn.Sequential(model) if inside else model)
-
-
-@pytest.mark.parametrize(
-    "wrapper", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"]
-)
-@pytest.mark.parametrize("inside", [False, True])
-def test_rejects_wrapped_model(own, wrapper, inside):
-    class Wrapped(nn.Sequential):
-        pass
-
-    Wrapped.__name__ = wrapper
-    model = Wrapped(own.build())
-    with pytest.raises(ValueError, match=f"wrapped in {wrapper}.* before wrapping it"):
+@pytest.mark.parametrize("how", REFUSED)
+def test_rejects_compiled_or_wrapped_model(own, how, inside):
+    model = REFUSED[how](own.build())
+    message = (
+        r"must not be compiled yet.* and compile it afterwards"
+        if "compiled" in how
+        else f"wrapped in {how}.* before wrapping it"
+    )
+    with pytest.raises(ValueError, match=message):
         own.operate(nn.Sequential(model) if inside else model)
 
 
@@ -422,11 +375,8 @@ def test_subclass_with_its_own_forward_is_not_replaced(operate, kind, arguments,
 
     new = operate(nn.Sequential(*(one(*arguments) for one in kinds)))
 
-    assert [type(layer) is not one for layer, one in zip(new, kinds, strict=True)] == [
-        True,
-        False,
-        replaces_named,
-    ]
+    changed = [type(layer) is not one for layer, one in zip(new, kinds, strict=True)]
+    assert changed == [True, False, replaces_named]
     assert isinstance(new[2], kinds[2]) or operate is gyro_dropout
 
 
@@ -453,41 +403,23 @@ def test_subclass_of_a_convolution_keeps_its_forward(operate, expected):
 
 
 LOW = {"precision": torch.bfloat16}
+BY_HAND = [
+    (ghost_batchnorm, nn.BatchNorm2d(4), F.GhostBatchNorm2d(4, ghost_batch_size=2)),
+    (blurpool, nn.Conv2d(4, 4, 3, stride=2), F.BlurConv2d(4, 4, 3, stride=2)),
+    (blurpool, nn.MaxPool2d(2), F.BlurMaxPool2d(2)),
+    (partial(F.low_precision_layernorm, **LOW), nn.LayerNorm(5), F.LowPrecisionLayerNorm(5, **LOW)),
+    (
+        partial(F.low_precision_groupnorm, **LOW),
+        nn.GroupNorm(2, 4),
+        F.LowPrecisionGroupNorm(2, 4, **LOW),
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("by_hand", "layer", "operate", "shown"),
-    [
-        (
-            F.GhostBatchNorm2d(4, eps=0.1, ghost_batch_size=2),
-            nn.BatchNorm2d(4, eps=0.1),
-            ghost_batchnorm,
-            ["eps=0.1", "ghost_batch_size=2"],
-        ),
-        (
-            F.BlurConv2d(4, 4, 3, stride=2),
-            nn.Conv2d(4, 4, 3, stride=2),
-            blurpool,
-            ["blur_first=True, blur_stride=(2, 2)"],
-        ),
-        (F.BlurMaxPool2d(2), nn.MaxPool2d(2), blurpool, ["blur_stride=(2, 2)"]),
-        (
-            F.LowPrecisionLayerNorm(5, **LOW),
-            nn.LayerNorm(5),
-            partial(F.low_precision_layernorm, **LOW),
-            ["precision=torch.bfloat16"],
-        ),
-        (
-            F.LowPrecisionGroupNorm(2, 4, **LOW),
-            nn.GroupNorm(2, 4),
-            partial(F.low_precision_groupnorm, **LOW),
-            ["precision=torch.bfloat16"],
-        ),
-    ],
-)
-def test_layer_built_by_hand_equals_that_of_the_surgery(by_hand, layer, operate, shown):
+@pytest.mark.parametrize(("operate", "layer", "by_hand"), BY_HAND)
+def test_layer_built_by_hand_equals_that_of_the_surgery(operate, layer, by_hand):
     new = operate(layer)
     by_hand.load_state_dict(new.state_dict())
 
     assert torch.equal(by_hand(images()), new(images()))
-    assert all(words in repr(new) for words in shown)
+    assert repr(by_hand) == repr(new) != repr(layer)

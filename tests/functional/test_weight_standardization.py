@@ -9,12 +9,9 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.testing import assert_close
 
 from composable.functional import NoEffectWarning, standardize_weight, weight_standardization
+from tests.support.tensors import randn
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-
-
-def randn(*shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
 def by_formula(weight):
@@ -36,33 +33,13 @@ def test_convolution_uses_the_weight_of_the_formula(dims, groups, mode):
     plain = copy.deepcopy(conv)
     plain.weight.data = by_formula(conv.weight.data)
 
-    assert_close(weight_standardization(conv)(x), plain(x))
+    new = weight_standardization(conv)
 
-
-def test_weight_of_each_unit_has_mean_zero_and_variance_one():
-    weight = standardize_weight(5 + 3 * randn(4, 3, 3, 3))
-
-    assert_close(weight.mean((1, 2, 3)), torch.zeros(4), atol=1e-6, rtol=0)
-    assert_close(weight.var((1, 2, 3), correction=0), torch.ones(4))
-
-
-def test_evaluation_uses_standardized_weights():
-    new, x = weight_standardization(nn.Conv2d(3, 4, 3)), randn(1, 3, 5, 5)
-
+    assert_close(new(x), plain(x))
     assert torch.equal(new.eval()(x), new.train()(x))
-
-
-def test_removing_the_parametrization_leaves_a_plain_convolution():
-    conv, x = nn.Conv2d(3, 4, 3), randn(1, 3, 5, 5)
-    weight = conv.weight.detach().clone()
-    new = copy.deepcopy(weight_standardization(conv))
-    expected = new(x)
-
-    plain = parametrize.remove_parametrizations(new, "weight")
-
-    assert type(plain) is nn.Conv2d
-    assert torch.equal(plain(x), expected)
-    assert torch.equal(conv.weight, weight)
+    removed = parametrize.remove_parametrizations(copy.deepcopy(new), "weight")
+    assert type(removed) is CONVS[dims]
+    assert_close(removed(x), plain(x))
 
 
 @pytest.mark.parametrize(
@@ -73,12 +50,17 @@ def test_last_layers_can_be_ignored(ignored, expected):
     model = nn.Sequential(first, nn.Sequential(inner), first, last)
 
     assert standardized(weight_standardization(model, n_last_layers_ignore=ignored)) == expected
-
-
-def test_warns_if_all_layers_are_ignored():
-    model = nn.Sequential(nn.Conv2d(3, 3, 3))
     with pytest.warns(NoEffectWarning, match=r"for each output channel, except for the last 5\."):
         assert weight_standardization(model, n_last_layers_ignore=5) is model
+
+
+def test_tied_convolutions_stay_tied():
+    first, second = nn.Conv1d(3, 3, 3), nn.Conv1d(3, 3, 3)
+    second.weight = first.weight
+
+    new = weight_standardization(nn.Sequential(first, second))
+
+    assert new[0].parametrizations.weight.original is new[1].parametrizations.weight.original
 
 
 def test_units_of_a_single_weight_and_other_layers_are_not_replaced():
@@ -97,15 +79,6 @@ def test_is_applied_after_other_parametrizations():
     assert_close(new(x), plain(x))
     assert len(conv.parametrizations.weight) == 1
     assert weight_standardization(new) is new
-
-
-def test_tied_convolutions_stay_tied():
-    first, second = nn.Conv1d(3, 3, 3), nn.Conv1d(3, 3, 3)
-    second.weight = first.weight
-
-    new = weight_standardization(nn.Sequential(first, second))
-
-    assert new[0].parametrizations.weight.original is new[1].parametrizations.weight.original
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

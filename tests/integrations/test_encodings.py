@@ -8,7 +8,7 @@ from composable.functional import set_sequence_length
 
 
 @pytest.mark.parametrize("options", [{}, {"truncate": False}, {"preserve_end_of_sequence": True}])
-def test_an_encoding_stays_one_when_its_sequences_are_cut(options):
+def test_encodings_keep_their_type(options):
     ids = torch.arange(14).reshape(2, 7)
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
     encoding = BatchEncoding({"input_ids": ids, "attention_mask": mask})

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 import composable.functional as F
 from tests.support import hugging_face
 from tests.support.hugging_face import WIDTH, build, layers
+from tests.support.tensors import seeded
 
 
 def gate(model, **options):
@@ -16,7 +17,7 @@ def gate(model, **options):
 
 
 def generator():
-    return torch.Generator().manual_seed(0)
+    return seeded()
 
 
 def parts(layer):
@@ -34,7 +35,7 @@ def block(layer):
     return lambda x: layer.output(layer.intermediate(x), x)
 
 
-@pytest.mark.parametrize("family", hugging_face.FAMILIES)
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("other", [False, True])
 def test_matches_the_formula(family, bias, other):

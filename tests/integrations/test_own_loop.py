@@ -29,7 +29,7 @@ from tests.integrations.table import (
 )
 from tests.support.data import batches, noisy_loader
 from tests.support.models import mlp, same, weights
-from tests.support.runs import plain_loop, trained
+from tests.support.runs import trained
 
 
 def accelerate():
@@ -130,15 +130,6 @@ def test_loader_draws_as_in_the_trainer(loop, build):
     assert same(train_with(loop, "MixUp", build()), ours("MixUp", build()))
 
 
-def test_matches_the_plain_loop_without_algorithms():
-    t, optimizer = begin([])
-
-    train(t, optimizer, batches())
-
-    model = mlp()
-    assert same(weights(t.model), plain_loop(model, batches(), SGD(model.parameters())))
-
-
 def test_epoch_length_is_that_of_the_loader():
     t, optimizer = row(WITHIN)
 
@@ -146,27 +137,6 @@ def test_epoch_length_is_that_of_the_loader():
 
     assert same(evaluated(t, WITHIN), ours(WITHIN))
     assert t.state.timestamp.sample == 20
-
-
-def test_matches_the_trainer_with_adamw():
-    model, algorithms = mlp(), [MixUp(), GradientClipping("norm", 0.5)]
-    optimizer = torch.optim.AdamW(model.parameters())
-    t = start(algorithms, model, optimizer=optimizer)
-
-    train(t, optimizer, batches())
-
-    adamw = partial(torch.optim.AdamW)
-    assert same(
-        weights(t.model), trained(mlp(), batches(), algorithms=algorithms, optimizers=adamw)
-    )
-
-
-def test_ema_needs_no_max_duration():
-    t, optimizer = begin([EMA("2ba")], max_duration=None)
-
-    train(t, optimizer, batches())
-
-    assert "EMA" in t.state.memory
 
 
 def recorded(run, around):
@@ -215,17 +185,6 @@ def test_epoch_left_by_break_ends_when_the_next_begins():
         assert t.state.timestamp.batch == 2  # the last batch counts too
 
 
-def test_optimizer_has_no_hooks_after_the_loop():
-    t, optimizer = begin([LabelSmoothing()])
-    train(t, optimizer, batches(), epochs=1)
-    before = t.state
-
-    cross_entropy(t.model(batches()[0][0]), batches()[0][1]).backward()
-    optimizer.step()
-
-    assert t.state is before
-
-
 def test_evaluation_restores_weights_modes_and_gradients():
     t, optimizer = begin([EMA("2ba")], mlp(dropout=0.5))
     train(t, optimizer, batches())
@@ -252,7 +211,7 @@ def test_evaluation_in_an_epoch_changes_no_weight():
     assert same(evaluated(t, SIX), ours(SIX))
 
 
-def test_model_with_its_own_loss_needs_no_loss_fn():
+def test_model_with_its_own_loss_needs_no_loss_fn_and_ema_no_max_duration():
     class WithLoss(nn.Module):
         def __init__(self):
             super().__init__()
@@ -264,16 +223,17 @@ def test_model_with_its_own_loss_needs_no_loss_fn():
         def loss(self, outputs, batch):
             return cross_entropy(outputs, batch[1])
 
-    t, optimizer = begin(SETS["SelectiveBackprop"], WithLoss(), loss_fn=None)
+    algorithms = [*SETS["LabelSmoothing"], EMA("2ba")]
+    t, optimizer = begin(algorithms, WithLoss(), loss_fn=None, max_duration=None)
     for _ in range(2):
         for batch in t.epoch(batches()):
             t.loss(t.model(batch)).backward()
             optimizer.step()
             optimizer.zero_grad()
 
+    assert "EMA" in t.state.memory
     assert same(
-        weights(t.model),
-        trained(WithLoss(), batches(), loss_fn=None, algorithms=SETS["SelectiveBackprop"]),
+        weights(t.model), trained(WithLoss(), batches(), loss_fn=None, algorithms=algorithms)
     )
 
 
@@ -317,74 +277,59 @@ def test_algorithm_that_reads_no_loss_works_without_it():
     assert same(
         weights(t.model), trained(mlp(), batches(), algorithms=[GradientClipping("norm", 0.5)])
     )
+    cross_entropy(t.model(inputs), targets).backward()
+    before = t.state
+    optimizer.step()
+    assert t.state is before  # the loop is over
 
 
-def test_rejects_microbatches():
-    t, _ = begin([])
-    inputs, _ = next(t.epoch(batches()))
-    t.loss(t.model(inputs))
-
-    with pytest.raises(RuntimeError, match="called twice for one batch"):
-        t.loss(t.model(inputs))
-
-
-def test_rejects_closure():
-    t, optimizer = begin([])
-    epoch = t.epoch(batches())
-    inputs, _ = next(epoch)
-
-    with pytest.raises(TypeError, match="closure"):
-        optimizer.step(lambda: t.loss(t.model(inputs)))
-
-
-def test_rejects_replaced_model_in_training():
+@pytest.mark.parametrize(("at", "how"), [("EPOCH_START", ""), ("EVAL_START", " by one with other")])
+def test_rejects_replaced_model(at, how):
     def replace(event, state):
-        return state.evolve(model=mlp()) if event is Event.EPOCH_START else state
+        return state.evolve(model=nn.Linear(4, 3)) if event is Event[at] else state
 
     t, _ = begin([replace])
+    enter = t.evaluating().__enter__ if how else t.epoch(batches()).__next__
 
-    with pytest.raises(RuntimeError, match="replaced the model at EPOCH_START"):
-        next(t.epoch(batches()))
-
-
-def test_rejects_evaluation_model_with_other_parameters():
-    def replace(event, state):
-        return state.evolve(model=nn.Linear(4, 3)) if event is Event.EVAL_START else state
-
-    t, _ = begin([replace])
-
-    with pytest.raises(RuntimeError, match="at EVAL_START by one with other parameters"):
-        t.evaluating().__enter__()
+    with pytest.raises(RuntimeError, match=f"replaced the model at {at}{how}"):
+        enter()
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"optimizer": "SGD"}, TypeError, "optimizer='SGD' must be a torch.optim.Optimizer"),
+        ({"optimizer": SGD(mlp().parameters())}, ValueError, "none of the model's parameters"),
         ({"loss_fn": "mse"}, TypeError, "loss_fn='mse' must be a function"),
         ({"max_duration": "0.5dur"}, ValueError, "max_duration='0.5dur' must not be a fraction"),
         ({"epoch_length": 0}, ValueError, "epoch_length=0 must be at least 1"),
         ({"seed": -1}, ValueError, "seed=-1 is out of range"),
+        ({}, ValueError, r"call t\.follow\(optimizer\) first"),
     ],
 )
 def test_rejects_invalid_arguments(options, error, message):
     with pytest.raises(error, match=message):
-        start([], mlp(), **options)
+        next(start([], mlp(), **options).epoch(batches()))
 
 
-def test_rejects_optimizer_of_another_model():
-    with pytest.raises(ValueError, match="none of the model's parameters"):
-        start([], mlp(), optimizer=SGD(mlp().parameters()))
+@pytest.mark.parametrize(
+    ("options", "step", "error", "message"),
+    [
+        ({}, False, RuntimeError, "called twice for one batch"),
+        ({}, True, TypeError, "closure"),
+        ({"loss_fn": None}, False, ValueError, "needs a loss; pass loss_fn to adapt_loop"),
+    ],
+)
+def test_rejects_microbatches_closures_and_missing_losses(options, step, error, message):
+    t, optimizer = begin([], **options)
+    epoch = t.epoch(batches())
+    inputs, _ = next(epoch)
 
+    def loss():
+        return t.loss(t.model(inputs))
 
-def test_epoch_requires_an_optimizer():
-    with pytest.raises(ValueError, match=r"call t\.follow\(optimizer\) first"):
-        next(start([], mlp()).epoch(batches()))
+    def act():
+        return optimizer.step(loss) if step else (loss(), loss())
 
-
-def test_loss_requires_a_loss_fn():
-    t, _ = begin([], loss_fn=None)
-    inputs, _ = next(t.epoch(batches()))
-
-    with pytest.raises(ValueError, match="needs a loss; pass loss_fn to adapt_loop"):
-        t.loss(t.model(inputs))
+    with pytest.raises(error, match=message):
+        act()

@@ -32,3 +32,8 @@ def named(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor
         "weight": torch.randn(3, 4, generator=generator).to(dtype),
         "bias": torch.randn((), generator=generator).to(dtype),
     }
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw normally distributed values."""
+    return torch.randn(shape, generator=seeded(seed)).to(dtype)
