@@ -5,7 +5,7 @@
     python -m tools.fuzz_arguments --count 3        # three values of each argument
 
 A call passes if it returns, or raises a TypeError or ValueError whose message has the name of the
-argument. It fails if it raises anything else, or if a flag takes a value that is no bool.
+argument. It fails if it raises anything else, or if a flag accepts a value that is not a bool.
 """
 
 import argparse

@@ -29,7 +29,8 @@ def test_run_has_all_events():
 def test_existing_optimizer_trains_it():
     model = linear()
 
-    state = make_trainer(model, algorithms=[NoOpModel()], optimizers=sgd(model.parameters())).fit()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = make_trainer(model, algorithms=[NoOpModel()], optimizers=optimizer).fit()
 
     assert state.model.weight.item() == pytest.approx(1 - 6 * 0.1)
 

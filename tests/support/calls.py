@@ -18,8 +18,11 @@ import composable
 from composable import functional as F
 from composable.checkpoint.errors import CheckpointError
 from composable.core.batch import BatchSpec
-from tests.support import runs
+from tests.support import models
 from tests.support.cases import all_cases
+from tests.support.data import batches, examples
+from tests.support.observers import Asks
+from tests.support.runs import make_trainer, sgd
 
 PACKAGES = (
     *("composable", "composable.callbacks", "composable.checkpoint", "composable.core.batch"),
@@ -128,8 +131,8 @@ def _defined(module: Any) -> list[str]:
 
 def a_trainer(**options: Any) -> composable.Trainer:
     """Build a Trainer that stops after one batch, however long it is to train."""
-    stop = runs.Asks(composable.Event.BATCH_END, 0, composable.Control.STOP)
-    return runs.trainer(**{"max_duration": "2ba", "callbacks": [stop], **options})
+    stop = Asks(composable.Event.BATCH_END, 0, composable.Control.STOP)
+    return make_trainer(**{"max_duration": "2ba", "callbacks": [stop], **options})
 
 
 def a_folder() -> Path:
@@ -177,18 +180,18 @@ def some_states() -> list[torch.Tensor]:
 
 def a_loader() -> DataLoader[Any]:
     """Build a DataLoader with a generator."""
-    data = TensorDataset(*runs.examples(8))
+    data = TensorDataset(*examples(8))
     return DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator())
 
 
 def trainer_arguments() -> dict[str, Any]:
     """Make arguments of a Trainer."""
     return {
-        "model": runs.mlp(),
-        "train_dataloader": runs.batches(8),
-        "eval_dataloader": runs.batches(4),
+        "model": models.mlp(),
+        "train_dataloader": batches(8),
+        "eval_dataloader": batches(4),
         "loss_fn": cross_entropy,
-        "optimizers": runs.sgd,
+        "optimizers": sgd,
         "schedulers": (),
         "max_duration": "2ba",
         "algorithms": [composable.algorithms.LabelSmoothing(0.1)],
@@ -229,7 +232,7 @@ class Fresh:
 
 
 def given(**values: Any) -> Callable[[], dict[str, Any]]:
-    """Build a function that returns these values, of which `Fresh` ones are built anew."""
+    """Build a function that returns these values, of which `Fresh` ones are built at each call."""
 
     def build() -> dict[str, Any]:
         return {n: v.build() if isinstance(v, Fresh) else v for n, v in values.items()}
@@ -256,9 +259,9 @@ def registered(callback: Any) -> None:
 
 
 SMOOTH = composable.algorithms.LabelSmoothing
-MODEL, LOADER, FOLDER = Fresh(runs.mlp), Fresh(a_loader), Fresh(a_folder)
-CLOCK, BATCHES = Fresh(a_clock), Fresh(lambda: runs.batches(8))
-BATCH = Fresh(lambda: runs.batches(4)[0])
+MODEL, LOADER, FOLDER = Fresh(models.mlp), Fresh(a_loader), Fresh(a_folder)
+CLOCK, BATCHES = Fresh(a_clock), Fresh(lambda: batches(8))
+BATCH = Fresh(lambda: batches(4)[0])
 FILES = (OSError, CheckpointError)
 
 data, checkpoint, loggers = composable.data, composable.checkpoint, composable.loggers

@@ -333,7 +333,7 @@ NO_COUNT = "count_tokens returned .* must return a nonnegative integer"
 NO_KEY = {"input_key": "x", "target_key": "label"}
 TRAINING = [
     # the data
-    ({"train_dataloader": Stream([])}, ValueError, "returned no batch in epoch 0; check the datas"),
+    ({"train_dataloader": Stream([])}, ValueError, "returned no batch in epoch 0; check the data"),
     ({"train_dataloader": Once()}, ValueError, "train_dataloader returned no batch in epoch 1; c"),
     ({"eval_dataloader": {"a": Stream([])}}, ValueError, "Evaluator 'a' returned no batch; check"),
     ({"train_dataloader": [{"x": INPUTS}]}, ValueError, "input_key=0 is not in .* is a dict with"),
