@@ -9,7 +9,6 @@ from torch.optim.lr_scheduler import StepLR
 from composable import Event
 from tests.support.tiny import Raise, make_trainer
 
-
 SCHEDULERS = {"schedulers": partial(StepLR, step_size=1)}
 
 
