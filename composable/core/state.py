@@ -169,7 +169,7 @@ class State:
     def remember(self, name: str, value: Any) -> "State":
         """Return this state with `value`, of plain containers and tensors, as `memory[name]`."""
         # Other values are read-only already; to convert them again would take time for each.
-        memory = MappingProxyType(self.memory | {name: _frozen(value)})
+        memory = MappingProxyType({**self.memory, name: _frozen(value)})
         return self.evolve_unchecked(memory=memory)
 
     def current_gradients(self) -> Mapping[str, Tensor]:

@@ -31,5 +31,5 @@ def test_refuses_deep_batches(name):
     CALLS[name](nested(100))
 
     for batch in (nested(2000), within_itself()):
-        with pytest.raises(ValueError, match="recursion limit of .* contains itself"):
+        with pytest.raises(ValueError, match=r"recursion limit of .* contains itself"):
             CALLS[name](batch)
