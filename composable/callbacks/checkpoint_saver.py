@@ -46,6 +46,9 @@ class CheckpointSaver(Callback):
     replacement is on disk. The best checkpoint is kept in addition to the most recent ones. Links,
     checkpoints of other runs, and checkpoints to which other files were added are never deleted.
 
+    A batch may be saved twice: when an interval ends with it, and after the evaluation at the end
+    of its epoch. If only some checkpoints are kept, the second replaces the first.
+
     Args:
         folder: The folder of the checkpoints; it is created.
         save_interval: When to save: "1ep", "100ba", a function `(state, event) -> bool`, or None
@@ -108,6 +111,7 @@ class CheckpointSaver(Callback):
         """Called in the place of writing, with the name and a function that captures the run."""
         self._kept: list[str] = []
         self._best: tuple[str, float] | None = None
+        self._batch: int | None = None
         self._seen: Timestamp | None = None
         self._measured: float | None = None
         self._ran = False
@@ -182,8 +186,10 @@ class CheckpointSaver(Callback):
         """
         self.wanted = False
         self.finish()  # one at a time, in order
-        name, kept, best = self.name_of(state), self._kept, self._best
-        self._kept = [*(one for one in kept if one != name), name]
+        name, batch, before = self.name_of(state), state.timestamp.batch, self._memory()
+        replaced = self._kept[-1] if self._kept and self._batch == batch else None
+        self._kept = [*(one for one in self._kept if one != name), name]
+        self._batch = batch
         if self._is_better():
             self._best = name, self._measured  # type: ignore[assignment]
         if self.dry_run is not None:
@@ -197,15 +203,18 @@ class CheckpointSaver(Callback):
             try:
                 self.write(name, saved)
             except CheckpointError:
-                self._kept, self._best = kept, best
+                self._kept, self._best, self._batch = before
                 raise
-            self._drop_old(saved.info["run"])
+            self._drop_old(saved.info["run"], replaced)
 
         if not self.background:
             self._settle(lambda: write(saved))
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(write, saved.copied())
+
+    def _memory(self) -> tuple[list[str], tuple[str, float] | None, int | None]:
+        return self._kept, self._best, self._batch
 
     def _describe_best(self) -> dict[str, Any] | None:
         if self._best is None:
@@ -222,12 +231,14 @@ class CheckpointSaver(Callback):
 
         return files.write(target, saved.tensors, saved.data, overwrite=own, info=saved.info)
 
-    def _drop_old(self, run: str) -> None:
+    def _drop_old(self, run: str, replaced: str | None) -> None:
         """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
         if self.num_checkpoints_to_keep is None:
             return
-        best = self._best[0] if self._best else None
-        old = [name for name in self._kept if name != best][: -self.num_checkpoints_to_keep]
+        best, newest = self._best[0] if self._best else None, self._kept[-1]
+        old = [replaced] if replaced not in (None, best, newest) else []
+        recent = [name for name in self._kept if name not in (best, *old)]
+        old += recent[: -self.num_checkpoints_to_keep]
         for name in old:
             folders.delete(self.folder / name, run)
         self._kept = [name for name in self._kept if name not in old]
@@ -264,6 +275,7 @@ class CheckpointSaver(Callback):
         """Return the names of the kept checkpoints and the best one."""
         return {
             "kept": list(self._kept),
+            "batch": self._batch,
             "best": self._best,
             "seen": self._seen,
             "measured": self._measured,
@@ -277,15 +289,19 @@ class CheckpointSaver(Callback):
         """
         check_keys(self, state)
         kept, best, seen, measured = (state[name] for name in ("kept", "best", "seen", "measured"))
+        batch = state["batch"]
         if not isinstance(kept, list) or not all(map(folders.is_plain_name, kept)):
             raise ValueError(f"kept={_short(kept)} must be a list of names of checkpoints.")
+        if not isinstance(batch, (int, NoneType)):
+            raise ValueError(f"batch={_short(batch)} must be a number or None.")
         if best is not None and not _is_best(best):
             raise ValueError(f"best={_short(best)} must be the name of a checkpoint and a metric.")
         if not isinstance(seen, (Timestamp, NoneType)):
             raise ValueError(f"seen={_short(seen)} must be a Timestamp or None.")
         if not isinstance(measured, (float, int, NoneType)):
             raise ValueError(f"measured={_short(measured)} must be a number or None.")
-        self._kept, self._best, self._seen, self._measured = list(kept), best, seen, measured
+        self._kept, self._best, self._batch = list(kept), best, batch
+        self._seen, self._measured = seen, measured
 
 
 def _is_best(value: Any) -> bool:

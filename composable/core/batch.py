@@ -6,9 +6,11 @@ dataclasses. Batches are never changed in place: a changed tree is a new tree.
 
 import copy
 import dataclasses
+import sys
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import attrs
 import torch
@@ -17,6 +19,27 @@ from torch import Tensor
 from composable.functional._checks import check_count, check_size, check_tensor, kind_of
 
 __all__ = ["BatchSpec", "count_examples", "map_tensors", "select_examples", "split_batch"]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _refuses_depth(function: Callable[P, T]) -> Callable[P, T]:
+    """Raise a ValueError for a batch that is too deep to be visited."""
+
+    @wraps(function)
+    def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except RecursionError as error:
+            raise ValueError(
+                "the batch is nested too deep for Python's recursion limit of "
+                f"{sys.getrecursionlimit()}, or it contains itself; return flatter batches from "
+                "the dataset."
+            ) from error
+
+    return refusing
 
 
 def _check_key(_: object, attribute: "attrs.Attribute[Any]", key: Any) -> None:
@@ -187,8 +210,12 @@ def _describe(batch: Any) -> str:
     return f"a {type(batch).__name__}"
 
 
+@_refuses_depth
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Apply `function` to every tensor of a tree; other values are kept.
+
+    Raises:
+        ValueError: The tree is too deep for Python's recursion limit.
 
     Example:
         >>> from composable.core.batch import map_tensors
@@ -197,14 +224,18 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """
     if not callable(function):
         raise TypeError(f"function must be a function of a tensor, not {kind_of(function)}.")
+    return _map(function, tree)
+
+
+def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return function(tree)
     if type(tree) is tuple or type(tree) is list:  # almost every batch
-        return type(tree)([map_tensors(function, child) for child in tree])
+        return type(tree)([_map(function, child) for child in tree])
     children = _children(tree)
     if children is None:
         return tree
-    new = {name: map_tensors(function, child) for name, child in children.items()}
+    new = {name: _map(function, child) for name, child in children.items()}
     if all(new[name] is child for name, child in children.items()):
         return tree
     return _rebuild(tree, new)
@@ -256,15 +287,20 @@ def count_examples(inputs: Any) -> int:
     """
     if isinstance(inputs, Tensor) and inputs.ndim:
         return inputs.size(0)
-    for tensor in tensors_of(inputs):
-        if tensor.ndim:
-            return tensor.shape[0]
+    count = _refuses_depth(_first_size)(inputs)
+    if count is not None:
+        return count
     raise ValueError(
         f"inputs is {_describe(inputs)}, without a tensor that has a batch dimension, so the "
         "examples of the batch cannot be counted. Check input_key."
     )
 
 
+def _first_size(inputs: Any) -> int | None:
+    return next((tensor.shape[0] for tensor in tensors_of(inputs) if tensor.ndim), None)
+
+
+@_refuses_depth
 def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Split a batch along its first dimension.
 
@@ -278,7 +314,8 @@ def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
         sizes: The number of examples of each part.
 
     Raises:
-        ValueError: A tensor has another number of rows; the message says where in the batch.
+        ValueError: A tensor has another number of rows; the message says where in the batch. Or
+            the batch is too deep for Python's recursion limit.
 
     Example:
         >>> from composable.core.batch import split_batch
@@ -313,6 +350,7 @@ def _split(tree: Any, sizes: list[int], place: str) -> list[Any]:
     ]
 
 
+@_refuses_depth
 def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
     """Select some examples of a batch.
 
@@ -324,6 +362,9 @@ def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
         batch: Any tree of tensors.
         indices: The examples to keep.
         count: The number of examples in the batch.
+
+    Raises:
+        ValueError: The batch is too deep for Python's recursion limit.
 
     Example:
         >>> from composable.core.batch import select_examples

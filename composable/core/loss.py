@@ -99,13 +99,30 @@ def _unreduced(function: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
 
 
 def _one_by_one(function: Callable[..., Tensor], outputs: Any, rest: Any) -> Tensor:
-    """Compute the loss of each example by a vectorized call on batches of one."""
+    """Compute the loss of each example by a vectorized call on batches of one.
 
-    def of_one(output: Any, other: Any) -> Tensor:
-        lone = partial(map_tensors, lambda tensor: tensor.unsqueeze(0))
-        return function(lone(output), lone(other))
+    Tensors without dimensions, such as a loss among the outputs, are passed as they are.
 
-    return torch.func.vmap(of_one)(outputs, rest)
+    Raises:
+        ValueError: The result does not depend on the example.
+    """
+    tree = outputs, rest
+    examples = [tensor for tensor in tensors_of(tree) if tensor.ndim]
+
+    def of_one(*rows: Tensor) -> Tensor:
+        lone = (row.unsqueeze(0) for row in rows)
+        loss = function(*map_tensors(lambda tensor: next(lone) if tensor.ndim else tensor, tree))
+        if not torch._C._functorch.is_batchedtensor(loss):
+            raise ValueError(
+                f"{getattr(function, '__qualname__', function)} returned a loss that the model has "
+                "averaged over the batch, such as outputs.loss, so those of the examples are "
+                "unknown; "
+                "compute the loss from the other outputs, such as "
+                "cross_entropy(outputs.logits, labels)."
+            )
+        return loss
+
+    return torch.func.vmap(of_one)(*examples)
 
 
 def count_loss_tokens(targets: Any, ignore_index: int = _IGNORED) -> Tensor:

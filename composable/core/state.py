@@ -186,7 +186,9 @@ class State:
 
     def remember(self, name: str, value: Any) -> "State":
         """Return this state with `value`, of plain containers and tensors, as `memory[name]`."""
-        return self.evolve(memory={**self.memory, name: value})
+        # Other values are read-only already; to convert them again would take time for each.
+        memory = MappingProxyType({**self.memory, name: _frozen(value)})
+        return self.evolve_unchecked(memory=memory)
 
     def current_gradients(self) -> Mapping[str, Tensor]:
         """Return the gradients that the optimizers will use, by parameter name."""

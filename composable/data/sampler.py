@@ -1,22 +1,30 @@
 """Global batches that do not depend on the number of processes."""
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Sampler
 
 from composable.core.key import Key
+from composable.data.permutation import permute
 from composable.functional._checks import check_count, check_flag, check_one_of
 
 __all__ = ["GlobalBatchSampler"]
+
+_BLOCK = 2**16
+"""The number of examples whose indices are computed at a time."""
+_LARGEST_STORED = 2**22
+"""The number of examples up to which the order of an epoch is stored; beyond, it is computed."""
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
     """A batch sampler whose global batches depend only on the seed and the epoch.
 
     Process `rank` of `world_size` gets its part of every global batch: the concatenation of the
-    parts, in the order of the ranks, is the global batch. Iteration can start at any batch.
+    parts, in the order of the ranks, is the global batch. Iteration can start at any batch. The
+    order of more than 2**22 examples is computed as it is needed, and takes no memory.
 
     Args:
         dataset: The dataset to sample from, or its length.
@@ -79,22 +87,25 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def batches_from(self, start: int) -> Iterator[list[int]]:
         """Yield this process's part of every batch of the epoch, starting at batch `start`."""
-        order = self.order()
-        for batch in range(start, len(self)):
-            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            if len(chosen) < self.batch_size and self.last_batch == "pad":
-                # Repeat the epoch if the dataset is smaller than the padding.
-                around = torch.arange(self.batch_size - len(chosen)) % self.length
-                chosen = torch.cat([chosen, order[around]])
-            first, end = (len(chosen) * i // self.world_size for i in (self.rank, self.rank + 1))
-            yield chosen[first:end].tolist()
+        size, choose = self.batch_size, self._order()
+        total = len(self) * size  # beyond the length with "pad": the epoch is repeated
+        total = min(total, self.length) if self.last_batch == "keep" else total
+        block = max(_BLOCK // size, 1) * size
+        for first in range(start * size, total, block):
+            positions = torch.arange(first, min(first + block, total)) % self.length
+            for chosen in torch.split(choose(positions), size):
+                parts = (len(chosen) * i // self.world_size for i in (self.rank, self.rank + 1))
+                yield chosen[slice(*parts)].tolist()
 
-    def order(self) -> torch.Tensor:
-        """Return the indices of the epoch, in order."""
+    def _order(self) -> Callable[[Tensor], Tensor]:
+        """Return the function from positions in the epoch to indices."""
+        key = self.key.fold("order", self.epoch)
         if not self.shuffle:
-            return torch.arange(self.length)
-        generator = self.key.fold("order", self.epoch).generator()
-        return torch.randperm(self.length, generator=generator)
+            return lambda positions: positions
+        if self.length > _LARGEST_STORED:
+            return lambda positions: permute(positions, self.length, key)
+        stored = torch.randperm(self.length, generator=key.generator())
+        return lambda positions: stored[positions]
 
     def _check(self) -> None:
         check_flag("shuffle", self.shuffle)

@@ -8,7 +8,6 @@ Results are equal to the bit, so a run may train with the one and resume with th
 """
 
 import os
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,6 +19,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from ._spatial import laid_out_like
+from ._warnings import warn_user
 
 __all__ = ["SWITCH", "augment", "augment_and_mix", "serves"]
 
@@ -98,10 +98,10 @@ def _kernels() -> ModuleType | None:
     except ModuleNotFoundError:
         return None
     except ImportError as error:
-        warnings.warn(
+        warn_user(
             f"Numba is installed but can't be imported ({error}), so images are augmented by "
             f"operations on tensors, which are slower. Set {SWITCH}=0 to do so without a warning.",
-            stacklevel=2,
+            UserWarning,
         )
         return None
     return kernels

@@ -19,6 +19,9 @@ __all__ = [
 ]
 
 
+_SMALL = 1e-300
+
+
 def generator_device(generator: torch.Generator | None) -> torch.device:
     """Return the device of a generator, the CPU for None."""
     return torch.device("cpu") if generator is None else generator.device
@@ -63,7 +66,10 @@ def draw_dirichlet(
     """
     shape = torch.full(size, alpha + 1.0, device=generator_device(generator), dtype=torch.float64)
     log_gammas = torch._standard_gamma(shape, generator=generator).log()
-    log_gammas = log_gammas - draw_exponential(size, generator=generator) / alpha
+    exponentials = draw_exponential(size, generator=generator)
+    if alpha < _SMALL:  # the division would overflow, for all of them at once
+        exponentials = exponentials - exponentials.amin(0)
+    log_gammas = log_gammas - exponentials / alpha
     # softmax subtracts the largest logarithm first, so it is stable for every alpha.
     return log_gammas.softmax(0)
 

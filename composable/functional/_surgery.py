@@ -1,7 +1,6 @@
 """Model surgery without side effects: replace modules in a copy that shares the tensors."""
 
 import functools
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
@@ -14,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from ._checks import check_module, check_tensors
 from ._references import References
-from ._warnings import NoEffectWarning
+from ._warnings import NoEffectWarning, warn_user
 
 __all__ = [
     "check_unwrapped",
@@ -184,17 +183,13 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
         if id(module) not in successors:  # a replacement may contain the old module
             references.redirect_in(module)
     for problem in [*_find_bypassed(model, names), *_find_untied(model, new)]:
-        warnings.warn(problem, NoEffectWarning, stacklevel=3)
+        warn_user(problem, NoEffectWarning)
     return new, len(replaced)
 
 
 def report_nothing(method: str, sought: str) -> None:
     """Warn that a method found nothing to replace, with the kinds of layers it looked for."""
-    warnings.warn(
-        f"{method} found nothing to replace; it looked for {sought}.",
-        NoEffectWarning,
-        stacklevel=3,
-    )
+    warn_user(f"{method} found nothing to replace; it looked for {sought}.", NoEffectWarning)
 
 
 def _replace(

@@ -1,6 +1,14 @@
-"""Warnings of the methods, each of its own class, so that it can be filtered."""
+"""Warnings: of the methods, each of its own class to filter it by; and where they point to."""
 
-__all__ = ["ImageRangeWarning", "NoEffectWarning"]
+import sys
+import warnings
+from typing import Any
+
+__all__ = ["ImageRangeWarning", "NoEffectWarning", "warn_user"]
+
+# contextlib runs the generators of context managers, torch calls the layers, and importlib runs
+# modules.
+_SKIPPED = {"composable", "contextlib", "torch", "importlib", "_frozen_importlib"}
 
 
 class NoEffectWarning(UserWarning):
@@ -9,3 +17,31 @@ class NoEffectWarning(UserWarning):
 
 class ImageRangeWarning(UserWarning):
     """Images that are not in the range to which operations clip, such as normalized ones."""
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the first line outside of the package and of PyTorch, which the user can change.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_user("no data", UserWarning)
+        >>> str(caught[0].message)
+        'no data'
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None and _module(frame.f_globals).partition(".")[0] in _SKIPPED:
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        _module(frame.f_globals),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _module(names: dict[str, Any]) -> str:
+    return names.get("__name__") or ""

@@ -4,7 +4,6 @@ Zhang, "Making Convolutional Networks Shift-Invariant Again", ICML 2019,
 https://arxiv.org/abs/1904.11486
 """
 
-import warnings
 from typing import cast
 
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from ._checks import check_any, check_count, check_flag, check_module
 from ._reclass import reclass, refuse_lazy
 from ._surgery import replace_modules, report_nothing
-from ._warnings import NoEffectWarning
+from ._warnings import NoEffectWarning, warn_user
 from .layers.blur import (
     BlurConv1d,
     BlurConv2d,
@@ -128,11 +127,10 @@ def _aliasing_pool(name: str, module: nn.Module) -> bool:
     if max(per_dimension(pool.stride, 1)) == 1:
         return False
     if pool.return_indices:
-        warnings.warn(
+        warn_user(
             f"blurpool skipped {name or 'model'}: it returns indices, and a blurred maximum has no "
             "index.",
             NoEffectWarning,
-            stacklevel=4,
         )
     return not pool.return_indices
 

@@ -151,6 +151,8 @@ class LearningRates:
         """Restore what `state_dict` returned."""
         for scheduler, values in zip(self.steppers, state["schedulers"], strict=True):
             scheduler.load_state_dict(values)
+            # PyTorch warns if its first step precedes one of the optimizer in this process.
+            scheduler.optimizer._opt_called = True
         self.last_lrs = dict(state["last_lrs"])
 
     @contextmanager

@@ -39,6 +39,19 @@ C = TypeVar("C", bound="Combined")
 _BEFORE_TRAINING = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD})
 
 
+_DEEPEST = 100
+
+
+def _depth_of(parts: Sequence[Algorithm]) -> int:
+    depth = 1 + max((part._depth for part in parts if isinstance(part, Combined)), default=0)
+    if depth > _DEEPEST:
+        raise ValueError(
+            f"combinations of algorithms must be nested at most {_DEEPEST} deep: chain takes any "
+            "number of algorithms, and a predicate can combine several conditions."
+        )
+    return depth
+
+
 @attrs.frozen(repr=False)
 class Combined(Algorithm):
     """A combination of algorithms: it has the effects of all its parts, the stage of the first."""
@@ -51,6 +64,11 @@ class Combined(Algorithm):
         default=attrs.Factory(
             lambda self: frozenset().union(*(part.events for part in self.parts)), takes_self=True
         ),
+    )
+    _depth: int = attrs.field(
+        init=False,
+        eq=False,
+        default=attrs.Factory(lambda self: _depth_of(self.parts), takes_self=True),
     )
 
     @property

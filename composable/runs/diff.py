@@ -135,7 +135,7 @@ def _weights(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_step(first: Steps, second: Steps) -> Difference | None:
-    for batch in sorted({**first.trained, **second.trained}):
+    for batch in sorted(first.trained.keys() | second.trained.keys()):
         ours, theirs = first.trained.get(batch), second.trained.get(batch)
         if ours is None or theirs is None:
             return Difference(batch, "batch", ours and ours["loss"], theirs and theirs["loss"])

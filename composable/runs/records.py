@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import attrs
@@ -27,6 +28,7 @@ from composable.core._paths import next_name, open_regular
 __all__ = [
     "RUN",
     "STEPS",
+    "Rows",
     "Steps",
     "add_record",
     "as_exact",
@@ -40,6 +42,7 @@ __all__ = [
 RUN, STEPS = "run.json", "steps.jsonl"
 _FORMAT = "composable run"
 _MAX_RUN = 1 << 26
+_LONGEST_FLOAT = 24  # -0x1.fffffffffffffp+1023
 _MAX_LINE = 1 << 24
 _MAX_BATCH = 2**53
 
@@ -106,11 +109,65 @@ def rotate(path: Path) -> None:
 # --- every step ---
 
 
+class Rows(Mapping[int, dict[str, Any]]):
+    """The recorded values of each batch, in a third of the memory of as many dictionaries.
+
+    Names are stored once, and hexadecimal floats as floats.
+
+    Example:
+        >>> from composable.runs.records import Rows
+        >>> rows = Rows()
+        >>> rows.add(0, {"loss": "0x1.8000000000000p-1", "grad": None})
+        >>> rows[0]
+        {'loss': '0x1.8000000000000p-1', 'grad': None}
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Any] = {}
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def add(self, batch: int, values: Mapping[str, Any]) -> None:
+        """Add the values of a batch."""
+        if any(type(value) not in (str, bool, NoneType) for value in values.values()):
+            self._rows[batch] = dict(values)  # written by another program
+            return
+        names = tuple(values)
+        names = self._names.setdefault(names, names)
+        self._rows[batch] = (names, *map(_as_float, values.values()))
+
+    def __getitem__(self, batch: int) -> dict[str, Any]:
+        row = self._rows[batch]
+        if isinstance(row, dict):
+            return row
+        names, *values = row
+        return dict(zip(names, map(as_exact, values), strict=True))
+
+    def __contains__(self, batch: object) -> bool:
+        return batch in self._rows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _as_float(value: Any) -> Any:
+    """Convert a hexadecimal float, if it can be restored; return any other value unchanged."""
+    if isinstance(value, str) and len(value) <= _LONGEST_FLOAT:
+        try:
+            number = float.fromhex(value)
+        except (ValueError, OverflowError):
+            return value
+        return number if number.hex() == value else value
+    return value
+
+
 @attrs.frozen
 class Steps:
     """The contents of `steps.jsonl`."""
 
-    trained: dict[int, dict[str, Any]]
+    trained: Rows
     """By batch, from 0: `loss`, learning rates and digests, and whether it was skipped."""
     evaluated: dict[int, dict[str, Any]]
     """The evaluation results, by the last batch before the evaluation."""
@@ -149,7 +206,7 @@ def read_steps(folder: Path) -> Steps:
         UnreadableCheckpointError: The file cannot be read.
     """
     path = folder / STEPS
-    steps = Steps({}, {})
+    steps = Steps(Rows(), {})
     with _reading(path) as file:
         number = 0
         while raw := file.readline(_MAX_LINE + 1):
@@ -172,7 +229,7 @@ def _add_line(steps: Steps, raw: bytes, where: str) -> None:
     elif batch in steps.trained:
         raise DamagedCheckpointError(f"{where}: batch {batch} is recorded twice.")
     else:
-        steps.trained[batch] = line
+        steps.trained.add(batch, line)
 
 
 def _is_batch(value: Any) -> bool:

@@ -523,6 +523,18 @@ LAWS = {
             _surgery,
         ),
         Law(
+            "leaves_generators",
+            "it does not use the global generators",
+            "draw with generator=state.generator(self.name).",
+            _leaves_generators,
+        ),
+        Law(
+            "own_draws",
+            "its random numbers do not depend on the global generators",
+            "draw with generator=state.generator(self.name).",
+            _own_draws,
+        ),
+        Law(
             "repeats",
             "two runs with the same seed are bit-identical",
             "store nothing in globals or in the class, and draw from state.generator(self.name).",
@@ -554,18 +566,6 @@ LAWS = {
             "store its state in state.memory: only the weights, the optimizers, the memory and the "
             "timestamp are loaded.",
             _resumes,
-        ),
-        Law(
-            "leaves_generators",
-            "it does not use the global generators",
-            "draw with generator=state.generator(self.name).",
-            _leaves_generators,
-        ),
-        Law(
-            "own_draws",
-            "its random numbers do not depend on the global generators",
-            "draw with generator=state.generator(self.name).",
-            _own_draws,
         ),
         Law(
             "isolated",

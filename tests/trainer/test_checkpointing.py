@@ -91,7 +91,7 @@ def test_latest_checkpoints_are_kept_also_after_resuming(tmp_path):
 
     make_trainer(autoresume=True, **options).fit()
 
-    assert saved(tmp_path) == ["ep1-ba6", "ep2-ba6"]
+    assert saved(tmp_path) == ["ep1-ba5", "ep2-ba6"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 

@@ -14,13 +14,13 @@ values are looked up in a loop of their own: so LLVM turns all other loops into 
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from numba import float32, int32, njit, uint8
 from numba.extending import intrinsic
 
+from .._warnings import warn_user
 from ._values import GRAIN
 from .geometry import EDGE
 
@@ -83,10 +83,10 @@ def _entry(function: Function) -> Function:
     try:
         compiled.enable_caching()
     except RuntimeError as error:
-        warnings.warn(
+        warn_user(
             f"Numba compiles {function.__name__} again in each process, for some seconds, because "
             f"it cannot keep the result: {error}. Set NUMBA_CACHE_DIR to a writable directory.",
-            stacklevel=2,
+            UserWarning,
         )
     return cast(Function, compiled)
 

@@ -4,7 +4,6 @@ An operation computes in floats: from 0 to 255 where the images are uint8, and f
 they are floats.
 """
 
-import warnings
 from math import inf
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from .._checks import check_range, check_tensor
 from .._foreach import compute_dtype
 from .._spatial import laid_out_like
-from .._warnings import ImageRangeWarning
+from .._warnings import ImageRangeWarning, warn_user
 
 __all__ = [
     "GRAIN",
@@ -65,11 +64,10 @@ def check_pixels(images: Tensor, advice: str, *, wait: bool = False) -> None:
     low, high = (bound.item() for bound in images[:1].detach().aminmax())
     if low < _LOWEST or high > _HIGHEST:
         # Without the values: Python shows a warning of the same text once.
-        warnings.warn(
+        warn_user(
             "images are not in [0, 1], so most of their values would be clipped to 0 or 1; "
             f"{advice}.",
             ImageRangeWarning,
-            stacklevel=3,
         )
 
 

@@ -1,6 +1,5 @@
 """The base of the low-precision norms, and their surgery."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from .._checks import LOW_PRECISION, check_module, check_precision
 from .._reclass import keeps_forward_of, reclass
 from .._surgery import replace_modules, report_nothing
-from .._warnings import NoEffectWarning
+from .._warnings import NoEffectWarning, warn_user
 
 __all__: list[str] = []  # the public layers are in the modules of the two norms
 
@@ -47,11 +46,10 @@ class LowPrecision(nn.Module):
     def _report(self, inputs: Tensor, low: torch.dtype | None) -> None:
         self.reports_idle = False
         if low is None and inputs.dtype == torch.float32:
-            warnings.warn(
+            warn_user(
                 f"{type(self).__name__} computes in float32, as before, because there is no "
                 "autocast; train within torch.autocast(...), or pass precision=torch.bfloat16.",
                 NoEffectWarning,
-                stacklevel=2,
             )
 
     def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

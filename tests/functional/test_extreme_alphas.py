@@ -1,0 +1,23 @@
+"""Distributions at the ends of the range of `alpha`."""
+
+import pytest
+import torch
+from tests.support.tiny import generator
+
+from composable.functional._sampling import draw_beta, draw_dirichlet
+
+ALPHAS = [5e-324, 1e-310, 1e-300, 1e-3, 1.0, 1e300]
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_dirichlet_weights_sum_to_one(alpha):
+    weights = draw_dirichlet(alpha, (3, 64), generator=generator())
+
+    torch.testing.assert_close(weights.sum(0), torch.ones(64, dtype=torch.float64))
+    if alpha < 1e-100:
+        assert set(weights.unique().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_beta_weights_are_in_range(alpha):
+    assert draw_beta(alpha, (64,), generator=generator()).sub(0.5).abs().max() <= 0.5
