@@ -166,10 +166,10 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
     return new, len(replaced)
 
 
-def report_nothing(method: str, sought: str) -> None:
+def report_nothing(method: str, sought: str, advice: str = "") -> None:
     """Warn that a method found nothing to replace, with the kinds of layers it looked for."""
     warnings.warn(
-        f"{method} found nothing to replace; it looked for {sought}.",
+        f"{method} found nothing to replace; it looked for {sought}.{advice and ' '}{advice}",
         NoEffectWarning,
         stacklevel=3,
     )
