@@ -1,6 +1,7 @@
 """Model surgery without side effects: replace modules in a copy that shares the tensors."""
 
 import functools
+import logging
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,6 +25,8 @@ __all__ = [
 
 Model = TypeVar("Model", bound=nn.Module)
 Rule = Callable[[str, nn.Module], nn.Module]
+
+log = logging.getLogger("composable")
 
 ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
@@ -163,6 +166,7 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
         *_find_untied(model, new),
     ]:
         warnings.warn(problem, NoEffectWarning, stacklevel=3)
+    _log(done)
     return new, len(replaced)
 
 
@@ -185,6 +189,14 @@ def _replace(
                 module._modules[key] = _replace(f"{name}.{key}".lstrip("."), child, rule, done)
         done[id(module)] = module, rule(name, module)
     return done[id(module)][1]
+
+
+def _log(done: dict[int, tuple[nn.Module, nn.Module]]) -> None:
+    """Log how many modules of each class were replaced."""
+    pairs = [pair for pair in done.values() if pair[0] is not pair[1]]
+    kinds = Counter(tuple(type(module).__name__ for module in pair) for pair in pairs)
+    parts = [f"{count} {old} by {new}" for (old, new), count in kinds.items()]
+    log.info("replaced %d modules: %s", len(pairs), ", ".join(parts))
 
 
 def _redirect(value: Any, replaced: dict[int, nn.Module]) -> Any:

@@ -51,7 +51,7 @@ FORMS = r"'10ep' \(epochs\), '2ba' .*'0\.5dur' .*'1h30m'; a plain integer means 
         "nandur",
         "10",
         "10 ep",
-        "1e3tok",
+        "e3tok",
         "ep",
         "1h30",
         "10EP",

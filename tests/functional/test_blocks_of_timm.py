@@ -1,13 +1,20 @@
 """The blocks of timm: stand-ins with the names, attributes and formulas of its classes."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from composable.functional import NoEffectWarning, ghost_batchnorm, stochastic_depth
+from composable.functional import (
+    NoEffectWarning,
+    alibi,
+    gated_linear_units,
+    ghost_batchnorm,
+    stochastic_depth,
+)
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
@@ -92,9 +99,17 @@ def test_blocks_without_a_shortcut_are_not_dropped():
     assert new[1].stochastic_depth.rate == 0.5  # the last of those that are dropped
 
 
-def test_warning_shows_how_to_describe_a_block():
-    with pytest.warns(NoEffectWarning, match=r"(?s)target=MyBlock.*target=ResidualBlock\(MyBlock"):
-        stochastic_depth(nn.Linear(2, 2))
+@pytest.mark.parametrize(
+    ("operate", "advice"),
+    [
+        (stochastic_depth, r"target=MyBlock.*target=ResidualBlock\(MyBlock"),
+        (gated_linear_units, r"register_gated_linear_units\(MyBlock, linear=.*activation="),
+        (partial(alibi, max_sequence_length=2), r"@.*register_alibi\(MyAttention\).*def convert\("),
+    ],
+)
+def test_warning_shows_how_to_describe_a_block(operate, advice):
+    with pytest.warns(NoEffectWarning, match=f"(?s){advice}"):
+        operate(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("count", [6, 7, 2])
