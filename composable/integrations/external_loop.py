@@ -298,7 +298,7 @@ class LoopAdapter:
                 "which a checkpoint must not save for training; call it after t.evaluating()."
             )
         tensors, data = pack({name: getattr(self.state, name) for name in _SAVED})
-        return {"tensors": {k: v.clone() for k, v in tensors.items()}, "data": data}
+        return {"tensors": tensors, "data": data}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the value of `state_dict`; load the model and the optimizer as well.

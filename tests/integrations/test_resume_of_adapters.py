@@ -87,6 +87,17 @@ def test_state_is_not_saved_in_a_batch_or_an_evaluation():
         t.state_dict()
 
 
+def test_seed_and_clock_are_restored():
+    t, optimizer = row("EMA")
+    train(t, optimizer, loader(), until=3)
+    other = start([EMA("2ba")], table.image_net(), seed=18)
+    other.load_state_dict(saved_and_loaded(t.state_dict()))
+
+    for name in ("key", "timestamp", "previous_timestamp"):
+        assert getattr(other.state, name) == getattr(t.state, name)
+    assert t.state.previous_timestamp.batch == 2
+
+
 @pytest.mark.parametrize("broken", [{}, {"tensors": {}, "data": {}}, {"tensors": {}, "data": 3}])
 def test_rejects_a_state_that_is_none(broken):
     t, _ = row("EMA")
