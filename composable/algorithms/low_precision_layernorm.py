@@ -15,7 +15,7 @@ __all__ = ["LowPrecisionLayerNorm"]
 
 @attrs.frozen(repr=False)
 class LowPrecisionLayerNorm(Algorithm):
-    """Compute layer norms in low precision: see `composable.functional.low_precision_layernorm`.
+    """Compute layer and RMS norms in low precision: see `functional.low_precision_layernorm`.
 
     Args:
         precision: `torch.float16` or `torch.bfloat16`. None for the dtype of autocast.

@@ -53,7 +53,9 @@ _ALLOWED = (
     "(tokens), '2iter' (iterations), '0.5dur' (half of the run), '30sec', '90s' or '1h30m'; "
     "a plain integer means epochs"
 )
-_NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?|[0-9]+/[0-9]+)(iter|ep|ba|sp|tok|dur|sec)")
+_DIGITS = r"[0-9]+(?:_[0-9]+)*"
+_NUMBER = rf"{_DIGITS}(?:\.[0-9]+)?(?:e[0-9]{{1,2}})?|[0-9]+/[0-9]+"
+_NUMBER_AND_UNIT = re.compile(rf"({_NUMBER})(iter|ep|ba|sp|tok|dur|sec)")
 _WALL_CLOCK = re.compile(r"(?=[0-9])(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
 
 
@@ -112,7 +114,7 @@ class Time:
 
         Args:
             text: Such as "10ep", "2ba", "100sp", "1000tok", "2iter", "0.5dur", "1/3dur",
-                "30sec", "90s", "1h30m".
+                "30sec", "90s", "1h30m"; large numbers also as "3e10sp" or "4_000tok".
 
         Raises:
             ValueError: The string has none of these forms; the message lists them.
@@ -242,7 +244,7 @@ def _parse(text: str) -> Time:
         if number.endswith("/0") or re.search(r"/0+$", number):
             raise ValueError(f"invalid time {text!r}: it divides by zero.")
         try:
-            return Time(Fraction(number), TimeUnit(unit))
+            return Time(Fraction(number.replace("_", "")), TimeUnit(unit))
         except ValueError as error:
             raise ValueError(f"invalid time {text!r}: {error}") from None
     if match := _WALL_CLOCK.fullmatch(text):

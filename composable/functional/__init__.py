@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from .low_precision_groupnorm import LowPrecisionGroupNorm as LowPrecisionGroupNorm
     from .low_precision_groupnorm import low_precision_groupnorm as low_precision_groupnorm
     from .low_precision_layernorm import LowPrecisionLayerNorm as LowPrecisionLayerNorm
+    from .low_precision_layernorm import LowPrecisionRMSNorm as LowPrecisionRMSNorm
     from .low_precision_layernorm import low_precision_layernorm as low_precision_layernorm
     from .mixed import MixedBatch as MixedBatch
     from .mixed import MixedTargets as MixedTargets

@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from ._registry import full_name
+
 __all__ = ["keeps_forward_of", "reclass", "refuse_lazy"]
 
 
@@ -29,9 +31,13 @@ def reclass(module: nn.Module, kind: type[nn.Module], *, prefix: str = "") -> An
     return new
 
 
-def keeps_forward_of(plain: type[nn.Module], module: nn.Module) -> bool:
-    """Return whether a layer inherits its forward method from a class of torch."""
-    return isinstance(module, plain) and type(module).forward is plain.forward
+def keeps_forward_of(plain: type[nn.Module] | str, module: nn.Module) -> bool:
+    """Return whether a layer inherits its forward method from a class, or from one of a name."""
+    return any(
+        base is plain or full_name(base) == plain
+        for base in type(module).__mro__
+        if getattr(base, "forward", None) is type(module).forward
+    )
 
 
 def refuse_lazy(name: str, module: nn.Module, kinds: Iterable[type], method: str) -> None:

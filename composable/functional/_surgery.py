@@ -1,6 +1,7 @@
 """Model surgery without side effects: replace modules in a copy that shares the tensors."""
 
 import functools
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
@@ -25,6 +26,8 @@ __all__ = [
 
 Model = TypeVar("Model", bound=nn.Module)
 Rule = Callable[[str, nn.Module], nn.Module]
+
+log = logging.getLogger("composable")
 
 ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
@@ -184,12 +187,14 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
             references.redirect_in(module)
     for problem in [*_find_bypassed(model, names), *_find_untied(model, new)]:
         warn_user(problem, NoEffectWarning)
+    _log(done)
     return new, len(replaced)
 
 
-def report_nothing(method: str, sought: str) -> None:
+def report_nothing(method: str, sought: str, advice: str = "") -> None:
     """Warn that a method found nothing to replace, with the kinds of layers it looked for."""
-    warn_user(f"{method} found nothing to replace; it looked for {sought}.", NoEffectWarning)
+    said = f"{method} found nothing to replace; it looked for {sought}."
+    warn_user(f"{said} {advice}" if advice else said, NoEffectWarning)
 
 
 def _replace(
@@ -202,6 +207,14 @@ def _replace(
                 module._modules[key] = _replace(f"{name}.{key}".lstrip("."), child, rule, done)
         done[id(module)] = module, rule(name, module)
     return done[id(module)][1]
+
+
+def _log(done: dict[int, tuple[nn.Module, nn.Module]]) -> None:
+    """Log how many modules of each class were replaced."""
+    pairs = [pair for pair in done.values() if pair[0] is not pair[1]]
+    kinds = Counter(tuple(type(module).__name__ for module in pair) for pair in pairs)
+    parts = [f"{count} {old} by {new}" for (old, new), count in kinds.items()]
+    log.info("replaced %d modules: %s", len(pairs), ", ".join(parts))
 
 
 def _find_bypassed(model: nn.Module, names: list[str]) -> Iterator[str]:

@@ -19,11 +19,14 @@ __all__ = ["alibi", "register_alibi"]
 
 Conversion = TypeVar("Conversion", bound=Callable[[Any, int], nn.Module])
 
+ADVICE = """Describe your own, with alibi_bias added to the scores of the attention:
+    @composable.functional.register_alibi(MyAttention)
+    def convert(attention, max_sequence_length): return MyBiasedAttention(attention)"""
 REGISTRY: Registry[Callable[[Any, int], nn.Module]] = Registry(CONVERSIONS)
 
 
 def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
-    r"""Replace learned position embeddings by attention biases linear in the distance.
+    r"""Replace learned or rotary position embeddings by attention biases linear in the distance.
 
     Head $h$ of $n$ attends from token $i$ to the tokens $j$ with the weights
 
@@ -34,10 +37,11 @@ def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
     removed, so there is no maximum length. Padding masks and causal masks apply as before; padding
     between two tokens counts towards their distance.
 
-    The function converts GPT-2, BERT and RoBERTa of Hugging Face, with "eager" and "sdpa" as their
-    `attn_implementation`, with caches and as decoders. `register_alibi` adds other classes. The
-    position embedding is removed from the state dict, and no buffer is added; all other keys stay
-    the same. Cross-attention is not changed.
+    The function converts GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT, DistilBERT, RoBERTa
+    and XLM-RoBERTa of Hugging Face, with "eager" and "sdpa" as their `attn_implementation`, with
+    caches and as decoders. `register_alibi` adds other classes. Learned position embeddings are
+    removed from the state dict, rotary ones are replaced by a rotation by 0, and no buffer is
+    added; all other keys stay the same. Cross-attention is not changed.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -106,7 +110,7 @@ def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
         _check_biased(new)
     elif not converted:
         sought = f"position embeddings and attention of the classes {REGISTRY.names}"
-        report_nothing("alibi", f"{sought}; add others with register_alibi")
+        report_nothing("alibi", sought, ADVICE)
     return new
 
 

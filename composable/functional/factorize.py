@@ -31,6 +31,7 @@ from .layers.factorized import (
     build_pair,
     groups_of,
     matrices_of,
+    merge_pair,
 )
 
 __all__ = ["factorize"]
@@ -75,8 +76,9 @@ def factorize(  # noqa: PLR0913
     weights that several layers share, such as an output layer tied to an embedding; layers with a
     parametrization, a mask or another tensor of their own, and subclasses of the layers of PyTorch,
     which may compute more than the product; the output projection of `nn.MultiheadAttention`, whose
-    weight is read without a call; transposed convolutions; and existing pairs, so the function is
-    idempotent.
+    weight is read without a call; and transposed convolutions. An existing pair is replaced by one
+    of a lower rank, the best approximation of the product, if this rank is requested; otherwise it
+    is skipped, so the function is idempotent.
 
     Args:
         model: Any module. It is not modified. The result shares its other parameters.
@@ -130,22 +132,29 @@ def factorize(  # noqa: PLR0913
 
     def rule(name: str, module: Any) -> nn.Module:
         refuse_lazy(name, module, kinds, "factorize")
-        if type(module) not in kinds or name in skipped or not _is_plain(module, shared):
+        pair = isinstance(module, FactorizedLayer)
+        first, last = (module.reduce, module.expand) if pair else (module, module)
+        if name in skipped or not all(
+            type(layer) in kinds and _is_plain(layer, shared) for layer in (first, last)
+        ):
             return module  # type: ignore[no-any-return]
-        if isinstance(module, LINEARS):
+        if isinstance(first, LINEARS):
             least, latent = min_features, latent_features
-            size = module.in_features, module.out_features
+            size = first.in_features, last.out_features
         else:
             least, latent = min_channels, latent_channels
-            size = module.in_channels, module.out_channels
-        units = int(latent if latent >= 1 else latent * min(size))
-        rank = max(1, units // groups_of(module))
-        _, outputs, inputs = matrices_of(module.weight, groups_of(module)).shape
-        if min(size) < least or rank * (inputs + outputs) >= inputs * outputs:
+            size = first.in_channels, last.out_channels
+        units, groups = int(latent if latent >= 1 else latent * min(size)), groups_of(first)
+        rank = max(1, units // groups)
+        _, outputs, inputs = matrices_of(first.weight, groups).shape
+        # A pair becomes a cheaper one with any lower rank.
+        cheaper = rank < outputs if pair else rank * (inputs + outputs) < inputs * outputs
+        if min(size) < least or not cheaper:
             return module  # type: ignore[no-any-return]
         if init != "random":
-            _check_values(name, module.weight)
-        return build_pair(module, rank, init, generator)
+            for layer in (first, last):
+                _check_values(name, layer.weight)
+        return build_pair(merge_pair(module) if pair else module, rank, init, generator)
 
     new, count = replace_modules(model, rule)
     if count == 0 and not any(isinstance(module, FactorizedLayer) for module in model.modules()):

@@ -34,13 +34,22 @@ class FeedForward:
 
 
 _OF_BERT = FeedForward("dense", "intermediate_act_fn")
+_MODELS = "transformers.models"
 REGISTRY: Registry[FeedForward] = Registry(
     {
-        "transformers.models.bert.modeling_bert.BertIntermediate": _OF_BERT,
-        "transformers.models.roberta.modeling_roberta.RobertaIntermediate": _OF_BERT,
-        "transformers.models.gpt2.modeling_gpt2.GPT2MLP": FeedForward("c_fc", "act"),
+        f"{_MODELS}.bert.modeling_bert.BertIntermediate": _OF_BERT,
+        f"{_MODELS}.roberta.modeling_roberta.RobertaIntermediate": _OF_BERT,
+        f"{_MODELS}.xlm_roberta.modeling_xlm_roberta.XLMRobertaIntermediate": _OF_BERT,
+        f"{_MODELS}.distilbert.modeling_distilbert.FFN": FeedForward("lin1", "activation"),
+        f"{_MODELS}.gpt2.modeling_gpt2.GPT2MLP": FeedForward("c_fc", "act"),
+        f"{_MODELS}.gpt_neox.modeling_gpt_neox.GPTNeoXMLP": FeedForward("dense_h_to_4h", "act"),
     }
 )
+GATED = ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3")
+"""The families of Hugging Face whose blocks have gated linear units already."""
+ADVICE = """Describe your own, which calls self.act(self.fc1(x)):
+    from composable.functional import register_gated_linear_units
+    register_gated_linear_units(MyBlock, linear="fc1", activation="act")"""
 CONV1D = "transformers.pytorch_utils.Conv1D"
 
 
@@ -65,8 +74,9 @@ def gated_linear_units(
     the block, dropout and the second layer, is not changed. Gated layers are skipped, so the
     function is idempotent.
 
-    The function replaces the blocks of BERT, RoBERTa and GPT-2 of Hugging Face;
-    `register_gated_linear_units` adds others.
+    The function replaces the blocks of BERT, DistilBERT, RoBERTa, XLM-RoBERTa, GPT-2 and GPT-NeoX
+    of Hugging Face; `register_gated_linear_units` adds others. Llama, Mistral, Phi-3 and Qwen have
+    gated linear units already.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -125,9 +135,9 @@ def gated_linear_units(
     new, count = replace_modules(model, rule)
     if count == 0 and not any(isinstance(module, _Gated) for module in model.modules()):
         sought = f"feed-forward blocks of the classes {REGISTRY.names}"
-        report_nothing(
-            "gated_linear_units", f"{sought}; add others with register_gated_linear_units"
-        )
+        gated = {type(module).__name__ for module in model.modules() if _is_gated(module)}
+        advice = f"{', '.join(sorted(gated))} is gated already." if gated else ADVICE
+        report_nothing("gated_linear_units", sought, advice)
     return new
 
 
@@ -162,6 +172,11 @@ def register_gated_linear_units(
         if not isinstance(value, str) or not value:
             raise TypeError(f"{name}={value!r} must be the name of a part of the block.")
     REGISTRY.add(kind, FeedForward(linear, activation))
+
+
+def _is_gated(module: nn.Module) -> bool:
+    names = {f"transformers.models.{n.lower()}.modeling_{n.lower()}.{n}MLP" for n in GATED}
+    return full_name(type(module)) in names
 
 
 class _Gated(nn.Module):

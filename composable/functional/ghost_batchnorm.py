@@ -37,6 +37,9 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
     of their means and unbiased variances, weighted by their sizes; with `momentum=None` they are
     the plain average over batches. In evaluation mode they are used as in a batch norm.
 
+    `BatchNormAct2d` of timm is replaced as well, and keeps its activation. Other subclasses with a
+    forward method of their own are skipped.
+
     Keys of the state dict, shapes, dtype, device, mode, hooks and subclasses stay. Layers that
     are ghost norms already are left alone, whatever their size, so twice is once.
 
@@ -65,7 +68,7 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         refuse_lazy(name, module, GHOSTS, "ghost_batchnorm")
-        for plain, ghost in GHOSTS.items():
+        for plain, ghost in KINDS.items():
             if keeps_forward_of(plain, module):
                 new: _Ghost = reclass(module, ghost, prefix="Ghost")
                 new.ghost_batch_size = ghost_batch_size
@@ -74,7 +77,8 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
 
     new, count = replace_modules(model, rule)
     if count == 0 and not any(isinstance(module, _Ghost) for module in model.modules()):
-        report_nothing("ghost_batchnorm", "BatchNorm1d, BatchNorm2d and BatchNorm3d")
+        sought = "BatchNorm1d, BatchNorm2d and BatchNorm3d, and timm's BatchNormAct2d"
+        report_nothing("ghost_batchnorm", f"{sought}, with their own forward method")
     return new
 
 
@@ -127,7 +131,12 @@ class _Ghost(_BatchNorm):
             var = var.lerp(last_var, rest / batch)
         if self.training and self.track_running_stats:
             self._follow(mean, var)
-        return laid_out_like(torch.cat(outputs) if len(outputs) > 1 else outputs[0], inputs)
+        joined = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        return self._finish(laid_out_like(joined, inputs))
+
+    def _finish(self, outputs: Tensor) -> Tensor:
+        """Compute what the layer computes after the norm: nothing, in the layers of torch."""
+        return outputs
 
     def _each(self, inputs: Tensor, count: int) -> tuple[list[Tensor], Tensor, Tensor]:
         """Normalize slices of one size one by one; return their average mean and variance, too."""
@@ -204,8 +213,23 @@ class GhostBatchNorm3d(_Ghost, nn.BatchNorm3d):
     """A `BatchNorm3d` over slices of the batch: takes its arguments, and `ghost_batch_size`."""
 
 
-GHOSTS = {
+class _GhostBatchNormAct2d(GhostBatchNorm2d):
+    """The same with dropout and an activation, as in the layer of timm."""
+
+    drop: Any
+    act: Any
+
+    def _finish(self, outputs: Tensor) -> Tensor:
+        activated: Tensor = self.act(self.drop(outputs))
+        return activated
+
+
+GHOSTS: dict[type[nn.Module], type[_Ghost]] = {
     nn.BatchNorm1d: GhostBatchNorm1d,
     nn.BatchNorm2d: GhostBatchNorm2d,
     nn.BatchNorm3d: GhostBatchNorm3d,
+}
+KINDS: dict[type[nn.Module] | str, type[_Ghost]] = {
+    **GHOSTS,  # type: ignore[dict-item]
+    "timm.layers.norm_act.BatchNormAct2d": _GhostBatchNormAct2d,
 }

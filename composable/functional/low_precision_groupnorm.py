@@ -41,7 +41,7 @@ def low_precision_groupnorm(model: nn.Module, *, precision: torch.dtype | None =
         torch.bfloat16
     """
     return lower_norms(
-        model, "low_precision_groupnorm", nn.GroupNorm, LowPrecisionGroupNorm, precision
+        model, "low_precision_groupnorm", {nn.GroupNorm: LowPrecisionGroupNorm}, precision
     )
 
 

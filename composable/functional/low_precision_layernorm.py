@@ -1,25 +1,32 @@
 """Low-precision layer normalization: compute it in the dtype of autocast, not in float32.
 
 Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450, define the
-norm. Its computation in low precision is common practice.
+norm, and Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019,
+https://arxiv.org/abs/1910.07467, the RMS norm. Their computation in low precision is common
+practice.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
+from torch.nn.functional import layer_norm, rms_norm
 
 from .layers.low_precision import LowPrecision, lower_norms
 
-__all__ = ["LowPrecisionLayerNorm", "low_precision_layernorm"]
+__all__ = ["LowPrecisionLayerNorm", "LowPrecisionRMSNorm", "low_precision_layernorm"]
 
 
 def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None = None) -> nn.Module:
-    """Replace layer norms by layers that compute in the dtype of autocast.
+    """Replace layer norms and RMS norms by layers that compute in the dtype of autocast.
 
     On a GPU, autocast runs a `LayerNorm` in float32, and the next layer casts down again. The
     replacements cast inputs, weight and bias to low precision instead, and return outputs in low
     precision. Their parameters stay in float32. Without autocast the layers compute the same as
     before. float64 inputs are computed in float64.
+
+    The RMS norms are those of torch, and of Llama, Mistral, Mixtral, Phi-3, Qwen2 and Qwen3 of
+    Hugging Face, which compute in float32 even where autocast does not.
 
     Keys of the state dict, options, mode, hooks and subclasses don't change. Subclasses with their
     own `forward` are skipped, and so are low-precision layers, so the function is idempotent.
@@ -48,9 +55,7 @@ def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None =
         ...     model(torch.rand(2, 4)).dtype
         torch.bfloat16
     """
-    return lower_norms(
-        model, "low_precision_layernorm", nn.LayerNorm, LowPrecisionLayerNorm, precision
-    )
+    return lower_norms(model, "low_precision_layernorm", KINDS, precision)
 
 
 class LowPrecisionLayerNorm(LowPrecision, nn.LayerNorm):
@@ -58,3 +63,32 @@ class LowPrecisionLayerNorm(LowPrecision, nn.LayerNorm):
 
     def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
+
+
+class LowPrecisionRMSNorm(LowPrecision, nn.RMSNorm):
+    """An `RMSNorm` in low precision, with its arguments and `precision`."""
+
+    def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        # The default of torch depends on the dtype of the inputs, and would be 0.008 in bfloat16.
+        eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
+        return rms_norm(inputs, self.normalized_shape, weight, eps)
+
+
+class _OfHuggingFace(LowPrecision):
+    """The RMS norms of Hugging Face, which are of no class of torch."""
+
+    variance_epsilon: float
+
+    def _normalized(self, inputs: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        return rms_norm(inputs, weight.shape, weight, self.variance_epsilon)
+
+
+FAMILIES = ("Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen3")
+KINDS: dict[type | str, type[LowPrecision]] = {
+    nn.LayerNorm: LowPrecisionLayerNorm,
+    nn.RMSNorm: LowPrecisionRMSNorm,
+    **{
+        f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}RMSNorm": _OfHuggingFace
+        for name in FAMILIES
+    },
+}

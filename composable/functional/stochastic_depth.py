@@ -20,6 +20,9 @@ __all__ = ["scale_drop_rates", "stochastic_depth"]
 Target: TypeAlias = type[nn.Module] | ResidualBlock | Iterable[type[nn.Module] | ResidualBlock]
 METHODS = ("block", "sample")
 DISTRIBUTIONS = ("linear", "uniform")
+ADVICE = """Pass your own, which computes x + f(x) or is described by its shortcut:
+    target=MyBlock
+    target=ResidualBlock(MyBlock, shortcut=lambda block, x: block.downsample(x))"""
 
 
 def stochastic_depth(
@@ -52,8 +55,10 @@ def stochastic_depth(
         model: Any module. It is not modified. The result shares its parameters.
         target: The blocks: a class, a `ResidualBlock` that describes a class, or several of these.
             By default all known blocks: `BasicBlock` and `Bottleneck` of the residual networks of
-            torchvision and timm, and `BertLayer`, `RobertaLayer` and `GPT2Block` of Hugging Face.
-            Any other class must compute $y = x + f(x)$, or be described.
+            torchvision and timm; the blocks of timm's vision transformers, ConvNeXt and
+            EfficientNet; and the layers of BERT, DistilBERT, RoBERTa, XLM-RoBERTa, GPT-2, GPT-NeoX,
+            Llama, Mistral, Qwen2 and Qwen3 of Hugging Face. Any other class must compute
+            $y = x + f(x)$, or be described.
         method: "block" or "sample".
         drop_rate: Drop rate of the last block ("linear") or of all blocks ("uniform"), in [0, 1].
             0 doesn't change the model.
@@ -91,7 +96,8 @@ def stochastic_depth(
     blocks = [name for name, module in model.named_modules() if _find(module, descriptions)]
     if not blocks:
         if not any(isinstance(module, StochasticBlock) for module in model.modules()):
-            report_nothing("stochastic_depth", _sought(descriptions))
+            advice = ADVICE if target is None else ""
+            report_nothing("stochastic_depth", _sought(descriptions), advice)
         return model
     if drop_rate == 0:
         return model
@@ -168,7 +174,8 @@ def _description(target: Any) -> ResidualBlock:
 def _find(module: nn.Module, descriptions: list[ResidualBlock]) -> ResidualBlock | None:
     if isinstance(module, StochasticBlock):
         return None
-    return next((one for one in descriptions if one.covers(type(module))), None)
+    found = next((one for one in descriptions if one.covers(type(module))), None)
+    return found if found is not None and found.applies(module) else None
 
 
 def _sought(descriptions: list[ResidualBlock]) -> str:

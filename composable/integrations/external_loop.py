@@ -5,7 +5,7 @@ a handwritten loop, with or without Fabric or Accelerate, or another trainer.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.checkpoint.errors import CheckpointError
+from composable.checkpoint.tree import pack, unpack
 from composable.core.batch import BatchSpec, count_examples
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.logger import Logger
 from composable.core.loss import ModelLoss, check_loss
 from composable.core.state import State
-from composable.core.time import TimeLike
+from composable.core.time import TimeLike, Timestamp
 from composable.data.order import seeded_batches
 from composable.optim.building import check_optimizers
 from composable.plan.dispatch import Dispatcher
@@ -49,6 +51,14 @@ _OF_THE_LOSS = (
     Event.AFTER_LOSS,
     Event.BEFORE_BACKWARD,
 )
+_BETWEEN_BATCHES = (Event.FIT_START, Event.BEFORE_DATALOADER)
+_SAVED: dict[str, type] = {
+    "timestamp": Timestamp,
+    "previous_timestamp": Timestamp,
+    "key": Key,
+    "memory": dict,
+    "metrics": dict,
+}
 _REQUESTS = {
     "second_pass": "a second pass over the batch, at other weights",
     "lr_override": "a step with other learning rates",
@@ -119,7 +129,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
         ...     outputs = model(loader[0][0])
     """
     spec = BatchSpec(input_key, target_key)
-    model = check.check_model(model)
+    model = given = check.check_model(model)
     loss = check.check_loss_fn(loss_fn, model, spec)
     plan = Plan.compile(algorithms)
     for algorithm in plan.algorithms:
@@ -139,7 +149,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     fire = Dispatcher(plan, Logger(())).fire
     for event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
         state = surgery(fire, event, state)
-    return LoopAdapter(plan, state, fire)
+    return LoopAdapter(plan, state, fire, replaced=_modules_only_in(given, state.model))
 
 
 @attrs.define(eq=False)
@@ -162,6 +172,12 @@ class LoopAdapter:
     """The state at `BATCH_START`, with the batch before mixing."""
     _whole: State | None = None
     """The state before `BEFORE_FORWARD`."""
+    _replaced: list[nn.Module] = attrs.field(factory=list)
+    """The modules of the given model that surgery replaced, until the first step."""
+    _watched: ExitStack = attrs.field(factory=ExitStack)
+    """Removes the hooks of the replaced modules."""
+    _resumed: bool = False
+    """Whether a state was loaded, and no epoch has been started since."""
     _frozen: ExitStack = attrs.field(factory=ExitStack)
     """Restores the parameters that are frozen in this batch."""
     _started: float = 0.0
@@ -184,6 +200,9 @@ class LoopAdapter:
         iteration, hooks observe the steps of the optimizer. An epoch that is left by `break` ends
         when the next one begins.
 
+        After `load_state_dict` in the middle of an epoch, the first call returns the remaining
+        batches of that epoch.
+
         Args:
             loader: The batches, one for each step of the optimizer.
 
@@ -191,11 +210,7 @@ class LoopAdapter:
             ValueError: There is no optimizer.
         """
         check.check_loader("loader", loader)
-        if not self.state.optimizers:
-            raise ValueError(
-                "t.epoch(loader) needs an optimizer; pass it to adapt_loop, or call "
-                "t.follow(optimizer) first."
-            )
+        self._check_followed("t.epoch(loader)")
         (optimizer,) = self.state.optimizers
         if self.state.epoch_length is None:
             self.state = self.state.evolve(epoch_length=check.length_of(loader))
@@ -207,13 +222,18 @@ class LoopAdapter:
         )
         try:
             for batch in seeded_batches(
-                loader, self.state.key, epoch=now.epoch, first_step=now.batch
+                loader,
+                self.state.key,
+                epoch=now.epoch,
+                first_step=now.batch - now.batch_in_epoch,
+                skip=now.batch_in_epoch,
             ):
                 yield self.start_batch(batch)
                 self.end_batch()
         finally:
             for hook in hooks:
                 hook.remove()
+            self._watched.close()
             self._frozen.close()
         self.end_epoch()
 
@@ -255,6 +275,56 @@ class LoopAdapter:
         with self.evaluation_weights() as model, evaluation_mode(model):
             yield model
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the clock, the seed and the memory of the algorithms: for a checkpoint.
+
+        Save it next to the model and the optimizer. It consists of plain containers and tensors, so
+        `torch.load` reads it with `weights_only=True`. A batch whose step was taken is ended first.
+
+        Raises:
+            RuntimeError: A batch was started and its step was not taken, or the model holds the
+                weights of an evaluation.
+        """
+        if self._last is Event.BEFORE_ZERO_GRAD:
+            self.end_batch()
+        if self._last not in _BETWEEN_BATCHES:
+            raise RuntimeError(
+                "t.state_dict() was called in the middle of a batch, which cannot be resumed; call "
+                "it after optimizer.step()."
+            )
+        if self._lending:
+            raise RuntimeError(
+                "t.state_dict() was called while the model holds the weights of an evaluation, "
+                "which a checkpoint must not save for training; call it after t.evaluating()."
+            )
+        tensors, data = pack({name: getattr(self.state, name) for name in _SAVED})
+        return {"tensors": tensors, "data": data}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore the value of `state_dict`; load the model and the optimizer as well.
+
+        Args:
+            saved: The value of `state_dict`, of an adapter with the same arguments. Its seed
+                replaces that of this adapter.
+
+        Raises:
+            ValueError: It is not the value of `state_dict`.
+        """
+        try:
+            state = unpack(saved["tensors"], saved["data"])
+            valid = {name: type(state[name]) for name in _SAVED} == _SAVED
+        except (CheckpointError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"saved must be the value of t.state_dict(): {error!r}") from error
+        if not valid or state.keys() != _SAVED.keys():
+            raise ValueError(
+                f"saved must be the value of t.state_dict(), with {', '.join(_SAVED)}."
+            )
+        self._frozen.close()
+        self._outer = self._whole = None
+        self._resumed = True
+        self._advance(Event.BEFORE_DATALOADER, self.state.evolve(**state))
+        self._place()
+
     # --- for adapters, in the order of a step ---
 
     def follow(self, optimizer: Optimizer, *, epoch_length: int | None = None) -> None:
@@ -263,6 +333,37 @@ class LoopAdapter:
             optimizers=(_check_optimizer(optimizer, self.model),),
             epoch_length=self.state.epoch_length or epoch_length,
         )
+        self._place()
+
+    def check_clock(self, step: int) -> None:
+        """Check that the algorithms resume where the loop does.
+
+        Args:
+            step: The number of batches that the loop has trained on. 0 starts a training.
+
+        Raises:
+            RuntimeError: The algorithms are at another batch.
+        """
+        now = self.state.timestamp.batch
+        if step and step != now:
+            raise RuntimeError(
+                f"the loop resumes at step {step}, and the algorithms are at batch {now}, so "
+                "schedules and averages would be wrong; pass the value of t.state_dict() that was "
+                "saved with this checkpoint to t.load_state_dict."
+            )
+
+    def check_modules(self, trained: nn.Module) -> None:
+        """Check that the model that a loop trains holds modules of the adapter's model.
+
+        Raises:
+            ValueError: It does not.
+        """
+        if not {*map(id, trained.modules())} & {*map(id, self.model.modules())}:
+            raise ValueError(
+                f"{type(trained).__name__} has no module of t.model, so the changes of the "
+                "algorithms to the model would have no effect; build it with t.model (or a part of "
+                "it), not with the model that was passed to adapt_loop."
+            )
 
     def start_epoch(self) -> None:
         """Start an epoch, and end one that was left early.
@@ -271,9 +372,13 @@ class LoopAdapter:
             RuntimeError: An algorithm replaced the model that the loop trains.
         """
         self.end_batch()
+        self._place()
+        resumed, self._resumed = self._resumed, False
+        if self.state.timestamp.batch_in_epoch not in (0, self.state.epoch_length) and resumed:
+            return
         if self.state.timestamp.batch_in_epoch:
             self.end_epoch()
-        state = self.state.evolve(device=_device_of(self.model))  # the loop may have moved it
+        state = self.state
         if state.timestamp.epoch_in_iteration == 0:
             state = self._fire(Event.ITERATION_START, state)
         state = self._fire(Event.EPOCH_START, state)
@@ -285,7 +390,13 @@ class LoopAdapter:
         self._advance(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
 
     def start_batch(self, batch: Any) -> Any:
-        """Start a batch, and return it as the algorithms change it."""
+        """Start a batch, and return it as the algorithms change it.
+
+        Raises:
+            ValueError: There is no optimizer.
+            RuntimeError: An algorithm requests something that this loop does not support.
+        """
+        self._check_followed("t.start_batch(batch)")
         self.end_batch()
         self._started = time.perf_counter()
         self._samples = count_examples(self.state.batch_spec.inputs(batch))
@@ -304,6 +415,8 @@ class LoopAdapter:
         if state.frozen:
             self._frozen.enter_context(frozen_parameters(state))
         self._advance(Event.BEFORE_FORWARD, state)
+        for module in self._replaced:
+            self._watched.callback(module.register_forward_pre_hook(_refuse_replaced).remove)
         seed_step(self.state.key, self.state.timestamp.batch)
         return self.state.batch
 
@@ -311,8 +424,16 @@ class LoopAdapter:
         """Let algorithms change the gradients, right before the optimizer's step.
 
         Raises:
-            RuntimeError: An algorithm acts at an event that this loop does not fire.
+            RuntimeError: An algorithm acts at an event that this loop does not fire, or this is the
+                second call for a step.
         """
+        if self._last is Event.BEFORE_OPTIMIZER_STEP:
+            raise RuntimeError(
+                "t.before_step() was called twice for one step; use one LoopAdapterCallback. The "
+                "mixins add it themselves."
+            )
+        self._watched.close()
+        self._replaced = []
         started = self._last in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
         if not started:
             self._refuse(_OF_THE_BATCH, "a step", "t.start_batch(batch)")
@@ -345,6 +466,7 @@ class LoopAdapter:
         now = state.timestamp.next_batch(self._samples, seconds=seconds)
         state = state.evolve(timestamp=now, previous_timestamp=state.timestamp, frozen=frozenset())
         self._frozen.close()
+        self._watched.close()
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
         self._outer = self._whole = None
         state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
@@ -394,6 +516,20 @@ class LoopAdapter:
 
     def _advance(self, event: Event, state: State) -> None:
         self._last, self.state = event, state
+
+    def _place(self) -> None:
+        """Follow the model to its device, with the memory that was loaded."""
+        device = _device_of(self.model)
+        self.state = self.state.evolve(device=device)
+        if self._resumed:
+            self.state = self.state.evolve(memory=_moved(self.state.memory, device))
+
+    def _check_followed(self, call: str) -> None:
+        if not self.state.optimizers:
+            raise ValueError(
+                f"{call} needs an optimizer; pass it to adapt_loop, or call t.follow(optimizer) "
+                "first. In another trainer, LoopAdapterCallback does so: add it, or the mixin."
+            )
 
     def _after_backward(self) -> State:
         """Return the state after the backward pass, with the original batch."""
@@ -463,6 +599,28 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
 
 def _device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _modules_only_in(model: nn.Module, other: nn.Module) -> list[nn.Module]:
+    """List the modules of a model that another model does not have."""
+    others = {id(module) for module in other.modules()}
+    return [module for module in model.modules() if id(module) not in others]
+
+
+def _refuse_replaced(module: nn.Module, inputs: Any) -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"the loop calls {type(module).__name__} of the model that was passed to adapt_loop, "
+            "which the algorithms have replaced; train t.model instead."
+        )
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _moved(value, device) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_moved(value, device) for value in tree)
+    return tree.to(device) if isinstance(tree, Tensor) else tree
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:

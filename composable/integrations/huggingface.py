@@ -5,11 +5,14 @@ can neither replace a batch or its loss nor act before an evaluation; `LoopAdapt
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from composable.integrations._mixins import check_mixin
 from composable.integrations.external_loop import LoopAdapter
 from composable.trainer.arguments import length_of
 
@@ -21,7 +24,10 @@ except ModuleNotFoundError as error:
         'installed: pip install "composable[huggingface]".'
     ) from error
 
-__all__ = ["LogitsModel", "LoopAdapterCallback", "LoopAdapterMixin"]
+__all__ = ["STATE_NAME", "LogitsModel", "LoopAdapterCallback", "LoopAdapterMixin"]
+
+STATE_NAME = "transforms.pt"
+"""The file with the state of the adapter, in a checkpoint of `transformers.Trainer`."""
 
 
 class LogitsModel(nn.Module):
@@ -69,6 +75,10 @@ class LogitsModel(nn.Module):
 class LoopAdapterCallback(TrainerCallback):
     """Runs transforms in a Hugging Face Trainer, which trains `adapter.model.model`.
 
+    The state of the adapter is saved in each checkpoint, in a file `STATE_NAME`. A callback does
+    not know from which folder a training resumes: call `adapter.load_state_dict` with the content
+    of that file before. `LoopAdapterMixin` does so itself.
+
     Args:
         adapter: The result of `composable.integrations.adapt_loop` for a `LogitsModel`, without an
             optimizer.
@@ -83,11 +93,12 @@ class LoopAdapterCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         *,
+        model: nn.Module,
         optimizer: Any,
         train_dataloader: Any,
         **_: Any,
     ) -> None:
-        """Attach to the optimizer, and reject gradient accumulation."""
+        """Attach to the optimizer, and reject a training that the adapter cannot follow."""
         if args.gradient_accumulation_steps != 1:
             raise ValueError(
                 f"gradient_accumulation_steps={args.gradient_accumulation_steps} must be 1, "
@@ -95,6 +106,16 @@ class LoopAdapterCallback(TrainerCallback):
             )
         raw = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
         self.adapter.follow(raw, epoch_length=length_of(train_dataloader))
+        self.adapter.check_modules(model)
+        self.adapter.check_clock(state.global_step)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Save the state of the adapter in the checkpoint."""
+        folder = Path(str(args.output_dir), f"checkpoint-{state.global_step}")
+        if state.is_world_process_zero and folder.is_dir():
+            torch.save(self.adapter.state_dict(), folder / STATE_NAME)
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         """Start an epoch."""
@@ -128,7 +149,9 @@ class LoopAdapterCallback(TrainerCallback):
 class LoopAdapterMixin:
     """A `transformers.Trainer` that trains and evaluates with transforms.
 
-    It adds a `LoopAdapterCallback`; do not add another.
+    Put it before `transformers.Trainer` in the list of bases. It adds a `LoopAdapterCallback`; do
+    not add another. A class whose other bases define `compute_loss` is rejected, because the mixin
+    would hide it in training; so are `compute_loss_func` and `label_smoothing_factor`.
 
     Args:
         args: Positional arguments of `transformers.Trainer`.
@@ -143,10 +166,28 @@ class LoopAdapterMixin:
         >>> # Trainer(t.model.model, adapter=t, args=..., train_dataset=...).train()
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        from transformers import Trainer  # on use: it is slow to import
+
+        check_mixin(cls, LoopAdapterMixin, Trainer, "compute_loss")
+
     def __init__(self, *args: Any, adapter: LoopAdapter, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        _check_loss(self)
         self.adapter = adapter
         self.add_callback(LoopAdapterCallback(adapter))  # type: ignore[attr-defined]
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, and restore the state of the adapter if a training is resumed."""
+        folder = resume_from_checkpoint
+        if folder is True:
+            from transformers.trainer_utils import get_last_checkpoint
+
+            folder = get_last_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
+        if folder and (path := Path(folder, STATE_NAME)).is_file():
+            self.adapter.load_state_dict(torch.load(path, "cpu", weights_only=True))
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def compute_loss(
         self,
@@ -174,6 +215,20 @@ class LoopAdapterMixin:
         """Predict with the averaged weights."""
         with self.adapter.evaluating():
             return super().predict(*args, **kwargs)  # type: ignore[misc]
+
+
+def _check_loss(trainer: Any) -> None:
+    """Raise a ValueError if the trainer has a loss of its own, which the adapter would not use."""
+    if trainer.compute_loss_func is not None:
+        raise ValueError(
+            f"compute_loss_func={trainer.compute_loss_func!r} must be None, because the loss is "
+            "that of adapt_loop: pass it there as loss_fn, or to LogitsModel."
+        )
+    if trainer.args.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor={trainer.args.label_smoothing_factor} must be 0, because the "
+            "loss is that of adapt_loop: use LabelSmoothing instead."
+        )
 
 
 def _without(batch: Any, key: str) -> dict[str, Any]:

@@ -4,12 +4,14 @@
 cannot replace a batch or its loss; `LoopAdapterMixin` does that in `training_step`.
 """
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from composable.integrations._mixins import check_mixin
 from composable.integrations.external_loop import LoopAdapter
 
 try:
@@ -46,7 +48,7 @@ class LoopAdapterCallback(Callback):
         self._evaluation = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach to the optimizer, and reject manual optimization and gradient accumulation."""
+        """Attach to the optimizer, and reject a training that the adapter cannot follow."""
         if not pl_module.automatic_optimization:
             raise ValueError(
                 "automatic_optimization=False is not supported: remove the callback, and call the "
@@ -60,6 +62,16 @@ class LoopAdapterCallback(Callback):
         length = trainer.num_training_batches
         known = length if isinstance(length, int) else None
         self.adapter.follow(trainer.optimizers[0], epoch_length=known)
+        self.adapter.check_modules(pl_module)
+        self.adapter.check_clock(trainer.fit_loop.epoch_loop.total_batch_idx + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the adapter, which Lightning saves in its checkpoints."""
+        return self.adapter.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the state of the adapter from a checkpoint of Lightning."""
+        self.adapter.load_state_dict(state_dict)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start an epoch."""
@@ -99,7 +111,9 @@ class LoopAdapterCallback(Callback):
 class LoopAdapterMixin:
     """A `LightningModule` whose `training_step` runs its `adapt_loop`.
 
-    Set `self.adapter` in `__init__`. It adds a `LoopAdapterCallback`; do not add another.
+    Put it before `LightningModule` in the list of bases, and set `self.adapter` in `__init__`. It
+    adds a `LoopAdapterCallback`; do not add another. A class whose other bases define
+    `training_step` is rejected, because the mixin would hide it.
 
     Example:
         >>> import lightning.pytorch as L
@@ -125,12 +139,20 @@ class LoopAdapterMixin:
 
     adapter: LoopAdapter
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_mixin(cls, LoopAdapterMixin, LightningModule, "training_step")
+
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks of the module, and that of the transforms."""
         others = super().configure_callbacks()  # type: ignore[misc]
         return [*others, LoopAdapterCallback(self.adapter)]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Compute the loss of the batch that the algorithms return."""
+        """Compute the loss of the batch that the algorithms return.
+
+        Raises:
+            ValueError: The module has no `LoopAdapterCallback`.
+        """
         self.adapter.start_batch(batch)
         return self.adapter.loss(self.adapter.state.forward())

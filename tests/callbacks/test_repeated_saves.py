@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from tests.support.tiny import Raise, batches, make_trainer
 
 from composable import Event
+from tests.support.data import batches
+from tests.support.observers import Raise
+from tests.support.runs import make_trainer
 
 KEEP_TWO = {"save_interval": "1ba", "save_num_checkpoints_to_keep": 2}
 AFTER_EPOCH = ["ep1-ba5", "ep2-ba6"]

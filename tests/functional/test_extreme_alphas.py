@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tests.support.tiny import generator
+
+pass
 
 from composable.functional._sampling import draw_beta, draw_dirichlet
 
@@ -11,7 +12,7 @@ ALPHAS = [5e-324, 1e-310, 1e-300, 1e-3, 1.0, 1e300]
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_dirichlet_weights_sum_to_one(alpha):
-    weights = draw_dirichlet(alpha, (3, 64), generator=generator())
+    weights = draw_dirichlet(alpha, (3, 64), generator=torch.Generator().manual_seed(0))
 
     torch.testing.assert_close(weights.sum(0), torch.ones(64, dtype=torch.float64))
     if alpha < 1e-100:
@@ -20,4 +21,7 @@ def test_dirichlet_weights_sum_to_one(alpha):
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_beta_weights_are_in_range(alpha):
-    assert draw_beta(alpha, (64,), generator=generator()).sub(0.5).abs().max() <= 0.5
+    assert (
+        draw_beta(alpha, (64,), generator=torch.Generator().manual_seed(0)).sub(0.5).abs().max()
+        <= 0.5
+    )

@@ -231,7 +231,7 @@ def test_attributes_modes_and_requires_grad_are_kept(flag):
 def test_layers_of_a_pair_are_not_factorized_again():
     once = small(nn.Sequential(nn.Linear(16, 16), nn.Conv2d(16, 16, 3)), latent_features=6)
 
-    assert small(once, latent_features=1, latent_channels=1) is once
+    assert small(once, latent_features=6) is once
 
 
 # --- invalid arguments ---

@@ -4,13 +4,13 @@ import warnings
 
 import pytest
 import torch
-from tests.support.tiny import linear
 from torch import nn
 
 import composable.functional as F
 from composable import Trainer
 from composable.algorithms import BlurPool
 from composable.functional.layers.low_precision import report_if_idle
+from tests.support.models import linear
 
 
 class OwnModel(nn.Module):

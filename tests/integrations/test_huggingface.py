@@ -110,6 +110,8 @@ class Plain(transformers.Trainer):
 class Composed(LoopAdapterMixin, Plain):
     """The same Trainer with transforms."""
 
+    compute_loss = LoopAdapterMixin.compute_loss
+
 
 def arguments(folder, **changes):
     return TrainingArguments(

@@ -59,6 +59,8 @@ class Plain(L.LightningModule):
 class Composed(LoopAdapterMixin, Plain):
     """The same module with transforms."""
 
+    training_step = LoopAdapterMixin.training_step
+
     def __init__(self, adapter, optimizers=SGD, **options):
         super().__init__(adapter.model, optimizers, **options)
         self.adapter = adapter

@@ -2,18 +2,21 @@
 
 import pytest
 import torch
-from tests.support.tiny import Watch, generator
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import default_collate
 
 from composable import Event, Trainer
 from composable.algorithms import SelectiveBackprop
+from tests.support.observers import Watch
 
 transformers = pytest.importorskip("transformers")
 
 EXAMPLES = [
-    {"input_ids": torch.randint(30, (8,), generator=generator(i)), "labels": torch.tensor(i % 3)}
+    {
+        "input_ids": torch.randint(30, (8,), generator=torch.Generator().manual_seed(i)),
+        "labels": torch.tensor(i % 3),
+    }
     for i in range(8)
 ]
 

@@ -1,10 +1,10 @@
 """Combinations can be nested a hundred deep, and no deeper."""
 
 import pytest
-from tests.support.tiny import make_trainer
 
 from composable import Plan, always, during, every, when
 from composable.algorithms import LabelSmoothing
+from tests.support.runs import make_trainer
 
 KINDS = {
     "when": lambda inner: when(always, inner),

@@ -4,10 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from tests.support.tiny import Raise, make_trainer
 from torch.optim.lr_scheduler import StepLR
 
 from composable import Event
+from tests.support.observers import Raise
+from tests.support.runs import make_trainer
 
 SCHEDULERS = {"schedulers": partial(StepLR, step_size=1)}
 

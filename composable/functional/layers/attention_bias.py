@@ -103,6 +103,14 @@ class NoPositions(nn.Module):
         return position_ids.new_zeros(())
 
 
+class NoRotation(NoPositions):
+    """A replacement of rotary embeddings that rotates by no angle, at any position."""
+
+    def forward(self, hidden_states: Tensor, position_ids: Any = None) -> Any:  # type: ignore[override]
+        """Return the cosine and the sine of 0."""
+        return hidden_states.new_ones(1, 1, 1), hidden_states.new_zeros(1, 1, 1)
+
+
 class _WithoutPositions(nn.Module):
     """The embeddings of BERT and RoBERTa, for sequences that are longer than their tables."""
 
@@ -132,17 +140,13 @@ class _Biased(nn.Module):
     """Self-attention with linear biases in its mask; a base before the class of Hugging Face."""
 
     config: Any
-    layer_idx: int
     is_causal: bool
-    num_heads: int  # in GPT-2
-    num_attention_heads: int  # in the other models
 
     def forward(
         self,
         hidden_states: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Compute the attention with biased scores."""
@@ -153,14 +157,12 @@ class _Biased(nn.Module):
         mask = _biased_mask(
             attention_mask,
             hidden_states,
-            past_key_values,
-            heads=self.num_heads if hasattr(self, "num_heads") else self.num_attention_heads,
-            layer=self.layer_idx,
+            kwargs.get("past_key_values", kwargs.get("layer_past")),  # the second in GPT-NeoX
+            heads=self.config.num_attention_heads,
+            layer=getattr(self, "layer_idx", 0),  # DistilBERT has no caches
             causal=causal and self.config._attn_implementation == "sdpa",
         )
-        return super().forward(
-            hidden_states, attention_mask=mask, past_key_values=past_key_values, **kwargs
-        )
+        return super().forward(hidden_states, attention_mask=mask, **kwargs)
 
 
 def _biased_mask(
@@ -211,14 +213,36 @@ def _convert_gpt2(model: Any, max_sequence_length: int) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-_BERT = "transformers.models.bert.modeling_bert"
-_ROBERTA = "transformers.models.roberta.modeling_roberta"
-_GPT2 = "transformers.models.gpt2.modeling_gpt2"
+def _remove_table(embeddings: nn.Module, max_sequence_length: int) -> nn.Module:
+    embeddings.position_embeddings = NoPositions()
+    return embeddings
+
+
+def _remove_rotation(model: nn.Module, max_sequence_length: int) -> nn.Module:
+    model.rotary_emb = NoRotation()
+    return model
+
+
+def _named(family: str, conversions: dict[str, Any]) -> dict[type | str, Any]:
+    module = f"transformers.models.{family}.modeling_{family}"
+    return {f"{module}.{name}": conversion for name, conversion in conversions.items()}
+
+
 CONVERSIONS: dict[type | str, Callable[[Any, int], nn.Module]] = {
-    f"{_BERT}.BertEmbeddings": _convert_embeddings,
-    f"{_BERT}.BertSelfAttention": _convert_attention,
-    f"{_ROBERTA}.RobertaEmbeddings": _convert_embeddings,
-    f"{_ROBERTA}.RobertaSelfAttention": _convert_attention,
-    f"{_GPT2}.GPT2Model": _convert_gpt2,
-    f"{_GPT2}.GPT2Attention": _convert_attention,
+    **_named("bert", {"BertEmbeddings": _convert_embeddings}),
+    **_named("bert", {"BertSelfAttention": _convert_attention}),
+    **_named("roberta", {"RobertaEmbeddings": _convert_embeddings}),
+    **_named("roberta", {"RobertaSelfAttention": _convert_attention}),
+    **_named("xlm_roberta", {"XLMRobertaEmbeddings": _convert_embeddings}),
+    **_named("xlm_roberta", {"XLMRobertaSelfAttention": _convert_attention}),
+    **_named("distilbert", {"Embeddings": _remove_table}),
+    **_named("distilbert", {"DistilBertSelfAttention": _convert_attention}),
+    **_named("gpt2", {"GPT2Model": _convert_gpt2, "GPT2Attention": _convert_attention}),
+    **_named("gpt_neox", {"GPTNeoXModel": _remove_rotation}),
+    **_named("gpt_neox", {"GPTNeoXAttention": _convert_attention}),
+    **_named("llama", {"LlamaModel": _remove_rotation, "LlamaAttention": _convert_attention}),
+    **_named("mistral", {"MistralModel": _remove_rotation}),
+    **_named("mistral", {"MistralAttention": _convert_attention}),
+    **_named("qwen2", {"Qwen2Model": _remove_rotation, "Qwen2Attention": _convert_attention}),
+    **_named("qwen3", {"Qwen3Model": _remove_rotation, "Qwen3Attention": _convert_attention}),
 }

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from einops import rearrange
@@ -15,6 +15,7 @@ from .._sampling import generator_device
 
 __all__ = ["FactorizedLayer"]
 
+Layer = TypeVar("Layer", bound=nn.Module)
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LINEARS = (nn.Linear, NonDynamicallyQuantizableLinear)
 Decomposition = Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]
@@ -77,9 +78,7 @@ def build_pair(
     """Build a pair of layers of a rank for a linear layer or a convolution."""
     weight, groups = module.weight, groups_of(module)
     pair = _linear_pair(module, rank) if isinstance(module, LINEARS) else _conv_pair(module, rank)
-    channels_last = FORMATS.get(weight.ndim, torch.contiguous_format)
-    plain = weight.is_contiguous() or not weight.is_contiguous(memory_format=channels_last)
-    memory_format = torch.contiguous_format if plain else channels_last
+    memory_format = _memory_format(weight)
     if init == "random":
         fitted = tuple(_draw(layer.weight, generator) for layer in pair)
     else:
@@ -92,10 +91,39 @@ def build_pair(
         layer.train(module.training)
     reduce, expand = pair
     expand.bias = module.bias
-    new = FactorizedLayer(reduce, expand)
+    return _with_options_of(module, FactorizedLayer(reduce, expand))
+
+
+def merge_pair(pair: FactorizedLayer) -> nn.Module:
+    """Build the one layer that computes the same as a pair."""
+    reduce: Any = pair.reduce
+    expand: Any = pair.expand
+    new: Any = _whole(reduce, expand)
+    memory_format = _memory_format(reduce.weight)
+    weight = pair.weight.detach().contiguous(memory_format=memory_format)
+    trained = any(layer.weight.requires_grad for layer in (reduce, expand))
+    new.weight, new.bias = nn.Parameter(weight, requires_grad=trained), expand.bias
+    merged: nn.Module = _with_options_of(pair, new)
+    return merged
+
+
+def _whole(reduce: Any, expand: Any) -> nn.Module:
+    if isinstance(reduce, LINEARS):
+        return nn.Linear(reduce.in_features, expand.out_features, bias=False, device="meta")
+    return _conv_like(reduce, expand.out_channels)
+
+
+def _with_options_of(old: nn.Module, new: Layer) -> Layer:
+    """Give a layer the mode, the hooks and the options of another one."""
     tensors = ("_parameters", "_buffers", "_modules")
-    new.__dict__.update({key: value for key, value in vars(module).items() if key not in tensors})
+    new.__dict__.update({key: value for key, value in vars(old).items() if key not in tensors})
     return new
+
+
+def _memory_format(weight: Tensor) -> torch.memory_format:
+    channels_last = FORMATS.get(weight.ndim, torch.contiguous_format)
+    plain = weight.is_contiguous() or not weight.is_contiguous(memory_format=channels_last)
+    return torch.contiguous_format if plain else channels_last
 
 
 def _linear_pair(old: Any, rank: int) -> tuple[Any, Any]:
@@ -106,17 +134,23 @@ def _linear_pair(old: Any, rank: int) -> tuple[Any, Any]:
 
 def _conv_pair(old: Any, rank: int) -> tuple[Any, Any]:
     latent, options = rank * old.groups, {"groups": old.groups, "bias": False, "device": "meta"}
-    reduce = type(old)(
+    return _conv_like(old, latent), type(old)(latent, old.out_channels, 1, **options)
+
+
+def _conv_like(old: Any, out_channels: int) -> nn.Module:
+    new: nn.Module = type(old)(
         old.in_channels,
-        latent,
+        out_channels,
         old.kernel_size,
         old.stride,
         old.padding,
         old.dilation,
         padding_mode=old.padding_mode,
-        **options,
+        groups=old.groups,
+        bias=False,
+        device="meta",
     )
-    return reduce, type(old)(latent, old.out_channels, 1, **options)
+    return new
 
 
 def _draw(weight: Tensor, generator: torch.Generator | None) -> Tensor:

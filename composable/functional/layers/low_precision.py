@@ -1,5 +1,6 @@
 """The base of the low-precision norms, and their surgery."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ class LowPrecision(nn.Module):
     reports_idle = False
     """Whether the layer warns, once, if it trains in float32 because there is no autocast."""
     weight: Any
-    bias: Any
 
     def __init__(self, *args: Any, precision: torch.dtype | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,7 +39,8 @@ class LowPrecision(nn.Module):
             plain: Tensor = super().forward(inputs)
             return plain
         with torch.autocast(device, enabled=False):
-            weight, bias = (p if p is None else p.to(low) for p in (self.weight, self.bias))
+            bias = getattr(self, "bias", None)  # RMS norms have none
+            weight, bias = (p if p is None else p.to(low) for p in (self.weight, bias))
             outputs = self._normalized(inputs.to(low), weight, bias)
         return outputs if autocast else outputs.to(inputs.dtype)
 
@@ -71,22 +72,23 @@ def report_if_idle(model: nn.Module) -> nn.Module:
 def lower_norms(
     model: nn.Module,
     method: str,
-    plain: type[nn.Module],
-    low: type[LowPrecision],
+    kinds: Mapping[Any, type[LowPrecision]],
     precision: torch.dtype | None,
 ) -> nn.Module:
-    """Replace the norms of a class by low-precision ones."""
+    """Replace the norms of classes, or of their full names, by low-precision ones."""
     check_module("model", model)
     check_precision("precision", precision)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
-        if not keeps_forward_of(plain, module):
-            return module
-        new: LowPrecision = reclass(module, low, prefix="LowPrecision")
-        new.precision = precision
-        return new
+        for plain, low in kinds.items():
+            if keeps_forward_of(plain, module):
+                new: LowPrecision = reclass(module, low, prefix="LowPrecision")
+                new.precision = precision
+                return new
+        return module
 
     new, count = replace_modules(model, rule)
-    if count == 0 and not any(isinstance(module, low) for module in model.modules()):
-        report_nothing(method, plain.__name__)
+    if count == 0 and not any(isinstance(m, tuple(kinds.values())) for m in model.modules()):
+        names = [kind if isinstance(kind, str) else kind.__name__ for kind in kinds]
+        report_nothing(method, f"{', '.join(names)}, with their own forward method")
     return new

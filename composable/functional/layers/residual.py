@@ -19,6 +19,10 @@ def _inputs(block: nn.Module, inputs: Tensor) -> Tensor:
     return inputs
 
 
+def _always(block: nn.Module) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class ResidualBlock:
     """The description of a class of residual blocks for `stochastic_depth`.
@@ -27,6 +31,8 @@ class ResidualBlock:
         kind: The class, or its full name, so that it need not be imported.
         shortcut: A function `shortcut(block, inputs)` that computes the block without its residual.
             By default it returns the inputs.
+        applies: A function `applies(block)` that returns whether a block of the class has a
+            shortcut. By default all blocks have one.
         residual: A function `residual(block)` that returns the submodule whose output is the
             residual, which the block adds to the shortcut. None for a shortcut without cost: then
             the residual is the difference between the outputs of the block and the shortcut.
@@ -53,6 +59,7 @@ class ResidualBlock:
     kind: type[nn.Module] | str
     shortcut: Callable[[Any, Tensor], Any] = _inputs
     residual: Callable[[Any], nn.Module] | None = None
+    applies: Callable[[Any], bool] = _always
 
     @property
     def name(self) -> str:
@@ -176,12 +183,51 @@ def _of_residual_net(name: str, activation: str, *residual: str) -> ResidualBloc
     )
 
 
+def _projected(block: Any, inputs: Tensor) -> Tensor:
+    """Compute the shortcut of a block of ConvNeXt."""
+    outputs: Tensor = block.shortcut(inputs)
+    return outputs
+
+
+def _drop_path(block: Any) -> nn.Module:
+    """Return the layer of a block of timm that its residual goes through."""
+    path: nn.Module = block.drop_path
+    return path
+
+
+def _has_skip(block: Any) -> bool:
+    return bool(block.has_skip)
+
+
+def _of_efficientnet(name: str) -> ResidualBlock:
+    path = f"timm.models._efficientnet_blocks.{name}"
+    return ResidualBlock(path, residual=_drop_path, applies=_has_skip)
+
+
+def _of_hugging_face(family: str, name: str) -> ResidualBlock:
+    return ResidualBlock(f"transformers.models.{family}.modeling_{family}.{name}")
+
+
 KNOWN = (
     _of_residual_net("torchvision.models.resnet.BasicBlock", "relu", "bn2"),
     _of_residual_net("torchvision.models.resnet.Bottleneck", "relu", "bn3"),
     _of_residual_net("timm.models.resnet.BasicBlock", "act2", "drop_path", "se", "bn2"),
     _of_residual_net("timm.models.resnet.Bottleneck", "act3", "drop_path", "se", "bn3"),
-    ResidualBlock("transformers.models.bert.modeling_bert.BertLayer"),
-    ResidualBlock("transformers.models.roberta.modeling_roberta.RobertaLayer"),
-    ResidualBlock("transformers.models.gpt2.modeling_gpt2.GPT2Block"),
+    ResidualBlock("timm.models.vision_transformer.Block"),
+    ResidualBlock("timm.models.convnext.ConvNeXtBlock", shortcut=_projected, residual=_drop_path),
+    _of_efficientnet("ConvBnAct"),
+    _of_efficientnet("DepthwiseSeparableConv"),
+    _of_efficientnet("EdgeResidual"),
+    _of_efficientnet("InvertedResidual"),
+    _of_efficientnet("UniversalInvertedResidual"),
+    _of_hugging_face("bert", "BertLayer"),
+    _of_hugging_face("distilbert", "TransformerBlock"),
+    _of_hugging_face("roberta", "RobertaLayer"),
+    _of_hugging_face("xlm_roberta", "XLMRobertaLayer"),
+    _of_hugging_face("gpt2", "GPT2Block"),
+    _of_hugging_face("gpt_neox", "GPTNeoXLayer"),
+    _of_hugging_face("llama", "LlamaDecoderLayer"),
+    _of_hugging_face("mistral", "MistralDecoderLayer"),
+    _of_hugging_face("qwen2", "Qwen2DecoderLayer"),
+    _of_hugging_face("qwen3", "Qwen3DecoderLayer"),
 )
