@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.support.calls import PublicCall, public_calls
+from tests.support.calls import PublicCall, public_calls, unchanged_registries
 
 HOSTILE: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
@@ -120,7 +120,8 @@ def _try(call: PublicCall, argument: str, value: Any) -> str | None:
     """Return what is wrong with the result of a call, or None."""
     valid = call.valid()
     try:
-        call.run({**valid, argument: value})
+        with unchanged_registries():
+            call.run({**valid, argument: value})
     except (TypeError, ValueError) as error:
         named = re.search(rf"\b{re.escape(argument)}\b", str(error))
         if named or call.passes_on(argument, value):

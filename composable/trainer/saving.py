@@ -74,6 +74,8 @@ class Saving:
         """Whether the run was restored, and training has not been called since."""
         self.hyperparameters = describe_hyperparameters(run)
         """The hyperparameters of the run: the requested ones, or those of the checkpoint."""
+        # Before training: an algorithm may change the settings of layers as it goes on.
+        self._request = describe_request(options, run.state.model)
         self._callback_states: dict[str, Any] = {}
         self._callback_settings: dict[str, Any] = {}
         self._loaded: Path | None = None
@@ -107,7 +109,7 @@ class Saving:
             "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
             "schedulers": [describe_value(schedule) for schedule in self.run.rates.schedules],
             "hyperparameters": self.hyperparameters,
-            **describe_request(self.options, state.model),
+            **self._request,
             "device": str(state.device),
             "torch": str(torch.__version__),
             **describe_environment(),

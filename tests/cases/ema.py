@@ -67,7 +67,7 @@ CASE = Case(
     ),
     invalid={
         "half_life": (*NO_INTERVAL, "-1ba"),
-        "smoothing": (-0.1, 1.0, 1.1, nan, "x", True),
+        "smoothing": (-0.1, 1.1, nan, "x", True),
         "ema_start": NO_TIME,
         "update_interval": NO_INTERVAL,
     },

@@ -2,8 +2,10 @@
 
 import importlib
 import inspect
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,19 @@ def public_calls() -> Iterator[PublicCall]:
     for function, valid, *errors in OTHERS:
         name = getattr(function, "__qualname__", None) or function.func.__qualname__
         yield PublicCall(name, function, valid, tuple(errors), *_passed_on(name))
+
+
+@contextmanager
+def unchanged_registries() -> Iterator[None]:
+    """Remove the classes that are registered in a block."""
+    names = ("alibi", "gated_linear_units")
+    registries = [sys.modules[f"composable.functional.{name}"].REGISTRY for name in names]
+    before = [dict(registry.entries) for registry in registries]
+    try:
+        yield
+    finally:
+        for registry, entries in zip(registries, before, strict=True):
+            registry.entries = entries
 
 
 def _passed_on(name: str) -> tuple[frozenset[str], frozenset[str]]:
