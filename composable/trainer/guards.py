@@ -252,6 +252,7 @@ def explain_dead_worker(error: Exception, loader: object) -> None:
 
 
 _DIED = "DataLoader worker (pid"
+_SECONDS = 10.0  # on a busy machine the signal comes late; without a dead worker this is rare
 _RAISED = "in DataLoader worker process"  # the dataset raised the error, in a live worker
 
 
@@ -260,7 +261,7 @@ def _worker_died() -> bool:
 
     Without waiting, the handler of its signal could raise while the error is being printed.
     """
-    end = time.monotonic() + 2
+    end = time.monotonic() + _SECONDS
     try:
         while time.monotonic() < end:
             torch._C._error_if_any_worker_fails()

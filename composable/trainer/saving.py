@@ -231,6 +231,7 @@ class Saving:
         run.state = surgery(
             lambda event, state: algorithms(event, state, is_surgery), Event.AFTER_LOAD, run.state
         )
+        self._request = describe_request(self.options, run.state.model)
         if point.num_fits:  # algorithms may have replaced the model at the start of training
             run.state = surgery(algorithms, Event.FIT_START, run.state)
         tree = point.without(ignored, self.capture(False)) if ignored else point.tree

@@ -404,7 +404,8 @@ NOT_CALLED = {
     **dict.fromkeys(
         ("BlurConv1d", "BlurConv2d", "BlurConv3d", "BlurMaxPool1d", "BlurMaxPool2d",
          "BlurMaxPool3d", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d",
-         "LowPrecisionGroupNorm", "LowPrecisionLayerNorm", "StandardizedWeight"),
+         "LowPrecisionGroupNorm", "LowPrecisionLayerNorm", "LowPrecisionRMSNorm",
+         "StandardizedWeight"),
         LAYER,
     ),
     **dict.fromkeys(("check_algorithm", "check_function"), LONG),

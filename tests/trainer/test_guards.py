@@ -354,5 +354,7 @@ def test_dead_worker_ends_the_run_and_callbacks_are_closed(tmp_path):
     )
 
     assert ended.returncode == 1
-    assert "DataLoader worker" in ended.stderr  # what the note looks for
+    # Which of the two depends on what comes first: the signal, or the end of the connection.
+    reports = ("DataLoader worker (pid", "a worker process of the loader died")
+    assert any(report in ended.stderr for report in reports)
     assert ended.stdout.split() == ["closed"]
