@@ -8,6 +8,7 @@ callback. No values are copied or compared: every tensor counts its writes (`Ten
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -19,7 +20,7 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["EffectError", "ObserverError", "changes", "count_writes", "fingerprint"]
+__all__ = ["EffectError", "ObserverError", "WriteGuard", "changes", "fingerprint"]
 
 _CHECKED = (
     "model",
@@ -130,13 +131,43 @@ def fingerprint(state: State) -> dict[str, Fingerprint]:
     return found
 
 
-def count_writes(state: State) -> tuple[int | None, int | None]:
-    """Return how often the loss and the outputs were written to, if they are tensors."""
-    loss, outputs = state.loss, state.outputs
-    return (
-        None if loss is None else _read(_version, loss),
-        _read(_version, outputs) if isinstance(outputs, Tensor) else None,
+class WriteGuard:
+    """Observers that surround the callbacks of an event, and find writes that change training.
+
+    Writes are counted between the forward and the backward pass only: those to the outputs before
+    the loss, and those to the loss after it. Elsewhere they change no gradient.
+    """
+
+    FIELDS = MappingProxyType(
+        {
+            Event.AFTER_FORWARD: "outputs",
+            Event.BEFORE_LOSS: "outputs",
+            Event.AFTER_LOSS: "loss",
+            Event.BEFORE_BACKWARD: "loss",
+        }
     )
+    name = "a callback"
+
+    __slots__ = ("event", "value_of", "writes")
+
+    def __init__(self, event: Event) -> None:
+        self.event, self.value_of = event, attrgetter(self.FIELDS[event])
+
+    def begin(self, state: State, logger: Logger) -> None:
+        """Count the writes before the callbacks run."""
+        try:
+            self.writes = self.value_of(state)._version
+        except (AttributeError, RuntimeError, NotImplementedError):
+            self.writes = None  # no tensor, or one that does not count
+
+    def end(self, state: State, logger: Logger) -> None:
+        """Raise an ObserverError if there were more since."""
+        if self.writes is not None and self.value_of(state)._version != self.writes:
+            raise ObserverError(
+                f"a callback changed state.{self.FIELDS[self.event]} in place at "
+                f"{self.event.name}, but callbacks must not change the state: compute on a "
+                "clone(), or write an Algorithm. Trainer(check_effects=True) names the callback."
+            )
 
 
 def changes(before: Mapping[str, Fingerprint], after: Mapping[str, Fingerprint]) -> Iterator[str]:
