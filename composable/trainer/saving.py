@@ -74,7 +74,7 @@ class Saving:
         """Whether the run was restored, and training has not been called since."""
         self.hyperparameters = describe_hyperparameters(run)
         """The hyperparameters of the run: the requested ones, or those of the checkpoint."""
-        # Before training: an algorithm may change the settings of layers as it goes on.
+        # Before training, during which algorithms may change the settings of layers.
         self._request = describe_request(options, run.state.model)
         self._callback_states: dict[str, Any] = {}
         self._callback_settings: dict[str, Any] = {}
