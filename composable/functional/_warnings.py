@@ -6,9 +6,12 @@ from typing import Any
 
 __all__ = ["ImageRangeWarning", "NoEffectWarning", "warn_user"]
 
-# contextlib runs the generators of context managers, torch calls the layers, and importlib runs
-# modules.
-_SKIPPED = {"composable", "contextlib", "torch", "importlib", "_frozen_importlib"}
+# contextlib runs the generators of context managers, torch calls the layers, importlib runs
+# modules, and jaxtyping and beartype check the arguments.
+_SKIPPED = {
+    *("composable", "contextlib", "torch", "importlib", "_frozen_importlib"),
+    *("jaxtyping", "beartype"),
+}
 
 
 class NoEffectWarning(UserWarning):
@@ -20,7 +23,7 @@ class ImageRangeWarning(UserWarning):
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn at the first line outside of the package and of PyTorch, which the user can change.
+    """Warn at the first line of the user: outside of the package, PyTorch and type checkers.
 
     Example:
         >>> import warnings

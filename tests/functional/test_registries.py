@@ -102,7 +102,7 @@ def test_conversion_that_modifies_its_module_does_not_modify_the_original():
     assert not hasattr(model[0], "factor")
 
 
-def test_rejects_conversion_that_returns_no_module():
+def test_rejects_conversion_that_returns_no_module(unchecked):
     F.register_alibi(Mine)(lambda module, length: None)
 
     with pytest.raises(TypeError, match=r"conversion of .*Mine must return a module, not None"):
