@@ -61,11 +61,11 @@ def is_text(string: str) -> bool:
 
 
 def _as_dict(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"duplicate key {twice[:80]!r}")
+    found: dict[str, JSON] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"duplicate key {key[:80]!r}")
+        found[key] = value
     return found
 
 

@@ -66,5 +66,5 @@ def _shifted(numbers: Tensor, bits: int) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """Return the int64 with the bits of an unsigned number."""
+    """Reinterpret an unsigned 64-bit integer as a signed one."""
     return number - 2**64 if number > _POSITIVE else number

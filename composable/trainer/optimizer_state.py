@@ -52,7 +52,8 @@ def check_optimizer(
 
     The types, the names of the parameters, and the hyperparameters are compared. Then a step is
     computed on tensors without data, and its state compared with the saved one. An optimizer that
-    cannot step so (`torch.optim.LBFGS` takes a closure) is compared by its hyperparameters alone.
+    cannot step so (`torch.optim.LBFGS` takes a closure), or that PyTorch does not define, is
+    compared by its hyperparameters alone.
 
     Args:
         optimizer: The optimizer of the run.
@@ -215,7 +216,13 @@ def _check_values(saved: Mapping[str, Any], first: Mapping[str, Any], where: str
 def _rehearse(
     optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], state: Mapping[int, Any]
 ) -> dict[int, dict[str, Any]] | None:
-    """Return the state after a step on the meta device, by number; None if the step raises."""
+    """Return the state after a step on the meta device, by number; None if there is none.
+
+    Only for optimizers of PyTorch. The step of any other may have effects elsewhere, and its state
+    may get further entries after the first step.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return None
     own = [p for group in optimizer.param_groups for p in group["params"]]
     if not state and all(optimizer.state.get(p) for p in own):
         return {number: optimizer.state[p] for number, p in enumerate(own)}
@@ -239,7 +246,7 @@ def _rehearse(
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             type(optimizer).step(twin_of)
-    except Exception:  # an optimizer may do anything
+    except Exception:  # a damaged value may raise anything; some need a closure, or data
         return None
     return {number: dict(twin_of.state.get(twin, {})) for number, twin in numbers.items()}
 

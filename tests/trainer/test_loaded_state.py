@@ -146,7 +146,7 @@ def test_moments_follow_the_names_of_parameters(tmp_path):
     assert same(weights(again.state.model), weights(whole.state.model))
 
 
-def test_another_optimizer_is_an_error_that_says_how_to_start_anew(tmp_path):
+def test_rejects_another_optimizer_class(tmp_path):
     options = {"max_duration": "1ep", "schedulers": None}
     run(save_folder=tmp_path, **options).fit()
     other = {**options, "optimizers": partial(SGD, lr=0.1), "load_path": tmp_path}
@@ -156,3 +156,35 @@ def test_another_optimizer_is_an_error_that_says_how_to_start_anew(tmp_path):
 
     again = run(load_ignore_keys=["optimizers", "rates"], **other)
     assert again.state.timestamp.batch == 3
+
+
+class Lookahead(SGD):
+    """An optimizer whose state gets a further entry later, and that counts its steps elsewhere."""
+
+    num_steps = 0
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        Lookahead.num_steps += 1
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["count"] = state.get("count", 0) + 1
+            if state["count"] == 3:
+                state["slow"] = parameter.detach().clone()
+            if state["count"] > 3:
+                parameter.data.lerp_(state["slow"], 0.5)
+        return loss
+
+
+def test_optimizer_that_pytorch_does_not_define_resumes_without_a_trial_step(tmp_path):
+    def trainer(**options):
+        build = partial(Lookahead, lr=0.1, momentum=0.9)
+        return make_trainer(loader=batches(8), max_duration="4ep", optimizers=build, **options)
+
+    whole = weights(trainer(save_folder=tmp_path).fit().model)
+    taken = Lookahead.num_steps
+
+    again = trainer(load_path=tmp_path / "ep2-ba4")
+
+    assert Lookahead.num_steps == taken
+    assert same(weights(again.fit().model), whole)
