@@ -13,13 +13,14 @@ _HIGHER = (
 )
 
 
-def mode_of(metric: str, mode: Any, argument: str = "mode") -> str:
+def mode_of(metric: str, mode: Any, argument: str = "mode", name: str = "monitor") -> str:
     """Return whether a lower ("min") or a higher ("max") value of a metric is better.
 
     Args:
         metric: The name of the metric, which determines the mode if `mode` is None.
         mode: The mode as passed by the user.
-        argument: The name of the argument, for errors.
+        argument: The argument `mode` of the caller, for errors.
+        name: The argument `metric` of the caller, likewise.
 
     Raises:
         ValueError: `mode` has another value, or is None and the name does not determine it.
@@ -33,12 +34,12 @@ def mode_of(metric: str, mode: Any, argument: str = "mode") -> str:
         return mode
     if mode is not None:
         raise ValueError(f"{argument}={mode!r} must be 'min', 'max' or None.")
-    name = (metric.partition("/")[2] or metric).lower()  # without the label of the evaluator
-    lower, higher = re.search(_LOWER, name), re.search(_HIGHER, name)
+    own = (metric.partition("/")[2] or metric).lower()  # without the label of the evaluator
+    lower, higher = re.search(_LOWER, own), re.search(_HIGHER, own)
     if bool(lower) is bool(higher):
         raise ValueError(
             f"{argument}=None requires a metric whose name tells whether lower or higher is "
-            f"better, such as 'loss' or 'accuracy', and monitor={metric!r} does not; pass "
+            f"better, such as 'loss' or 'accuracy', and {name}={metric!r} does not; pass "
             f"{argument}='min' or {argument}='max'."
         )
     return "min" if lower else "max"

@@ -104,7 +104,7 @@ class CheckpointSaver(Callback):
         self.background = _check_flag("background", background)
         self.on_error = _check_choice("on_error", on_error, ("raise", "warn"))
         self.metric = None if metric is None else full_name("metric", metric)
-        self.mode = mode_of(self.metric or "loss", mode)
+        self.mode = mode_of(self.metric or "loss", mode, name="metric")
         self.wanted = False
         """Whether a save is requested and not yet done."""
         self.dry_run: Callable[[str, Callable[[], Mapping[str, Any]]], object] | None = None

@@ -213,7 +213,7 @@ class State:
 
     def reached(self, time: "Time | str | int") -> bool:
         """Return whether the run has reached `time`."""
-        return reached(self, Time.parse(time))
+        return reached(self, check_time("time", time))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `pickle`, which cannot store read-only mappings."""

@@ -101,7 +101,7 @@ class Plan:
             warn_user(str(caveat), caveat.kind)
         observers = [as_callback(callback) for callback in as_list(callbacks)]
         destinations = [as_destination(logger) for logger in as_list(loggers)]
-        plan = cls(tuple(ordered), builtin_callbacks=tuple(builtin_callbacks))
+        plan = cls(tuple(ordered), builtin_callbacks=tuple(as_list(builtin_callbacks)))
         for callback in (*observers, *destinations):
             plan = plan.with_callback(callback)
         return plan

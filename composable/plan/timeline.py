@@ -12,6 +12,7 @@ import attrs
 from composable.core._table import format_table
 from composable.core.algorithm import Algorithm
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
+from composable.functional._checks import as_path, check_count
 from composable.plan.plotting import draw, new_axes, new_figure, save_figure
 from composable.plan.spans import Row, Span, find_rows
 
@@ -56,8 +57,8 @@ class Timeline:
                 f"max_duration={str(whole)!r} is not the duration of a run; pass epochs, batches, "
                 "samples, tokens or seconds, such as '10ep'."
             )
-        if epoch_length is not None and (isinstance(epoch_length, bool) or epoch_length < 1):
-            raise ValueError(f"epoch_length={epoch_length!r} must be 1 or more, or None.")
+        if epoch_length is not None:
+            check_count("epoch_length", epoch_length, 1)
         return cls(find_rows(algorithms, whole, epoch_length), whole, epoch_length)
 
     # --- words ---
@@ -108,9 +109,12 @@ class Timeline:
 
         Raises:
             ImportError: matplotlib is not installed.
+            TypeError: `ax` is something else.
         """
         if ax is None:
             ax = new_axes(len(self.rows))
+        if not hasattr(ax, "set_xlim"):
+            raise TypeError(f"ax={ax!r} must be matplotlib axes; for a file, use save(path).")
         draw(ax, self.rows, self.describe, self._ticks(), self._title())
         return ax
 
@@ -120,9 +124,10 @@ class Timeline:
         Raises:
             ImportError: matplotlib is not installed.
         """
+        target = as_path("path", path)
         figure = new_figure(len(self.rows))
         self.plot(figure.axes[0])
-        save_figure(figure, path, Path(path).suffix.removeprefix("."))
+        save_figure(figure, target, target.suffix.removeprefix("."))
 
     def _repr_svg_(self) -> str | None:
         if find_spec("matplotlib") is None:  # notebooks then show the words

@@ -228,7 +228,7 @@ class TrainerOptions:
         self._check_saving()
         if self.save_best is not None:
             name = full_name("save_best", self.save_best)
-            mode_of(name, self.save_best_mode, "save_best_mode")
+            mode_of(name, self.save_best_mode, "save_best_mode", "save_best")
             known = {
                 f"{one.label}/{n}" for one in evaluators for n in (*(one.metrics or ()), "loss")
             }

@@ -107,3 +107,22 @@ def test_warns_if_the_evaluator_of_a_saver_never_ran(tmp_path):
     saver = CheckpointSaver(tmp_path, metric="tset/accuracy")
     with pytest.warns(UserWarning, match=r"metric='tset/accuracy' .* evaluators: \['eval'\]"):
         make_trainer(eval_dataloader=batches([4]), callbacks=saver).fit()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EarlyStopper("foo"), r"^mode=None requires .* monitor='foo' does not; pass mode="),
+        (
+            lambda: CheckpointSaver("a", metric="eval/foo"),
+            "^mode=None .* metric='eval/foo' does not",
+        ),
+        (
+            lambda: make_trainer(save_folder="a", save_best="eval/foo"),
+            "^save_best_mode=None .* save_best='eval/foo' does not; pass save_best_mode=",
+        ),
+    ],
+)
+def test_error_names_the_arguments_of_the_caller(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
