@@ -34,7 +34,15 @@ from composable.checkpoint.manifest import (
     parse_manifest,
 )
 
-__all__ = ["MAX_STATE", "Inputs", "candidates", "check_all", "check_sizes", "reading"]
+__all__ = [
+    "MAX_STATE",
+    "Inputs",
+    "candidates",
+    "check_all",
+    "check_sizes",
+    "holds_files_of_one",
+    "reading",
+]
 
 MAX_STATE = 1 << 28
 _ATTEMPTS = 20  # retried only if a writer replaced the checkpoint in the meantime
@@ -206,7 +214,10 @@ _READ = (
 
 
 def candidates(root: Path) -> list[Path]:
-    """List the subfolders that are checkpoints, valid or broken."""
+    """List the entries that may be checkpoints.
+
+    Only `reading` tells: a writer may rename a checkpoint between the listing and a look at it.
+    """
     try:
         names = sorted(os.listdir(root))
     except (FileNotFoundError, NotADirectoryError):
@@ -218,7 +229,7 @@ def candidates(root: Path) -> list[Path]:
         path = root / name
         if match := _REPLACED.fullmatch(name):  # stands for its target while that is missing
             candidates.setdefault(root / match[1], None)
-        elif not name.startswith(".") and _looks_like_one(path):
+        elif not name.startswith(".") and not path.is_symlink():
             candidates[path] = None
     return list(candidates)
 
@@ -226,8 +237,6 @@ def candidates(root: Path) -> list[Path]:
 _REPLACED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.replaced")
 
 
-def _looks_like_one(path: Path) -> bool:
-    try:
-        return not path.is_symlink() and any(os.path.lexists(path / name) for name in FILES)
-    except OSError:
-        return False
+def holds_files_of_one(path: Path) -> bool:
+    """Return whether a folder has a file of a checkpoint, and so is one, if a broken one."""
+    return any(os.path.lexists(path / name) for name in FILES)

@@ -25,7 +25,14 @@ from composable.checkpoint._atomic import (
     write_file,
 )
 from composable.checkpoint._json import JSON
-from composable.checkpoint._reader import MAX_STATE, candidates, check_all, check_sizes, reading
+from composable.checkpoint._reader import (
+    MAX_STATE,
+    candidates,
+    check_all,
+    check_sizes,
+    holds_files_of_one,
+    reading,
+)
 from composable.checkpoint._safetensors import DTYPES, write_tensors
 from composable.checkpoint.errors import (
     CheckpointError,
@@ -198,7 +205,8 @@ def find(
         except MissingCheckpointError:
             continue  # deleted after it was listed
         except CheckpointError as error:
-            broken.append(Broken(path, error))
+            if holds_files_of_one(path):
+                broken.append(Broken(path, error))
     whole.sort(key=lambda found: (found.manifest.batch, found.manifest.created), reverse=True)
     return whole, broken
 

@@ -431,6 +431,24 @@ def test_lists_broken_checkpoints_separately(tmp_path):
     assert [each.path.name for each in damaged] == ["ba2", "ba3", "ba4"]
 
 
+def test_finds_a_checkpoint_that_is_overwritten_after_the_listing(tmp_path, monkeypatch):
+    saved = write(tmp_path / "it", *pack(TREE), info={"batch": 1})
+    aside = tmp_path / f".it.{'0' * 16}.replaced"
+    listed = os.listdir
+
+    def list_then_rename(folder):
+        names = listed(folder)
+        if saved.exists():
+            os.rename(saved, aside)
+        return names
+
+    monkeypatch.setattr(os, "listdir", list_then_rename)
+    whole, broken = find(tmp_path)
+
+    assert [found.path.name for found in whole] == ["it"]
+    assert broken == []
+
+
 WRITER = """
     import sys, torch
     from composable.checkpoint import pack, write
