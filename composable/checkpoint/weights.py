@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
+from pickletools import genops
 from typing import Any
 
 import attrs
@@ -244,20 +245,66 @@ def _read_file(path: Path) -> Any:
 
 
 def _check_archive(file: Any, path: Path) -> None:
-    """Check that a zip archive expands to no more than its size: `torch.save` compresses nothing.
+    """Check that a file of `torch.save` takes no more memory than its size: it compresses nothing.
 
     Raises:
-        DamagedCheckpointError: It is compressed, or its members overlap.
+        DamagedCheckpointError: It is compressed, its members overlap, or it has a bytearray, which
+            a pickle may create by its length alone.
     """
+    size = os.fstat(file.fileno()).st_size
     if zipfile.is_zipfile(file):
-        members = zipfile.ZipFile(file).infolist()
-        size = os.fstat(file.fileno()).st_size
+        archive = zipfile.ZipFile(file)
+        members = archive.infolist()
         packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
         if packed or sum(one.file_size for one in members) > size:
             raise DamagedCheckpointError(
                 f"{path} is compressed, which could expand to any size; save it with torch.save."
             )
+        pickles = [archive.read(one) for one in members if one.filename.endswith("data.pkl")]
+        found = any(map(_has_bytearray, pickles))
+    else:
+        file.seek(0)
+        found = _has_bytearray(_Bounded(file, size), pickles=_LEGACY_PICKLES)
+    if found:
+        raise DamagedCheckpointError(
+            f"{path} contains a bytearray, whose length may have any value; save bytes or a tensor "
+            "in its place."
+        )
     file.seek(0)
+
+
+_LEGACY_PICKLES = 5  # before the tensors: two numbers, the system, the tree and the storages
+
+
+@attrs.frozen
+class _Bounded:
+    """A file of which no read allocates more than the size of the file."""
+
+    file: Any
+    size: int
+
+    def read(self, count: int) -> bytes:
+        """Read at most `count` bytes."""
+        data: bytes = self.file.read(min(count, self.size))
+        return data
+
+    def readline(self) -> bytes:
+        """Read a line."""
+        line: bytes = self.file.readline()
+        return line
+
+
+def _has_bytearray(source: Any, pickles: int = 1) -> bool:
+    """Return whether a pickle creates a bytearray; nothing is executed."""
+    if isinstance(source, bytes) and b"bytearray" not in source:
+        return False
+    names = (
+        argument
+        for _ in range(pickles)
+        for opcode, argument, _ in genops(source)
+        if opcode.name == "GLOBAL" and argument
+    )
+    return any(name.endswith(" bytearray") for name in names)
 
 
 def _read_safetensors(file: Any, path: Path) -> dict[str, Tensor]:

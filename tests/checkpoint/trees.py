@@ -67,6 +67,8 @@ timestamps = st.builds(
     batch=st.integers(0, 2**70),
     epoch=st.integers(0, 9),
     total_wct=st.floats(0, allow_nan=False, allow_infinity=False),
+    iteration_wct=st.floats(0, allow_nan=False, allow_infinity=False),
+    token_in_iteration=st.integers(0, 2**70),
 )
 trees = st.recursive(
     hashables | times | timestamps | st.builds(lambda t, f: f(t), tensors, layouts),
