@@ -16,16 +16,21 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.functional._checks import check_count, check_size, check_tensor, kind_of
+from composable.functional._checks import (
+    check_count,
+    check_size,
+    check_tensor,
+    kind_of,
+)
 
-__all__ = ["BatchSpec", "count_examples", "map_tensors", "select_examples", "split_batch"]
+__all__ = ["count_examples", "map_tensors", "select_examples", "split_batch"]
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _refuses_depth(function: Callable[P, T]) -> Callable[P, T]:
+def refuses_depth(function: Callable[P, T]) -> Callable[P, T]:
     """Raise a ValueError for a batch that is too deep to be visited."""
 
     @wraps(function)
@@ -40,140 +45,6 @@ def _refuses_depth(function: Callable[P, T]) -> Callable[P, T]:
             ) from error
 
     return refusing
-
-
-def _check_key(_: object, attribute: "attrs.Attribute[Any]", key: Any) -> None:
-    path = isinstance(key, (list, tuple)) and key and all(map(_is_step, key))
-    if not (_is_step(key) or path or callable(key) or _is_pair(key)):
-        raise TypeError(
-            f"{attribute.name}={key!r} must be an index (0), a name ('image'), a path of these "
-            "(['views', 0]), a function that reads the part, or a pair of functions (get, set)."
-        )
-
-
-def _is_step(key: Any) -> bool:
-    return isinstance(key, (int, str)) and not isinstance(key, bool)
-
-
-@attrs.frozen
-class BatchSpec:
-    """Which part of a batch is the input and which is the target.
-
-    Args:
-        input_key: An index (`0`), a name (`"image"`), a path (`["views", 0]`), a function that
-            returns the part, or a pair of functions `(get, set)` where `set(batch, value)`
-            returns a new batch.
-        target_key: Likewise, for the target.
-
-    Raises:
-        TypeError: A key is of another type.
-
-    Example:
-        >>> from composable.core.batch import BatchSpec
-        >>> spec = BatchSpec("image", "label")
-        >>> batch = {"image": torch.zeros(2), "label": torch.tensor([0, 1])}
-        >>> spec.targets(batch)
-        tensor([0, 1])
-        >>> spec.replace(batch, targets="new")["label"], batch["label"]
-        ('new', tensor([0, 1]))
-    """
-
-    input_key: Any = attrs.field(default=0, validator=_check_key)
-    target_key: Any = attrs.field(default=1, validator=_check_key)
-
-    def inputs(self, batch: Any) -> Any:
-        """Return the input of a batch; a batch that is a tensor is its own input."""
-        kind = type(batch)
-        if (kind is tuple or kind is list) and self.input_key == 0 and batch:
-            return batch[0]  # the common case, several times a step
-        if isinstance(batch, Tensor):
-            return batch
-        return _get(batch, self.input_key, "input_key")
-
-    def targets(self, batch: Any) -> Any:
-        """Return the target of a batch."""
-        if type(batch) is tuple and self.target_key == 1 and len(batch) == 2:
-            return batch[1]
-        return _get(batch, self.target_key, "target_key")
-
-    def replace(self, batch: Any, **parts: Any) -> Any:
-        """Return a new batch with `inputs=` or `targets=` replaced."""
-        if "inputs" in parts:
-            batch = _set(batch, self.input_key, parts["inputs"], "input_key")
-        if "targets" in parts:
-            batch = _set(batch, self.target_key, parts["targets"], "target_key")
-        return batch
-
-
-def _get(batch: Any, key: Any, argument: str) -> Any:
-    kind = type(key)
-    if kind is int and type(batch) is tuple and -len(batch) <= key < len(batch):
-        return batch[key]
-    if kind is int or kind is str:
-        return _get_item(batch, key, argument)
-    if callable(key):
-        return key(batch)
-    if _is_pair(key):
-        return key[0](batch)
-    for step in key:
-        batch = _get_item(batch, step, argument)
-    return batch
-
-
-def _get_item(batch: Any, key: int | str, argument: str) -> Any:
-    try:
-        if isinstance(batch, Tensor):  # batch[1] would be an example, not a part
-            raise TypeError
-        if isinstance(key, str) and not isinstance(batch, Mapping):
-            return getattr(batch, key)
-        if hasattr(type(batch), "__missing__") and key not in batch:  # it would invent a value
-            raise KeyError
-        return batch[key]
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise ValueError(
-            f"{argument}={key!r} is not in the batch, which is {_describe(batch)}. "
-            f"Pass the {argument} of your batches to the Trainer."
-        ) from None
-
-
-def _set(batch: Any, key: Any, value: Any, argument: str) -> Any:
-    if _is_pair(key):
-        return key[1](batch, value)
-    if callable(key):
-        raise ValueError(
-            f"{argument}={key!r} can only read the batch, and an algorithm has to replace that "
-            "part; pass a pair of functions (get, set), where set(batch, value) returns a new "
-            "batch."
-        )
-    if not isinstance(key, (int, str)):
-        first, *rest = key
-        if rest:
-            value = _set(_get_item(batch, first, argument), rest, value, argument)
-        key = first
-    return _set_item(batch, key, value, argument)
-
-
-def _set_item(batch: Any, key: int | str, value: Any, argument: str) -> Any:
-    if isinstance(batch, Mapping):
-        _get_item(batch, key, argument)  # a new key would be added
-        return rebuild_mapping(batch, {**batch, key: value})
-    if _is_namedtuple(batch):
-        name = key if isinstance(key, str) else batch._fields[key]
-        return batch._replace(**{name: value})
-    if isinstance(batch, (tuple, list)) and isinstance(key, int):
-        items = list(batch)
-        items[key] = value
-        return type(batch)(items)
-    if isinstance(key, str) and key in _fields(batch):
-        return _rebuild(batch, {key: value})
-    if isinstance(key, str) and hasattr(batch, key):
-        new = copy.copy(batch)
-        setattr(new, key, value)
-        return new
-    raise ValueError(
-        f"{argument}={key!r} can't be replaced in {_describe(batch)}; pass a pair of functions "
-        "(get, set), where set(batch, value) returns a new batch."
-    )
 
 
 def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -192,15 +63,11 @@ def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         return items
 
 
-def _is_pair(key: Any) -> bool:
-    return isinstance(key, tuple) and len(key) == 2 and all(map(callable, key))
-
-
-def _is_namedtuple(value: Any) -> bool:
+def is_namedtuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _describe(batch: Any) -> str:
+def describe(batch: Any) -> str:
     if isinstance(batch, Tensor):
         return f"a tensor of shape {tuple(batch.shape)}"
     if isinstance(batch, Mapping):
@@ -210,7 +77,7 @@ def _describe(batch: Any) -> str:
     return f"a {type(batch).__name__}"
 
 
-@_refuses_depth
+@refuses_depth
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Apply `function` to every tensor of a tree; other values are kept.
 
@@ -232,13 +99,13 @@ def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
         return function(tree)
     if type(tree) is tuple or type(tree) is list:  # almost every batch
         return type(tree)([_map(function, child) for child in tree])
-    children = _children(tree)
+    children = children_of(tree)
     if children is None:
         return tree
     new = {name: _map(function, child) for name, child in children.items()}
     if all(new[name] is child for name, child in children.items()):
         return tree
-    return _rebuild(tree, new)
+    return rebuild(tree, new)
 
 
 def tensors_of(tree: Any) -> Iterator[Tensor]:
@@ -246,19 +113,19 @@ def tensors_of(tree: Any) -> Iterator[Tensor]:
     if isinstance(tree, Tensor):
         yield tree
     else:
-        for child in (_children(tree) or {}).values():
+        for child in (children_of(tree) or {}).values():
             yield from tensors_of(child)
 
 
-def _children(tree: Any) -> Mapping[Any, Any] | None:
+def children_of(tree: Any) -> Mapping[Any, Any] | None:
     if isinstance(tree, Mapping):
         return tree
     if isinstance(tree, (tuple, list)):
         return dict(enumerate(tree))
-    return {name: getattr(tree, name) for name in _fields(tree)} or None
+    return {name: getattr(tree, name) for name in fields_of(tree)} or None
 
 
-def _fields(tree: Any) -> Mapping[str, str]:
+def fields_of(tree: Any) -> Mapping[str, str]:
     """Return the constructor argument of each field of an attrs class or dataclass."""
     if attrs.has(type(tree)):
         return {field.name: field.alias for field in attrs.fields(type(tree)) if field.init}
@@ -267,14 +134,14 @@ def _fields(tree: Any) -> Mapping[str, str]:
     return {}
 
 
-def _rebuild(tree: Any, children: dict[Any, Any]) -> Any:
+def rebuild(tree: Any, children: dict[Any, Any]) -> Any:
     if isinstance(tree, Mapping):
         return rebuild_mapping(tree, children)
-    if _is_namedtuple(tree):
+    if is_namedtuple(tree):
         return type(tree)(*children.values())
     if isinstance(tree, (tuple, list)):
         return type(tree)(children.values())
-    names = _fields(tree)
+    names = fields_of(tree)
     evolve = attrs.evolve if attrs.has(type(tree)) else dataclasses.replace
     return evolve(tree, **{names[name]: child for name, child in children.items()})
 
@@ -287,20 +154,20 @@ def count_examples(inputs: Any) -> int:
     """
     if isinstance(inputs, Tensor) and inputs.ndim:
         return inputs.size(0)
-    count = _refuses_depth(_first_size)(inputs)
+    count = refuses_depth(first_size)(inputs)
     if count is not None:
         return count
     raise ValueError(
-        f"inputs is {_describe(inputs)}, without a tensor that has a batch dimension, so the "
+        f"inputs is {describe(inputs)}, without a tensor that has a batch dimension, so the "
         "examples of the batch cannot be counted. Check input_key."
     )
 
 
-def _first_size(inputs: Any) -> int | None:
+def first_size(inputs: Any) -> int | None:
     return next((tensor.shape[0] for tensor in tensors_of(inputs) if tensor.ndim), None)
 
 
-@_refuses_depth
+@refuses_depth
 def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Split a batch along its first dimension.
 
@@ -341,16 +208,16 @@ def _split(tree: Any, sizes: list[int], place: str) -> list[Any]:
     if _is_column(tree, count):
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [type(tree)(tree[start : start + n]) for start, n in zip(starts, sizes, strict=True)]
-    children = _children(tree)
+    children = children_of(tree)
     if not children:
         return [tree] * len(sizes)
     parts = {name: _split(child, sizes, f"{place}[{name!r}]") for name, child in children.items()}
     return [
-        _rebuild(tree, {name: part[i] for name, part in parts.items()}) for i in range(len(sizes))
+        rebuild(tree, {name: part[i] for name, part in parts.items()}) for i in range(len(sizes))
     ]
 
 
-@_refuses_depth
+@refuses_depth
 def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
     """Select some examples of a batch.
 
@@ -387,13 +254,13 @@ def _select(batch: Any, indices: Tensor, count: int) -> Any:
         return batch[indices] if batch.ndim and batch.shape[0] == count else batch
     if _is_column(batch, count):
         return type(batch)(batch[i] for i in indices.tolist())
-    children = _children(batch)
+    children = children_of(batch)
     if not children:
         return batch
     new = {name: _select(child, indices, count) for name, child in children.items()}
     if all(new[name] is child for name, child in children.items()):
         return batch
-    return _rebuild(batch, new)
+    return rebuild(batch, new)
 
 
 def _is_column(tree: Any, count: int) -> bool:

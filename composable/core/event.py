@@ -120,7 +120,8 @@ class Event(Enum):
     BATCH_START = "batch_start"
     """Before training on a batch."""
     BEFORE_TRAIN_BATCH = "before_train_batch"
-    """Before the forward and backward passes of the whole batch: once, however it is split."""
+    """Before the forward and backward passes of the whole batch: once, however it is split. With
+    `accumulate_batches`, it and `AFTER_DATALOADER` fire for each batch of the loader."""
     BEFORE_FORWARD = "before_forward"
     """Before the model is called: once for each microbatch, like the five events that follow. The
     global random number generators are seeded for the step right after it."""

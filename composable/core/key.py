@@ -34,6 +34,8 @@ class Key:
     """
 
     seed: int = attrs.field()
+    of_step: "Key | None" = attrs.field(default=None, init=False, eq=False, repr=False)
+    """The key of the step, if this is that of one of several batches of a step."""
 
     @seed.validator
     def _check_seed(self, _: object, seed: object) -> None:
@@ -49,6 +51,15 @@ class Key:
             seed = fold_in(seed, item)
         folded = object.__new__(Key)  # at every step: validation would cost more than folding
         object.__setattr__(folded, "seed", seed)
+        object.__setattr__(folded, "of_step", None)
+        return folded
+
+    def of_batch(self, number: int) -> "Key":
+        """Derive the key of a batch, where a step has several: the first has that of the step."""
+        if not number:
+            return self
+        folded = self.fold("batch", number)
+        object.__setattr__(folded, "of_step", self)
         return folded
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:

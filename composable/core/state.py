@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable.core.batch import BatchSpec
+from composable.core.batch_spec import BatchSpec
 from composable.core.key import Key
+from composable.core.model_call import ModelCall, call_with_input
+from composable.core.precision import Precision
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
 
 __all__ = ["FrozenStateError", "State"]
@@ -130,8 +132,12 @@ class State:
     device: torch.device = torch.device("cpu")
     batch_spec: BatchSpec = BatchSpec()
     """Which part of the batch is the input and which is the target."""
-    model_takes_batch: bool = False
-    """Whether the model takes the whole batch instead of its input."""
+    model_call: ModelCall = call_with_input
+    """How the model is called: with the input of the batch, with the whole batch, or with its
+    entries as keyword arguments. See `composable.core.model_call`."""
+    precision: Precision = Precision()
+    """The dtypes in which the model and the loss are computed. An algorithm that calls the model
+    itself does so within `state.precision.autocast(state.device)`."""
     loss_module: nn.Module | None = None
     """The module that computes the loss, if `loss_fn` is one: its parameters and buffers are
     trained and saved like those of the model. Algorithms that change or average parameters do so
@@ -180,9 +186,7 @@ class State:
 
     def forward(self) -> Any:
         """Call the model on the batch."""
-        return self.model(
-            self.batch if self.model_takes_batch else self.batch_spec.inputs(self.batch)
-        )
+        return self.model_call(self.model, self.batch, self.batch_spec)
 
     def remember(self, name: str, value: Any) -> "State":
         """Return this state with `value`, of plain containers and tensors, as `memory[name]`."""

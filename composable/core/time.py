@@ -259,7 +259,7 @@ class Timestamp:
     """The progress of a run.
 
     Only finished batches, epochs and so on are counted: during the first batch, `batch` is 0. The
-    three wall-clock times are seconds of training, without evaluation.
+    four wall-clock times are seconds of training, without evaluation.
 
     Example:
         >>> from composable import Timestamp
@@ -276,10 +276,12 @@ class Timestamp:
     sample: int = 0
     token: int = 0
     epoch_in_iteration: int = 0
+    token_in_iteration: int = 0
     batch_in_epoch: int = 0
     sample_in_epoch: int = 0
     token_in_epoch: int = 0
     total_wct: float = 0.0
+    iteration_wct: float = 0.0
     epoch_wct: float = 0.0
     batch_wct: float = 0.0
 
@@ -292,10 +294,12 @@ class Timestamp:
         new.sample = self.sample + samples
         new.token = self.token + tokens
         new.epoch_in_iteration = self.epoch_in_iteration
+        new.token_in_iteration = self.token_in_iteration + tokens
         new.batch_in_epoch = self.batch_in_epoch + 1
         new.sample_in_epoch = self.sample_in_epoch + samples
         new.token_in_epoch = self.token_in_epoch + tokens
         new.total_wct = self.total_wct + seconds
+        new.iteration_wct = self.iteration_wct + seconds
         new.epoch_wct = self.epoch_wct + seconds
         new.batch_wct = seconds
         new.__class__ = Timestamp  # frozen from here on
@@ -315,7 +319,13 @@ class Timestamp:
 
     def next_iteration(self) -> "Timestamp":
         """Return the timestamp after the end of the iteration."""
-        return attrs.evolve(self, iteration=self.iteration + 1, epoch_in_iteration=0)
+        return attrs.evolve(
+            self,
+            iteration=self.iteration + 1,
+            epoch_in_iteration=0,
+            token_in_iteration=0,
+            iteration_wct=0.0,
+        )
 
     def get(self, unit: TimeUnit | str) -> Time:
         """Return the count of one unit as a `Time`."""

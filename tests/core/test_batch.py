@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from composable.core.batch import (
-    BatchSpec,
     count_examples,
     map_tensors,
     microbatch_sizes,
@@ -18,6 +17,7 @@ from composable.core.batch import (
     split_batch,
     tensors_of,
 )
+from composable.core.batch_spec import BatchSpec
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -134,7 +134,7 @@ def test_function_reads_a_part():
 
 def test_a_path_goes_down_into_the_batch():
     batch = {"views": [X, X + 1], "meta": Attrs(None, (Y, "a"))}
-    spec = BatchSpec(["views", 1], ("meta", "y", 0))
+    spec = BatchSpec(["views", 1], ["meta", "y", 0])
 
     new = spec.replace(batch, inputs="new x", targets="new y")
 
@@ -157,7 +157,7 @@ def test_a_path_goes_down_into_the_batch():
         (X, BatchSpec(), r"1 is not in the batch, which is a tensor of shape \(3, 2\)"),
         ((X, Y), BatchSpec("x", "y"), "'y' is not in the batch, which is a tuple of 2"),
         (7, BatchSpec(), "1 is not in the batch, which is a int"),
-        ({"a": [Y]}, BatchSpec(0, ("a", 3)), "3 is not in the batch, which is a list of 1"),
+        ({"a": [Y]}, BatchSpec(0, ["a", 3]), "3 is not in the batch, which is a list of 1"),
     ],
 )
 def test_a_missing_part_is_told_with_what_the_batch_is(batch, spec, message):
@@ -166,7 +166,7 @@ def test_a_missing_part_is_told_with_what_the_batch_is(batch, spec, message):
 
 
 @pytest.mark.parametrize("argument", ["input_key", "target_key"])
-@pytest.mark.parametrize("key", [None, 1.5, True, [], {"x"}, ["x", None], ("x", True), (len, 1)])
+@pytest.mark.parametrize("key", [None, 1.5, True, [], {"x"}, ["x", None], ("x", True), ()])
 def test_a_key_that_finds_nothing_is_refused(argument, key):
     with pytest.raises(TypeError, match=rf"{argument}=.* must be an index \(0\), a name .*, set\)"):
         BatchSpec(**{argument: key})

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from composable import FrozenStateError, State, Time, Timestamp
-from composable.core.batch import BatchSpec
+from composable.core.batch_spec import BatchSpec
+from composable.core.model_call import call_with_batch
 from tests.support.models import linear
 
 
@@ -73,7 +74,7 @@ def test_forward_calls_the_model_on_the_inputs_or_on_the_whole_batch():
     batch = (torch.zeros(1), torch.ones(1))
 
     assert State(model, batch=batch).forward() is batch[0]
-    assert State(model, batch=batch, model_takes_batch=True).forward() is batch
+    assert State(model, batch=batch, model_call=call_with_batch).forward() is batch
 
 
 def test_gradients_are_those_of_the_parameters_unless_replaced():
