@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ProgressiveResizing as ProgressiveResizing,
     )
     from composable.algorithms.randaugment import RandAugment as RandAugment
+    from composable.algorithms.rotary import Rotary as Rotary
     from composable.algorithms.sam import SAM as SAM
     from composable.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
     from composable.algorithms.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup

@@ -6,17 +6,19 @@ loss that does know, so that smoothing or mixing by nothing changes nothing.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import ref
 
 import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from composable.core.batch import BatchSpec
-from composable.core.loss import ModelLoss, TargetLoss
+from composable.core.batch_spec import BatchSpec
+from composable.core.loss import OutputLoss, TargetLoss, check_scalar
+from composable.core.model_call import needs_logits
 from composable.core.state import State
 from composable.functional import MixedTargets
 from composable.functional._checks import kind_of
@@ -37,8 +39,34 @@ _REGRESSIONS = {
     functional.smooth_l1_loss: nn.SmoothL1Loss,
 }
 
-_compared: WeakSet[Any] = WeakSet()
-"""The functions of losses that have been compared, since a comparison waits for the device."""
+
+class OncePerLoss:
+    """A check that runs once for each loss, since it waits for the device.
+
+    Losses are told apart by identity, since they may be equal, and need not be hashable.
+    """
+
+    def __init__(self) -> None:
+        """Remember no loss."""
+        self._passed: dict[int, ref[Any]] = {}
+
+    def __call__(self, state: State, check: Callable[[], None]) -> None:
+        """Run the check unless the loss of the state has passed it; random numbers don't change."""
+        loss_fn: Any = state.loss_fn
+        key = id(loss_fn)
+        if key in self._passed:
+            return
+        devices = [state.device.index or 0] if state.device.type == "cuda" else []
+        autocast = state.precision.autocast(state.device)
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), autocast:
+            check()
+        with suppress(TypeError):  # a loss of an algorithm may not be weakly referenceable
+            self._passed[key] = ref(loss_fn, lambda _: self._passed.pop(key, None))
+
+
+_takes_classes = OncePerLoss()
+_takes_probabilities = OncePerLoss()
+_is_mean_of_examples = OncePerLoss()
 
 
 @attrs.frozen(eq=False)
@@ -222,7 +250,7 @@ def per_example(state: State, targets: MixedTargets) -> State:
     batch = state.batch_spec.replace(state.batch, targets=kept)
 
     def agree() -> None:
-        whole = loss_fn(state.outputs, batch)  # type: ignore[misc]
+        whole = check_scalar(loss_fn(state.outputs, batch))  # type: ignore[misc]
         mean = loss_fn.per_example(state.outputs, batch).mean()  # type: ignore[union-attr]
         if not _close(whole, mean):
             raise ValueError(
@@ -231,7 +259,7 @@ def per_example(state: State, targets: MixedTargets) -> State:
                 "nn.CrossEntropyLoss(...) itself for its options, or mix with per_sample=False."
             )
 
-    _once(state, agree)
+    _is_mean_of_examples(state, agree)
     return state
 
 
@@ -264,16 +292,19 @@ def layout_of(outputs: Any, targets: Tensor) -> tuple[int, int]:
 
 
 def refuse_regression(state: State, targets: Tensor, name: str) -> None:
-    """Raise a ValueError unless the targets are classes.
+    """Raise a ValueError unless the targets are classes, of a loss of outputs and targets.
 
     The values of floating-point targets are read once for each loss.
     """
     loss_fn: Any = state.loss_fn
+    if isinstance(loss_fn, OutputLoss):
+        raise TypeError(needs_logits(name, loss_fn.model))
     if isinstance(loss_fn, InterpolatedLoss):
         loss_fn = loss_fn.loss_fn
     function: Any = loss_fn.function if isinstance(loss_fn, TargetLoss) else None
     function = function.func if isinstance(function, partial) else function
-    if function in _REGRESSIONS or isinstance(function, tuple(_REGRESSIONS.values())):
+    known = any(function is known for known in _REGRESSIONS)
+    if known or isinstance(function, tuple(_REGRESSIONS.values())):
         shown = getattr(function, "__name__", type(function).__name__)
         raise ValueError(
             f"{name} needs a loss of classes, and loss_fn={shown} is one of numbers; train without "
@@ -293,7 +324,7 @@ def refuse_regression(state: State, targets: Tensor, name: str) -> None:
                 "targets in the data set."
             )
 
-    _once(state.evolve(loss_fn=loss_fn), check)
+    _takes_classes(state.evolve(loss_fn=loss_fn), check)
 
 
 def _compare_once(state: State, kept: Tensor, advice: str) -> None:
@@ -303,7 +334,7 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
     replace = partial(state.batch_spec.replace, state.batch)
 
     def agree() -> None:
-        expected = loss_fn(state.outputs, replace(targets=kept))
+        expected = check_scalar(loss_fn(state.outputs, replace(targets=kept)))
         if not expected.isfinite():  # the mean over no labels
             return
         dense = class_probabilities(kept, classes, class_dim=dim).to(state.outputs.dtype)
@@ -321,23 +352,7 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
                 f"classes as probabilities, so it would train something else; {advice}"
             )
 
-    _once(state, agree)
-
-
-def _once(state: State, compare: Callable[[], None]) -> None:
-    """Compare once for each function of a loss; random numbers don't change."""
-    loss_fn: Any = state.loss_fn
-    function = loss_fn
-    if isinstance(loss_fn, TargetLoss):
-        function = loss_fn.function
-    elif isinstance(loss_fn, ModelLoss):
-        function = loss_fn.model
-    if function in _compared:
-        return
-    devices = [state.device.index or 0] if state.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        compare()
-    _compared.add(function)
+    _takes_probabilities(state, agree)
 
 
 def _ratio(positions: int, total: Tensor) -> Tensor:

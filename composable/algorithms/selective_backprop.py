@@ -11,7 +11,6 @@ from torch.nn.functional import interpolate
 
 from composable.algorithms._validators import at_least, in_range
 from composable.core.algorithm import Algorithm, Stage
-from composable.core.batch import count_examples, select_examples
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit
@@ -87,8 +86,7 @@ class SelectiveBackprop(Algorithm):
         chosen = select_using_loss(
             self.score(state), keep=self.keep, generator=state.generator(self.name)
         )
-        count = count_examples(state.inputs)
-        return state.evolve(batch=select_examples(state.batch, chosen, count))
+        return state.evolve(batch=state.batch_spec.select(state.batch, chosen))
 
     def score(self, state: State) -> Tensor:
         """Compute the loss of each example, without side effects."""
@@ -99,9 +97,14 @@ class SelectiveBackprop(Algorithm):
             # A separate stream: scores must not depend on earlier draws.
             seed_torch(state.key.fold(self.name, "score", state.timestamp.batch).seed)
             buffers = {name: b.clone() for name, b in state.model.named_buffers()}
-            inputs = state.batch if state.model_takes_batch else state.inputs
-            outputs = functional_call(state.model, buffers, (inputs,))
-            return _per_example(state.loss_fn, outputs, state.batch)
+
+            def model(*args: Any, **kwargs: Any) -> Any:
+                return functional_call(state.model, buffers, args, kwargs)
+
+            with state.precision.autocast(state.device):
+                batch = state.precision.cast(state.batch)
+                outputs = state.model_call(model, batch, state.batch_spec)
+                return _per_example(state.loss_fn, outputs, state.batch)
 
 
 def _per_example(loss_fn: Any, outputs: Any, batch: Any) -> Tensor:

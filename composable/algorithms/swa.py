@@ -12,6 +12,7 @@ from composable.algorithms.ema import check_average, copy_precisely, tensors_of
 from composable.core._warnings import warn_user
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
+from composable.core.model_call import CalledModel
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached
 from composable.core.window import Window
@@ -219,10 +220,11 @@ class SWA(Algorithm):
         model = self.averaged_model(state)
         if not batch_norm_statistics(model):
             return state
-        inputs = state.batch if state.model_takes_batch else state.inputs
-        seen = memory["seen"]
-        new = recompute_batch_norm_statistics(model, [inputs], seen=seen)
-        average = {**memory["average"], **batch_norm_statistics(new)}
+        called, seen = CalledModel(model, state.model_call, state.batch_spec), memory["seen"]
+        with state.precision.autocast(state.device):
+            batch = state.precision.cast(state.batch)
+            new = recompute_batch_norm_statistics(called, [batch], seen=seen)
+        average = {**memory["average"], **batch_norm_statistics(new.model)}
         return state.remember(self.name, {**memory, "average": average, "seen": seen + 1})
 
     def _warn_if_nothing_is_due(self, state: State) -> State:

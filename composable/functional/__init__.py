@@ -56,9 +56,14 @@ if TYPE_CHECKING:
     from .layers import BlurMaxPool3d as BlurMaxPool3d
     from .layers import FactorizedLayer as FactorizedLayer
     from .layers import ResidualBlock as ResidualBlock
+    from .layers import Rotation as Rotation
     from .layers import alibi_bias as alibi_bias
     from .layers import alibi_slopes as alibi_slopes
     from .layers import blur as blur
+    from .layers import rotary_embedding as rotary_embedding
+    from .layers import rotary_tables as rotary_tables
+    from .layers import rotate_pairs as rotate_pairs
+    from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from .low_precision_groupnorm import LowPrecisionGroupNorm as LowPrecisionGroupNorm
     from .low_precision_groupnorm import low_precision_groupnorm as low_precision_groupnorm
     from .low_precision_layernorm import LowPrecisionLayerNorm as LowPrecisionLayerNorm
@@ -72,6 +77,11 @@ if TYPE_CHECKING:
     from .mixup import mixup as mixup
     from .no_op_model import IdleModel as IdleModel
     from .no_op_model import no_op_model as no_op_model
+    from .orthogonalize import orthogonalize as orthogonalize
+    from .pack_documents import cumulative_lengths as cumulative_lengths
+    from .pack_documents import document_mask as document_mask
+    from .pack_documents import pack_documents as pack_documents
+    from .pack_documents import pack_lengths as pack_lengths
     from .randaugment import RandAugmentDraw as RandAugmentDraw
     from .randaugment import apply_randaugment as apply_randaugment
     from .randaugment import draw_randaugment as draw_randaugment
@@ -82,6 +92,8 @@ if TYPE_CHECKING:
     from .resize_batch import resize_batch as resize_batch
     from .resize_batch import scaled_size as scaled_size
     from .resized import ResizedBatch as ResizedBatch
+    from .rotary import register_rotary as register_rotary
+    from .rotary import rotary as rotary
     from .sam_perturbation import sam_perturbation as sam_perturbation
     from .select_using_loss import apply_selection as apply_selection
     from .select_using_loss import draw_selection as draw_selection
@@ -96,6 +108,7 @@ if TYPE_CHECKING:
     from .stochastic_depth import scale_drop_rates as scale_drop_rates
     from .stochastic_depth import stochastic_depth as stochastic_depth
     from .swa import swa as swa
+    from .warmed_up_batch_size import warmed_up_batch_size as warmed_up_batch_size
     from .weight_standardization import StandardizedWeight as StandardizedWeight
     from .weight_standardization import standardize_weight as standardize_weight
     from .weight_standardization import weight_standardization as weight_standardization

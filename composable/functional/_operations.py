@@ -15,7 +15,14 @@ from ._foreach import compute_dtype
 from ._sampling import generator_device
 from .images._values import finish
 
-__all__ = ["OPERATIONS", "SETS", "apply_operations", "check_set", "draw_operations"]
+__all__ = [
+    "OPERATIONS",
+    "SETS",
+    "apply_by_mask",
+    "apply_operations",
+    "check_set",
+    "draw_operations",
+]
 
 # In the order of their numbers in a draw. The operations of all sets come first.
 OPERATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -131,3 +138,20 @@ def apply_operations(
                 done.append(operation(current.index_select(0, group), strongs))
         current, place = torch.cat(done), order.argsort()
     return finish(current.index_select(0, place.to(device, non_blocking=True)), images)
+
+
+def apply_by_mask(
+    images: Shaped[Tensor, "batch channels height width"],
+    operations: Int[Tensor, "steps chains"],
+    strengths: Float[Tensor, "steps chains"],
+) -> Shaped[Tensor, "chains channels height width"]:
+    """Compute `apply_operations` by all operations on all images, whose sizes are known."""
+    current = images.repeat(operations.shape[1] // max(len(images), 1), 1, 1, 1)
+    numbers = operations.to(images.device)[..., None, None, None]
+    strengths = strengths.to(images.device, compute_dtype(images.dtype))
+    for drawn, strength in zip(numbers, strengths, strict=True):
+        after = current
+        for number, operation in enumerate(OPERATIONS.values()):
+            after = torch.where(drawn == number, operation(current, strength), after)
+        current = after
+    return finish(current, images)

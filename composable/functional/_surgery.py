@@ -119,7 +119,7 @@ def check_uncompiled(model: nn.Module, changed: Collection[str]) -> None:
         if wrapped or in_place:
             raise ValueError(
                 f"{name or 'model'} must not be compiled yet; change the model first, and compile "
-                "it afterwards."
+                "it afterwards (in the Trainer: pass the plain module and compile=True)."
             )
 
 

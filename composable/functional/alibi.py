@@ -4,16 +4,16 @@ Press, Smith and Lewis, "Train Short, Test Long: Attention with Linear Biases En
 Extrapolation", ICLR 2022, https://arxiv.org/abs/2108.12409
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import nn
 
-from ._checks import check_count, check_module, kind_of
-from ._registry import Registry, check_class, full_name
-from ._surgery import replace_modules, report_nothing
-from .layers.attention_bias import CONVERSIONS, NoPositions
+from ._checks import check_count, check_module
+from ._positions import PositionSurgery
+from ._registry import Registry
+from .layers.attention_bias import CONVERSIONS
+from .layers.rotation import rotation_of
 
 __all__ = ["alibi", "register_alibi"]
 
@@ -23,6 +23,16 @@ ADVICE = """Describe your own, with alibi_bias added to the scores of the attent
     @composable.functional.register_alibi(MyAttention)
     def convert(attention, max_sequence_length): return MyBiasedAttention(attention)"""
 REGISTRY: Registry[Callable[[Any, int], nn.Module]] = Registry(CONVERSIONS)
+_SURGERY: PositionSurgery[int] = PositionSurgery(
+    method="alibi",
+    setting="max_sequence_length",
+    attribute="alibi_length",
+    setting_of=lambda module: getattr(module, "alibi_length", None),
+    registry=REGISTRY,
+    other="rotary",
+    converted_by_other=lambda module: rotation_of(module) is not None,
+    advice=ADVICE,
+)
 
 
 def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
@@ -55,9 +65,9 @@ def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
 
     Raises:
         TypeError: An argument is of the wrong type, or a conversion did not return a module.
-        ValueError: `max_sequence_length` is below 1, the model is converted for another length,
-            has position embeddings but no known attention, uses another attention implementation,
-            or is wrapped for distributed training.
+        ValueError: `max_sequence_length` is below 1, the model is converted for another length
+            or by `rotary`, has position embeddings but no known attention, uses another attention
+            implementation, or is wrapped for distributed training.
 
     Warns:
         NoEffectWarning: Nothing was replaced, or a replacement may be bypassed.
@@ -83,35 +93,7 @@ def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
     """
     check_module("model", model)
     check_count("max_sequence_length", max_sequence_length, 1)
-    converted = {name: n for name, m in model.named_modules() if (n := _length(m)) is not None}
-    for name, length in converted.items():
-        if length != max_sequence_length:
-            raise ValueError(
-                f"max_sequence_length={max_sequence_length} must be {length}, for which "
-                f"{name or 'model'} is converted already; convert the original model instead."
-            )
-
-    def rule(name: str, module: nn.Module) -> nn.Module:
-        conversion = REGISTRY.find(type(module))
-        inside = any(name == one or name.startswith(f"{one}.") for one in converted)
-        if conversion is None or inside or getattr(module, "is_cross_attention", False):
-            return module
-        new = conversion(copy.copy(module), max_sequence_length)
-        if not isinstance(new, nn.Module):
-            raise TypeError(
-                f"the conversion of {full_name(type(module))} must return a module, not "
-                f"{kind_of(new)}."
-            )
-        new.alibi_length = max_sequence_length  # type: ignore[assignment]
-        return new
-
-    new, count = replace_modules(model, rule)
-    if count:
-        _check_biased(new)
-    elif not converted:
-        sought = f"position embeddings and attention of the classes {REGISTRY.names}"
-        report_nothing("alibi", sought, ADVICE)
-    return new
+    return _SURGERY(model, max_sequence_length)
 
 
 def register_alibi(*kinds: type[nn.Module] | str) -> Callable[[Conversion], Conversion]:
@@ -136,32 +118,4 @@ def register_alibi(*kinds: type[nn.Module] | str) -> Callable[[Conversion], Conv
         ... def remove(positions, max_sequence_length):
         ...     return nn.Identity()
     """
-    for kind in kinds:
-        check_class("kinds", kind)
-
-    def register(conversion: Conversion) -> Conversion:
-        if not callable(conversion):
-            raise TypeError(
-                f"conversion={conversion!r} must be a function of a module and max_sequence_length."
-            )
-        for kind in kinds:
-            REGISTRY.add(kind, conversion)
-        return conversion
-
-    return register
-
-
-def _length(module: nn.Module) -> int | None:
-    """Return the length for which a module is converted, or None."""
-    return getattr(module, "alibi_length", None)
-
-
-def _check_biased(model: nn.Module) -> None:
-    """Raise a ValueError for a model that has neither position embeddings nor biases."""
-    without = [m for m in model.modules() if any(isinstance(c, NoPositions) for c in m.children())]
-    biased = [m for m in model.modules() if _length(m) is not None and m not in without]
-    if without and not biased:
-        raise ValueError(
-            f"model has the position embeddings of {type(without[0]).__name__}, but no attention "
-            f"of the known classes {REGISTRY.names}; add others with register_alibi."
-        )
+    return _SURGERY.register(kinds)

@@ -4,6 +4,8 @@ Hendrycks, Mu, Cubuk, Zoph, Gilmer and Lakshminarayanan, "AugMix: A Simple Data 
 Improve Robustness and Uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781
 """
 
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -13,7 +15,8 @@ from torch import Tensor
 
 from . import _compiled
 from ._checks import check_count, check_draw, check_generator, check_range
-from ._operations import apply_operations, check_set, draw_operations
+from ._opaque import opaque
+from ._operations import apply_by_mask, apply_operations, check_set, draw_operations
 from ._sampling import draw_beta, draw_dirichlet, generator_device
 from .images._values import check_images, check_pixels, finish, values_of
 
@@ -197,19 +200,43 @@ def apply_augmix(
             f"draw is for {len(draw.weight)} images, but images has {len(images)}; draw with "
             "batch_size=len(images)."
         )
-    steps, width, batch = draw.operations.shape
-    if not steps:
+    if not len(draw.operations):
         return images.clone()
     weights = draw.weight * draw.chain_weights
-    if _compiled.serves(images, *draw):
-        return _compiled.augment_and_mix(images, draw.operations, draw.strengths, weights)
-    operations, strengths = (
-        part.reshape(steps, width * batch) for part in (draw.operations, draw.strengths)
-    )
-    chains = apply_operations(images, operations, strengths).reshape(width, *images.shape)
+    return _apply(images, draw.operations, draw.strengths, weights)
+
+
+def _augment_and_mix(
+    images: Tensor, operations: Tensor, strengths: Tensor, weights: Tensor
+) -> Tensor:
+    if _compiled.serves(images, operations, strengths, weights):
+        return _compiled.augment_and_mix(images, operations, strengths, weights)
+    return _mix(apply_operations, images, operations, strengths, weights)
+
+
+def _mix(
+    apply: Callable[[Tensor, Tensor, Tensor], Tensor],
+    images: Tensor,
+    operations: Tensor,
+    strengths: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """Mix images with chains of operations on them: `[steps, width, batch]`."""
+    augmented = apply(images, operations.flatten(1), strengths.flatten(1))
+    chains = augmented.reshape(len(weights), *images.shape)
     values = values_of(images)
     shares = weights.to(values, non_blocking=True)
     mixed = values * (1 - shares.sum(0))[:, None, None, None]
     for chain, share in zip(chains, shares, strict=True):
         mixed = mixed.addcmul_(values_of(chain), share[:, None, None, None])
     return finish(mixed + 0.5 if images.dtype == torch.uint8 else mixed, images)
+
+
+_apply = opaque(
+    "augmix",
+    _augment_and_mix,
+    partial(_mix, apply_by_mask),
+    "operations",
+    "strengths",
+    "chain_weights",
+)

@@ -94,4 +94,4 @@ def _layers(model: nn.Module) -> tuple[dict[str, list[str]], int]:
             layers.setdefault(layer, []).append(first[id(parameter)])
             if parameter.requires_grad:
                 trains.add(layer)
-    return layers, max((i for i, layer in enumerate(layers) if layer in trains), default=0)
+    return layers, max([0, *(i for i, layer in enumerate(layers) if layer in trains)])

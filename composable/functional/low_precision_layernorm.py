@@ -23,9 +23,9 @@ def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None =
     On a GPU, autocast runs a `LayerNorm` in float32, and the next layer casts down again. The
     replacements cast inputs, weight and bias to low precision instead, and return outputs in low
     precision. Their parameters stay in float32. Without autocast the layers compute the same as
-    before. float64 inputs are computed in float64.
+    before, if weights or inputs have 32 bits. float64 inputs are computed in float64.
 
-    The RMS norms are those of torch, and of Llama, Mistral, Mixtral, Phi-3, Qwen2 and Qwen3 of
+    The RMS norms are those of torch, and of Llama, Mistral, Mixtral, Phi-3, Qwen2, Qwen3 and T5 of
     Hugging Face, which compute in float32 even where autocast does not.
 
     Keys of the state dict, options, mode, hooks and subclasses don't change. Subclasses with their
@@ -91,4 +91,5 @@ KINDS: dict[type | str, type[LowPrecision]] = {
         f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}RMSNorm": _OfHuggingFace
         for name in FAMILIES
     },
+    "transformers.models.t5.modeling_t5.T5LayerNorm": _OfHuggingFace,
 }

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from . import _compiled
 from ._checks import check_count, check_draw, check_generator, check_range
-from ._operations import apply_operations, check_set, draw_operations
+from ._opaque import opaque
+from ._operations import apply_by_mask, apply_operations, check_set, draw_operations
 from .images._values import check_images, check_pixels
 
 __all__ = ["RandAugmentDraw", "apply_randaugment", "draw_randaugment", "randaugment"]
@@ -173,6 +174,13 @@ def apply_randaugment(
             f"draw is for {tuple(draw.operations.shape)[1:]} images, but images has {len(images)}; "
             "draw with batch_size=len(images)."
         )
-    if _compiled.serves(images, *draw):
-        return _compiled.augment(images, *draw)
-    return apply_operations(images, *draw)
+    return _apply(images, *draw)
+
+
+def _augment(images: Tensor, operations: Tensor, strengths: Tensor) -> Tensor:
+    if _compiled.serves(images, operations, strengths):
+        return _compiled.augment(images, operations, strengths)
+    return apply_operations(images, operations, strengths)
+
+
+_apply = opaque("randaugment", _augment, apply_by_mask, "operations", "strengths")

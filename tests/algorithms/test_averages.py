@@ -6,9 +6,9 @@ from torch.nn.functional import cross_entropy
 
 from composable import Event
 from composable.algorithms import EMA, SWA
+from composable.core.evaluation_mode import evaluation_mode
 from composable.functional import ema, ema_smoothing
 from composable.loggers import InMemoryLogger
-from composable.trainer.evaluation import evaluation_mode
 from tests.support.data import batches
 from tests.support.models import conv_net, same, weights
 from tests.support.observers import Watch

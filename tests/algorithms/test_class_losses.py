@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from composable import Event, State
 from composable.algorithms import CutMix, LabelSmoothing, MixUp
-from composable.core.batch import BatchSpec
+from composable.core.batch_spec import BatchSpec
 from composable.core.loss import TargetLoss
 from tests.support.models import CLASSES, seeded, weights
 from tests.support.observers import Watch

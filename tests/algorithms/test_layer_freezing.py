@@ -197,12 +197,9 @@ def test_group_norm_after_frozen_layers_trains_in_any_layout(layout):
 
 @pytest.mark.compile
 def test_freezes_a_compiled_model():
-    model = deep()
-    compiled = torch.compile(model, backend="eager")
+    compiled = train(compile={"backend": "eager"}).fit()
 
-    train(model=compiled).fit()
-
-    assert same(weights(model), weights(train().fit().model))
+    assert same(weights(compiled.model), weights(train().fit().model))
 
 
 def test_rejects_names_of_unknown_parameters():

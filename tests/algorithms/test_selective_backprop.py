@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from composable import Event, IdleAlgorithmWarning
 from composable.algorithms import SelectiveBackprop
-from composable.core.batch import BatchSpec
+from composable.core.batch_spec import BatchSpec
 from composable.core.loss import TargetLoss
 from tests.support.data import batches
 from tests.support.models import CLASSES, same, seeded, weights

@@ -18,23 +18,13 @@ from tests.support.invalid import (
 from tests.support.meaning import on_inputs
 from tests.support.runs import LANGUAGE
 
-GROUPS = (
-    "the images are grouped by operation, so tensor sizes depend on the draw; "
-    "the single operations support both"
-)
 MEAN_OF_NONE = "the mean over no examples is NaN, as for PyTorch's own losses"
 
 CASE = Case(
     functions=[
-        FunctionCase(
-            F.augmix, arguments=of_images, expected_failures={"compile": GROUPS, "vmap": GROUPS}
-        ),
+        FunctionCase(F.augmix, arguments=of_images),
         FunctionCase(F.draw_augmix),
-        FunctionCase(
-            F.apply_augmix,
-            invalid={"images": NO_TENSOR},
-            expected_failures={"compile": GROUPS, "vmap": GROUPS},
-        ),
+        FunctionCase(F.apply_augmix, invalid={"images": NO_TENSOR}),
         FunctionCase(
             F.jensen_shannon_loss,
             arguments=lambda n: tuple(torch.randn(3, n, CLASSES)),

@@ -24,9 +24,6 @@ CASE = Case(
             F.frozen_layers,
             needs={"elapsed": 0.75},
             invalid={"elapsed": NO_SHARE},
-            expected_failures={
-                "compile": "it returns layer names before a step, so there is nothing to compile"
-            },
         )
     ],
     algorithm=AlgorithmCase(

@@ -12,18 +12,12 @@ from tests.support.invalid import no_count
 from tests.support.meaning import surgery
 from tests.support.runs import LANGUAGE
 
-STATISTICS = (
-    "it updates running statistics, which the mapped models would share, as for batch norm; "
-    "without running statistics it is supported"
-)
-
 CASE = Case(
     functions=[
         FunctionCase(
             F.ghost_batchnorm,
             needs={"ghost_batch_size": 2},
             arguments=model_of(partial(nn.Conv2d, 3, 4, 1), partial(nn.BatchNorm2d, 4)),
-            expected_failures={"vmap": STATISTICS},
         ),
         FunctionCase(
             F.ghost_batchnorm,

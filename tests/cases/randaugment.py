@@ -10,24 +10,11 @@ from tests.support.invalid import NO_TENSOR, no_count, no_number
 from tests.support.meaning import on_inputs
 from tests.support.runs import LANGUAGE
 
-GROUPS = (
-    "the images are grouped by operation, so tensor sizes depend on the draw; "
-    "the single operations support both"
-)
-
 CASE = Case(
     functions=[
-        FunctionCase(
-            F.randaugment,
-            arguments=of_images,
-            expected_failures={"compile": GROUPS, "vmap": GROUPS},
-        ),
+        FunctionCase(F.randaugment, arguments=of_images),
         FunctionCase(F.draw_randaugment),
-        FunctionCase(
-            F.apply_randaugment,
-            invalid={"images": NO_TENSOR},
-            expected_failures={"compile": GROUPS, "vmap": GROUPS},
-        ),
+        FunctionCase(F.apply_randaugment, invalid={"images": NO_TENSOR}),
     ],
     algorithm=AlgorithmCase(
         RandAugment,

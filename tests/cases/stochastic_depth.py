@@ -12,7 +12,8 @@ from tests.support.runs import LANGUAGE
 
 LIKE_DROPOUT = {
     "global_generators": (
-        "the layers draw from PyTorch's global generators at each step, like dropout"
+        "the layers draw from PyTorch's global generators at each step, like dropout; with another "
+        "generator, activation checkpointing would draw again, and `torch.compile` break the graph"
     )
 }
 

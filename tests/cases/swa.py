@@ -16,11 +16,6 @@ from tests.support.cases import BOTH_FAIL, OPTIMIZATION, AlgorithmCase, Case, Fu
 from tests.support.integrations import LATE_STATISTICS, in_callbacks
 from tests.support.invalid import NO_INTERVAL, NO_TIME, no_count
 
-STATISTICS = (
-    "it updates running statistics, which the mapped models would share, as for batch norm; "
-    "without running statistics it is supported"
-)
-
 
 def run_mean(a: Any, s: State) -> Mapping[str, Any]:
     """Update the mean."""
@@ -41,13 +36,11 @@ CASE = Case(
         FunctionCase(
             F.reset_batch_norm_statistics,
             arguments=model_of(partial(nn.BatchNorm2d, 3)),
-            expected_failures={"vmap": STATISTICS},
         ),
         FunctionCase(
             F.recompute_batch_norm_statistics,
             arguments=lambda n: (nn.Sequential(nn.BatchNorm2d(3)), [images(n), images(n)]),
             invalid={"batches": (3, None, []), "seen": no_count(0)},
-            expected_failures={"vmap": STATISTICS},
         ),
     ],
     algorithm=AlgorithmCase(

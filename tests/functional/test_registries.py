@@ -51,7 +51,7 @@ def register_part(kind, other=False):
 
 @pytest.fixture(autouse=True)
 def _restore_registries():
-    names = ("alibi", "gated_linear_units")
+    names = ("alibi", "gated_linear_units", "rotary")
     registries = [sys.modules[f"composable.functional.{name}"].REGISTRY for name in names]
     before = [dict(registry.entries) for registry in registries]
     yield

@@ -147,6 +147,12 @@ SURGERIES = {
         texts,
         "position embeddings and attention of the classes .*Attention.*",
     ),
+    "rotary": Surgery(
+        F.rotary,
+        lambda: nn.Sequential(Attention(4), nn.ReLU(), Attention(4)),
+        texts,
+        "position embeddings and attention of the classes .*Attention.*",
+    ),
     "gated_linear_units": Surgery(
         lambda model: gated_linear_units(model, generator=generator()),
         lambda: nn.Sequential(FeedForward(), nn.ReLU(), FeedForward()),
@@ -187,6 +193,14 @@ if importlib.util.find_spec("transformers") is not None:
             "position embeddings and attention of the classes .*BertSelfAttention",
             removed=r".*(wpe|position_embeddings)\.weight",
         )
+        if family == "gpt2":
+            SURGERIES["rotary of gpt2"] = Surgery(
+                F.rotary,
+                build,
+                tokens,
+                "position embeddings and attention of the classes .*GPT2Attention",
+                removed=r".*wpe\.weight",
+            )
         if family not in ("gpt2", "bert"):
             continue
         SURGERIES[f"gated_linear_units of {family}"] = Surgery(

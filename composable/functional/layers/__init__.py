@@ -16,5 +16,9 @@ if TYPE_CHECKING:
     from .blur import blur as blur
     from .factorized import FactorizedLayer as FactorizedLayer
     from .residual import ResidualBlock as ResidualBlock
+    from .rotation import Rotation as Rotation
+    from .rotation import rotary_embedding as rotary_embedding
+    from .rotation import rotary_tables as rotary_tables
+    from .rotation import rotate_pairs as rotate_pairs
 else:
     export_lazily(__name__)

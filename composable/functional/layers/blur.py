@@ -147,7 +147,7 @@ class _BlurMaxPool(Blurred):
             if last * step >= size + paddings[dim]:
                 last -= 1
             pad += [0, max(0, last * step + 1 - found)]
-        return functional.pad(outputs, pad, mode="replicate")
+        return _pad(outputs, pad, "replicate")
 
 
 class BlurConv1d(_BlurConv, nn.Conv1d):
@@ -219,7 +219,28 @@ def _kernel(sizes: tuple[int, ...], *, like: Tensor | None = None) -> Tensor:
 def _smooth(inputs: Tensor, kernel: Tensor, stride: tuple[int, ...], mode: str) -> Tensor:
     dims = kernel.ndim - 2
     pad = [size // 2 for size in reversed(kernel.shape[2:]) for _ in range(2)]
-    padded = functional.pad(inputs, pad, mode="constant" if mode == "zeros" else mode)
+    padded = _pad(inputs, pad, "constant" if mode == "zeros" else mode)
     channels = inputs.shape[-dims - 1]
     weight = kernel.to(inputs).expand(channels, *kernel.shape[1:])
     return CONVS[dims - 1](padded, weight, stride=stride, groups=channels)
+
+
+def _pad(inputs: Tensor, pad: list[int], mode: str) -> Tensor:
+    compiled = torch.compiler.is_compiling() and inputs.device.type == "cpu"
+    return (
+        _replicate(inputs, pad)
+        if compiled and mode == "replicate"
+        else functional.pad(inputs, pad, mode=mode)
+    )
+
+
+def _replicate(inputs: Tensor, pad: list[int]) -> Tensor:
+    """Pad by replication, in a way that Inductor compiles.
+
+    Beside a convolution on the CPU, the backward pass of the padding of PyTorch fails in Inductor,
+    as of torch 2.13: it expects other strides than the kernel returns.
+    """
+    for dim, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), start=1):
+        first, last = inputs.narrow(-dim, 0, 1), inputs.narrow(-dim, -1, 1)
+        inputs = torch.cat([first] * before + [inputs] + [last] * after, dim=-dim)
+    return inputs

@@ -33,6 +33,8 @@ class LowPrecision(nn.Module):
         low = self.precision
         if low is None and autocast:
             low = torch.get_autocast_dtype(device)
+        elif low is None and _dtype_of(self.weight) in (None, inputs.dtype):
+            low = inputs.dtype if inputs.dtype in LOW_PRECISION else None
         if self.reports_idle and self.training and not torch.compiler.is_compiling():
             self._report(inputs, low)
         if low is None or inputs.dtype not in (*LOW_PRECISION, torch.float32):
@@ -49,7 +51,8 @@ class LowPrecision(nn.Module):
         if low is None and inputs.dtype == torch.float32:
             warn_user(
                 f"{type(self).__name__} computes in float32, as before, because there is no "
-                "autocast; train within torch.autocast(...), or pass precision=torch.bfloat16.",
+                "autocast; pass precision='amp_bf16' to the Trainer, train within "
+                "torch.autocast(...), or pass precision=torch.bfloat16 to the method.",
                 NoEffectWarning,
             )
 
@@ -58,6 +61,10 @@ class LowPrecision(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, precision={self.precision}"
+
+
+def _dtype_of(weight: Any) -> torch.dtype | None:
+    return weight.dtype if isinstance(weight, Tensor) else None
 
 
 def report_if_idle(model: nn.Module) -> nn.Module:

@@ -1,0 +1,294 @@
+"""Rotary position embeddings of queries and keys, and the conversions of Hugging Face models."""
+
+from collections.abc import Callable
+from math import floor
+from typing import Any
+
+import attrs
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from .._checks import check_count, check_flag, check_place, check_range, check_tensor
+from .._reclass import reclass
+from .attention_bias import NoPositions
+
+__all__ = ["Rotation", "rotary_embedding", "rotary_tables", "rotate_pairs"]
+
+
+@attrs.frozen(kw_only=True)
+class Rotation:
+    """Hyperparameters of `rotary_embedding`, which rotates queries or keys when called.
+
+    Args:
+        base: Base of the wavelengths, above 1.
+        fraction: Share of the features of a head that is rotated, in [0, 1].
+        interleaved: Rotate pairs of neighbours, instead of pairs of the two halves.
+
+    Example:
+        >>> Rotation(fraction=0.5)(torch.randn(2, 4, 16, 8)).shape
+        torch.Size([2, 4, 16, 8])
+    """
+
+    base: float = 10000.0
+    fraction: float = 1.0
+    interleaved: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        check_range("base", self.base, 1, ends="(]")
+        check_range("fraction", self.fraction, 0, 1)
+        check_flag("interleaved", self.interleaved)
+
+    def __call__(
+        self,
+        inputs: Shaped[Tensor, "*batch length size"],
+        *,
+        past: int = 0,
+        positions: Shaped[Tensor, "..."] | None = None,
+    ) -> Shaped[Tensor, "*batch length size"]:
+        """Rotate queries or keys: see `rotary_embedding`."""
+        how = attrs.asdict(self)
+        return rotary_embedding(inputs, past=past, positions=positions, **how)
+
+
+def rotary_embedding(
+    inputs: Shaped[Tensor, "*batch length size"],
+    *,
+    past: int = 0,
+    positions: Shaped[Tensor, "..."] | None = None,
+    base: float = 10000.0,
+    fraction: float = 1.0,
+    interleaved: bool = False,
+) -> Shaped[Tensor, "*batch length size"]:
+    r"""Rotate the queries or the keys of attention by angles proportional to their positions.
+
+    The first $d$ features of a head form $d / 2$ pairs. At position $p$, pair $i$ is rotated by
+
+    $$p \cdot b^{-2 i / d}, \quad i = 0, \dots, d / 2 - 1$$
+
+    so that the product of a rotated query and a rotated key depends on the distance of their
+    positions alone. It is `rotate_pairs(inputs, *rotary_tables(...))`.
+
+    Args:
+        inputs: Queries or keys `[..., length, size]`, of any floating-point dtype.
+        past: Number of cached keys: the position of the first token.
+        positions: Positions of the tokens, instead of `past`: integers or floating-point numbers
+            that broadcast to `inputs.shape[:-1]`, such as `[batch, 1, length]` for
+            `[batch, heads, length, size]`.
+        base: Base $b$ of the wavelengths, above 1.
+        fraction: Share of the features that is rotated, in [0, 1]; $d$ is rounded down to an even
+            number. The others don't change.
+        interleaved: Pair each even feature with the next one, as GPT-J does. Otherwise pair the
+            first half of the $d$ features with the second, as GPT-NeoX and Llama do.
+
+    Returns:
+        A tensor of the shape, dtype and device of `inputs`; `inputs` itself if $d$ is 0. The angles
+        and the rotation are computed in float32 at least.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A number is out of range, the shapes don't match, or both `past` and `positions`
+            are passed.
+
+    Example:
+        >>> rotary_embedding(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        tensor([[1.0000, 0.0000],
+                [0.5403, 0.8415]])
+    """
+    _check_heads(inputs)
+    check_count("past", past)
+    check_range("fraction", fraction, 0, 1)
+    dtype = torch.promote_types(inputs.dtype, torch.float32)
+    if positions is None:
+        at = torch.arange(past, past + inputs.shape[-2], device=inputs.device)
+    elif past:
+        raise ValueError(f"past={past} must be 0 if positions are passed; add it to the positions.")
+    else:
+        at = positions
+        check_tensor("positions", at)
+        if not _broadcasts(at.shape, inputs.shape[:-1]):
+            raise ValueError(
+                f"positions must broadcast to {tuple(inputs.shape[:-1])}, the shape of inputs "
+                f"without the features, not {tuple(at.shape)}."
+            )
+    # 1e-9: a rounding error of the product must not cost a pair.
+    size = 2 * floor(fraction * inputs.shape[-1] / 2 + 1e-9)
+    cos, sin = rotary_tables(at, size, base=base, dtype=dtype)
+    return rotate_pairs(inputs, cos, sin, interleaved=interleaved)
+
+
+def rotary_tables(
+    positions: Shaped[Tensor, "*batch length"],
+    size: int,
+    *,
+    base: float = 10000.0,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Float[Tensor, "*batch length pairs"], Float[Tensor, "*batch length pairs"]]:
+    """Return the cosines and the sines of the angles of `rotary_embedding`.
+
+    Args:
+        positions: Positions of the tokens, integers or floating-point numbers.
+        size: Number of rotated features, an even number. Each pair of them has an angle.
+        base: Base of the wavelengths, above 1.
+        dtype: Dtype of the angles and of the tables. In float16 and bfloat16, positions above a few
+            hundred are not distinct.
+
+    Returns:
+        The cosines and the sines, on the device of `positions`.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `size` is odd or negative, or `base` is not above 1.
+
+    Example:
+        >>> rotary_tables(torch.arange(2), 2)[0]
+        tensor([[1.0000],
+                [0.5403]])
+    """
+    check_tensor("positions", positions)
+    check_count("size", size)
+    check_range("base", base, 1, ends="(]")
+    check_place(None, dtype)
+    if size % 2:
+        raise ValueError(f"size={size!r} must be even; each pair of features has an angle.")
+    exponents = torch.arange(0, size, 2, device=positions.device, dtype=dtype) / max(size, 1)
+    angles = positions.to(dtype).unsqueeze(-1) * base**-exponents
+    return angles.cos(), angles.sin()
+
+
+def rotate_pairs(
+    inputs: Shaped[Tensor, "*batch length size"],
+    cos: Float[Tensor, "*#batch length pairs"],
+    sin: Float[Tensor, "*#batch length pairs"],
+    *,
+    interleaved: bool = False,
+) -> Shaped[Tensor, "*batch length size"]:
+    """Rotate pairs of features by the angles of `rotary_tables`.
+
+    Args:
+        inputs: Queries or keys `[..., length, size]`, of any floating-point dtype.
+        cos: Cosines of the angles, `[..., length, pairs]`. They broadcast to the inputs.
+        sin: Sines of the angles.
+        interleaved: Pair each even feature with the next one. Otherwise pair the first half of the
+            `2 * pairs` features with the second.
+
+    Returns:
+        A tensor of the shape, dtype and device of `inputs`; `inputs` itself if there are no pairs.
+        Features after the pairs don't change.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: The shapes or devices don't match.
+
+    Example:
+        >>> quarter = torch.zeros(1, 1), torch.ones(1, 1)
+        >>> rotate_pairs(torch.tensor([[1.0, 2.0, 3.0]]), *quarter)
+        tensor([[-2.,  1.,  3.]])
+    """
+    _check_heads(inputs)
+    check_tensor("cos", cos)
+    check_tensor("sin", sin)
+    check_flag("interleaved", interleaved)
+    pairs = cos.shape[-1] if cos.ndim else -1
+    fits = 0 <= 2 * pairs <= inputs.shape[-1] and _broadcasts(cos.shape[:-1], inputs.shape[:-1])
+    if cos.shape != sin.shape or not fits:
+        raise ValueError(
+            "cos and sin must have one shape, [..., length, pairs], that broadcasts to "
+            f"{tuple(inputs.shape[:-1])} with at most {inputs.shape[-1] // 2} pairs for the "
+            f"inputs, not {tuple(cos.shape)} and {tuple(sin.shape)}."
+        )
+    if cos.device != inputs.device or sin.device != inputs.device:
+        raise ValueError(
+            f"cos and sin must be on the device of inputs, {inputs.device}, not on {cos.device} "
+            f"and {sin.device}."
+        )
+    if not pairs:
+        return inputs
+    rotated, rest = inputs[..., : 2 * pairs], inputs[..., 2 * pairs :]
+    split = (pairs, 2) if interleaved else (2, pairs)
+    at = -1 if interleaved else -2
+    x, y = rotated.reshape(*rotated.shape[:-1], *split).unbind(at)
+    turned = torch.stack([x * cos - y * sin, y * cos + x * sin], at).flatten(-2)
+    return torch.cat([turned.to(inputs.dtype), rest], -1)
+
+
+def rotation_of(module: nn.Module) -> Rotation | None:
+    """Return the rotation with which a module is converted, or None."""
+    found = getattr(module, "rotary", None)
+    return found if isinstance(found, Rotation) else None
+
+
+def _check_heads(inputs: Any) -> None:
+    check_tensor("inputs", inputs)
+    if not inputs.is_floating_point() or inputs.ndim < 2:
+        raise ValueError(
+            "inputs must be queries or keys [..., length, size] of a floating-point dtype, not "
+            f"{tuple(inputs.shape)} of {inputs.dtype}."
+        )
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    """Return whether a tensor of one shape expands to another."""
+    return len(shape) <= len(to) and all(
+        one in (1, other) for one, other in zip(shape[::-1], to[::-1], strict=False)
+    )
+
+
+class _Rotated(nn.Module):
+    """The projection to queries, keys and values of GPT-2; a base before the class of it."""
+
+    rotary: Rotation
+    heads: int
+    positions: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = super().forward(x).chunk(3, -1)
+        at = self.positions.unsqueeze(-2)  # the same for all heads
+        query, key = (
+            self.rotary(part.unflatten(-1, (self.heads, -1)).transpose(-2, -3), positions=at)
+            .transpose(-2, -3)
+            .flatten(-2)
+            for part in (query, key)
+        )
+        return torch.cat([query, key, value], -1)
+
+
+class _RotaryGPT2(nn.Module):
+    """Self-attention of GPT-2 that rotates queries and keys; a base before the class of it."""
+
+    c_attn: Any
+    layer_idx: int
+
+    def forward(
+        self, hidden_states: Tensor, past_key_values: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            past = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+            length, device = hidden_states.shape[1], hidden_states.device
+            positions = past + torch.arange(length, device=device).unsqueeze(0)
+        self.c_attn.positions = positions
+        try:
+            return super().forward(hidden_states, past_key_values, *args, **kwargs)
+        finally:
+            self.c_attn.positions = None
+
+
+def _convert_attention(attention: Any, rotation: Rotation) -> nn.Module:
+    new: Any = reclass(attention, _RotaryGPT2, prefix="Rotary")
+    new.c_attn = reclass(new.c_attn, _Rotated, prefix="Rotary")
+    new.c_attn.rotary, new.c_attn.heads = rotation, attention.num_heads
+    new.c_attn.positions = None
+    return new  # type: ignore[no-any-return]
+
+
+def _convert_model(model: Any, rotation: Rotation) -> nn.Module:
+    model.wpe = NoPositions()
+    return model  # type: ignore[no-any-return]
+
+
+_GPT2 = "transformers.models.gpt2.modeling_gpt2"
+CONVERSIONS: dict[type | str, Callable[[Any, Rotation], nn.Module]] = {
+    f"{_GPT2}.GPT2Model": _convert_model,
+    f"{_GPT2}.GPT2Attention": _convert_attention,
+}

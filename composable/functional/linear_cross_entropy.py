@@ -1,0 +1,196 @@
+"""Linear cross-entropy: the loss of hidden states and a head, without the logits of all tokens.
+
+Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", ICLR 2025,
+https://arxiv.org/abs/2411.09009
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ._checks import check_count, check_integer, check_one_of, check_range, check_tensor
+from ._foreach import compute_dtype
+from ._targets import IGNORE_INDEX
+
+__all__ = ["linear_cross_entropy"]
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def linear_cross_entropy(
+    inputs: Float[Tensor, "*batch features"],
+    weight: Float[Tensor, "classes features"],
+    targets: Int[Tensor, " *batch"],
+    *,
+    bias: Float[Tensor, " classes"] | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int = IGNORE_INDEX,
+    reduction: str = "mean",
+    chunk_size: int = 1024,
+) -> Float[Tensor, "..."]:
+    r"""Compute the cross-entropy of a linear layer, `chunk_size` rows at a time.
+
+    $$\mathrm{cross\_entropy}(x W^\top + b, \; y)$$
+
+    equal to `F.cross_entropy(F.linear(inputs, weight, bias), targets)` to rounding, gradients
+    included. The logits of a chunk are dropped after use, and computed again for the gradients, so
+    that those of all rows are never in memory at once.
+
+    Args:
+        inputs: Hidden states `[..., features]`.
+        weight: Weight of the head, one row a class.
+        targets: Class indices `[...]`.
+        bias: Bias of the head.
+        label_smoothing: Share of the probability that is spread over all classes, in [0, 1].
+        ignore_index: Class index of rows without a label. They add nothing to the loss, and are not
+            counted in the mean.
+        reduction: "mean" over the rows with a label, "sum", or "none" for the loss of each row.
+        chunk_size: Number of rows whose logits are in memory at a time, at least 1.
+
+    Returns:
+        The loss, in the dtype of `inputs`, computed in float32 at least; under autocast in float32,
+        with the logits in the dtype of autocast. The mean over no labels is NaN.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A number or `reduction` is out of range, or the shapes or dtypes don't match.
+        RuntimeError: A target is neither a class nor `ignore_index`. PyTorch raises it, on a GPU at
+            the next synchronization.
+
+    Example:
+        >>> hidden, head = torch.zeros(2, 3, 8), torch.randn(4, 8)
+        >>> loss = linear_cross_entropy(hidden, head, torch.tensor([[0, 1, -100], [2, 3, 0]]))
+        >>> bool(loss.isclose(torch.tensor(4.0).log()))
+        True
+    """
+    for name, tensor in (("inputs", inputs), ("weight", weight), ("targets", targets)):
+        check_tensor(name, tensor)
+    if bias is not None:
+        check_tensor("bias", bias)
+    check_range("label_smoothing", label_smoothing, 0, 1)
+    check_integer("ignore_index", ignore_index)
+    check_one_of("reduction", reduction, REDUCTIONS)
+    check_count("chunk_size", chunk_size, 1)
+    _check_shapes(inputs, weight, targets, bias)
+    dtype, at = inputs.dtype, inputs.device.type
+    if torch.is_autocast_enabled(at) and dtype != torch.float64:
+        low = torch.get_autocast_dtype(at)
+        inputs, weight = inputs.to(low), weight.to(low)
+        bias, dtype = None if bias is None else bias.to(low), torch.float32
+    rows, classes = inputs.flatten(0, -2), targets.flatten().long()
+    losses: Tensor = _Losses.apply(  # type: ignore[no-untyped-call]
+        rows, weight, bias, classes, float(label_smoothing), ignore_index, chunk_size
+    )
+    if reduction == "none":
+        return losses.reshape(targets.shape).to(dtype)
+    if reduction == "sum":
+        return losses.sum().to(dtype)
+    return (losses.sum() / (classes != ignore_index).sum()).to(dtype)
+
+
+class _Losses(torch.autograd.Function):
+    """The loss of each row, and its derivative from logits that are computed again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
+        ignored: int,
+        chunk_size: int,
+    ) -> Tensor:
+        losses = []
+        for x, y in zip(*_chunks(chunk_size, rows, targets), strict=True):
+            logits = _logits(x, weight, bias)
+            at = torch.where(y == ignored, 0, y).unsqueeze(-1)
+            hit = (1 - smoothing) * logits.gather(-1, at).squeeze(-1)
+            loss = logits.logsumexp(-1) - hit
+            if smoothing:
+                loss = loss - smoothing * logits.mean(-1)
+            losses.append(loss.masked_fill(y == ignored, 0))
+        return torch.cat(losses)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:4])
+        ctx.options = inputs[4:]
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, bias, targets = ctx.saved_tensors
+        smoothing, ignored, chunk_size = ctx.options
+        parts: list[Tensor] = []
+        of_weight: Tensor | None = None
+        of_bias: Tensor | None = None
+        for x, y, grad in zip(*_chunks(chunk_size, rows, targets, grads), strict=True):
+            none = y == ignored
+            at = torch.where(none, 0, y).unsqueeze(-1)
+            of_logits = _logits(x, weight, bias).softmax(-1)
+            of_logits = of_logits.scatter_add(
+                -1, at, torch.full_like(at, smoothing - 1, dtype=of_logits.dtype)
+            )
+            if smoothing:
+                of_logits = of_logits - smoothing / weight.shape[0]
+            of_logits = of_logits * grad.masked_fill(none, 0).unsqueeze(-1)
+            if bias is not None:
+                of_bias = _add(of_bias, of_logits.sum(0))
+            of_logits = of_logits.to(x.dtype)
+            if ctx.needs_input_grad[0]:
+                parts.append(of_logits @ weight)
+            if ctx.needs_input_grad[1]:
+                of_weight = _add(of_weight, (of_logits.mT @ x).to(grads.dtype))
+        of_rows = torch.cat(parts) if parts else None
+        # The sums over chunks are in float32 at least, and rounded once.
+        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
+        of_bias = None if of_bias is None else of_bias.to(bias.dtype)
+        return of_rows, of_weight, of_bias, None, None, None, None
+
+
+def _chunks(size: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    return [torch.split(tensor, size) for tensor in tensors]
+
+
+def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the logits of a chunk, in float32 at least."""
+    return linear(rows, weight, bias).to(compute_dtype(rows.dtype))
+
+
+def _add(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total.add_(part)
+
+
+def _check_shapes(inputs: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
+    """Raise a ValueError for shapes or dtypes that don't match."""
+    for name, tensor in _floating(inputs, weight, bias):
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must have a floating-point dtype, not {tensor.dtype}.")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise ValueError(
+            f"targets must be class indices of an integer dtype, not {targets.dtype}; for class "
+            "probabilities, use torch.nn.functional.cross_entropy."
+        )
+    fits = weight.ndim == 2 and inputs.ndim > 1 and inputs.shape[-1] == weight.shape[1]
+    fits = fits and targets.shape == inputs.shape[:-1]
+    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
+        shapes = ", ".join(
+            f"{name} {tuple(tensor.shape)}"
+            for name, tensor in [*_floating(inputs, weight, bias), ("targets", targets)]
+        )
+        raise ValueError(
+            "inputs must be [..., features], weight [classes, features], bias [classes], and "
+            f"targets [...], not {shapes}."
+        )
+
+
+def _floating(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[str, Tensor]]:
+    yield from (("inputs", inputs), ("weight", weight))
+    if bias is not None:
+        yield "bias", bias
