@@ -1,14 +1,49 @@
-"""Schedules as pure functions of time."""
+"""Optimizers, parameter groups, and schedules as pure functions of time."""
 
 from typing import TYPE_CHECKING
 
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from composable.optim.schedules import Schedule as Schedule
+    from composable.optim.decay import decay_groups as decay_groups
+    from composable.optim.layerwise import layerwise_groups as layerwise_groups
+    from composable.optim.muon import Muon as Muon
+    from composable.optim.muon_groups import muon_groups as muon_groups
+    from composable.optim.per_group import per_group as per_group
+    from composable.optim.periodic import cosine_restarts as cosine_restarts
+    from composable.optim.periodic import exponential as exponential
+    from composable.optim.periodic import multi_step as multi_step
+    from composable.optim.periodic import step as step
+    from composable.optim.scaling import scale_schedule as scale_schedule
+    from composable.optim.schedule import Schedule as Schedule
+    from composable.optim.scheduler import ConstantScheduler as ConstantScheduler
+    from composable.optim.scheduler import (
+        ConstantWithWarmupScheduler as ConstantWithWarmupScheduler,
+    )
+    from composable.optim.scheduler import CosineAnnealingScheduler as CosineAnnealingScheduler
+    from composable.optim.scheduler import (
+        CosineAnnealingWarmRestartsScheduler as CosineAnnealingWarmRestartsScheduler,
+    )
+    from composable.optim.scheduler import (
+        CosineAnnealingWithWarmupScheduler as CosineAnnealingWithWarmupScheduler,
+    )
+    from composable.optim.scheduler import ExponentialScheduler as ExponentialScheduler
+    from composable.optim.scheduler import LinearScheduler as LinearScheduler
+    from composable.optim.scheduler import LinearWithWarmupScheduler as LinearWithWarmupScheduler
+    from composable.optim.scheduler import MultiStepScheduler as MultiStepScheduler
+    from composable.optim.scheduler import (
+        MultiStepWithWarmupScheduler as MultiStepWithWarmupScheduler,
+    )
+    from composable.optim.scheduler import PolynomialScheduler as PolynomialScheduler
+    from composable.optim.scheduler import (
+        PolynomialWithWarmupScheduler as PolynomialWithWarmupScheduler,
+    )
+    from composable.optim.scheduler import StepScheduler as StepScheduler
     from composable.optim.schedules import constant as constant
     from composable.optim.schedules import cosine as cosine
     from composable.optim.schedules import linear as linear
-    from composable.optim.schedules import step as step
+    from composable.optim.schedules import one_minus_sqrt as one_minus_sqrt
+    from composable.optim.schedules import polynomial as polynomial
+    from composable.optim.schedules import warmup_stable_decay as warmup_stable_decay
 else:
     export_lazily(__name__)

@@ -1,12 +1,15 @@
 """Build optimizers, and update their parameter groups after model surgery."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from composable.core._warnings import warn_user
+from composable.optim.decay import decay_groups, group_by_decay, parameters_by_decay
+from composable.optim.model_parameters import ModelGroups, ModelParameters
+from composable.optim.muon import Muon
 
 __all__ = ["build_optimizers", "check_optimizers", "update_param_groups"]
 
@@ -14,7 +17,11 @@ _LOSS = "loss_fn"
 
 
 def build_optimizers(
-    given: Any, model: nn.Module, loss: nn.Module | None = None
+    given: Any,
+    model: nn.Module,
+    loss: nn.Module | None = None,
+    *,
+    decay_norms_and_biases: bool = True,
 ) -> tuple[Optimizer, ...]:
     """Build optimizers from instances and factories.
 
@@ -24,9 +31,11 @@ def build_optimizers(
         model: The model after surgery.
         loss: The module that computes the loss, if there is one. Functions get its parameters
             after those of the model.
+        decay_norms_and_biases: Whether functions get the parameters in one group. Otherwise they
+            get the groups of `composable.optim.decay_groups`.
 
     Raises:
-        TypeError: An item is neither.
+        TypeError: An item is neither, or an instance whose parameters can't be divided.
         ValueError: Two optimizers share a parameter, or one has no parameter of model and loss.
 
     Warns:
@@ -40,8 +49,13 @@ def build_optimizers(
         ['SGD']
     """
     several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict))
+    given = list(given) if several else [given]
     named = named_parameters(model, loss)
-    optimizers = tuple(_build(one, named) for one in (given if several else [given]))
+    modules = [model] if loss is None else [model, loss]
+    if decay_norms_and_biases:
+        optimizers = tuple(_build(one, ModelParameters(named.values(), modules)) for one in given)
+    else:
+        optimizers = tuple(_build_divided(one, modules) for one in given)
     check_optimizers(optimizers, model, loss)
     held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     own = [name for name, p in named.items() if name.startswith(_LOSS) and p.requires_grad]
@@ -66,7 +80,25 @@ def named_parameters(model: nn.Module, loss: nn.Module | None) -> dict[str, nn.P
     return named
 
 
-def _build(given: Any, named: dict[str, nn.Parameter]) -> Optimizer:
+def _build_divided(given: Any, modules: Sequence[nn.Module]) -> Optimizer:
+    """Build an optimizer without weight decay of norms and biases."""
+    if isinstance(given, Optimizer):
+        raise TypeError(
+            f"decay_norms_and_biases=False can't divide the parameters of the given "
+            f"{type(given).__name__}: pass a function of the parameters, "
+            f"functools.partial({type(given).__name__}, ...), or build it from "
+            "composable.optim.decay_groups(model) and drop the argument."
+        )
+    optimizer = _build(given, ModelGroups(decay_groups(*modules), modules))
+    if "weight_decay" not in optimizer.defaults:
+        raise ValueError(
+            f"decay_norms_and_biases=False needs an optimizer with weight_decay, which "
+            f"{type(optimizer).__name__} does not have; drop the argument."
+        )
+    return optimizer
+
+
+def _build(given: Any, parameters: Any) -> Optimizer:
     if isinstance(given, type) and issubclass(given, Optimizer):
         raise TypeError(
             f"optimizers contains the class {given.__name__}: pass an instance, "
@@ -75,7 +107,7 @@ def _build(given: Any, named: dict[str, nn.Parameter]) -> Optimizer:
         )
     optimizer = given
     if not isinstance(given, Optimizer) and callable(given):
-        optimizer = given(iter(named.values()))  # a generator, like model.parameters()
+        optimizer = given(parameters)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizers contains {given!r}: each must be a torch.optim.Optimizer, or a function "
@@ -111,6 +143,8 @@ def check_optimizers(
                     "one."
                 )
             owner[parameter] = i
+        if isinstance(optimizer, Muon):
+            optimizer.check_model(model)
 
 
 def update_param_groups(
@@ -119,7 +153,8 @@ def update_param_groups(
     """Update the parameter groups after surgery: remove old parameters, and add new ones.
 
     A new parameter replaces the one of the same name. Otherwise it joins the parameter group (and
-    so gets the options) of the nearest parameter in the model.
+    so gets the options) of the nearest parameter in the model; of the groups of
+    `composable.optim.decay_groups` or `muon_groups`, the one where it belongs.
     """
     old = dict(before.named_parameters())
     new = dict(after.named_parameters())
@@ -130,6 +165,7 @@ def update_param_groups(
     added = {name: p for name, p in new.items() if id(p) not in known}
     if not optimizers or not (gone or added):
         return
+    decays = {name: decayed for name, _, decayed in parameters_by_decay(after)}
     for name, parameter in added.items():
         place = _nearest(name, old, optimizers)
         if place is None:
@@ -143,12 +179,22 @@ def update_param_groups(
             replaced = next(i for i, p in enumerate(place["params"]) if p is old[name])
             place["params"][replaced] = parameter
         else:
-            place["params"].append(parameter)
+            owner = next(one for one in optimizers if _holds(one, place))
+            place = owner.group_for(parameter, after) if isinstance(owner, Muon) else place
+            group_by_decay(owner.param_groups, place, decays[name])["params"].append(parameter)
+    names = {id(p): name for name, p in new.items()}
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in gone]
-        for tensor in [p for p in optimizer.state if id(p) in gone]:
-            del optimizer.state[tensor]
+        _remove(optimizer, gone, names)
+
+
+def _remove(optimizer: Optimizer, gone: Mapping[int, str], names: Mapping[int, str]) -> None:
+    """Remove parameters from an optimizer, and update the names of the others."""
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in gone]
+        if "param_names" in group:
+            group["param_names"] = [names.get(id(p), "") for p in group["params"]]
+    for tensor in [p for p in optimizer.state if id(p) in gone]:
+        del optimizer.state[tensor]
 
 
 def _nearest(
@@ -161,6 +207,10 @@ def _nearest(
         return None
     _, nearest = max(candidates, key=lambda pair: pair[0])  # the first of the best
     return groups[id(old[nearest])]
+
+
+def _holds(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    return any(one is group for one in optimizer.param_groups)
 
 
 def _shared(name: str, other: str) -> tuple[int, bool]:

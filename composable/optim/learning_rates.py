@@ -13,7 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composable.core._warnings import warn_user
 from composable.core.time import HasTime
-from composable.optim.schedules import Schedule, constant, cosine, linear, step
+from composable.optim import periodic, schedules
+from composable.optim import scheduler as composer_names
+from composable.optim.per_group import PerGroup, per_group
+from composable.optim.scaling import scale_schedule
+from composable.optim.schedule import Schedule
 
 __all__ = ["LearningRates"]
 
@@ -63,6 +67,9 @@ class LearningRates:
                 f"schedulers contains {schedules[0]!r} and a {type(stepped[0]).__name__}, which "
                 "both set the learning rate: pass schedules or PyTorch schedulers, not both."
             )
+        for one in schedules:
+            if isinstance(one, PerGroup):
+                one.check_names(group for opt in optimizers for group in opt.param_groups)
         return cls(
             tuple(optimizers),
             schedules,
@@ -92,6 +99,18 @@ class LearningRates:
                     UserWarning,
                 )
 
+    def check_length(self, clock: HasTime) -> None:
+        """Warn about schedules that change between epochs only, since no epoch has a length."""
+        for schedule in self.schedules:
+            if isinstance(schedule, Schedule) and schedule.counts_epochs(clock):
+                warn_user(
+                    f"{type(schedule).__name__} is measured in epochs, and the loader has no "
+                    "length, so the learning rate is constant within an epoch; pass max_duration "
+                    "or the duration of the schedule in batches or samples, such as '1000ba', or "
+                    "a loader with a length.",
+                    UserWarning,
+                )
+
     def check_epoch(self) -> None:
         """Warn if PyTorch schedulers that step once an epoch set all learning rates to 0."""
         groups = [group for one in self.every_epoch for group in one.optimizer.param_groups]
@@ -106,11 +125,13 @@ class LearningRates:
         """Set the learning rates of the schedules at the time of `clock`."""
         if not self.schedules:
             return
-        factor = 1.0
-        for schedule in self.schedules:
-            factor *= _check_factor(schedule, _call(schedule, clock))
+        common = _product((s for s in self.schedules if not isinstance(s, PerGroup)), clock)
+        own = [schedule for schedule in self.schedules if isinstance(schedule, PerGroup)]
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
+                factor = common
+                if own:
+                    factor *= _product((one.schedule_of(group) for one in own), clock)
                 # The key that PyTorch uses too: it is saved and loaded with the optimizer.
                 initial = group.setdefault("initial_lr", _number(group["lr"]))
                 _write(group, initial * factor)
@@ -178,6 +199,13 @@ class LearningRates:
         return rates
 
 
+def _product(schedules: Iterable[Callable[[HasTime], float]], clock: HasTime) -> float:
+    factor = 1.0
+    for schedule in schedules:
+        factor *= _check_factor(schedule, _call(schedule, clock))
+    return factor
+
+
 def _call(schedule: Callable[[HasTime], float], clock: HasTime) -> Any:
     try:
         return schedule(clock)
@@ -219,6 +247,11 @@ def _takes_optimizer(given: Any) -> bool:
     return parameters[:1] in (["optimizer"], ["opt"], ["optim"])
 
 
+_MODULES = (schedules, periodic, composer_names)
+_FUNCTIONS = [getattr(module, name) for module in _MODULES for name in module.__all__]
+_FUNCTIONS += [per_group, scale_schedule]
+
+
 def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
     made_of = given.func if isinstance(given, partial) else given
     is_class = isinstance(made_of, type) and issubclass(made_of, LRScheduler)
@@ -236,10 +269,10 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
                 "Trainer's: pass that optimizer in optimizers=."
             )
         return given
-    if any(given is one for one in (constant, cosine, linear, step)):
+    if any(given is one for one in _FUNCTIONS):
         raise TypeError(
             f"schedulers contains the function {given.__name__}: pass the schedule that it "
-            f"returns, {given.__name__}()."
+            f"returns, {given.__name__}(...)."
         )
     if callable(given):
         return given

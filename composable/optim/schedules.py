@@ -13,174 +13,78 @@ Example:
 """
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
-from numbers import Real
 from typing import Any
 
 import attrs
 
-from composable.core.time import HasTime, Time, TimeLike, TimeUnit, check_time, progress
+from composable.core.time import HasTime, Time, TimeLike, check_time, progress, reached
+from composable.optim.schedule import (
+    WHOLE_RUN,
+    Schedule,
+    as_duration,
+    at_least,
+    check_within,
+    finite,
+    in_unit_of,
+)
 
 __all__ = [
     "Constant",
     "Cosine",
+    "Decay",
     "Linear",
-    "Schedule",
-    "Step",
+    "OneMinusSqrt",
+    "Polynomial",
+    "WarmupStableDecay",
     "constant",
     "cosine",
     "linear",
-    "step",
+    "one_minus_sqrt",
+    "polynomial",
+    "warmup_stable_decay",
 ]
 
-_NO_WARMUP = Time(0, TimeUnit.BATCH)
-_WHOLE_RUN = Time(1, TimeUnit.DURATION)
+
+def _decay(value: TimeLike) -> Time:
+    return check_time("decay", value)
 
 
-def _warmup(value: TimeLike) -> Time:
-    return check_time("warmup", value)
-
-
-def _duration(value: TimeLike) -> Time:
-    return check_time("duration", value)
-
-
-def _step_size(value: TimeLike) -> Time:
-    return check_time("step_size", value)
-
-
-def _finite(_: object, attribute: "attrs.Attribute[float]", value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(
-            f"{attribute.name}={value!r} must be a number. Pass durations by keyword, such as "
-            "warmup='1ep'."
-        )
-    if not math.isfinite(value):
-        raise ValueError(f"{attribute.name}={value!r} must be finite.")
-
-
-@attrs.frozen
-class Schedule:
-    """A multiplier of the learning rate as a function of time.
-
-    During the warm-up it rises linearly from 0 to `start`. Subclasses define the values after the
-    warm-up in `after_warmup`.
-    """
-
-    warmup: Time = attrs.field(default=_NO_WARMUP, converter=_warmup, kw_only=True)
-
-    def __call__(self, clock: HasTime) -> float:
-        """Return the multiplier at the time of `clock`.
-
-        Raises:
-            ValueError: The warm-up is in epochs, and the length of an epoch is unknown; or it is
-                longer than `duration`.
-        """
-        done, ramp = progress(clock, self.warmup)
-        if ramp:
-            _check_rises(clock, self.warmup)
-            self.check_warmup(clock)
-        if done < ramp:
-            return self.start * float(done / ramp)
-        return self.after_warmup(clock)
-
-    def outlasts(self, clock: HasTime) -> bool:
-        """Return whether the warm-up is longer than the run, as far as that is known."""
-        whole = clock.max_duration
-        if whole is None or not self.warmup.value:
-            return False
-        try:
-            ramp = _in_unit_of(clock, self.warmup, whole)
-        except ValueError:  # other units
-            return False
-        return bool(ramp > progress(clock, whole)[1])
-
-    @property
-    def start(self) -> float:
-        """The multiplier at the end of the warm-up."""
-        return 1.0
-
-    def check_warmup(self, clock: HasTime) -> None:
-        """Raise a ValueError if the warm-up is too long for the schedule."""
-
-    def after_warmup(self, clock: HasTime) -> float:
-        """Return the multiplier after the warm-up."""
-        raise NotImplementedError(f"{type(self).__name__} must implement after_warmup(clock).")
-
-    def fraction(self, clock: HasTime, duration: Time) -> float:
-        """Return the elapsed fraction of the time between the warm-up and `duration`, in [0, 1]."""
-        done, total = progress(clock, duration)
-        ramp = _in_unit_of(clock, self.warmup, duration)
-        if total <= ramp:  # at the end of the warm-up, the first value
-            return float(done > ramp)
-        return min(float((done - ramp) / (total - ramp)), 1.0)
-
-
-def _in_unit_of(clock: HasTime, warmup: Time, duration: Time) -> int | Fraction:
-    """Return the warm-up in the unit in which `progress` measures `duration`."""
-    if not warmup.value:
-        return 0
-    unit, ours = _unit_of(clock, duration), _unit_of(clock, warmup)
-    counted = {TimeUnit.BATCH, TimeUnit.EPOCH} if clock.epoch_length else set()
-    if ours is unit or {ours, unit} <= counted:
-        return progress(clock, warmup)[1]
-    raise ValueError(
-        f"warmup={str(warmup)!r} and duration={str(duration)!r} cannot be related in this run: "
-        "use the same unit, or epochs and batches with a loader that has a length."
-    )
-
-
-def _check_outlasts(clock: HasTime, warmup: Time, duration: Time) -> None:
-    """Reject a warm-up that is longer than a part of the run; the run itself may be extended."""
-    if duration == _WHOLE_RUN and duration.unit is _WHOLE_RUN.unit:
-        return
-    total = progress(clock, duration)[1]
-    if _in_unit_of(clock, warmup, duration) > total:
-        raise ValueError(
-            f"warmup={str(warmup)!r} is longer than duration={str(duration)!r}, which includes it; "
-            "pass a shorter warmup or a longer duration."
-        )
-
-
-def _unit_of(clock: HasTime, time: Time) -> TimeUnit:
-    """Return the unit of a time; the unit of a fraction of the run is that of the run."""
-    whole = clock.max_duration
-    return whole.unit if time.unit is TimeUnit.DURATION and whole else time.unit
-
-
-def _check_rises(clock: HasTime, warmup: Time) -> None:
-    """Reject a warm-up in a unit without fractions: it would stay 0 until the end of the first."""
-    unit = _unit_of(clock, warmup)
-    if unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not clock.epoch_length):
-        raise ValueError(
-            f"warmup={str(warmup)!r} cannot be measured in {unit.plural} of unknown length: use "
-            "batches, such as '100ba', or epochs with a loader that has a length."
-        )
+def _optional_duration(value: TimeLike | None) -> Time | None:
+    return None if value is None else check_time("duration", value)
 
 
 @attrs.frozen
 class Constant(Schedule):
     """See `constant`."""
 
-    alpha: float = attrs.field(default=1.0, validator=_finite)
+    alpha: float = attrs.field(default=1.0, validator=finite)
+    duration: Time | None = attrs.field(default=None, converter=_optional_duration)
 
     @property
     def start(self) -> float:
         """The constant."""
         return self.alpha
 
+    def check_warmup(self, clock: HasTime) -> None:
+        """Raise a ValueError if the warm-up is longer than `duration`."""
+        if self.duration is not None:
+            check_within(clock, self.warmup, self.duration)
+
     def after_warmup(self, clock: HasTime) -> float:
-        """Return the constant."""
-        return self.alpha
+        """Return the constant, or 1 after `duration`."""
+        over = self.duration is not None and reached(clock, self.duration)
+        return 1.0 if over else self.alpha
 
 
 @attrs.frozen
 class Linear(Schedule):
     """See `linear`."""
 
-    alpha_i: float = attrs.field(default=1.0, validator=_finite)
-    alpha_f: float = attrs.field(default=0.0, validator=_finite)
-    duration: Time = attrs.field(default=_WHOLE_RUN, converter=_duration)
+    alpha_i: float = attrs.field(default=1.0, validator=finite)
+    alpha_f: float = attrs.field(default=0.0, validator=finite)
+    duration: Time = attrs.field(default=WHOLE_RUN, converter=as_duration)
 
     @property
     def start(self) -> float:
@@ -189,7 +93,7 @@ class Linear(Schedule):
 
     def check_warmup(self, clock: HasTime) -> None:
         """Raise a ValueError if the warm-up is longer than `duration`."""
-        _check_outlasts(clock, self.warmup, self.duration)
+        check_within(clock, self.warmup, self.duration)
 
     def after_warmup(self, clock: HasTime) -> float:
         """Interpolate linearly from `alpha_i` to `alpha_f`."""
@@ -198,45 +102,116 @@ class Linear(Schedule):
 
 
 @attrs.frozen
-class Cosine(Schedule):
-    """See `cosine`."""
+class Decay(Schedule):
+    """A decay from 1 to `alpha_f` over a duration; `remaining` defines its shape."""
 
-    alpha_f: float = attrs.field(default=0.0, validator=_finite)
-    duration: Time = attrs.field(default=_WHOLE_RUN, converter=_duration)
+    alpha_f: float = attrs.field(default=0.0, validator=finite)
+    duration: Time = attrs.field(default=WHOLE_RUN, converter=as_duration)
 
     def check_warmup(self, clock: HasTime) -> None:
         """Raise a ValueError if the warm-up is longer than `duration`."""
-        _check_outlasts(clock, self.warmup, self.duration)
+        check_within(clock, self.warmup, self.duration)
 
     def after_warmup(self, clock: HasTime) -> float:
-        """Decay from 1 to `alpha_f` along half a cosine."""
+        """Decay from 1 to `alpha_f`."""
         done = self.fraction(clock, self.duration)
-        return self.alpha_f + (1 - self.alpha_f) * (1 + math.cos(math.pi * done)) / 2
+        return self.alpha_f + (1 - self.alpha_f) * self.remaining(done)
 
-
-def _positive(_: object, attribute: "attrs.Attribute[Time]", value: Time) -> None:
-    if not value.value:
-        raise ValueError(f"{attribute.name}={str(value)!r} must be positive.")
+    def remaining(self, done: float) -> float:
+        """Return the share of the decay that remains, from 1 at 0 to 0 at 1."""
+        raise NotImplementedError(f"{type(self).__name__} must implement remaining(done).")
 
 
 @attrs.frozen
-class Step(Schedule):
-    """See `step`."""
+class Cosine(Decay):
+    """See `cosine`."""
 
-    step_size: Time = attrs.field(converter=_step_size, validator=_positive)
-    gamma: float = attrs.field(default=0.1, validator=_finite)
-
-    def after_warmup(self, clock: HasTime) -> float:
-        """Return `gamma` to the power of the number of completed steps."""
-        done, size = progress(clock, self.step_size)
-        return float(self.gamma ** int(done // size))
+    def remaining(self, done: float) -> float:
+        """Return half a cosine."""
+        return (1 + math.cos(math.pi * done)) / 2
 
 
-def constant(alpha: float = 1.0, *, warmup: TimeLike = "0ba") -> Schedule:
+@attrs.frozen
+class OneMinusSqrt(Decay):
+    """See `one_minus_sqrt`."""
+
+    def remaining(self, done: float) -> float:
+        """Return 1 minus the square root."""
+        return 1 - math.sqrt(done)
+
+
+@attrs.frozen
+class Polynomial(Decay):
+    """See `polynomial`."""
+
+    power: float = attrs.field(kw_only=True, validator=at_least(0, above=True))
+
+    def remaining(self, done: float) -> float:
+        """Return a power of the remaining share of the time."""
+        return float((1 - done) ** self.power)
+
+
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda done: 1 - done,
+    "cosine": Cosine().remaining,
+    "one_minus_sqrt": OneMinusSqrt().remaining,
+}
+
+
+def _shape(_: object, attribute: "attrs.Attribute[str]", value: Any) -> None:
+    if not isinstance(value, str) or value not in _SHAPES:
+        kind = ValueError if isinstance(value, str) else TypeError
+        raise kind(f"shape={value!r} must be one of {', '.join(map(repr, _SHAPES))}.")
+
+
+@attrs.frozen
+class WarmupStableDecay(Decay):
+    """See `warmup_stable_decay`."""
+
+    decay: Time = attrs.field(kw_only=True, converter=_decay)
+    shape: str = attrs.field(kw_only=True, validator=_shape)
+
+    def check_warmup(self, clock: HasTime) -> None:
+        """Raise a ValueError if the warm-up and the decay are longer than `duration`."""
+        super().check_warmup(clock)
+        self._span(clock)
+
+    def fraction(self, clock: HasTime, duration: Time) -> float:
+        """Return the elapsed fraction of the decay, in [0, 1]."""
+        done, _ = progress(clock, duration)
+        start, total = self._span(clock)
+        if total <= start:
+            return float(done > start)
+        return min(max(float((done - start) / (total - start)), 0.0), 1.0)
+
+    def _span(self, clock: HasTime) -> tuple[int | Fraction, int | Fraction]:
+        """Return the start and the end of the decay."""
+        duration = self.duration
+        total = progress(clock, duration)[1]
+        falls = in_unit_of(clock, self.decay, duration, name="decay")
+        ramp = in_unit_of(clock, self.warmup, duration)
+        if falls > total or ramp < total < ramp + falls:
+            raise ValueError(
+                f"warmup={str(self.warmup)!r} and decay={str(self.decay)!r} are longer than "
+                f"duration={str(duration)!r}, which includes both; pass shorter ones or a longer "
+                "duration."
+            )
+        return max(total - falls, ramp), total
+
+    def remaining(self, done: float) -> float:
+        """Return the value of the shape."""
+        return _SHAPES[self.shape](done)
+
+
+def constant(
+    alpha: float = 1.0, *, duration: TimeLike | None = None, warmup: TimeLike = "0ba"
+) -> Schedule:
     r"""Keep a constant multiplier: $\alpha$.
 
     Args:
         alpha: The multiplier.
+        duration: The time from the start of the run until which it is kept, including the warm-up;
+            from then on the multiplier is 1. By default it is kept for the whole run.
         warmup: The duration of the linear warm-up from 0 to `alpha`.
 
     Example:
@@ -244,7 +219,7 @@ def constant(alpha: float = 1.0, *, warmup: TimeLike = "0ba") -> Schedule:
         >>> constant(0.5, warmup="4ba")(Clock.at(batch=2, max_duration="10ba"))
         0.25
     """
-    return Constant(alpha, warmup=warmup)
+    return Constant(alpha, duration, warmup=warmup)
 
 
 def linear(
@@ -285,7 +260,7 @@ def cosine(
             be longer than `duration`.
 
     Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts",
-    ICLR 2017, https://arxiv.org/abs/1608.03983 (one cycle, without restarts).
+    ICLR 2017, https://arxiv.org/abs/1608.03983 (one cycle; with restarts: `cosine_restarts`).
 
     Example:
         >>> from composable import Clock
@@ -295,17 +270,85 @@ def cosine(
     return Cosine(alpha_f, duration, warmup=warmup)
 
 
-def step(step_size: TimeLike, gamma: float = 0.1, *, warmup: TimeLike = "0ba") -> Schedule:
-    r"""Decay in steps: $\gamma^{\lfloor t / \text{step\_size} \rfloor}$.
+def polynomial(
+    power: float,
+    alpha_f: float = 0.0,
+    *,
+    duration: TimeLike = "1dur",
+    warmup: TimeLike = "0ba",
+) -> Schedule:
+    r"""Decay as a power: $\alpha_f + (1 - \alpha_f)(1 - \tau)^\text{power}$, $\tau$ in [0, 1].
 
     Args:
-        step_size: The duration of each step, positive.
-        gamma: The factor of each step.
-        warmup: The duration of the linear warm-up from 0 to 1.
+        power: The exponent, above 0; 1 is a linear decay.
+        alpha_f: The final value, kept after `duration`; the initial value is 1.
+        duration: The time from the start of the run until the final value is reached, including
+            the warm-up.
+        warmup: The duration of the linear warm-up from 0 to 1; $\tau$ is 0 at its end. It must not
+            be longer than `duration`.
 
     Example:
         >>> from composable import Clock
-        >>> step("2ba", 0.5)(Clock.at(batch=5, max_duration="10ba"))
+        >>> polynomial(2.0)(Clock.at(batch=5, max_duration="10ba"))
         0.25
     """
-    return Step(step_size, gamma, warmup=warmup)
+    return Polynomial(alpha_f, duration, power=power, warmup=warmup)
+
+
+def one_minus_sqrt(
+    alpha_f: float = 0.0, *, duration: TimeLike = "1dur", warmup: TimeLike = "0ba"
+) -> Schedule:
+    r"""Decay steeply at first: $\alpha_f + (1 - \alpha_f)(1 - \sqrt\tau)$, $\tau$ in [0, 1].
+
+    Args:
+        alpha_f: The final value, kept after `duration`; the initial value is 1.
+        duration: The time from the start of the run until the final value is reached, including
+            the warm-up.
+        warmup: The duration of the linear warm-up from 0 to 1; $\tau$ is 0 at its end. It must not
+            be longer than `duration`.
+
+    Source: Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
+    Durations", NeurIPS 2024, https://arxiv.org/abs/2405.18392 (as the last phase of a run: see
+    `warmup_stable_decay`).
+
+    Example:
+        >>> from composable import Clock
+        >>> one_minus_sqrt()(Clock.at(batch=4, max_duration="16ba"))
+        0.5
+    """
+    return OneMinusSqrt(alpha_f, duration, warmup=warmup)
+
+
+def warmup_stable_decay(
+    decay: TimeLike = "0.2dur",
+    alpha_f: float = 0.0,
+    *,
+    shape: str = "one_minus_sqrt",
+    duration: TimeLike = "1dur",
+    warmup: TimeLike = "0ba",
+) -> Schedule:
+    r"""Keep 1 until the last phase, and decay in it: $\alpha_f + (1 - \alpha_f) s(\tau)$.
+
+    $\tau$ rises from 0 to 1 in the last phase, of length `decay`. A run can be extended from any
+    checkpoint before that phase.
+
+    Args:
+        decay: The length of the last phase.
+        alpha_f: The final value, kept after `duration`.
+        shape: The shape $s$ of the decay: "one_minus_sqrt" $1 - \sqrt\tau$, "linear" $1 - \tau$, or
+            "cosine" $(1 + \cos \pi\tau) / 2$.
+        duration: The time from the start of the run until the final value is reached, including
+            the warm-up and the decay.
+        warmup: The duration of the linear warm-up from 0 to 1. The warm-up and the decay together
+            must not be longer than `duration`.
+
+    Source: Hu et al., "MiniCPM", 2024, https://arxiv.org/abs/2404.06395; the default shape:
+    Hägele et al., NeurIPS 2024, https://arxiv.org/abs/2405.18392
+
+    Example:
+        >>> from composable import Clock
+        >>> schedule = warmup_stable_decay("4ba", shape="linear", warmup="2ba")
+        >>> [schedule(Clock.at(batch=k, max_duration="9ba")) for k in range(10)]
+        [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    return WarmupStableDecay(alpha_f, duration, decay=decay, shape=shape, warmup=warmup)

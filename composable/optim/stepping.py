@@ -1,13 +1,13 @@
 """Optimizer steps without the range that PyTorch records for its profiler."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as _module
 
-__all__ = ["OptimizerSteps", "fast_step"]
+__all__ = ["OptimizerSteps", "count_skipped_step", "fast_step"]
 
 _profiler_enabled: Callable[[], bool] = getattr(
     torch._C._autograd, "_profiler_enabled", lambda: True
@@ -38,6 +38,13 @@ class OptimizerSteps:
             self._optimizers, self._steps = optimizers, tuple(map(fast_step, optimizers))
         for step in self._steps:
             step()
+
+
+def count_skipped_step(optimizers: Iterable[Optimizer]) -> None:
+    """Tell torch schedulers that a step was skipped; they warn if no step came before theirs."""
+    for optimizer in optimizers:
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def fast_step(optimizer: Optimizer) -> Callable[[], Any]:

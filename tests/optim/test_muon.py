@@ -1,0 +1,415 @@
+"""Muon against PyTorch's Muon and AdamW, its groups, and runs with it."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations
+from torch.testing import assert_close
+
+from composable import algorithms as A
+from composable.checkpoint.errors import MismatchError
+from composable.functional import squeeze_excite
+from composable.optim import Muon, cosine, muon, muon_groups, per_group
+from composable.optim.building import update_param_groups
+from tests.support.data import batches
+from tests.support.models import language_model, mlp, same, seeded, weights
+from tests.support.runs import LANGUAGE, PROBLEMS, VISION, make_trainer, trained
+
+SHAPES = [(6, 6), (6, 6), (12, 6), (6, 12), (12, 6), (1, 4), (5, 1)]
+
+
+def parameters(shapes=SHAPES, dtype=torch.float32):
+    return seeded(lambda: [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
+
+
+def stepped(optimizer, params, steps=4):
+    """Step with the same gradients and changing rates, and return the parameters."""
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        for i, p in enumerate(params):
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+            if step == 2 and i == 1:
+                p.grad = None
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+        optimizer.step()
+    return [p.detach() for p in params]
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({}, torch.float32),
+        ({}, torch.bfloat16),
+        ({}, torch.float64),
+        # Not in bfloat16: there torch 2.13 divides its momentum in place.
+        ({"nesterov": False, "weight_decay": 0.0}, torch.float32),
+        ({"adjust_lr_fn": "match_rms_adamw", "momentum": 0.8}, torch.float32),
+        (
+            {"adjust_lr_fn": "original", "ns_steps": 3, "ns_coefficients": (3.0, -4.0, 2.0)},
+            torch.float32,
+        ),
+    ],
+)
+def test_matrices_have_the_bits_of_torch(options, dtype):
+    ours, theirs = parameters(dtype=dtype), parameters(dtype=dtype)
+
+    mine = stepped(Muon(ours, lr=0.02, **options), ours)
+
+    assert same(mine, stepped(torch.optim.Muon(theirs, lr=0.02, **options), theirs))
+    assert not same(mine, parameters(dtype=dtype))
+
+
+def test_many_small_matrices_differ_from_torch_by_rounding_only():
+    shapes = [(16, 16)] * 100
+    ours, theirs = parameters(shapes), parameters(shapes)
+
+    first = stepped(Muon(ours, lr=0.01), ours, steps=3)
+    second = stepped(torch.optim.Muon(theirs, lr=0.01), theirs, steps=3)
+
+    # A product in bfloat16 whose last bit differs changes an entry of the update by about 2**-8.
+    for one, other in zip(first, second, strict=True):
+        assert_close(one, other, rtol=0, atol=3 * 0.01 * 2**-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.5}])
+def test_other_parameters_have_the_bits_of_adamw(options):
+    ours, theirs = parameters([(3,), (2, 3), ()]), parameters([(3,), (2, 3), ()])
+    group = {"params": ours, "half": "adamw"}
+    named = {f"adamw_{name}": value for name, value in options.items()}
+
+    mine = stepped(Muon([group], adamw_lr=0.1, **named), ours)
+
+    adamw = torch.optim.AdamW(theirs, lr=0.1, **{"weight_decay": 0.1, **options})
+    assert same(mine, stepped(adamw, theirs))
+
+
+def test_convolutions_and_stacked_projections_are_updated_as_their_matrices():
+    conv, stack = parameters([(4, 3, 2, 2), (9, 5)])
+    flat = nn.Parameter(conv.detach().flatten(1).clone())
+    parts = [nn.Parameter(part.clone()) for part in stack.detach().chunk(3)]
+    generator = torch.Generator().manual_seed(1)
+    conv.grad, stack.grad = (torch.randn(p.shape, generator=generator) for p in (conv, stack))
+    conv.grad = conv.grad.to(memory_format=torch.channels_last)
+    flat.grad = conv.grad.flatten(1)
+    for part, grad in zip(parts, stack.grad.chunk(3), strict=True):
+        part.grad = grad.clone()
+
+    Muon([{"params": [conv]}, {"params": [stack], "stacked": 3}], lr=0.1).step()
+    torch.optim.Muon([flat, *parts], lr=0.1).step()
+
+    assert torch.equal(conv.flatten(1), flat)
+    assert torch.equal(stack, torch.cat(parts))
+
+
+def test_large_matrices_are_updated_in_smaller_batches(monkeypatch):
+    together, apart = parameters([(6, 6)] * 5), parameters([(6, 6)] * 5)
+    first = stepped(Muon(together, lr=0.1), together)
+    monkeypatch.setattr(muon, "_ELEMENTS_ON_CPU", 72)
+
+    sizes = [len(batch) for batch in muon._batches(apart)]
+    assert sizes == [2, 2, 1]
+    assert same(first, stepped(Muon(apart, lr=0.1), apart))
+
+
+def test_float32_is_nearer_to_the_exact_factor():
+    exact, rough = parameters([(6, 6)]), parameters([(6, 6)])
+    precise = stepped(Muon(exact, lr=0.1, dtype=torch.float32), exact)
+
+    assert not same(precise, stepped(Muon(rough, lr=0.1), rough))
+
+
+def test_closure_and_copies():
+    model = mlp()
+    optimizer = Muon(model, lr=0.1)
+
+    def loss():
+        optimizer.zero_grad()
+        value = model(torch.ones(2, 4)).square().sum()
+        value.backward()
+        return value
+
+    first = optimizer.step(loss)
+    assert optimizer.step(loss) < first
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert same(
+        [t for s in again.state.values() for t in s.values()],
+        [t for s in optimizer.state.values() for t in s.values()],
+    )
+    copy.deepcopy(optimizer).add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
+
+
+# --- groups ---
+
+
+class Tied(nn.Module):
+    """A transformer in small, whose head is tied to its embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(9, 4)
+        self.places = nn.Parameter(torch.zeros(1, 5, 4))
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.norm = nn.LayerNorm((2, 4))
+        self.mixer = nn.Linear(4, 8, bias=False)
+        self.head = nn.Linear(4, 9, bias=False)
+        self.head.weight = self.tokens.weight
+
+
+def matrix_names(model, **options):
+    names = {id(p): name for name, p in model.named_parameters()}
+    *hidden, others = muon_groups(model, **options)
+    everything = [id(p) for group in (*hidden, others) for p in group["params"]]
+    assert sorted(everything) == sorted(names)
+    return {names[id(p)]: group["stacked"] for group in hidden for p in group["params"]}
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (mlp, {"0.weight": 1}),
+        (VISION.model, {"0.weight": 1}),
+        (language_model, {"attention.weight": 1, "hidden.0.weight": 1, "hidden.2.weight": 1}),
+        (
+            Tied,
+            {"attention.in_proj_weight": 3, "attention.out_proj.weight": 1, "mixer.weight": 1},
+        ),
+        (
+            lambda: nn.Sequential(nn.LSTM(3, 4), nn.GRU(4, 4), nn.RNN(4, 4), nn.Linear(4, 2)),
+            {
+                "0.weight_ih_l0": 4, "0.weight_hh_l0": 4, "1.weight_ih_l0": 3,
+                "1.weight_hh_l0": 3, "2.weight_ih_l0": 1, "2.weight_hh_l0": 1,
+            },
+        ),
+        (
+            lambda: nn.Sequential(
+                parametrizations.orthogonal(nn.Linear(4, 4)),
+                parametrizations.weight_norm(nn.Linear(4, 4)),
+                nn.Linear(4, 2),
+            ),
+            {"0.parametrizations.weight.original": 1},
+        ),
+    ],
+)  # fmt: skip
+def test_hidden_matrices_are_chosen_by_the_rule(build, expected):
+    assert matrix_names(build()) == expected
+
+
+def test_choices_override_the_rule():
+    model = Tied()
+
+    assert matrix_names(model, others=["attention.*"]) == {"mixer.weight": 1}
+    chosen = matrix_names(model, stacked={"mix*": 2}, matrices=["places"])
+    assert (chosen["mixer.weight"], chosen["places"]) == (2, 1)
+    assert "3.weight" in matrix_names(mlp(), matrices=["3.weight"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: muon_groups(Tied(), matrices=["tokens.weight"]), "which is an embedding"),
+        (lambda: muon_groups(Tied(), matrices=["head.weight"]), "tied to 'head.weight'"),
+        (lambda: muon_groups(mlp(), matrices=["0.bias"]), "fewer than two dimensions"),
+        (lambda: muon_groups(mlp(), matrices=["1.weight"]), "matrices contains '1.weight', which"),
+        (lambda: muon_groups(mlp(), others=["x*"]), r"others contains 'x\*', which matches no"),
+        (lambda: muon_groups(mlp(), matrices=["0.weight"], others=["*"]), "matrices and others b"),
+        (lambda: muon_groups(mlp(), stacked={"0.weight": 2}), "stacked=.*does not fit '0.weight'"),
+        (lambda: muon_groups(mlp(), stacked={"0.weight": 0}), r"stacked\['0.weight'\]=0"),
+        (lambda: muon_groups(mlp(), matrices="0.weight"), "matrices='0.weight' must be a list"),
+        (lambda: Muon(mlp().parameters()), "not a matrix .*pass the model, Muon"),
+        (lambda: Muon([{"params": [], "half": "sgd"}]), "half='sgd' must be 'muon' or 'adamw'"),
+        (lambda: Muon(mlp(), lr=-1.0), "lr=-1.0 must be"),
+        (lambda: Muon(mlp(), adamw_lr="x"), "adamw_lr='x' must be"),
+        (lambda: Muon(mlp(), momentum=1.0), "momentum=1.0 must be"),
+        (lambda: Muon(mlp(), adjust_lr_fn="none"), "adjust_lr_fn='none' must be 'original'"),
+        (lambda: Muon(mlp(), adamw_betas=(0.9, 1.0)), r"adamw_betas\[1\]=1.0 must be"),
+        (lambda: Muon(mlp(), ns_coefficients=(1, 2)), r"ns_coefficients=\(1, 2\) must be three"),
+        (lambda: Muon(mlp(), dtype=torch.int8), "dtype=torch.int8 must be a floating-point"),
+    ],
+)
+def test_invalid_arguments_are_rejected_by_name(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_model_without_hidden_matrix_warns():
+    with pytest.warns(UserWarning, match="Linear has no hidden matrix"):
+        muon_groups(nn.Linear(2, 2))
+
+
+def test_parameters_of_the_loss_are_no_hidden_matrices():
+    model, extra = mlp(), nn.Linear(3, 3)
+    loss = nn.Sequential(nn.Linear(2, 2), model[0], extra)
+
+    hidden, others = muon_groups(model, loss)
+
+    assert [id(p) for p in hidden["params"]] == [id(model[0].weight)]
+    assert (
+        len(others["params"]) == len({id(p) for p in [*model.parameters(), *loss.parameters()]}) - 1
+    )
+
+
+@pytest.mark.parametrize("names", [["words"], ["score"]])
+def test_trainer_names_an_embedding_among_the_matrices(names):
+    model = language_model()
+    if names == ["score"]:
+        model.score.weight = model.words.weight
+    held = [model.get_submodule(name).weight for name in names]
+    rest = [p for p in model.parameters() if all(p is not one for one in held)]
+    optimizer = Muon([{"params": held}, {"params": rest, "half": "adamw"}])
+
+    with pytest.raises(ValueError, match=r"'words.weight'.*which is an embedding and not a hidden"):
+        LANGUAGE.trainer(model, optimizers=optimizer).fit()
+
+
+def test_new_parameters_join_the_half_to_which_they_belong():
+    before = seeded(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.LazyLinear(3)))
+    before(torch.zeros(1, 2, 5, 5))
+    optimizer = Muon(before, lr=0.1)
+    after = squeeze_excite(before, min_channels=1, latent_channels=2)
+
+    update_param_groups([optimizer], before, after)
+
+    fresh = muon_groups(after)
+    for group, expected in zip(optimizer.param_groups, fresh, strict=True):
+        assert {id(p) for p in group["params"]} == {id(p) for p in expected["params"]}
+    nested = nn.Sequential(after, nn.MultiheadAttention(4, 2), nn.Linear(4, 2))
+    update_param_groups([optimizer], after, nested)
+    assert {g["stacked"] for g in optimizer.param_groups if g["half"] == "muon"} == {1, 3}
+
+
+# --- runs ---
+
+
+FAST = partial(Muon, lr=0.05, adamw_lr=0.01)
+
+
+def test_trainer_divides_the_parameters_that_it_passes_to_a_factory():
+    model = mlp()
+    trainer = make_trainer(model, optimizers=lambda p: Muon(p, lr=0.05, adamw_lr=0.01))
+
+    ours = weights(trainer.fit().model)
+
+    other = mlp()
+    assert same(ours, trained(other, optimizers=FAST(other)))
+
+
+def everything(problem):
+    return {
+        "optimizers": FAST,
+        "schedulers": [cosine(warmup="2ba"), per_group({"others": cosine()})],
+        "algorithms": [
+            A.SAM(interval=2),
+            A.EMA(half_life="2ba"),
+            A.GradientClipping("norm", clipping_threshold=0.5),
+            A.LayerFreezing(freeze_start=0.0, freeze_level=0.5),
+        ],
+        "max_duration": "6ba",
+    }
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
+def test_run_with_everything_resumes_bit_for_bit(problem, precision, tmp_path):
+    options = {**everything(problem), "precision": precision}
+    whole = problem.trainer(save_folder=tmp_path, save_interval="1ba", **options).fit()
+
+    resumed = problem.trainer(load_path=tmp_path / "ep0-ba2", **options).fit()
+
+    assert resumed.timestamp.batch == whole.timestamp.batch == 6
+    assert same(weights(whole.model), weights(resumed.model))
+    ours, theirs = (run.optimizers[0].state_dict() for run in (whole, resumed))
+    assert ours["param_groups"] == theirs["param_groups"]
+    assert all(
+        same(list(ours["state"][i].values()), list(theirs["state"][i].values()))
+        for i in ours["state"]
+    )
+
+
+def test_scaled_gradients_give_the_same_half_precision_run():
+    losses = [
+        make_trainer(mlp(), optimizers=FAST, precision=precision).fit().loss
+        for precision in ("fp32", "amp_fp16")
+    ]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("momentum_buffer", torch.zeros(2, 2)), ("exp_avg", torch.zeros(4))],
+)
+def test_damaged_state_is_found(path, value, tmp_path):
+    trainer = make_trainer(mlp(), optimizers=FAST, save_folder=tmp_path, save_interval="1ep")
+    state = trainer.fit()
+    (optimizer,) = state.optimizers
+    held = next(one for one in optimizer.state.values() if path in one)
+    held[path] = value
+    trainer.save_checkpoint(tmp_path / "damaged")
+
+    with pytest.raises(MismatchError, match=rf"{path} has shape"):
+        make_trainer(mlp(), optimizers=FAST, load_path=tmp_path / "damaged").fit()
+
+
+def test_muon_trains_a_small_transformer():
+    model = language_model(one_by_one=True)
+    run = partial(LANGUAGE.trainer, optimizers=FAST, max_duration="12ep")
+    before = run(model, max_duration="1ba").fit().loss
+
+    assert run(language_model(one_by_one=True)).fit().loss < 0.8 * before
+
+
+def test_rates_of_both_halves_follow_the_schedules():
+    state = make_trainer(mlp(), optimizers=FAST, schedulers=cosine(), max_duration="4ba").fit()
+
+    factor = cosine()(state)
+    assert [g["lr"] for g in state.optimizers[0].param_groups] == [0.05 * factor, 0.01 * factor]
+
+
+def test_loss_of_hand_written_loop_falls():
+    model, (inputs, targets) = mlp(), batches(12, 12)[0]
+    optimizer = Muon(model, lr=0.1, adamw_lr=0.05)
+    losses = []
+    for _ in range(20):
+        loss = cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_norms_and_biases_without_weight_decay_are_groups_of_the_adamw_half():
+    model = language_model()
+    trainer = LANGUAGE.trainer(model, optimizers=FAST, decay_norms_and_biases=False)
+
+    (optimizer,) = trainer.fit().optimizers
+
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    assert {name: (g["half"], g["weight_decay"]) for name, g in groups.items()} == {
+        "matrices": ("muon", 0.1),
+        "weights": ("adamw", 0.1),
+        "norms_and_biases": ("adamw", 0.0),
+    }
+    assert len(groups["norms_and_biases"]["params"]) == sum(p.ndim < 2 for p in model.parameters())
+    after = nn.ModuleDict({"model": model, "norm": nn.LayerNorm(3), "extra": nn.Linear(3, 3)})
+    update_param_groups([optimizer], nn.ModuleDict({"model": model}), after)
+    assert groups["norms_and_biases"]["params"][-1] is after["extra"].bias
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [({}, 1e-3), ({"adjust_lr_fn": "match_rms_adamw"}, 0.02), ({"adamw_lr": 0.5}, 0.5)],
+)
+def test_default_rate_of_the_adamw_half_follows_the_scaling(options, rate):
+    matrices, others = Muon(mlp(), lr=0.02, **options).param_groups
+
+    assert (matrices["lr"], others["lr"]) == (0.02, rate)
