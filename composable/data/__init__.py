@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
+    from composable.data.batch_size_warmup import BatchSizeWarmupSampler as BatchSizeWarmupSampler
     from composable.data.order import MovedGeneratorWarning as MovedGeneratorWarning
     from composable.data.order import ReplayedBatchesWarning as ReplayedBatchesWarning
     from composable.data.order import get_generator_states as get_generator_states
@@ -13,5 +14,7 @@ if TYPE_CHECKING:
     from composable.data.order import set_generator_states as set_generator_states
     from composable.data.per_example import PerExample as PerExample
     from composable.data.sampler import GlobalBatchSampler as GlobalBatchSampler
+    from composable.data.streams import UnshardedStreamWarning as UnshardedStreamWarning
+    from composable.data.worker_shard import WorkerShard as WorkerShard
 else:
     export_lazily(__name__)

@@ -27,7 +27,9 @@ from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 
 __all__ = [
     "SeededIndex",
+    "copy_loader",
     "current_fetch_epoch",
+    "has_own_iteration",
     "is_map_style",
     "with_new_workers",
     "with_seeded_fetch",
@@ -52,13 +54,17 @@ def current_fetch_epoch() -> int | None:
 
 def is_map_style(dataloader: object) -> bool:
     """Return whether `dataloader` is a `DataLoader` that fetches by the indices of its sampler."""
-    # A subclass with its own iteration might not use the sampler.
-    own = [getattr(type(dataloader), name, None) for name in _ITERATION]
     return (
         isinstance(dataloader, DataLoader)
         and not isinstance(dataloader.dataset, IterableDataset)
-        and own == [getattr(DataLoader, name) for name in _ITERATION]
+        and not has_own_iteration(dataloader)  # it might not use the sampler
     )
+
+
+def has_own_iteration(dataloader: DataLoader[Any]) -> bool:
+    """Return whether a subclass of `DataLoader` overrides how it is iterated over."""
+    own = [getattr(type(dataloader), name, None) for name in _ITERATION]
+    return own != [getattr(DataLoader, name) for name in _ITERATION]
 
 
 _ITERATION = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
@@ -94,25 +100,27 @@ def with_new_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a loader that starts new workers; the given loader is not changed."""
     if not dataloader.persistent_workers:
         return dataloader
-    loader = object.__new__(type(dataloader))
-    vars(loader).update(vars(dataloader), persistent_workers=False, _iterator=None)
-    return loader
+    return copy_loader(dataloader, persistent_workers=False)
 
 
 def _copy(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     sampler = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
-    loader = object.__new__(type(dataloader))
-    vars(loader).update(  # DataLoader.__setattr__ forbids assignment after construction
-        vars(dataloader),
+    seeded = SeededIndexSampler(
+        getattr(dataloader, sampler), after_a_draw=dataloader.generator is None
+    )
+    return copy_loader(
+        dataloader,
         dataset=SeededDataset(dataloader.dataset),
         worker_init_fn=WorkerInit(dataloader.worker_init_fn),
-        _iterator=None,
-        **{
-            sampler: SeededIndexSampler(
-                getattr(dataloader, sampler), after_a_draw=dataloader.generator is None
-            )
-        },
+        **{sampler: seeded},
     )
+
+
+def copy_loader(dataloader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """Return a copy of a loader with some attributes changed."""
+    loader = object.__new__(type(dataloader))
+    # DataLoader.__setattr__ forbids assignment after construction.
+    vars(loader).update(vars(dataloader), _iterator=None, **changes)
     return loader
 
 

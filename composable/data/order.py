@@ -17,11 +17,20 @@ from composable.data.fetching import (
     with_new_workers,
     with_seeded_fetch,
 )
+from composable.data.streams import (
+    check_stream_state,
+    is_stateful_stream,
+    is_stream,
+    read_stream_state,
+    stateful_stream_batches,
+    stream_batches,
+)
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
 __all__ = [
     "MovedGeneratorWarning",
     "ReplayedBatchesWarning",
+    "check_loader_state",
     "get_generator_states",
     "get_generators",
     "is_stateful",
@@ -80,13 +89,15 @@ def seeded_batches(
             a loader with its own generator. The generator is set to it.
 
     Raises:
-        ValueError: `skip` is negative, `loader_state` is given for a loader without
-            `load_state_dict`, or `generators` does not match the loader.
+        ValueError: `skip` is negative, `loader_state` is given for a loader without a state or
+            does not match it, or `generators` does not match the loader.
 
     Warns:
         ReplayedBatchesWarning: Skipped batches are fetched and discarded.
         MovedGeneratorWarning: The loader has its own generator, `skip` is not 0, and `generators`
             is not given.
+        UnshardedStreamWarning: Several workers read an iterable dataset, and none asks which
+            worker it is.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -106,8 +117,12 @@ def seeded_batches(
     return _batches(dataloader, seed, epoch, first_step, skip, loader_state)
 
 
-def read_loader_state(dataloader: object) -> Mapping[str, Any] | None:
-    """Return the `state_dict` of a loader, or None if it has none: for a checkpoint in mid-epoch.
+def read_loader_state(dataloader: Any) -> Mapping[str, Any] | None:
+    """Return the state of a loader after the last batch, or None if it has none.
+
+    A loader with a `state_dict` returns that. For a `DataLoader` of an iterable dataset with a
+    `state_dict`, it is the state of the dataset after the last batch that `seeded_batches`
+    returned, in each worker process.
 
     Example:
         >>> from composable.data.order import read_loader_state
@@ -115,9 +130,9 @@ def read_loader_state(dataloader: object) -> Mapping[str, Any] | None:
         >>> print(read_loader_state(loader))
         None
     """
-    state: Mapping[str, Any] | None
-    state = dataloader.state_dict() if is_stateful(dataloader) else None  # type: ignore[attr-defined]
-    return state
+    if is_stateful_stream(dataloader):
+        return read_stream_state(dataloader)
+    return dataloader.state_dict() if _has_state(dataloader) else None
 
 
 def get_generator_states(dataloader: object) -> list[Tensor]:
@@ -167,6 +182,14 @@ def _batches(
     if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
         seed_epoch(seed, epoch)
         yield from islice(dataloader, skip, None)
+    elif is_stateful_stream(dataloader):
+        first = SeededIndex(seed.seed if isinstance(seed, Key) else seed, epoch, first_step)
+        if skip and state is None:
+            _report_replay(dataloader, skip)
+        begin, state = (skip, state) if skip and state is not None else (0, None)
+        yield from islice(
+            stateful_stream_batches(dataloader, first, begin, state), skip - begin, None
+        )
     elif skip and state is not None:
         dataloader.load_state_dict(state)
         seed_epoch(seed, epoch)
@@ -183,10 +206,16 @@ def _batches(
     else:
         if skip:
             _report_replay(dataloader, skip)
-        if isinstance(dataloader, DataLoader) and not is_stateful(dataloader):
-            dataloader = with_new_workers(dataloader)
         seed_epoch(seed, epoch)
-        yield from islice(_seeded(iter(dataloader), seed, first_step), skip, None)
+        yield from islice(_seeded(_begin(dataloader), seed, first_step), skip, None)
+
+
+def _begin(dataloader: Any) -> Iterator[Any]:
+    if _has_state(dataloader) or not isinstance(dataloader, DataLoader):
+        return iter(dataloader)
+    return (
+        stream_batches(dataloader) if is_stream(dataloader) else iter(with_new_workers(dataloader))
+    )
 
 
 def _seeded(batches: Iterator[T], seed: int | Key, step: int) -> Iterator[T]:
@@ -201,15 +230,37 @@ def _check(dataloader: object, skip: int, state: Mapping[str, Any] | None) -> No
         raise ValueError(
             f"skip={skip!r} must be a non-negative integer: the number of batches to skip."
         )
-    if state is not None and not is_stateful(dataloader):
-        raise ValueError(
-            f"loader_state requires a loader with load_state_dict, and {type(dataloader).__name__} "
-            "has none: omit loader_state, or pass the loader that it was read from."
-        )
+    if state is not None and skip:
+        check_loader_state(dataloader, state)
+    elif state is not None and not is_stateful(dataloader):
+        raise ValueError(_no_state(dataloader))
+
+
+def check_loader_state(dataloader: Any, state: Mapping[str, Any]) -> None:
+    """Check that a state was read from a loader like this one, as far as that can be seen.
+
+    Raises:
+        ValueError: It was not.
+    """
+    if not is_stateful(dataloader):
+        raise ValueError(_no_state(dataloader))
+    if is_stateful_stream(dataloader):
+        check_stream_state(dataloader, state)
+
+
+def _no_state(dataloader: object) -> str:
+    return (
+        f"loader_state requires a loader with load_state_dict, and {type(dataloader).__name__} "
+        "has none: omit loader_state, or pass the loader that it was read from."
+    )
 
 
 def is_stateful(dataloader: object) -> bool:
-    """Return whether a loader saves and restores its position itself."""
+    """Return whether a loader, or the iterable dataset of a `DataLoader`, has a state."""
+    return _has_state(dataloader) or is_stateful_stream(dataloader)
+
+
+def _has_state(dataloader: object) -> bool:
     own = hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")
     return own and not isinstance(dataloader, type)
 

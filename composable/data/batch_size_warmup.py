@@ -1,0 +1,131 @@
+"""Global batches that grow in the course of training."""
+
+from collections.abc import Iterator, Sized
+
+import torch
+
+from composable.core.key import Key
+from composable.data.sampler import GlobalBatchSampler
+from composable.functional import warmed_up_batch_size
+from composable.functional._checks import check_count
+
+__all__ = ["BatchSizeWarmupSampler"]
+
+
+class BatchSizeWarmupSampler(GlobalBatchSampler):
+    """A batch sampler whose batches grow: `functional.warmed_up_batch_size` is their schedule.
+
+    The order of the examples is that of `GlobalBatchSampler` with the same seed. The size of a
+    batch depends on the number of examples before it alone, over all epochs, so that a run resumes
+    at any batch. The number of batches depends on the epoch, so there is no `len` while batches
+    grow: give durations in samples, such as `max_duration="10000sp"`.
+
+    Args:
+        dataset: The dataset to sample from, or its length.
+        batch_size: Number of examples in a global batch after the warm-up.
+        min_batch_size: Number of examples in a global batch at the start.
+        duration: Number of examples of the warm-up. 0 for no warm-up.
+        step_size: Number of examples by which the batch grows at a time. Like both sizes, it is a
+            multiple of `world_size`; `world_size` by default.
+        seed: The seed of the order, or its `Key`.
+        shuffle: Draw a new order for each epoch; otherwise use the order of the dataset.
+        last_batch: How to handle an incomplete last batch: see `GlobalBatchSampler`.
+        rank: The rank of this process, from 0.
+        world_size: Number of processes.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is out of range, or while iterating: a process would get no example
+            of the last batch.
+
+    Example:
+        >>> from composable.data import BatchSizeWarmupSampler
+        >>> sampler = BatchSizeWarmupSampler(
+        ...     10, batch_size=4, min_batch_size=1, duration=6, seed=17, shuffle=False
+        ... )
+        >>> list(sampler)
+        [[0], [1], [2, 3], [4, 5, 6], [7, 8, 9]]
+        >>> sampler.set_epoch(1)
+        >>> [len(batch) for batch in sampler]
+        [4, 4, 2]
+    """
+
+    def __init__(  # noqa: PLR0913 (public options)
+        self,
+        dataset: Sized | int,
+        *,
+        batch_size: int,
+        min_batch_size: int,
+        duration: int,
+        step_size: int | None = None,
+        seed: int | Key,
+        shuffle: bool = True,
+        last_batch: str = "keep",
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.min_batch_size, self.duration = min_batch_size, duration
+        self.step_size = world_size if step_size is None else step_size
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            last_batch=last_batch,
+            rank=rank,
+            world_size=world_size,
+        )
+        check_count("min_batch_size", min_batch_size, 1)
+        check_count("duration", duration)
+        check_count("step_size", self.step_size, 1)
+        check_count("batch_size", batch_size, min_batch_size)
+        for name, value in (("min_batch_size", min_batch_size), ("step_size", self.step_size)):
+            if value % world_size:
+                raise ValueError(
+                    f"{name}={value} must be a multiple of world_size={world_size}: it is the size "
+                    "of a global batch."
+                )
+
+    def size_after(self, samples: int) -> int:
+        """Return the size of the global batch after a number of examples."""
+        return warmed_up_batch_size(
+            samples,
+            duration=self.duration,
+            min_batch_size=self.min_batch_size,
+            max_batch_size=self.batch_size,
+            step_size=self.step_size,
+        )
+
+    def __len__(self) -> int:
+        if self.min_batch_size < self.batch_size and self.duration:
+            raise TypeError("the number of batches of an epoch varies while batches grow.")
+        return super().__len__()
+
+    def batches_from(self, start: int) -> Iterator[list[int]]:
+        """Yield this process's part of every batch of the epoch, starting at batch `start`."""
+        choose, earlier = self._order(), self.epoch * self.length
+        for number, (first, size) in enumerate(self._bounds(earlier)):
+            if number < start:
+                continue
+            parts = [size * i // self.world_size for i in (self.rank, self.rank + 1)]
+            positions = torch.arange(first, first + size)[slice(*parts)] % self.length
+            yield choose(positions).tolist()
+
+    def _bounds(self, earlier: int) -> Iterator[tuple[int, int]]:
+        """Yield the first position and the size of each global batch of an epoch."""
+        first = 0
+        while first < self.length:
+            size = self.size_after(earlier + first)
+            rest = self.length - first
+            if size > rest and self.last_batch == "drop":
+                return
+            if size > rest and self.last_batch == "keep":
+                size = rest
+            if size < self.world_size:
+                raise ValueError(
+                    f"last_batch='keep' requires at least one example per process, but the last "
+                    f"batch of epoch {self.epoch} has {size} examples for {self.world_size} "
+                    "processes: use 'drop' or 'pad'."
+                )
+            yield first, size
+            first += size

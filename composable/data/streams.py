@@ -1,0 +1,389 @@
+"""Loaders of iterable datasets: their position in an epoch, and their worker processes.
+
+The workers of a `DataLoader` read ahead of training. So the state of the dataset travels with each
+batch, and the position in an epoch is that of the batches that were returned.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import attrs
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from composable.core._warnings import warn_user
+from composable.core.batch import tensors_of
+from composable.data.fetching import SeededIndex, copy_loader, has_own_iteration
+from composable.data.worker_shard import WorkerShard
+from composable.utils.reproducibility import seed_epoch, seed_fetch
+
+__all__ = [
+    "UnshardedStreamWarning",
+    "check_stream_state",
+    "is_stateful_stream",
+    "is_stream",
+    "read_stream_state",
+    "stateful_stream_batches",
+    "stream_batches",
+]
+
+
+class UnshardedStreamWarning(UserWarning):
+    """Several worker processes read an iterable dataset that is not divided among them."""
+
+
+def is_stream(dataloader: object) -> bool:
+    """Return whether `dataloader` is a `DataLoader` of an iterable dataset."""
+    return (
+        isinstance(dataloader, DataLoader)
+        and isinstance(dataloader.dataset, IterableDataset)
+        and not has_own_iteration(dataloader)
+    )
+
+
+def is_stateful_stream(dataloader: Any) -> bool:
+    """Return whether `dataloader` is a `DataLoader` of an iterable dataset that has a state."""
+    if not is_stream(dataloader) or hasattr(dataloader, "state_dict"):
+        return False
+    return all(hasattr(dataloader.dataset, name) for name in ("state_dict", "load_state_dict"))
+
+
+def stream_batches(dataloader: DataLoader[Any]) -> Iterator[Any]:
+    """Iterate over a loader of which `is_stream` is true, with workers of its own.
+
+    Warns:
+        UnshardedStreamWarning: No worker read which one it is.
+    """
+    if not dataloader.num_workers:
+        return iter(dataloader)
+    watch = Watch.of(dataloader)
+    loader = copy_loader(
+        dataloader,
+        persistent_workers=False,
+        worker_init_fn=StreamInit(
+            dataloader.worker_init_fn, asked=None if watch is None else watch.asked
+        ),
+    )
+    return iter(loader) if watch is None else watch.over(iter(loader))
+
+
+# --- the position ---
+
+
+@attrs.define(eq=False)
+class Position:
+    """How far an epoch was read: the state of the dataset in each process."""
+
+    dataset: Any
+    num_workers: int
+    """The number of workers that have a state; 0 if that of the main process is used."""
+    turn: int
+    """The worker that returns the next batch."""
+    samples: int
+    batches: list[int]
+    """The number of batches that each worker has returned."""
+    states: list[Any]
+    """The state of each worker's dataset after them; None before its first batch."""
+
+    @classmethod
+    def of(cls, dataloader: DataLoader[Any], state: Mapping[str, Any] | None) -> "Position":
+        """Return the position of a state, or the start of an epoch."""
+        workers = _stateful_workers(dataloader)
+        if state is not None:
+            parts = {name: copy.deepcopy(state[name]) for name in _PARTS}
+            return cls(dataloader.dataset, workers, **parts)
+        return cls(dataloader.dataset, workers, 0, 0, [0] * workers, [None] * workers)
+
+    def record(self, fetched: "Fetched") -> None:
+        """Count a batch of a worker."""
+        self.states[fetched.worker] = fetched.state
+        self.batches[fetched.worker] += 1
+        self.turn = (fetched.worker + 1) % self.num_workers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as plain values."""
+        parts = {name: copy.deepcopy(getattr(self, name)) for name in _PARTS}
+        if not self.num_workers:
+            given = (self.samples, True) if _counts_samples(self.dataset) else ()
+            parts["states"] = [copy.deepcopy(self.dataset.state_dict(*given))]
+        return {"num_workers": self.num_workers, **parts}
+
+
+_PARTS = ("turn", "samples", "batches", "states")
+_positions: WeakKeyDictionary[DataLoader[Any], Position] = WeakKeyDictionary()
+
+
+def read_stream_state(dataloader: DataLoader[Any]) -> dict[str, Any] | None:
+    """Return the position in the epoch that was iterated over last, or None before the first."""
+    position = _positions.get(dataloader)
+    return None if position is None else position.state_dict()
+
+
+def check_stream_state(dataloader: DataLoader[Any], state: Mapping[str, Any]) -> None:
+    """Check that a state was read from a loader like this one.
+
+    Raises:
+        ValueError: It was read from another one.
+    """
+    if state.keys() != {"num_workers", *_PARTS}:
+        raise ValueError(
+            f"the loader's state has the entries {sorted(map(str, state))[:8]}; pass the value of "
+            "read_loader_state for a DataLoader of an iterable dataset."
+        )
+    saved, own = state["num_workers"], _stateful_workers(dataloader)
+    if saved != own:
+        raise ValueError(
+            f"the loader's state was read with num_workers={saved}, and this loader has "
+            f"num_workers={own}: each worker has a state of its own. Build the loader with "
+            f"num_workers={saved}."
+        )
+    lengths = {"batches": own, "states": max(own, 1)}
+    for name, length in lengths.items():
+        if not isinstance(state[name], list) or len(state[name]) != length:
+            raise ValueError(f"{name} in the loader's state must be a list of {length}.")
+    counts = [state["turn"], state["samples"], *state["batches"]]
+    if any(type(count) is not int or count < 0 for count in counts) or state["turn"] >= max(own, 1):
+        raise ValueError(
+            "turn, samples and batches in the loader's state must be non-negative integers, and "
+            f"turn must be less than {max(own, 1)}."
+        )
+
+
+def _stateful_workers(dataloader: DataLoader[Any]) -> int:
+    return 0 if _counts_samples(dataloader.dataset) else dataloader.num_workers
+
+
+def _counts_samples(dataset: Any) -> bool:
+    """Return whether the state of a dataset is a function of the number of samples.
+
+    So it is for MosaicML's `StreamingDataset`, whose workers read the position from shared memory.
+    """
+    return "num_samples" in inspect.signature(dataset.state_dict).parameters
+
+
+# --- iterating from a position ---
+
+
+def stateful_stream_batches(
+    dataloader: DataLoader[Any], first: SeededIndex, skip: int, state: Mapping[str, Any] | None
+) -> Iterator[Any]:
+    """Iterate over an epoch of a loader of which `is_stateful_stream` is true.
+
+    The global generators are seeded before each batch, in the workers too.
+
+    Args:
+        dataloader: The loader; it is not changed.
+        first: The seed, the epoch and the first step of the epoch.
+        skip: The number of batches before `state`; 0 without one.
+        state: What `read_stream_state` returned, or None to start with the first batch.
+    """
+    _check_shard(dataloader)
+    seed, epoch, step, _ = first
+    position = _positions[dataloader] = Position.of(dataloader, state)
+    counts = _counts_samples(dataloader.dataset)
+    if position.num_workers:
+        batches = _track_workers(dataloader, first, position)
+    else:
+        if state is not None:
+            dataloader.dataset.load_state_dict(position.states[0])  # type: ignore[attr-defined]
+        seed_epoch(seed, epoch)
+        batches = stream_batches(dataloader)
+    if skip:
+        seed_fetch(seed, step + skip)
+    for following, batch in enumerate(batches, step + skip + 1):
+        if counts:
+            position.samples += _count_samples(batch)
+        yield batch
+        seed_fetch(seed, following)
+
+
+def _check_shard(dataloader: DataLoader[Any]) -> None:
+    shard = dataloader.dataset
+    if not (isinstance(shard, WorkerShard) and dataloader.num_workers):
+        return
+    if dataloader.batch_size != shard.batch_size:
+        raise ValueError(
+            f"the DataLoader has batch_size={dataloader.batch_size}, and its WorkerShard has "
+            f"batch_size={shard.batch_size}: pass the same, since workers take turns by batch."
+        )
+
+
+def _count_samples(batch: Any) -> int:
+    return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), 0) or len(batch)
+
+
+def _track_workers(
+    dataloader: DataLoader[Any], first: SeededIndex, position: Position
+) -> Iterator[Any]:
+    """Iterate over the batches of workers that return the state of their dataset with each."""
+    seed_epoch(first.seed, first.epoch)
+    stream = TrackedStream(dataloader.dataset, first, position, dataloader.generator is None)
+    watch = Watch.of(dataloader)
+    loader = copy_loader(
+        dataloader,
+        dataset=stream,
+        collate_fn=TrackedCollate(stream, dataloader.collate_fn),
+        persistent_workers=False,
+        worker_init_fn=StreamInit(
+            dataloader.worker_init_fn,
+            turn=position.turn,
+            asked=None if watch is None else watch.asked,
+        ),
+    )
+    batches = iter(loader) if watch is None else watch.over(iter(loader))
+    for fetched in batches:
+        position.record(fetched)
+        yield fetched.batch
+
+
+class Fetched:
+    """A batch of a worker, and the state of the worker's dataset after it."""
+
+    __slots__ = ("batch", "state", "worker")
+
+    def __init__(self, batch: Any, state: Any, worker: int) -> None:
+        self.batch, self.state, self.worker = batch, state, worker
+
+    def pin_memory(self) -> "Fetched":
+        """Pin the tensors of the batch; a `DataLoader` calls this if it has `pin_memory=True`."""
+        batch = pin_memory(self.batch)  # type: ignore[no-untyped-call]
+        return Fetched(batch, self.state, self.worker)
+
+
+class TrackedStream(IterableDataset[Any]):
+    """The dataset in a worker, which starts from a state and seeds each batch."""
+
+    worker, workers = 0, 1  # set by StreamInit
+
+    def __init__(
+        self, dataset: Any, first: SeededIndex, begin: Position, after_a_draw: bool
+    ) -> None:
+        self.dataset, self.first, self.after_a_draw = dataset, first, after_a_draw
+        self.states, self.batches = list(begin.states), list(begin.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        seed_epoch(self.first.seed, self.first.epoch)
+        if self.after_a_draw:  # as without workers, where the DataLoader draws a seed first
+            torch.empty((), dtype=torch.int64).random_()
+        if self.states[self.worker] is not None:
+            self.dataset.load_state_dict(self.states[self.worker])
+        examples: Iterator[Any] = iter(self.dataset)
+        self.seed()
+        return examples
+
+    def seed(self) -> None:
+        """Seed the global generators for the next batch of this worker."""
+        number = self.batches[self.worker] * self.workers + self.worker
+        if number:  # seed_epoch seeds the first batch of an epoch
+            seed_fetch(self.first.seed, self.first.step + number)
+
+    def fetched(self, batch: Any) -> Fetched:
+        """Return a batch with the state after it, and seed the next one."""
+        state = copy.deepcopy(self.dataset.state_dict())  # it is pickled later, in a thread
+        self.batches[self.worker] += 1
+        self.seed()
+        return Fetched(batch, state, self.worker)
+
+
+class TrackedCollate:
+    """A `collate_fn` that adds the state of the dataset, in the process that read the examples."""
+
+    def __init__(self, stream: TrackedStream, collate: Callable[[Any], Any]) -> None:
+        self.stream, self.collate = stream, collate
+
+    def __call__(self, examples: Any) -> Fetched:
+        """Collate, and read the state after the examples."""
+        return self.stream.fetched(self.collate(examples))
+
+
+# --- worker processes ---
+
+
+class StreamInit:
+    """A `worker_init_fn` that numbers the workers and calls the user's.
+
+    Args:
+        then: The user's function.
+        turn: The number of the first worker: that whose batch is next.
+        asked: A shared tensor that records whether anything reads which worker it is in.
+    """
+
+    def __init__(
+        self, then: Callable[[int], object] | None, turn: int = 0, asked: Tensor | None = None
+    ) -> None:
+        self.then, self.turn, self.asked = then, turn, asked
+
+    def __call__(self, worker_id: int) -> None:
+        """Run at the start of a worker."""
+        info: Any = get_worker_info()
+        number = (worker_id + self.turn) % info.num_workers
+        if isinstance(info.dataset, TrackedStream):
+            info.dataset.worker, info.dataset.workers = number, info.num_workers
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
+        object.__setattr__(info, "id", number)
+        if self.asked is not None:
+            _record_reads(info, self.asked)
+        if self.then is not None:
+            self.then(number)
+
+
+def _record_reads(info: Any, asked: Tensor) -> None:
+    """Let what `get_worker_info` returns record that it is read."""
+
+    class WatchedInfo(type(info)):  # type: ignore[misc]
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("id", "num_workers", "seed", "dataset"):
+                asked.fill_(1)
+            return super().__getattribute__(name)
+
+    object.__setattr__(info, "__class__", WatchedInfo)
+
+
+@attrs.frozen(eq=False)
+class Watch:
+    """Warns if no worker of a loader reads which one it is."""
+
+    dataloader: DataLoader[Any]
+    asked: Tensor
+
+    @classmethod
+    def of(cls, dataloader: DataLoader[Any]) -> "Watch | None":
+        """Watch a loader with several workers, once."""
+        if dataloader.num_workers < 2 or dataloader in _watched:
+            return None
+        _watched.add(dataloader)
+        asked = torch.zeros((), dtype=torch.int64)
+        return cls(dataloader, asked.share_memory_())  # type: ignore[no-untyped-call]
+
+    def over(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Iterate, and warn after a batch of each worker, or at the end of a shorter epoch."""
+        number = 0
+        for number, batch in enumerate(batches, 1):
+            if number == self.dataloader.num_workers:
+                self.report()
+            yield batch
+        if number < self.dataloader.num_workers:
+            self.report()
+
+    def report(self) -> None:
+        """Warn if no worker has read which one it is."""
+        if self.asked.item():
+            return
+        count, name = self.dataloader.num_workers, type(self.dataloader.dataset).__name__
+        warn_user(
+            f"{count} workers read the iterable dataset {name}, and none of them called "
+            f"get_worker_info(): if each reads all examples, an epoch has every example {count} "
+            "times. Divide them in __iter__, wrap the dataset in composable.data.WorkerShard, or "
+            "ignore this warning if the examples are random.",
+            UnshardedStreamWarning,
+        )
+
+
+_watched: WeakSet[DataLoader[Any]] = WeakSet()
