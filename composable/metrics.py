@@ -2,7 +2,8 @@
 
 A metric is a function `(outputs, targets)` that returns one value per example, or their mean as a
 single value. It is averaged over the examples, so an incomplete last batch has a smaller weight.
-Objects with `update`, `compute` and `reset`, such as those of torchmetrics, are supported too.
+Objects with `update`, `compute` and `reset`, such as those of torchmetrics, are supported too, and
+`OfLoss`, a function of the mean loss.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,15 +12,15 @@ from typing import Any
 import attrs
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.intervals import is_due
 from composable.core.state import State
-from composable.functional._checks import check_count, check_tensor
+from composable.functional._checks import check_count, check_flag, check_tensor
 from composable.functional._targets import IGNORE_INDEX
 
-__all__ = ["Evaluator", "accuracy"]
+__all__ = ["Evaluator", "OfLoss", "accuracy", "perplexity", "token_accuracy"]
 
 
 def accuracy(
@@ -60,6 +61,88 @@ def accuracy(
     counts = labeled.sum(1)
     fractions = (right & labeled).float().sum(1) / counts
     return fractions[counts > 0]
+
+
+def token_accuracy(
+    outputs: Float[Tensor, " *logits"],
+    targets: Shaped[Tensor, " batch *rest"],
+    *,
+    shift: bool = False,
+    ignore_index: int = IGNORE_INDEX,
+) -> Float[Tensor, " labeled"]:
+    """Compute whether the prediction is correct for each position that has a label.
+
+    Its average is over the positions, while that of `accuracy` is over the examples: the long ones
+    count no more than the short ones.
+
+    Args:
+        outputs: Logits, as for `accuracy`.
+        targets: Class indices `[batch, ...]`.
+        shift: Compare the logits of a position with the label of the next one, as the causal
+            language models of Transformers do. The shapes are then `[batch, positions, classes]`
+            and `[batch, positions]`.
+        ignore_index: Class index of positions without a label, which are not counted.
+
+    Raises:
+        ValueError: The shapes of outputs and targets don't belong together.
+
+    Example:
+        >>> from composable.metrics import token_accuracy
+        >>> logits = torch.tensor([[[2.0, 1.0], [0.0, 1.0], [0.0, 1.0]]])
+        >>> token_accuracy(logits, torch.tensor([[0, 0, -100]]))
+        tensor([1., 0.])
+        >>> token_accuracy(logits, torch.tensor([[0, 0, 1]]), shift=True)
+        tensor([1., 1.])
+    """
+    check_tensor("outputs", outputs)
+    check_tensor("targets", targets)
+    check_count("ignore_index", ignore_index, -(2**63))
+    check_flag("shift", shift)
+    if shift:
+        if outputs.shape[:-1] != targets.shape or targets.ndim != 2:
+            raise ValueError(
+                f"outputs of shape {tuple(outputs.shape)} must be logits [batch, positions, "
+                f"classes] for shift=True and targets of shape {tuple(targets.shape)}."
+            )
+        predicted, targets = outputs[:, :-1].argmax(-1), targets[:, 1:]
+    else:
+        predicted = _predictions(outputs, targets)
+    return (predicted == targets)[targets != ignore_index].float()
+
+
+@attrs.frozen
+class OfLoss:
+    """A metric that is a function of the mean loss of an evaluation.
+
+    The mean is that of all data, so `perplexity = OfLoss(torch.exp)` is that of all tokens, and not
+    a mean of perplexities. It is exact if the loss is a mean over what `loss_mean_over` counts.
+
+    Args:
+        function: A function of the mean loss, a tensor of float64, that returns one.
+
+    Example:
+        >>> import math
+        >>> from composable.metrics import OfLoss
+        >>> bits = OfLoss(lambda loss: loss / math.log(2))
+        >>> bits(torch.tensor(math.log(8.0)))
+        tensor(3.)
+    """
+
+    function: Callable[[Tensor], Tensor] = attrs.field()
+
+    @function.validator
+    def _check_function(self, _: object, function: object) -> None:
+        if not callable(function):
+            raise TypeError(f"function={function!r} must be a function of the mean loss.")
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        """Return the value for a mean loss."""
+        check_tensor("loss", loss)
+        return self.function(loss)
+
+
+perplexity = OfLoss(torch.exp)
+"""The exponential of the mean loss, for a loss over tokens."""
 
 
 def _predictions(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -125,12 +208,17 @@ class Evaluator:
 class Averages:
     """Means over the examples of an evaluation, kept on the device."""
 
-    def __init__(self, metrics: Mapping[str, Any]) -> None:
+    def __init__(self, metrics: Mapping[str, Any], device: torch.device | None = None) -> None:
         self._functions: dict[str, Callable[[Any, Any], Tensor]] = {}
         self._objects: dict[str, Any] = {}
+        self._of_loss: dict[str, OfLoss] = {}
         for name, metric in metrics.items():
-            if hasattr(metric, "update") and hasattr(metric, "compute"):
+            if isinstance(metric, OfLoss):
+                self._of_loss[name] = metric
+            elif hasattr(metric, "update") and hasattr(metric, "compute"):
                 metric.reset()
+                if device is not None and isinstance(metric, nn.Module):
+                    metric.to(device)
                 self._objects[name] = metric
             else:
                 self._functions[name] = metric
@@ -139,7 +227,7 @@ class Averages:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the metrics, which need targets."""
+        """The names of the metrics that need targets."""
         return (*self._functions, *self._objects)
 
     def update(self, outputs: Any, targets: Any, count: int) -> None:
@@ -160,8 +248,25 @@ class Averages:
         self._counts[name] = self._counts.get(name, 0.0) + seen
 
     def compute(self) -> dict[str, Any]:
-        """Return the means, on the device."""
-        means: dict[str, Any] = {
+        """Return the means, on the device.
+
+        Raises:
+            ValueError: A metric is a function of the loss, and there is none.
+        """
+        results: dict[str, Any] = {
             name: total / self._counts[name] for name, total in self._sums.items()
         }
-        return means | {name: metric.compute() for name, metric in self._objects.items()}
+        for name, metric in self._of_loss.items():
+            if "loss" not in results:
+                raise ValueError(
+                    f"metrics[{name!r}] is a function of the loss, and this evaluation computes "
+                    "none; pass loss_fn to the Trainer."
+                )
+            results[name] = metric(results["loss"])
+        for name, metric in self._objects.items():
+            value = metric.compute()
+            if isinstance(value, Mapping):  # of a collection
+                results |= {f"{name}/{part}": one for part, one in value.items()}
+            else:
+                results[name] = value
+        return results

@@ -8,7 +8,7 @@ FAMILIES = ("gpt2", "bert", "roberta", "bert as a decoder")
 
 
 def build(family: str, implementation: str = "sdpa", **options: object) -> nn.Module:
-    """Build a language model of two layers, the same at each call, in evaluation mode."""
+    """Build a model of two layers, the same at each call, in evaluation mode."""
     import transformers  # takes seconds, and is optional
 
     sizes = {
@@ -30,6 +30,9 @@ def build(family: str, implementation: str = "sdpa", **options: object) -> nn.Mo
         kind, config = transformers.RobertaForMaskedLM, transformers.RobertaConfig(**sizes)
     elif family == "bert":
         kind, config = transformers.BertForMaskedLM, transformers.BertConfig(**sizes)
+    elif family == "bert as a classifier":
+        kind = transformers.BertForSequenceClassification
+        config = transformers.BertConfig(**sizes)
     else:
         kind = transformers.BertLMHeadModel
         config = transformers.BertConfig(is_decoder=True, **sizes)

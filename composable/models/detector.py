@@ -1,0 +1,74 @@
+"""A detection model, which returns its losses in training and boxes in evaluation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from composable.functional._checks import check_module, check_range, kind_of
+
+__all__ = ["Detector"]
+
+
+class Detector(nn.Module):
+    """A detection model of torchvision: a sum of its losses, and metrics of its boxes.
+
+    In training it is called with the images and targets of a batch, and returns a dictionary of
+    losses. In evaluation it is called with the images, and returns a dictionary of boxes, labels
+    and scores for each; there is no loss then.
+
+    Args:
+        module: The model. Batches are pairs of a list of images and a list of targets.
+        metrics: The metrics of evaluations, by name, such as
+            `torchmetrics.detection.MeanAveragePrecision`.
+        weights: The weight of each loss, by its name; 1 by default.
+
+    Raises:
+        TypeError: The model is not a module, or a weight is not a number.
+        ValueError: A weight is negative or not finite.
+    """
+
+    def __init__(
+        self, module: nn.Module, metrics: Any = None, *, weights: Mapping[str, float] | None = None
+    ) -> None:
+        super().__init__()
+        check_module("module", module)
+        if weights is not None and not isinstance(weights, Mapping):
+            raise TypeError(f"weights={weights!r} must be a mapping of names to numbers.")
+        for name, weight in (weights or {}).items():
+            check_range(f"weights[{name!r}]", weight, 0, float("inf"), ends="[)")
+        self.module, self.weights = module, dict(weights or {})
+        self._metrics = {} if metrics is None else metrics
+
+    def forward(self, batch: Any) -> Any:
+        """Return the losses of a batch in training, and the detections otherwise."""
+        images, targets = batch
+        return self.module(images, targets) if self.training else self.module(images)
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor | None:
+        """Sum the losses; None in evaluation mode.
+
+        Raises:
+            TypeError: The model returned no dictionary of losses in training mode.
+            ValueError: A weight is that of no loss.
+        """
+        if not self.training:
+            return None
+        if not isinstance(outputs, dict) or not outputs:
+            raise TypeError(
+                f"{type(self.module).__name__} returned {kind_of(outputs)} in training mode and "
+                "must return a dictionary of losses."
+            )
+        if unknown := sorted(self.weights.keys() - outputs.keys()):
+            raise ValueError(f"weights has {unknown}, and the losses are {sorted(outputs)}.")
+        terms = [self.weights.get(name, 1.0) * loss for name, loss in outputs.items()]
+        total: Tensor = sum(terms[1:], terms[0])
+        return total
+
+    def validate(self, batch: Any) -> tuple[Any, Any]:
+        """Return the detections for a batch, and its targets."""
+        return self(batch), batch[1]
+
+    def metrics(self, train: bool) -> Any:
+        """Return the metrics."""
+        return self._metrics
