@@ -548,6 +548,88 @@ def alibi() -> list[Candidates]:
     ]
 
 
+def rotary() -> list[Candidates]:
+    """Compare steps of a GPT-2 on 4 texts of 512 tokens, and the rotation of queries alone."""
+    model, ids = gpt2(), torch.randint(1000, (4, 512))
+    converted, queries = F.rotary(model), torch.randn(4, 8, 512, 32)
+    tables = F.rotary_tables(torch.arange(512), 32)
+    return [
+        {
+            "a step of GPT-2": text_step(model, ids),
+            "with rotary": text_step(converted, ids),
+            "the surgery": lambda: F.rotary(model),
+        },
+        {
+            "rotary_embedding": lambda: F.rotary_embedding(queries),
+            "rotate_pairs": lambda: F.rotate_pairs(queries, *tables),
+            "rotate_pairs, interleaved": lambda: F.rotate_pairs(queries, *tables, interleaved=True),
+        },
+    ]
+
+
+def linear_cross_entropy() -> list[Candidates]:
+    """Compare the losses of 2048 hidden states of width 128 and 4096 classes, with gradients."""
+    hidden = torch.randn(2048, 128, requires_grad=True)
+    head = torch.randn(4096, 128, requires_grad=True)
+    targets = torch.randint(4096, (2048,))
+
+    def with_gradients(loss: Callable[[], Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(loss(), (hidden, head))
+
+    def chunked(**options: float) -> Callable[[], Tensor]:
+        return partial(F.linear_cross_entropy, hidden, head, targets, **options)
+
+    candidates = {
+        "cross_entropy of all logits": lambda: cross_entropy(hidden @ head.mT, targets),
+        "linear_cross_entropy": chunked(),
+        "in chunks of 256": chunked(chunk_size=256),
+        "in chunks of 64": chunked(chunk_size=64),
+        "with label smoothing": chunked(label_smoothing=0.1),
+    }
+    if hasattr(nn, "LinearCrossEntropyOptions"):
+        theirs = partial(torch.nn.functional.linear_cross_entropy, hidden, head, targets)
+        candidates["that of torch, in chunks"] = partial(
+            theirs, options=nn.LinearCrossEntropyOptions()
+        )
+    return [{name: with_gradients(loss) for name, loss in candidates.items()}]
+
+
+def pack_documents() -> list[Candidates]:
+    """Compare steps of a GPT-2 on 16 documents of 32 to 512 tokens, padded and packed."""
+    model, generator = gpt2(), torch.Generator().manual_seed(0)
+    lengths = (32 * 16 ** torch.rand(16, generator=generator)).int().tolist()  # log-uniform
+    documents = [torch.randint(1, 1000, (length,), generator=generator) for length in lengths]
+    padded = nn.utils.rnn.pad_sequence(documents, batch_first=True)
+    packed = F.pack_documents(documents, 512)
+    mask = F.document_mask(packed["document_ids"])
+    print(f"{sum(lengths)} tokens in {padded.numel()} padded, {packed['input_ids'].numel()} packed")
+    texts = {
+        "padded": {
+            "input_ids": padded,
+            "labels": padded.masked_fill(padded == 0, -100),
+            "attention_mask": (padded > 0).long(),
+        },
+        "packed": {
+            "input_ids": packed["input_ids"],
+            "labels": packed["labels"],
+            "attention_mask": mask,
+            "position_ids": packed["position_ids"],
+        },
+    }
+
+    def step(batch: dict[str, Tensor]) -> Callable[[], None]:
+        return lambda: model(**batch, use_cache=False).loss.backward()
+
+    return [
+        {
+            "a step on the documents, padded": step(texts["padded"]),
+            "packed": step(texts["packed"]),
+            "pack_documents": lambda: F.pack_documents(documents, 512),
+            "document_mask": lambda: F.document_mask(packed["document_ids"]),
+        }
+    ]
+
+
 def gated_linear_units() -> list[Candidates]:
     """Compare steps of a GPT-2 on 4 texts of 512 tokens, with equal width and equal weights."""
     ids = torch.randint(1000, (4, 512))
@@ -570,7 +652,7 @@ METHODS = {
         *(sam_perturbation, clip_gradients),
         *(ghost_batchnorm, squeeze_excite, weight_standardization, stochastic_depth),
         *(gyro_dropout, channels_last, randaugment),
-        *(alibi, gated_linear_units),
+        *(alibi, rotary, gated_linear_units, linear_cross_entropy, pack_documents),
     )
 }
 

@@ -6,14 +6,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from composable.core.batch import BatchSpec
+from composable.core.batch_spec import BatchSpec
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.intervals import check_interval
-from composable.core.loss import ModelLoss, TargetLoss
+from composable.core.loss import Loss, ModelLoss, OutputLoss, TargetLoss
+from composable.core.model_call import is_transformers_model
+from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, check_time
+from composable.data.order import is_stateful
+from composable.data.streams import is_stateful_stream
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
@@ -30,11 +35,21 @@ def check_model(model: Any) -> nn.Module:
         )
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r} must be a torch.nn.Module.")
+    if type(model).__name__ == "OptimizedModule":
+        raise ValueError(
+            "model is a result of torch.compile, which renames parameters; pass the module that "
+            "was compiled (model._orig_mod) and compile=True, or options of torch.compile."
+        )
+    if model._compiled_call_impl is not None:
+        raise ValueError(
+            "model is compiled in place; drop the call of model.compile() and pass compile=True, "
+            "or a mapping of options of torch.compile, so that it is compiled after surgery."
+        )
     return model
 
 
-def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> TargetLoss | ModelLoss | None:
-    """Return the loss of outputs and a batch: by `loss_fn`, or by `model.loss(outputs, batch)`."""
+def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> Loss | None:
+    """Return the loss of outputs and a batch: by `loss_fn`, or by the model."""
     if isinstance(loss_fn, type):
         raise TypeError(
             f"loss_fn is the class {loss_fn.__name__}; pass an instance, {loss_fn.__name__}()."
@@ -43,7 +58,9 @@ def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> TargetLoss
         raise TypeError(f"loss_fn={loss_fn!r} must be a function (outputs, targets) -> loss.")
     if loss_fn is not None:
         return TargetLoss(loss_fn, spec)
-    return ModelLoss(model) if callable(getattr(model, "loss", None)) else None
+    if callable(getattr(model, "loss", None)):
+        return ModelLoss(model)
+    return OutputLoss(type(model).__name__) if is_transformers_model(model) else None
 
 
 def check_device(device: Any) -> torch.device:
@@ -124,6 +141,24 @@ def length_of(loader: Any) -> int | None:
         return None
 
 
+def check_separate_streams(train: Any, evaluators: Iterable[Evaluator]) -> None:
+    """Check that no evaluator moves the position of the training loader.
+
+    Raises:
+        ValueError: One iterates over the same loader or stream, which has a state.
+    """
+    if not is_stateful(train):
+        return
+    stream = getattr(train, "dataset", None) if is_stateful_stream(train) else None
+    for one in evaluators:
+        own = one.dataloader
+        if own is train or (stream is not None and getattr(own, "dataset", None) is stream):
+            raise ValueError(
+                f"Evaluator {one.label!r} iterates over the stream of train_dataloader, whose "
+                "position would be lost; pass a loader with a dataset object of its own."
+            )
+
+
 def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Evaluator, ...]:
     """Return evaluators from a loader, an Evaluator, or several, with the defaults filled in."""
     check_interval("eval_interval", eval_interval)
@@ -169,6 +204,9 @@ def check_metrics(metrics: Any) -> dict[str, Any]:
     """Return metrics by name."""
     if metrics is None:
         return {}
+    if hasattr(metrics, "update") and hasattr(metrics, "compute"):  # of torchmetrics
+        several = dict(metrics.items()) if hasattr(metrics, "items") else None
+        metrics = {type(metrics).__name__: metrics} if several is None else several
     if not isinstance(metrics, Mapping):
         raise TypeError(
             f"metrics={metrics!r} must be a mapping of names to metrics, such as "
@@ -185,6 +223,14 @@ def check_metrics(metrics: Any) -> dict[str, Any]:
                 "with update, compute and reset."
             )
     return dict(metrics)
+
+
+def metrics_of(model: nn.Module, loss: Loss | None) -> dict[str, Any]:
+    """Return the metrics that a model with a loss of its own defines by `metrics(train)`."""
+    define = getattr(model, "metrics", None)
+    if not isinstance(loss, ModelLoss) or not callable(define) or isinstance(define, nn.Module):
+        return {}
+    return check_metrics(define(train=False))
 
 
 def check_log_interval(interval: Any) -> Time:
@@ -319,6 +365,7 @@ def check_start(run: Run, longer: Time | None) -> State:
             "fit(duration=...) to train for longer."
         )
     run.rates.check_warmup(state)
+    run.rates.check_length(state)
     return state
 
 
@@ -374,3 +421,21 @@ def check_policy(policy: Any) -> str:
             f"nonfinite_loss={policy!r} must be one of {', '.join(map(repr, POLICIES))}."
         )
     return str(policy)
+
+
+def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
+    """Raise a ValueError if an optimizer adds an epsilon that is 0 in the dtype of the weights."""
+    dtype = precision.weight_dtype
+    for group in (group for one in optimizers for group in one.param_groups):
+        eps = group.get("eps")
+        if (
+            dtype is not None
+            and isinstance(eps, float)
+            and eps > 0
+            and not torch.tensor(eps, dtype=dtype)
+        ):
+            raise ValueError(
+                f"the optimizer's eps={eps} is 0 in {dtype}, the dtype of the weights with "
+                f"precision={precision.name!r}, so it would divide by 0; pass eps=1e-4, or "
+                f"precision='amp_{precision.name}', which keeps the weights in float32."
+            )

@@ -4,18 +4,25 @@ import torch
 
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.loss import ModelLoss, loss_module, weigher
+from composable.core.loss import call_of, loss_module
+from composable.core.loss_mean import weigher
 from composable.core.state import State
+from composable.data.prefetch import CopyStream
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
+from composable.trainer.compilation import outputs_of
+from composable.trainer.compile_options import check_compilable
+from composable.trainer.forward import ForwardPass
+from composable.trainer.loss_scaler import LossScaler
 from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import surgery
 from composable.trainer.resume import ResumePoint, latest_weights
-from composable.trainer.run import Checkpoints, Evaluation, Progress, Run, TrainingData
+from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
+from composable.trainer.training_data import TrainingData
 from composable.utils.reproducibility import get_random_seed
 
 __all__ = ["build_run", "build_state"]
@@ -33,18 +40,19 @@ def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) 
         ValueError: The plan does not fit the run.
     """
     seed = check.check_seed(options.seed, None if point is None else point.seed)
-    loss = options.loss()
+    loss, precision = options.loss(), options.precision.on(options.device)
     module = loss_module(loss, options.model)
     state = State(
-        model=options.model.to(options.device),
+        model=precision.convert(options.model.to(options.device)),
         loss_fn=loss,
         loss_module=module if module is None else module.to(options.device),
         max_duration=options.max_duration,
-        epoch_length=check.length_of(options.train_dataloader),
+        epoch_length=options.epoch_length,
         key=Key(get_random_seed() if seed is None else seed),
         device=options.device,
+        precision=precision,
         batch_spec=options.batch_spec,
-        model_takes_batch=isinstance(loss, ModelLoss),
+        model_call=call_of(loss, options.model),
     )
     check.check_windows(plan, options.count_tokens, options.iteration_length)
     if options.train_dataloader is not None:
@@ -66,7 +74,14 @@ def build_run(
     given = as_list(options.optimizers)
     instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
     state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
-    state = state.evolve(optimizers=build_optimizers(given, state.model, state.loss_module))
+    optimizers = build_optimizers(
+        given,
+        state.model,
+        state.loss_module,
+        decay_norms_and_biases=options.decay_norms_and_biases,
+    )
+    state = state.evolve(optimizers=optimizers)
+    check.check_eps(state.optimizers, state.precision)
     rates = LearningRates.build(
         options.schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
     )
@@ -78,18 +93,21 @@ def build_run(
         load_weights(state.model, path, ignore=options.load_ignore_keys)
     if point is None:  # otherwise when its values are restored
         state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
+    check_compilable(state, options.compile)
+    forward = ForwardPass(outputs_of(options.compile, dispatcher.plan.algorithms))
     return Run(
         state=state,
         dispatcher=dispatcher,
         data=TrainingData(
             options.train_dataloader,
             options.count_tokens,
-            needs_transfer=options.device.type != "cpu",
+            options.accumulate_batches,
+            CopyStream(state.device) if options.device.type == "cuda" else None,
         ),
         rates=rates,
         evaluation=Evaluation(
             options.evaluators(),
-            weigher(options.loss_mean_over, options.batch_spec, state.model),
+            weigher(options.loss_mean_over, state),
         ),
         checkpoints=Checkpoints(options.saver),
         guard=options.guard(),
@@ -97,4 +115,6 @@ def build_run(
         progress=Progress(options.max_duration),
         log_interval=options.log_interval,
         iteration_length=options.iteration_length,
+        forward=forward.in_precision(state.precision, state.device),
+        loss_scaler=LossScaler(state.precision, state.device),
     )

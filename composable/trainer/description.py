@@ -18,9 +18,10 @@ from composable.trainer.run import Run
 __all__ = ["describe_hyperparameters", "describe_request", "describe_value", "settings_of"]
 
 _OPTIONS = (
-    *("grad_accum", "microbatch_size", "loss_mean_over", "count_tokens", "input_key"),
+    *("grad_accum", "accumulate_batches", "microbatch_size", "loss_mean_over", "count_tokens"),
+    *("input_key", "batch_layout"),
     *("target_key", "nonfinite_loss", "step_schedulers_every_batch", "iteration_length"),
-    "deterministic_mode",
+    *("deterministic_mode", "decay_norms_and_biases", "compile"),
 )
 _MOST = 400
 
@@ -49,7 +50,10 @@ def describe_request(options: TrainerOptions, model: nn.Module) -> dict[str, Any
             }
             for one in options.evaluators()
         },
-        "options": {name: describe_value(getattr(options, name)) for name in _OPTIONS},
+        "options": {
+            **{name: describe_value(getattr(options, name)) for name in _OPTIONS},
+            "precision": repr(options.precision.on(options.device)),
+        },
     }
 
 

@@ -1,28 +1,36 @@
 """Evaluation and prediction."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from composable.core.batch import count_examples, map_tensors, to_device
+from composable.core.batch import map_tensors
+from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.logger import to_numbers
+from composable.core.loss import ModelLoss, OutputLoss
+from composable.core.model_call import metric_outputs
 from composable.core.state import State
 from composable.data.order import seeded_batches
+from composable.data.prefetch import on_device
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
+from composable.trainer.forward import ForwardPass
 from composable.trainer.parameters import bind_loss
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["evaluate", "evaluation_mode", "predict"]
+__all__ = ["evaluate", "predict"]
 
 
 def evaluate(
-    dispatcher: Dispatcher, state: State, evaluator: Evaluator, loss_weight: Callable[[Any], Any]
+    dispatcher: Dispatcher,
+    state: State,
+    evaluator: Evaluator,
+    loss_weight: Callable[[Any], Any],
+    forward: ForwardPass,
 ) -> State:
     """Evaluate a model, and return the state with the results.
 
@@ -32,6 +40,7 @@ def evaluate(
             averaged weights, last until `EVAL_END`; memory and metrics are kept.
         evaluator: The data and the metrics.
         loss_weight: Counts what the loss of a batch is the mean of.
+        forward: Computes outputs and losses.
 
     Raises:
         ValueError: The dataloader is empty.
@@ -39,16 +48,18 @@ def evaluate(
     fire, outer = dispatcher.fire, state
     state = bind_loss(fire(Event.EVAL_START, state))
     key = state.key.fold("eval", evaluator.label)
-    averages = Averages(evaluator.metrics or {})
+    averages = Averages(evaluator.metrics or {}, state.device)
     step = -1
     with evaluation_mode(state.model, state.loss_module):
-        for step, batch in enumerate(seeded_batches(evaluator.dataloader, key, epoch=0)):
-            state = state.evolve(batch=to_device(batch, state.device), outputs=None)
+        loaded = on_device(seeded_batches(evaluator.dataloader, key, epoch=0), state.device)
+        for step, batch in enumerate(loaded):
+            state = state.evolve(batch=batch, outputs=None)
             state = fire(Event.EVAL_BATCH_START, state)
             state = fire(Event.EVAL_BEFORE_FORWARD, state)
             seed_step(key, step)
-            state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=state.forward()))
-            _update(averages, state, loss_weight)
+            outputs, targets = _validate(state, forward)
+            state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=outputs))
+            _update(averages, state, targets, loss_weight, forward)
             state = fire(Event.EVAL_BATCH_END, state)
     if step < 0:
         raise ValueError(
@@ -63,16 +74,38 @@ def evaluate(
     return outer.evolve(memory=state.memory, metrics=state.metrics)
 
 
-def _update(averages: Averages, state: State, loss_weight: Callable[[Any], Any]) -> None:
+def _validate(state: State, forward: ForwardPass) -> tuple[Any, Callable[[State], Any]]:
+    """Return the outputs for the batch, and a function that returns the targets of the metrics.
+
+    A model that computes its own loss may define `validate(batch) -> (outputs, targets)`.
+    """
+    validate = getattr(state.model, "validate", None)
+    if not isinstance(state.loss_fn, ModelLoss) or not callable(validate):
+        return forward.outputs(state), lambda state: state.targets
+    with state.precision.autocast(state.device):
+        outputs, targets = validate(state.precision.cast(state.batch))
+    return outputs, lambda _: targets
+
+
+def _update(
+    averages: Averages,
+    state: State,
+    targets: Callable[[State], Any],
+    loss_weight: Callable[[Any], Any],
+    forward: ForwardPass,
+) -> None:
     if state.loss_fn is not None:
-        averages.add("loss", state.loss_fn(state.outputs, state.batch), loss_weight(state.batch))
+        loss: Tensor | None = forward.loss(state, state.outputs)
+        if loss is not None:  # a model may have no loss in evaluation mode
+            averages.add("loss", loss, loss_weight(state.batch))
     if averages.names:
-        inputs = state.batch_spec.inputs(state.batch)
-        averages.update(state.outputs, state.targets, count_examples(inputs))
+        own_loss = isinstance(state.loss_fn, OutputLoss)
+        outputs = metric_outputs(state.outputs, own_loss=own_loss)
+        averages.update(outputs, targets(state), state.batch_spec.count(state.batch))
 
 
 def predict(
-    dispatcher: Dispatcher, state: State, dataloader: Iterable[Any]
+    dispatcher: Dispatcher, state: State, dataloader: Iterable[Any], forward: ForwardPass
 ) -> tuple[State, list[Any]]:
     """Call the model on every batch, and return the state and the outputs."""
     fire, outer = dispatcher.fire, state
@@ -80,28 +113,14 @@ def predict(
     state = fire(Event.PREDICT_START, state)
     key = state.key.fold("predict")
     with evaluation_mode(state.model):
-        for step, batch in enumerate(seeded_batches(dataloader, key, epoch=0)):
-            state = state.evolve(batch=to_device(batch, state.device), outputs=None)
+        loaded = on_device(seeded_batches(dataloader, key, epoch=0), state.device)
+        for step, batch in enumerate(loaded):
+            state = state.evolve(batch=batch, outputs=None)
             state = fire(Event.PREDICT_BATCH_START, state)
             state = fire(Event.PREDICT_BEFORE_FORWARD, state)
             seed_step(key, step)
-            state = fire(Event.PREDICT_AFTER_FORWARD, state.evolve(outputs=state.forward()))
+            state = fire(Event.PREDICT_AFTER_FORWARD, state.evolve(outputs=forward.outputs(state)))
             outputs.append(map_tensors(torch.Tensor.cpu, state.outputs))
             state = fire(Event.PREDICT_BATCH_END, state)
     state = fire(Event.PREDICT_END, state)
     return outer.evolve(memory=state.memory), outputs
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module, loss: nn.Module | None = None) -> Iterator[None]:
-    """Switch a model, and a loss, to evaluation mode without gradients; restore each mode."""
-    roots = [model] if loss is None else [model, loss]
-    modes = [(module, module.training) for root in roots for module in root.modules()]
-    for root in roots:
-        root.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training

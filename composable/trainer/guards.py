@@ -13,6 +13,7 @@ from torch import Tensor
 from composable.core._notes import add_note
 from composable.core._warnings import warn_user
 from composable.core.state import State
+from composable.optim.stepping import count_skipped_step
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.parameters import zero_grad
 
@@ -87,6 +88,15 @@ class NonFiniteGuard:
             if len(self._pending) >= _MAX_PENDING:
                 self.flush()
             return
+        self.check_now(loss, batch)
+
+    def check_now(self, loss: Tensor, batch: int) -> None:
+        """Check the loss of a batch before the optimizers step.
+
+        Raises:
+            SkipBatch: The loss is not finite, and the policy is "skip".
+            NonFiniteLossError: It is not finite, and the policy is another one.
+        """
         value = loss.item()
         if math.isfinite(value):
             self._consecutive = 0
@@ -200,6 +210,7 @@ def skip_nonfinite(
         except SkipBatch as skipped:
             zero_grad(state)
             buffers.restore()
+            count_skipped_step(state.optimizers)
             skips = {"nonfinite/skipped": guard.num_skipped}
             dispatcher.logger.log_metrics(skips, state.timestamp)
             return state.evolve_unchecked(loss=skipped.loss, frozen=frozenset())
@@ -215,6 +226,7 @@ def skip_listed(step: Callable[[State], State], guard: NonFiniteGuard) -> Callab
         if batch not in guard.skipped_batches:
             return step(state)
         guard.record_skip(math.nan, batch)
+        count_skipped_step(state.optimizers)
         return state.evolve_unchecked(frozen=frozenset())
 
     return guarded

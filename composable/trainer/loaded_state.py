@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.control import Control
 from composable.core.time import Time, Timestamp
-from composable.data.order import get_generators, is_stateful
+from composable.data.order import check_loader_state, get_generators, is_stateful
 from composable.plan.compatibility import occurrences
 from composable.trainer.arguments import check_countable, check_iterations
 from composable.trainer.optimizer_state import alike
 from composable.trainer.run import Run
+from composable.trainer.training_data import TrainingData
 
 __all__ = ["check_run_state", "check_structure"]
 
@@ -53,6 +54,10 @@ def _is_number(value: Any) -> bool:
     return single or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
+def _is_scale(value: Any) -> bool:
+    return isinstance(value, float) and 0 < value < 2.0**128
+
+
 _ANY = _Kind("anything", lambda _: True)
 _COUNT = _Kind("a non-negative integer", _is_count)
 _FLAG = _Kind("True or False", lambda value: isinstance(value, bool))
@@ -62,6 +67,7 @@ _TENSOR = _Kind("a tensor", lambda value: isinstance(value, Tensor))
 _MAPPING = _Kind("a dictionary", lambda value: isinstance(value, Mapping))
 _LOADER = _Kind("a dictionary or None", lambda value: isinstance(value, (Mapping, NoneType)))
 _SIZE = _Kind("a positive integer or None", lambda v: v is None or (_is_count(v) and v > 0))
+_SCALE = _Kind("a positive number or None", lambda v: v is None or _is_scale(v))
 _TIME = _Kind("a Time or None", lambda value: isinstance(value, (Time, NoneType)))
 _CALL = _Kind("a time or None", lambda value: isinstance(value, (str, NoneType)))
 _LOSS = _Kind("a number in a tensor, or None", lambda v: v is None or _is_number(v))
@@ -89,7 +95,7 @@ _STRUCTURE: dict[str, Any] = {
     "memory": _Each(_ANY, dict),
     "metrics": _Each(_Each(_ANY, dict), dict),
     "rates": {"schedulers": _Each(_MAPPING), "last_lrs": _Each(_NUMBER, dict)},
-    "data": {"loader": _LOADER, "generators": _Each(_TENSOR)},
+    "data": {"loader": _LOADER, "generators": _Each(_TENSOR), "batches_per_step": _SIZE},
     "evaluation": {"last_run": _Each(_COUNT, dict)},
     "guard": {
         "num_skipped": _COUNT,
@@ -97,6 +103,7 @@ _STRUCTURE: dict[str, Any] = {
         "skipped_batches": _Each(_COUNT),
         "consecutive": _COUNT,
     },
+    "loss_scaler": {"scale": _SCALE, "streak": _COUNT, "num_skipped": _COUNT},
     "microbatches": {"size": _SIZE},
     "progress": {
         "requested_duration": _TIME,
@@ -200,10 +207,20 @@ def check_run_state(run: Run, saved: Mapping[str, Any], path: str) -> None:
         raise MismatchError(f"{name}: {error}") from None
 
 
+_PARTS = (
+    *((f"{unit}_in_epoch", unit) for unit in ("batch", "sample", "token")),
+    *((f"{unit}_in_iteration", unit) for unit in ("epoch", "token")),
+    *((f"{part}_wct", "total_wct") for part in ("iteration", "epoch", "batch")),
+    ("token_in_epoch", "token_in_iteration"),
+    ("epoch_wct", "iteration_wct"),
+    ("epoch", "batch"),
+)
+"""Fields of a timestamp, each with one that it never exceeds."""
+
+
 def _check_timestamp(now: Timestamp, where: str) -> None:
     """Check that no part of a timestamp exceeds the whole."""
-    pairs = [(f"{unit}_in_epoch", unit) for unit in ("batch", "sample", "token")]
-    for part, whole in [*pairs, ("epoch_in_iteration", "epoch"), ("epoch", "batch")]:
+    for part, whole in _PARTS:
         if getattr(now, part) > getattr(now, whole):
             raise DamagedCheckpointError(
                 f"{where} has {getattr(now, part)} as {part}, more than {getattr(now, whole)} as "
@@ -225,13 +242,31 @@ def _faults(run: Run, saved: Mapping[str, Any]) -> Iterator[str]:
             torch.Generator(generator.device).set_state(state.cpu())
         except (RuntimeError, TypeError) as error:
             yield f"data/generators/{i} is not the state of a generator: {error}."
-    stateful = is_stateful(run.data.loader)
-    if saved["data"]["loader"] is not None and not stateful and saved["timestamp"].batch_in_epoch:
+    if saved["timestamp"].batch_in_epoch:
+        yield from _position_faults(run.data, saved["data"])
+    yield from _memory_faults(run, saved["memory"])
+
+
+def _position_faults(data: TrainingData, saved: Mapping[str, Any]) -> Iterator[str]:
+    count, own = saved["batches_per_step"], data.batches_per_step
+    if count != own:
+        yield (
+            f"data/batches_per_step is {count}, and this run, which resumes within an epoch, has "
+            f"accumulate_batches={own}; change it at the end of an epoch."
+        )
+    state, loader = saved["loader"], data.loader
+    if state is None:
+        return
+    if not is_stateful(loader):
         yield (
             "data/loader is the state of a loader, and the train_dataloader of this run has no "
             "state_dict."
         )
-    yield from _memory_faults(run, saved["memory"])
+        return
+    try:
+        check_loader_state(loader, state)
+    except ValueError as error:
+        yield f"data/loader does not fit the train_dataloader: {error}"
 
 
 def _module_faults(model: nn.Module, saved: Mapping[str, Any], where: str) -> Iterator[str]:

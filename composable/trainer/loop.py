@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from composable.core.batch import count_examples, to_device
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import crossed
+from composable.trainer.forward import explain_float16
 from composable.trainer.guards import NonFiniteLossError, explain_dead_worker
 from composable.trainer.parameters import drop_batch, surgery, zero_grad
 from composable.trainer.run import Run
+from composable.trainer.training_data import Loaded
 
 __all__ = ["fit", "train", "train_batch", "train_epoch"]
 
@@ -48,6 +49,7 @@ def fit(run: Run, state: State) -> State:
             zero_grad(state)
         except (RuntimeError, ConnectionError, EOFError) as error:
             explain_dead_worker(error, run.data.loader)
+            explain_float16(error, state)
             raise
 
 
@@ -91,30 +93,28 @@ def train_epoch(run: Run, state: State) -> State:
         started = time.perf_counter()
         if listens:
             state = run.fire(BEFORE_DATALOADER, drop_batch(state))
-        batch = next(batches, _END)
-        if batch is _END:
+        loaded: Any = next(batches, _END)
+        if loaded is _END:
             return end_epoch(run, state)
         if over:
             return state  # the loader has more batches than its length says
-        run.state = state = train_batch(run, state, batch, started)
+        run.state = state = train_batch(run, state, loaded, started)
         if run.signals.received is not None:
             run.interrupt(state)
         if run.dispatcher.pending and run.dispatcher.pop(Control.END_EPOCH):
             return end_epoch(run, state)
         over = run.finished(state)
         if over and state.timestamp.batch_in_epoch != state.epoch_length:
+            run.data.pause()
             return state  # a later fit continues in this epoch
 
 
-def train_batch(run: Run, state: State, batch: Any, started: float) -> State:
+def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State:
     """Train on one batch, and then schedule, log, evaluate and save what is due."""
-    fire, data, rates, before = run.fire, run.data, run.rates, state
+    fire, rates, before = run.fire, run.rates, state
     logs = run.dispatcher.logger.destinations
-    tokens = data.count_tokens(batch) if data.count_tokens else 0
-    if data.needs_transfer:
-        batch = to_device(batch, state.device)
-    samples = count_examples(state.batch_spec.inputs(batch))
-    state = fire(AFTER_DATALOADER, state.evolve_unchecked(batch=batch, outputs=None))
+    batch, samples, tokens = loaded
+    state = run.fire_each(AFTER_DATALOADER, state.evolve_unchecked(batch=batch, outputs=None))
     if logs:
         rates.record()
     state = run.step(state)

@@ -1,36 +1,56 @@
 """Microbatches: how a batch is split, and the gradients of the parts."""
 
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import Any
 
 import attrs
 import torch
 
-from composable.core.batch import count_examples, microbatch_sizes, split_batch
+from composable.core.batch import microbatch_sizes
+from composable.core.batch_spec import BatchSpec
+from composable.core.event import Event
 from composable.core.state import State
+from composable.data.grouping import BatchGroup, batches_of
 from composable.trainer.guards import Buffers, halve_microbatch
 from composable.trainer.parameters import zero_grad
 
-__all__ = ["Microbatches", "accumulate", "fit_memory"]
+__all__ = ["Microbatches", "accumulate", "each_batch", "fit_memory"]
 
 
 @attrs.define(eq=False)
 class Microbatches:
-    """How a batch is split: into `count` microbatches, or into microbatches of `size` examples."""
+    """How a batch is split: into `count` microbatches, or into microbatches of `size` examples.
+
+    Of the batches of a group, each is split.
+    """
 
     count: int | None = None
     size: int | None = None
     auto: bool = False
     """Whether `size` is halved until a batch fits into memory."""
+    groups: bool = False
+    """Whether batches are groups of batches of the loader."""
 
     @property
     def split(self) -> bool:
-        """Whether batches are split at all."""
-        return bool(self.count or self.size or self.auto)
+        """Whether there may be several microbatches."""
+        return bool(self.count or self.size or self.auto or self.groups)
 
-    def sizes(self, examples: int) -> list[int]:
-        """Return the size of each microbatch of a batch."""
-        return microbatch_sizes(examples, parts=self.count, size=self.size)
+    def of(self, state: State) -> list[tuple[Any, Any]]:
+        """Return the microbatches of the batch of a state, with the loss function of each."""
+        batches = batches_of(state.batch)
+        losses = state.batch.loss_fns if type(state.batch) is BatchGroup else (None,)
+        return [
+            (part, loss_fn or state.loss_fn)
+            for batch, loss_fn in zip(batches, losses, strict=True)
+            for part in self._parts(batch, state.batch_spec)
+        ]
+
+    def _parts(self, batch: Any, spec: BatchSpec) -> list[Any]:
+        sizes = microbatch_sizes(spec.count(batch), parts=self.count, size=self.size)
+        return [batch] if len(sizes) == 1 else spec.split(batch, sizes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the size that fits into memory."""
@@ -48,19 +68,39 @@ def accumulate(
     """Sum the gradients over microbatches, each weighted by its share of the batch's loss."""
 
     def accumulated(state: State) -> State:
-        whole = state.batch
-        sizes = microbatches.sizes(count_examples(state.batch_spec.inputs(whole)))
-        if len(sizes) == 1:
-            return gradients(state)
-        total = loss_weight(whole)
+        whole, own = state.batch, state.loss_fn
+        parts = microbatches.of(state)
+        if len(parts) == 1:
+            batch, loss_fn = parts[0]
+            state = gradients(state.evolve_unchecked(batch=batch, loss_fn=loss_fn))
+            return state.evolve_unchecked(batch=whole, loss_fn=own)
+        total = reduce(add, map(loss_weight, batches_of(whole)))
         loss: Any = 0.0
-        for i, batch in enumerate(split_batch(whole, sizes)):
+        for i, (batch, loss_fn) in enumerate(parts):
             share = loss_weight(batch) / total
-            state = gradients(state.evolve_unchecked(batch=batch), i, share)
+            state = gradients(state.evolve_unchecked(batch=batch, loss_fn=loss_fn), i, share)
             loss = loss + state.loss
-        return state.evolve_unchecked(batch=whole, loss=loss)
+        return state.evolve_unchecked(batch=whole, loss_fn=own, loss=loss)
 
     return accumulated
+
+
+def each_batch(fire: Callable[[Event, State], State]) -> Callable[[Event, State], State]:
+    """Fire an event for each batch of a group, with random numbers and a loss of its own."""
+
+    def firing(event: Event, state: State) -> State:
+        group, key, own = state.batch, state.key, state.loss_fn
+        if type(group) is not BatchGroup:
+            return fire(event, state)
+        done = []
+        for i, (batch, loss_fn) in enumerate(zip(group.batches, group.loss_fns, strict=True)):
+            changes = {"batch": batch, "loss_fn": loss_fn or own}
+            state = fire(event, state.evolve_unchecked(**changes, key=key.of_batch(i)))
+            done.append((state.batch, None if state.loss_fn is own else state.loss_fn))
+        batches, after = zip(*done, strict=True)
+        return state.evolve_unchecked(batch=BatchGroup(batches, after), loss_fn=own, key=key)
+
+    return firing
 
 
 def fit_memory(
@@ -69,7 +109,7 @@ def fit_memory(
     """Halve the microbatches until the gradients of a batch fit into memory."""
 
     def fitting(state: State) -> State:
-        count = count_examples(state.batch_spec.inputs(state.batch))
+        count = max(map(state.batch_spec.count, batches_of(state.batch)))
         buffers = Buffers.of(state)
         while True:
             microbatches.size = microbatches.size or count

@@ -218,10 +218,10 @@ def _rehearse(
 ) -> dict[int, dict[str, Any]] | None:
     """Return the state after a step on the meta device, by number; None if there is none.
 
-    Only for optimizers of PyTorch. The step of any other may have effects elsewhere, and its state
-    may get further entries after the first step.
+    Only for optimizers of PyTorch and of this library. The step of any other may have effects
+    elsewhere, and its state may get further entries after the first step.
     """
-    if not type(optimizer).__module__.startswith("torch.optim."):
+    if not type(optimizer).__module__.startswith(("torch.optim.", "composable.optim.")):
         return None
     own = [p for group in optimizer.param_groups for p in group["params"]]
     if not state and all(optimizer.state.get(p) for p in own):

@@ -10,21 +10,29 @@ import attrs
 import torch
 from torch import nn
 
-from composable.callbacks._results import check_known, full_name, mode_of
+from composable.callbacks._results import (
+    check_known,
+    declared_modes,
+    full_name,
+    mode_of,
+)
 from composable.callbacks.checkpoint_saver import CheckpointSaver, check_patterns
-from composable.core.batch import BatchSpec
+from composable.core.batch_spec import BatchSpec
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike
-from composable.core.loss import ModelLoss, TargetLoss
+from composable.core.loss import Loss
+from composable.core.model_call import batch_spec_of
+from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
-from composable.functional._checks import as_path
+from composable.functional._checks import as_path, check_count
 from composable.loggers.progress_bar import ProgressBarLogger
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
 from composable.runs.recorder import RunRecorder
 from composable.trainer import arguments as check
+from composable.trainer.compile_options import check_compile
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.resume import (
@@ -60,6 +68,10 @@ def _duration(given: TimeLike | None) -> Time | None:
     return None if given is None else check.check_duration(given)
 
 
+def _precision(given: str | Precision) -> Precision:
+    return Precision.of(given)
+
+
 def _save_folder(given: str | Path | None) -> Path | None:
     return None if given is None else as_path("save_folder", given)
 
@@ -93,13 +105,18 @@ def _size(name: str, size: Any) -> None:
     check.check_positive(name, size)
 
 
+def _count(name: str, count: Any) -> None:
+    check_count(name, count, 1)
+
+
 @attrs.frozen(eq=False, kw_only=True)
 class TrainerOptions:
     """The arguments of the `Trainer`.
 
     Args:
         model: A module. With `loss_fn`, it is called with the input of each batch; without, it has
-            a method `loss(outputs, batch)` and is called with the whole batch.
+            a method `loss(outputs, batch)` and is called with the whole batch. A model of
+            Transformers needs neither: it computes the loss itself, from the labels of a batch.
         train_dataloader: An iterable of batches.
         eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
         loss_fn: `loss_fn(outputs, targets)`, a mean over the examples. A module is moved to the
@@ -107,6 +124,9 @@ class TrainerOptions:
         optimizers: One or several `torch.optim.Optimizer`, or functions of the parameters that
             return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery with
             the parameters of the model and of `loss_fn`.
+        decay_norms_and_biases: Whether the weight decay of the optimizers applies to all
+            parameters. If not, functions of the parameters get two groups, and normalization
+            layers and biases are in the one without: see `composable.optim.decay_groups`.
         schedulers: One or several schedules of `composable.optim`, which set the learning rate of
             every batch, or torch schedulers, which step after every epoch, or functions of an
             `optimizer` that return one.
@@ -116,24 +136,37 @@ class TrainerOptions:
         callbacks: Callbacks, or functions `(event, state, logger) -> Control | None`.
         loggers: Where metrics are logged.
         metrics: Metrics of evaluations besides the loss, by name: see `composable.metrics`.
+            Default: those of the model's method `metrics(train)`, if it computes its own loss.
         eval_interval: When to evaluate: "1ep", "100ba", a function `(state, event) -> bool`, or
             None for never. Training ends with an evaluation, unless it is None.
         log_interval: How often the loss and the learning rates are logged.
         progress_bar: Show a progress bar.
         device: "cpu", "cuda" or "cuda:1"; by default "cuda" if available. The model is moved.
+        precision: "fp32"; "tf32"; "amp_bf16" or "amp_fp16" for autocast, or "amp" for that of the
+            device; "bf16" or "fp16" for weights in 16 bits; or a `composable.Precision`.
         seed: The seed of all randomness; drawn by the operating system if None.
         deterministic_mode: Use deterministic algorithms only: see `configure_deterministic_mode`.
+        compile: Compile the model after surgery: True, or options of `torch.compile`: "mode",
+            "fullgraph", "dynamic", "backend", "options".
         grad_accum: The number of microbatches into which each batch is split.
+        accumulate_batches: The number of batches of the loader that make one step. They are the
+            microbatches of a batch, or with `grad_accum` or `microbatch_size` each is split.
         microbatch_size: The number of examples in a microbatch; an alternative to `grad_accum`.
             "auto" starts with whole batches, and halves them when the GPU runs out of memory.
         loss_mean_over: What the loss is a mean over, so that microbatches add up to the batch:
             "examples", "tokens" (targets other than -100), "next_tokens" (likewise, without the
-            first token of each example, for a model that shifts its labels), or a function of the
-            batch that counts.
+            first token of each example, for a model that shifts its labels), "trial" (what two
+            examples of the first batch show), or a function of the batch that counts. Default:
+            "trial" for a model of Transformers without `loss_fn`, otherwise "examples".
         count_tokens: A function of the batch that counts its tokens for `timestamp.token`.
-        input_key: The input of a batch: an index, a name, a path, a function, or a pair of
-            functions (get, set).
-        target_key: The target of a batch.
+        input_key: The input of a batch: an index, a name, a path (`["views", 0]`), a function, or
+            a pair of functions (get, set). A tuple of these, `("question", "image")`, gives the
+            model several arguments. Default: 0, and for a model of Transformers its main input.
+        target_key: The target of a batch, likewise. Default: 1, and for a model of Transformers
+            "labels", or the positions of answers.
+        batch_layout: What the examples of a batch are: "tensors" (rows of its tensors), "lists"
+            (items of its input and target, which are lists), or "examples" (the items of the batch,
+            which is a list). Default: determined by the batch.
         iteration_length: The number of epochs in an iteration; the whole run if None.
         saver: A function of the state that saves it when a callback requests `Control.SAVE`; an
             alternative to `save_folder`.
@@ -149,8 +182,9 @@ class TrainerOptions:
         save_in_background: Write while training continues.
         save_error: What to do if a checkpoint cannot be written: "raise", or "warn" and continue.
         save_best: The evaluation result that determines the best checkpoint: "eval/accuracy".
-        save_best_mode: Whether the "max" or the "min" of it is best. Default: determined by its
-            name, such as "loss", "error", "accuracy" or "f1".
+        save_best_mode: Whether the "max" or the "min" of it is best. Default: determined by
+            `higher_is_better` of the metric, or by its name, such as "loss", "error", "accuracy" or
+            "f1".
         load_path: A checkpoint to resume from, or a folder of several, whose latest is used.
         load_weights_only: Load the weights alone, and start a new run.
         load_ignore_keys: Entries that are not loaded, as patterns of paths: "optimizers",
@@ -173,6 +207,7 @@ class TrainerOptions:
     eval_dataloader: Any = None
     loss_fn: Callable[[Any, Any], torch.Tensor] | None = None
     optimizers: Any = None
+    decay_norms_and_biases: bool = _flag(default=True)
     schedulers: Any = None
     step_schedulers_every_batch: bool = _flag()
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
@@ -184,16 +219,20 @@ class TrainerOptions:
     log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=check.check_log_interval)
     progress_bar: bool = _flag(default=True)
     device: torch.device = attrs.field(default=None, converter=check.check_device)
+    precision: Any = attrs.field(default="fp32", converter=_precision)
     seed: int | None = None
     deterministic_mode: bool = _flag()
+    compile: bool | Mapping[str, Any] = attrs.field(default=False, converter=check_compile)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(check.check_positive))
+    accumulate_batches: int = attrs.field(default=1, validator=_valid(_count))
     microbatch_size: int | str | None = attrs.field(default=None, validator=_valid(_size))
-    loss_mean_over: Any = "examples"
+    loss_mean_over: Any = None
     count_tokens: Callable[[Any], int] | None = attrs.field(
         default=None, converter=check.check_token_counter
     )
-    input_key: Any = 0
-    target_key: Any = 1
+    input_key: Any = None
+    target_key: Any = None
+    batch_layout: str | None = None
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     saver: Callable[[State], Any] | None = attrs.field(default=None, validator=_valid(_saver))
     save_folder: Path | None = attrs.field(default=None, converter=_save_folder)
@@ -215,20 +254,25 @@ class TrainerOptions:
     check_effects: bool = _flag()
 
     def __attrs_post_init__(self) -> None:
-        self.loss()
+        loss = self.loss()
+        self.precision.on(self.device)
+        if not self.metrics:
+            object.__setattr__(self, "metrics", check.metrics_of(self.model, loss))
         evaluators = self.evaluators()
         if self.grad_accum is not None and self.microbatch_size is not None:
             raise ValueError(
                 f"grad_accum={self.grad_accum} and microbatch_size={self.microbatch_size!r} "
                 "exclude each other; pass the number of microbatches or their size."
             )
+        check.check_separate_streams(self.train_dataloader, evaluators)
         check.check_countable("log_interval", self.log_interval, self.count_tokens)
         for evaluator in evaluators:
             check.check_countable("eval_interval", evaluator.eval_interval, self.count_tokens)
         self._check_saving()
         if self.save_best is not None:
             name = full_name("save_best", self.save_best)
-            mode_of(name, self.save_best_mode, "save_best_mode", "save_best")
+            mode = self.save_best_mode or declared_modes(evaluators).get(name)
+            mode_of(name, mode, "save_best_mode", "save_best")
             known = {
                 f"{one.label}/{n}" for one in evaluators for n in (*(one.metrics or ()), "loss")
             }
@@ -261,9 +305,9 @@ class TrainerOptions:
     @property
     def batch_spec(self) -> BatchSpec:
         """The input and the target of a batch."""
-        return BatchSpec(self.input_key, self.target_key)
+        return batch_spec_of(self.model, self.input_key, self.target_key, self.batch_layout)
 
-    def loss(self) -> TargetLoss | ModelLoss | None:
+    def loss(self) -> Loss | None:
         """Return the loss of outputs and a batch."""
         return check.check_loss_fn(self.loss_fn, self.model, self.batch_spec)
 
@@ -274,8 +318,18 @@ class TrainerOptions:
     def microbatches(self) -> Microbatches:
         """Return how batches are split."""
         if self.microbatch_size == "auto":
-            return Microbatches(auto=True)
-        return Microbatches(self.grad_accum, self.microbatch_size)  # type: ignore[arg-type]
+            return Microbatches(auto=True, groups=self.accumulate_batches > 1)
+        return Microbatches(
+            self.grad_accum,
+            self.microbatch_size,  # type: ignore[arg-type]
+            groups=self.accumulate_batches > 1,
+        )
+
+    @property
+    def epoch_length(self) -> int | None:
+        """The number of steps in an epoch, or None if unknown."""
+        batches = check.length_of(self.train_dataloader)
+        return None if batches is None else -(-batches // self.accumulate_batches)
 
     def guard(self) -> NonFiniteGuard:
         """Return the guard against losses that are not finite."""

@@ -67,11 +67,11 @@ def drop_batch(state: State) -> State:
 
 
 def write_gradients(state: State) -> None:
-    """Set `.grad` of the parameters to `state.gradients`."""
+    """Set `.grad` of the parameters to `state.gradients`, in their dtypes."""
     gradients = state.gradients or {}
     for name, parameter in state.model.named_parameters():
         if name in gradients:
-            parameter.grad = gradients[name]
+            parameter.grad = gradients[name].to(parameter.dtype)
 
 
 def zero_grad(state: State) -> None:

@@ -1,29 +1,26 @@
 """A run: its state, its step, and the parts that are saved with it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
-from torch import Tensor
 
 from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, reached
-from composable.data.order import (
-    get_generator_states,
-    read_loader_state,
-    seeded_batches,
-)
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.evaluation import evaluate
+from composable.trainer.forward import ForwardPass
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
-from composable.trainer.microbatches import Microbatches
+from composable.trainer.loss_scaler import LossScaler
+from composable.trainer.microbatches import Microbatches, each_batch
 from composable.trainer.signals import Signals
 from composable.trainer.step import Step, build_step
+from composable.trainer.training_data import TrainingData
 
 __all__ = [
     "Checkpoints",
@@ -31,7 +28,6 @@ __all__ = [
     "Part",
     "Progress",
     "Run",
-    "TrainingData",
     "UnsupportedRequestWarning",
 ]
 
@@ -59,7 +55,7 @@ class Run:
 
     state: State
     dispatcher: Dispatcher
-    data: "TrainingData"
+    data: TrainingData
     rates: LearningRates
     evaluation: "Evaluation"
     checkpoints: "Checkpoints"
@@ -68,13 +64,19 @@ class Run:
     progress: "Progress"
     log_interval: Time
     iteration_length: int | None
+    forward: ForwardPass
+    loss_scaler: LossScaler
     rollback: Callable[[NonFiniteLossError], State] | None = None
     signals: Signals = attrs.field(factory=Signals)
     fire: Callable[[Event, State], State] = attrs.field(init=False)
+    fire_each: Callable[[Event, State], State] = attrs.field(init=False)
+    """Fires an event for each batch of the loader that belongs to the step."""
     step: Step = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.fire = self.dispatcher.fire
+        self.fire = self.fire_each = self.dispatcher.fire
+        if self.microbatches.groups:
+            self.fire_each = each_batch(self.fire)
         self.compose()
 
     def compose(self) -> None:
@@ -85,6 +87,9 @@ class Run:
             self.evaluation.loss_weight,
             self.microbatches,
             self.guard,
+            self.forward,
+            self.loss_scaler,
+            None if self.data.copies is None else self.data.fetch_ahead,
         )
 
     @property
@@ -95,6 +100,7 @@ class Run:
             "data": self.data,
             "evaluation": self.evaluation,
             "guard": self.guard,
+            "loss_scaler": self.loss_scaler,
             "microbatches": self.microbatches,
             "progress": self.progress,
             "requests": self.dispatcher,
@@ -121,49 +127,6 @@ class Run:
         if self.checkpoints.save_function is not None and self.checkpoints.outdated(self, state):
             self.state = self.checkpoints.save(self, state)
         raise self.signals.interruption()
-
-
-@attrs.define(eq=False)
-class TrainingData:
-    """The training loader, and the position in it."""
-
-    loader: Iterable[Any] | None
-    count_tokens: Callable[[Any], int] | None = None
-    needs_transfer: bool = False
-    """Whether batches are moved to the device; loaders return them on the CPU."""
-    _loader_state: Any = None
-    _generators: list[Tensor] | None = None
-    """The states of the loader's own generators at the start of the epoch; None between epochs."""
-
-    def batches(self, state: State) -> Iterator[Any]:
-        """Iterate over the batches of the epoch that have not been trained on."""
-        now = state.timestamp
-        loader_state, self._loader_state = self._loader_state, None
-        self._generators = self._epoch_generators()
-        return seeded_batches(
-            () if self.loader is None else self.loader,  # a DataLoader may have no length
-            state.key,
-            epoch=now.epoch,
-            first_step=now.batch - now.batch_in_epoch,
-            skip=now.batch_in_epoch,  # an earlier fit may have stopped in this epoch
-            loader_state=loader_state,
-            generators=self._generators,
-        )
-
-    def end_epoch(self) -> None:
-        """Forget the states of the loader's own generators."""
-        self._generators = None
-
-    def _epoch_generators(self) -> list[Tensor]:
-        return get_generator_states(self.loader) if self._generators is None else self._generators
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the loader, and of its generators at the start of the epoch."""
-        return {"loader": read_loader_state(self.loader), "generators": self._epoch_generators()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._loader_state, self._generators = state["loader"], state["generators"]
 
 
 @attrs.define(eq=False)
@@ -200,7 +163,7 @@ class Evaluation:
             return state
         outer, state = state, run.fire(Event.EVAL_BEFORE_ALL, state)
         for evaluator in due:
-            state = evaluate(run.dispatcher, state, evaluator, self.loss_weight)
+            state = evaluate(run.dispatcher, state, evaluator, self.loss_weight, run.forward)
             self.last_run[evaluator.label] = state.timestamp.batch
         state = run.fire(Event.EVAL_AFTER_ALL, state)
         return outer.evolve(memory=state.memory, metrics=state.metrics)

@@ -44,6 +44,7 @@ SCHEMA: dict[str, type | tuple[type, ...]] = {
     "data": dict,
     "evaluation": dict,
     "guard": dict,
+    "loss_scaler": dict,
     "microbatches": dict,
     "progress": dict,
     "requests": dict,

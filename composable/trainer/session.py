@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from composable.callbacks._results import declare_modes
 from composable.core._warnings import warn_user
 from composable.core.callback import Callback, closing
 from composable.core.logger import Logger
@@ -29,6 +30,7 @@ class Session:
         self.options = options
         self._override = active_override()
         self.own_plan = options.plan()
+        declare_modes(self.own_plan.callbacks, options.evaluators())
         self.logger = Logger(self.own_plan.destinations)
         self.dispatcher = Dispatcher(
             self.own_plan, self.logger, check_effects=options.check_effects
@@ -86,11 +88,13 @@ class Session:
         self._check_threads()
         self.in_call = True
         plan = self.plan
+        declare_modes(plan.callbacks, self.options.evaluators())
         self._set_plan(plan)
         if self.compose is not None:
             self.compose()
         try:
-            yield plan
+            with self.options.precision.backend_settings():
+                yield plan
         finally:
             self._set_plan(self.own_plan)
             self.in_call = False

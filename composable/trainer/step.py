@@ -1,6 +1,8 @@
 """One training step, from `BATCH_START` to `AFTER_ZERO_GRAD`, composed of functions of the state.
 
-    step = start(skip(optimizer_step(fit_memory(second_pass(accumulate(forward_backward))))))
+    step = start(skip(optimizer_step(fit_memory(second_pass(unscale(accumulate(
+        forward_backward
+    )))))))
 
 What a run does not need is not composed in: without microbatches nothing splits a batch, without
 `microbatch_size="auto"` nothing catches an out-of-memory error, and where no algorithm or callback
@@ -19,13 +21,15 @@ from composable.core.state import State
 from composable.optim.learning_rates import LearningRates
 from composable.optim.stepping import OptimizerSteps
 from composable.plan.dispatch import Dispatcher
+from composable.trainer.forward import ForwardPass
 from composable.trainer.guards import (
     Buffers,
     NonFiniteGuard,
     skip_listed,
     skip_nonfinite,
 )
-from composable.trainer.microbatches import Microbatches, accumulate, fit_memory
+from composable.trainer.loss_scaler import LossScaler, skip_overflow, unscale_gradients
+from composable.trainer.microbatches import Microbatches, accumulate, each_batch, fit_memory
 from composable.trainer.parameters import (
     frozen_parameters,
     temporary_weights,
@@ -62,6 +66,9 @@ def build_step(
     loss_weight: Callable[[Any], Any],
     microbatches: Microbatches,
     guard: NonFiniteGuard,
+    forward: ForwardPass,
+    scaler: LossScaler,
+    fetch_ahead: Callable[[], None] | None = None,
 ) -> Step:
     """Compose the step of a run.
 
@@ -71,15 +78,26 @@ def build_step(
         loss_weight: Counts what the loss of a batch is the mean of: examples or tokens.
         microbatches: How batches are split.
         guard: Checks the loss before the optimizers step.
+        forward: Computes outputs and losses.
+        scaler: Scales losses, if the precision needs it.
+        fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one.
     """
     fire = dispatcher.fire
-    gradients: Gradients = forward_backward(fire, computes_loss(dispatcher))
+    fire_each = each_batch(fire) if microbatches.groups else fire
+    backward = scaler.backward if scaler.enabled else Tensor.backward
+    gradients: Gradients = forward_backward(fire, computes_loss(dispatcher, forward), backward)
     if microbatches.split:
         gradients = accumulate(gradients, microbatches, loss_weight)
+    if fetch_ahead is not None:
+        gradients = followed_by(gradients, fetch_ahead)
+    if scaler.enabled:
+        gradients = unscale_gradients(gradients, scaler, guard)
     gradients = second_pass(gradients)
     if microbatches.auto:
         gradients = fit_memory(gradients, microbatches)
-    step = optimizer_step(dispatcher, rates, gradients, guard)
+    step = optimizer_step(dispatcher, fire_each, rates, gradients, guard)
+    if scaler.enabled:
+        step = skip_overflow(step, dispatcher, scaler)
     if guard.policy == "skip":
         step = skip_nonfinite(step, dispatcher, guard)
     if guard.policy == "rollback" or guard.skipped_batches:
@@ -90,28 +108,32 @@ def build_step(
 # --- gradients ---
 
 
-def computes_loss(dispatcher: Dispatcher) -> Callable[[State], tuple[State, Any, Tensor]]:
+def computes_loss(
+    dispatcher: Dispatcher, forward: ForwardPass
+) -> Callable[[State], tuple[State, Any, Tensor]]:
     """Return the forward pass and the loss, with the events in between if anything listens."""
-    fire = dispatcher.fire
+    fire, outputs_of, loss_of = dispatcher.fire, forward.outputs, forward.loss
 
     def observed(state: State) -> tuple[State, Any, Tensor]:
-        state = fire(AFTER_FORWARD, state.evolve_unchecked(outputs=state.forward()))
+        state = fire(AFTER_FORWARD, state.evolve_unchecked(outputs=outputs_of(state)))
         state = fire(BEFORE_LOSS, state)
-        loss = check_loss(state.loss_fn(state.outputs, state.batch))  # type: ignore[misc]
+        loss = check_loss(loss_of(state, state.outputs))
         state = fire(AFTER_LOSS, state.evolve_unchecked(loss=loss))
         state = fire(BEFORE_BACKWARD, state)
         return state, state.outputs, state.loss  # type: ignore[return-value]
 
     def unobserved(state: State) -> tuple[State, Any, Tensor]:
-        outputs = state.forward()
-        return state, outputs, check_loss(state.loss_fn(outputs, state.batch))  # type: ignore[misc]
+        outputs = outputs_of(state)
+        return state, outputs, check_loss(loss_of(state, outputs))
 
     between = (AFTER_FORWARD, BEFORE_LOSS, AFTER_LOSS, BEFORE_BACKWARD)
     return observed if any(map(dispatcher.listens, between)) else unobserved
 
 
 def forward_backward(
-    fire: Fire, compute_loss: Callable[[State], tuple[State, Any, Tensor]]
+    fire: Fire,
+    compute_loss: Callable[[State], tuple[State, Any, Tensor]],
+    backward: Callable[[Tensor], Any],
 ) -> Gradients:
     """Compute the gradients of one microbatch: `BEFORE_FORWARD` to `AFTER_BACKWARD`."""
 
@@ -122,7 +144,7 @@ def forward_backward(
         state, outputs, loss = compute_loss(state)
         if share is not None:
             loss = loss * share
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(loss)
         if isinstance(share, Tensor):
             loss = torch.where(share > 0, loss, 0.0)  # the mean over no tokens is NaN
         state = state.evolve_unchecked(
@@ -148,10 +170,12 @@ def second_pass(gradients: Gradients) -> Gradients:
         weights = state.second_pass(first)
         zero_grad(first)
         before.restore()  # both passes start alike, for a layer that counts its calls
-        with temporary_weights(state.model, weights):
-            del weights  # frees one copy of the parameters
-            second = gradients(state)
-        after.restore()
+        try:
+            with temporary_weights(state.model, weights):
+                del weights  # frees one copy of the parameters
+                second = gradients(state)
+        finally:
+            after.restore()
         # A second loss that is not finite has such gradients, and the guard looks at the loss.
         finite = second.loss.isfinite()  # type: ignore[union-attr]
         loss = torch.where(finite, first.loss, second.loss)  # type: ignore[arg-type]
@@ -160,18 +184,33 @@ def second_pass(gradients: Gradients) -> Gradients:
     return passes
 
 
+def followed_by(gradients: Gradients, then: Callable[[], None]) -> Gradients:
+    """Compute the gradients, and then call a function: before anything waits for them."""
+
+    def computed(state: State) -> State:
+        state = gradients(state)
+        then()
+        return state
+
+    return computed
+
+
 # --- the optimizers ---
 
 
 def optimizer_step(
-    dispatcher: Dispatcher, rates: LearningRates, gradients: Gradients, guard: NonFiniteGuard
+    dispatcher: Dispatcher,
+    fire_each: Fire,
+    rates: LearningRates,
+    gradients: Gradients,
+    guard: NonFiniteGuard,
 ) -> Step:
     """Compute gradients, check the loss, and step: `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`."""
     fire, update = dispatcher.fire, update_weights(dispatcher.fire)
     check = None if guard.policy == "ignore" else guard.check
 
     def step(state: State) -> State:
-        outer, state = state, fire(BEFORE_TRAIN_BATCH, state)
+        outer, state = state, fire_each(BEFORE_TRAIN_BATCH, state)
         if not state.frozen:
             return train(outer, state)
         with frozen_parameters(state):

@@ -169,7 +169,9 @@ class Trainer:
         with preserve_rng(), self._session.running():
             state = run.fire(Event.EVAL_STANDALONE_START, self.state)
             for evaluator in evaluators:
-                state = evaluate(run.dispatcher, state, evaluator, run.evaluation.loss_weight)
+                state = evaluate(
+                    run.dispatcher, state, evaluator, run.evaluation.loss_weight, run.forward
+                )
             state = run.fire(Event.EVAL_STANDALONE_END, state)
         run.state = self.state.evolve(memory=state.memory, metrics=state.metrics)
         return {one.label: dict(state.metrics[one.label]) for one in evaluators}
@@ -178,7 +180,9 @@ class Trainer:
         """Call the model on every batch of a loader, and return its outputs on the CPU."""
         loader = check.check_loader("dataloader", dataloader)
         with preserve_rng(), self._session.running():
-            self._run.state, outputs = predict(self._run.dispatcher, self.state, loader)
+            self._run.state, outputs = predict(
+                self._run.dispatcher, self.state, loader, self._run.forward
+            )
         return outputs
 
     def add_callback(

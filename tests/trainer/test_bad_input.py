@@ -39,7 +39,7 @@ REFUSED = {
     "count_tokens": [3],
     "train_dataloader": [3, "mnist", torch.zeros(3, 4)],
     "eval_dataloader": [3],
-    "input_key": [None],
+    "input_key": [1.5],
     "target_key": [1.5],
     "max_duration": [1.5, "soon", 0, "1dur"],
     "eval_interval": [1.5, "soon", 0],
@@ -105,7 +105,7 @@ TYPES = [
     ({"optimizers": torch.optim.LBFGS}, "optimizers contains the class LBFGS"),
     ({"optimizers": partial(torch.optim.LBFGS)}, "optimizers contains an LBFGS.*closure"),
     ({"schedulers": 0.1}, "schedulers contains 0.1: each must be a schedule such as"),
-    ({"schedulers": cosine}, r"pass the schedule that it returns, cosine\(\)"),
+    ({"schedulers": cosine}, r"pass the schedule that it returns, cosine\("),
     # checkpoints
     ({"save_folder": "runs", "save_filename": 3}, "filename=3 must be a str"),
     ({"save_folder": "runs", "save_ignore_keys": [3]}, "must be a list of patterns"),
@@ -178,13 +178,16 @@ def test_invalid_arguments_are_rejected_with_a_remedy(given, error, message, tmp
         make_trainer(**given)
 
 
-FLAGS = [f.name for f in attrs.fields(TrainerOptions) if f.init and isinstance(f.default, bool)]
+FLAGS = [
+    f.name
+    for f in attrs.fields(TrainerOptions)
+    if f.init and isinstance(f.default, bool) and f.name != "compile"  # it also takes options
+]
 
 
 @pytest.mark.parametrize("value", [0, 1, None, "yes"])
 @pytest.mark.parametrize("name", FLAGS)
 def test_flags_are_true_or_false(name, value, tmp_path):
-    assert len(FLAGS) == 9
     own = name.removeprefix("save_").removeprefix("in_")
 
     with pytest.raises(TypeError, match=rf"{own}={value!r} must be True or False"):

@@ -1,14 +1,16 @@
 """What the loss is a mean over: warnings where the count is probably another one."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable.core.loss import LossMeanWarning, count_loss_tokens
+from composable.core.loss_mean import LossMeanWarning, count_loss_tokens
 from composable.functional import MixedTargets
+from tests.support.hugging_face import build
 from tests.support.models import seeded, weights
 from tests.support.runs import make_trainer
 
@@ -24,10 +26,8 @@ class Bigram(nn.Embedding):
 def fit(targets=PADDED, **options):
     trainer = make_trainer(
         seeded(lambda: Bigram(7, 7)),
-        train_dataloader=[(TOKENS, targets)],
-        loss_fn=cross_entropy,
+        **{"train_dataloader": [(TOKENS, targets)], "loss_fn": cross_entropy, **options},
         max_duration="1ep",
-        **options,
     )
     trainer.fit()
     return weights(trainer.state.model)
@@ -61,17 +61,8 @@ class WithLoss(nn.Module):
 
     def __init__(self):
         super().__init__()
-        transformers = pytest.importorskip("transformers")
-        config = transformers.GPT2Config(
-            vocab_size=7,
-            n_embd=4,
-            n_layer=1,
-            n_head=1,
-            n_positions=6,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-        self.inner = transformers.GPT2LMHeadModel(config).eval()
+        pytest.importorskip("transformers")
+        self.inner = build("gpt2")
 
     def forward(self, batch):
         return self.inner(**batch)
@@ -104,6 +95,41 @@ def test_next_tokens_are_the_terms_of_a_model_that_shifts_its_labels():
     torch.testing.assert_close(
         trained_with_own_loss(grad_accum=2, loss_mean_over="next_tokens"), whole
     )
+
+
+def test_trial_finds_that_a_wrapped_model_shifts_its_labels():
+    whole = trained_with_own_loss()
+
+    torch.testing.assert_close(trained_with_own_loss(grad_accum=2, loss_mean_over="trial"), whole)
+
+
+@pytest.mark.parametrize("first", [PADDED, TOKENS])
+def test_trial_finds_that_a_loss_function_is_a_mean_over_tokens(first):
+    loader = [(TOKENS, first), (TOKENS, PADDED)]
+
+    split, counted, whole = (
+        fit(train_dataloader=loader, **options)
+        for options in (
+            {"grad_accum": 2, "loss_mean_over": "trial"},
+            {"grad_accum": 2, "loss_mean_over": "tokens"},
+            {},
+        )
+    )
+
+    torch.testing.assert_close(split, whole)
+    torch.testing.assert_close(split, counted, rtol=0, atol=0)
+
+
+def test_error_of_a_trial_names_another_setting():
+    with pytest.raises(IndexError, match="Target -100 is out of bounds") as caught:
+        fit(
+            TOKENS,
+            loss_fn=partial(cross_entropy, ignore_index=0),
+            grad_accum=2,
+            loss_mean_over="trial",
+        )
+
+    assert "raised by loss_mean_over='trial'" in "".join(caught.value.__notes__)
 
 
 def test_warns_where_all_tokens_are_counted_and_the_model_shifts_its_labels():

@@ -18,7 +18,10 @@ from tests.support.models import linear, same, weights
 from tests.support.outcomes import differences
 from tests.support.runs import FullMemory, make_trainer
 
-PARTS = ("rates", "data", "evaluation", "guard", "microbatches", "progress", "requests")
+PARTS = (
+    *("rates", "data", "evaluation", "guard", "loss_scaler", "microbatches", "progress"),
+    "requests",
+)
 
 
 def build():
@@ -36,6 +39,7 @@ def build():
         eval_dataloader=batches(12),
         schedulers=partial(StepLR, step_size=1),
         microbatch_size="auto",
+        precision="amp_fp16",
         nonfinite_loss="skip",
         check_effects=False,
     )

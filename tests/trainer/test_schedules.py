@@ -12,7 +12,17 @@ from torch.optim import lr_scheduler
 
 from composable import Clock, Evaluator, Event, Time, Timestamp
 from composable.loggers import InMemoryLogger
-from composable.optim import Schedule, constant, cosine, linear, step
+from composable.optim import (
+    Schedule,
+    constant,
+    cosine,
+    cosine_restarts,
+    exponential,
+    linear,
+    multi_step,
+    polynomial,
+    step,
+)
 from tests.support.data import Stream, batches
 from tests.support.models import CLASSES
 from tests.support.models import linear as linear_model
@@ -51,6 +61,28 @@ def torch_values(build):
         (cosine(0.1), partial(lr_scheduler.CosineAnnealingLR, T_max=STEPS, eta_min=0.1)),
         (step("3ba", 0.5), partial(lr_scheduler.StepLR, step_size=3, gamma=0.5)),
         (step("0.25dur"), partial(lr_scheduler.StepLR, step_size=3, gamma=0.1)),
+        (
+            multi_step(["0.25dur", "8ba", "8ba"], 0.5),
+            partial(lr_scheduler.MultiStepLR, milestones=[3, 8, 8], gamma=0.5),
+        ),
+        (exponential(0.9, "1ba"), partial(lr_scheduler.ExponentialLR, gamma=0.9)),
+        (polynomial(2.0), partial(lr_scheduler.PolynomialLR, total_iters=STEPS, power=2.0)),
+        (
+            cosine_restarts("3ba", alpha_f=0.1),
+            partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=3, eta_min=0.1),
+        ),
+        (
+            cosine_restarts("1ba", 2),
+            partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=1, T_mult=2),
+        ),
+        (
+            cosine_restarts("2ba", 3),
+            partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2, T_mult=3),
+        ),
+        (
+            constant(0.5, duration="4ba"),
+            partial(lr_scheduler.ConstantLR, factor=0.5, total_iters=4),
+        ),
         (constant(0.5), partial(lr_scheduler.ConstantLR, factor=0.5, total_iters=100)),
         (
             linear(1.0, 1.0, warmup="4ba"),
@@ -78,7 +110,9 @@ class Mine(Schedule):
 IN_EPOCHS = Timestamp(batch=2, batch_in_epoch=2)
 
 
-@pytest.mark.parametrize("build", [constant, linear, cosine, partial(step, "2ep")])
+@pytest.mark.parametrize(
+    "build", [constant, linear, cosine, partial(step, "2ep"), partial(polynomial, 2)]
+)
 @pytest.mark.parametrize(("warmup", "whole"), [("1ep", "9ba"), ("1ep", "3ep"), ("0.5dur", "3ep")])
 def test_warmup_in_epochs_of_unknown_length_is_an_error(build, warmup, whole):
     with pytest.raises(ValueError, match=f"warmup='{warmup}' cannot be measured in epochs of unkn"):

@@ -1,0 +1,211 @@
+"""Compilation: call the model of a run through functions that `torch.compile` compiles.
+
+The state keeps the plain module, so names, checkpoints, averages and surgeries are those of a run
+without compilation. The functions take the module as an argument: `torch.compile(model)` would
+rename parameters, and `Sequential.compile()` compiles nothing.
+
+Which graph a batch goes through depends on the batch and the state, and not on earlier batches.
+Otherwise a resumed run would differ: by default, PyTorch replaces a graph by one with dynamic
+sizes, whose results differ in the last bits, once it has seen two sizes.
+"""
+
+import inspect
+import itertools
+import logging
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from torch import nn
+
+from composable.core._notes import add_note
+from composable.core._warnings import warn_user
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.batch import tensors_of
+from composable.core.state import State
+from composable.plan.compatibility import occurrences
+from composable.trainer.compile_options import copied
+
+__all__ = ["CompilationWarning", "CompiledForward", "outputs_of"]
+
+_HINT = (
+    "Find the cause with TORCH_LOGS=recompiles; pass compile={'dynamic': True} for inputs of many "
+    "sizes, or raise torch._dynamo.config.recompile_limit"
+)
+
+
+Sizes: TypeAlias = tuple[torch.Size, ...]
+
+
+class CompilationWarning(UserWarning):
+    """A model, or some of its calls, are not compiled as requested."""
+
+
+def outputs_of(
+    options: bool | Mapping[str, Any], algorithms: Sequence[Algorithm]
+) -> Callable[[State], Any]:
+    """Return the function that computes the outputs of a run, compiled if that is requested.
+
+    Args:
+        options: What `check_compile` returned.
+        algorithms: The algorithms of the run.
+    """
+    if not options:
+        return State.forward
+    logging.getLogger("torch._dynamo.convert_frame").addHandler(_limits)
+    given = options if isinstance(options, Mapping) else {}
+    resizes = any(_resizes(one.algorithm) for a in algorithms for one in occurrences(a))
+    dynamic = given.get("dynamic")
+    return CompiledForward(given, (True if resizes else None) if dynamic is None else dynamic)
+
+
+def _resizes(algorithm: Algorithm) -> bool:
+    writes = algorithm.writes
+    return algorithm.stage is Stage.RESIZE and "batch" in writes and "model" not in writes
+
+
+def _call(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return model(*args, **kwargs)
+
+
+_count = itertools.count()
+
+
+def _fresh_call(name: str) -> Callable[..., Any]:
+    """Return a copy of `_call` with graphs of its own: PyTorch keeps graphs by code object.
+
+    The number makes the name unique: PyTorch keeps the sizes that it has seen by the name.
+    """
+    code = _call.__code__.replace(co_name=f"{name}_{next(_count)}")
+    return types.FunctionType(code, _call.__globals__)
+
+
+@attrs.define(eq=False)
+class CompiledForward:
+    """Calls the model of a state through compiled functions.
+
+    There is one function for each mode of the model, each set of frozen parameters and, unless
+    sizes are dynamic, each set of sizes of the inputs, so that none of them replaces another's
+    graph. A model that an algorithm puts in the place of another is compiled if its structure
+    differs; an average of its weights goes through the same graphs.
+    """
+
+    options: Mapping[str, Any]
+    """Options of `torch.compile`."""
+    dynamic: bool | None = None
+    """Whether graphs are for inputs of all sizes. None: a graph for each set of sizes, up to the
+    recompile limit of PyTorch, and one for all others."""
+    _functions: dict[tuple[Any, ...], Callable[..., Any]] = attrs.field(init=False, factory=dict)
+
+    def __call__(self, state: State) -> Any:
+        """Call the model on the batch."""
+        call = partial(self._call, state.model, state.frozen)
+        return state.evolve_unchecked(model=call).forward()
+
+    def _call(self, model: nn.Module, frozen: frozenset[str], *args: Any, **kwargs: Any) -> Any:
+        mode = model.training, frozen
+        sizes = self._sizes(mode, (args, kwargs)) if self.dynamic is None else None
+        key = (*mode, sizes)
+        function = self._functions.get(key)
+        if function is not None:
+            return _watch(function, model, *args, **kwargs)
+        first, before = not self._functions, _count_graphs()
+        function = self._functions[key] = self._compiled(model, sizes)
+        outputs = _watch(function, model, *args, **kwargs)
+        if first and _count_graphs() == before:
+            warn_user(
+                f"torch.compile compiles nothing of {type(model).__name__}; find the cause with "
+                "TORCH_LOGS=graph_breaks, or pass compile=False.",
+                CompilationWarning,
+            )
+        return outputs
+
+    def _sizes(self, mode: tuple[bool, frozenset[str]], inputs: Any) -> Sizes | None:
+        """Return the sizes of the inputs, or None where they are one set of sizes too many."""
+        sizes = tuple(tensor.shape for tensor in tensors_of(inputs))
+        if (*mode, sizes) in self._functions:
+            return sizes
+        if (*mode, None) in self._functions:
+            return None
+        most = torch._dynamo.config.recompile_limit
+        if sum(key[:2] == mode for key in self._functions) < most:
+            return sizes
+        warn_user(
+            f"the model has been compiled for {most} sets of input sizes; others share a graph "
+            "with dynamic sizes from now on, and after a resume, results may differ in the last "
+            "bits. Pass compile={'dynamic': True} for such a graph from the start.",
+            CompilationWarning,
+        )
+        return None
+
+    def _compiled(self, model: nn.Module, sizes: Sizes | None) -> Callable[..., Any]:
+        call = _fresh_call(f"{type(model).__name__}_{'train' if model.training else 'eval'}")
+        dynamic = self.dynamic if self.dynamic is not None or sizes is not None else True
+        options: dict[str, Any] = {**copied(self.options), "dynamic": dynamic, **_ISOLATION}
+        compiled: Callable[..., Any] = torch.compile(call, **options)
+        return compiled
+
+
+_ISOLATION = (
+    {"isolate_recompiles": True}
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters  # torch >= 2.12
+    else {}
+)
+
+
+def _count_graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+# --- what PyTorch would do silently ---
+
+
+def _watch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a compiled function; notice hooks of modules, and warn where it is compiled too often.
+
+    By default, PyTorch ignores hooks that are registered or removed after a compilation, and logs
+    that it runs calls eagerly.
+    """
+    config = torch._dynamo.config
+    held, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+    try:
+        outputs = function(*args, **kwargs)
+    except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+        _limits.reached.clear()
+        add_note(error, f"{_HINT}.")
+        raise
+    finally:
+        config.skip_nnmodule_hook_guards = held
+    if _limits.reached:
+        _limits.warn()
+    return outputs
+
+
+class _Limits(logging.Handler):
+    """Finds the records that PyTorch logs when a function is compiled too often."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reached: list[tuple[Any, ...]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the arguments of a record about a limit."""
+        if str(record.msg).startswith("torch._dynamo hit config.") and len(record.args or ()) > 3:
+            self.reached.append(tuple(record.args or ())[:4])
+
+    def warn(self) -> None:
+        """Warn about the limits that were reached."""
+        reached, self.reached = self.reached, []
+        for limit, most, function, reason in reached:
+            guard = str(reason).partition("\n")[0].partition("#")[0].strip()
+            warn_user(
+                f"torch.compile has reached {limit}={most} in {function}, and calls that fit no "
+                f"graph run eagerly from now on; the guard that failed last was {guard}. {_HINT}.",
+                CompilationWarning,
+            )
+
+
+_limits = _Limits()

@@ -1,0 +1,78 @@
+"""The forward pass: how a run computes outputs and losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.core._notes import add_note
+from composable.core.batch import map_tensors
+from composable.core.loss import ModelLoss, OutputLoss
+from composable.core.precision import Precision
+from composable.core.state import State
+from composable.functional._checks import LOW_PRECISION
+
+__all__ = ["ForwardPass", "explain_float16"]
+
+
+def compute_loss(state: State, outputs: Any) -> Tensor:
+    """Compute the loss of the batch."""
+    return state.loss_fn(outputs, state.batch)  # type: ignore[misc]
+
+
+@attrs.frozen(eq=False)
+class ForwardPass:
+    """How a run computes outputs and losses, in training, evaluation and prediction."""
+
+    outputs: Callable[[State], Any] = State.forward
+    """Calls the model on the batch of a state."""
+    loss: Callable[[State, Any], Tensor] = compute_loss
+    """Computes the loss of outputs and the batch of a state."""
+
+    def in_precision(self, precision: Precision, device: torch.device) -> "ForwardPass":
+        """Return the forward pass in a precision."""
+        outputs, loss = self.outputs, self.loss
+        if precision.weight_dtype is not None:
+            return attrs.evolve(self, outputs=_with_cast_inputs(outputs, precision))
+        if precision.autocast_dtype is None:
+            return self
+
+        def autocast_outputs(state: State) -> Any:
+            with precision.autocast(device):
+                return outputs(state)
+
+        def autocast_loss(state: State, outputs: Any) -> Tensor:
+            with precision.autocast(device):
+                return loss(state, outputs)
+
+        return ForwardPass(autocast_outputs, autocast_loss)
+
+
+def _with_cast_inputs(outputs: Callable[[State], Any], precision: Precision) -> Any:
+    """Call a model with 16-bit weights.
+
+    Its outputs are cast to float32 for a `loss_fn`, which would lose digits in 16 bits.
+    """
+
+    def cast_outputs(state: State) -> Any:
+        result = outputs(state.evolve_unchecked(batch=precision.cast(state.batch)))
+        own_loss = isinstance(state.loss_fn, (ModelLoss, OutputLoss))
+        return result if own_loss else map_tensors(_to_float32, result)
+
+    return cast_outputs
+
+
+def explain_float16(error: Exception, state: State) -> None:
+    """Add a note to an error that PyTorch may raise because the CPU computes in float16."""
+    if state.device.type == "cpu" and state.precision.scales_loss and type(error) is RuntimeError:
+        add_note(
+            error,
+            f"PyTorch does not implement every operation in float16 on the CPU, which "
+            f"precision={state.precision.name!r} uses; with 'amp_bf16' it does.",
+        )
+
+
+def _to_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in LOW_PRECISION else tensor

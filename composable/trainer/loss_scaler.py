@@ -1,0 +1,157 @@
+"""Loss scaling in a run: scale the loss, unscale gradients, skip the steps that overflow."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.core.precision import Precision
+from composable.core.state import State
+from composable.optim.loss_scaling import unscale_, update_scale
+from composable.optim.stepping import count_skipped_step
+from composable.plan.dispatch import Dispatcher
+from composable.trainer.guards import NonFiniteGuard
+from composable.trainer.parameters import zero_grad
+
+__all__ = ["GradientOverflowError", "LossScaler", "skip_overflow", "unscale_gradients"]
+
+_LOWEST = 2.0**-10
+
+
+class GradientOverflowError(RuntimeError):
+    """Gradients are not finite at any loss scale."""
+
+
+class Overflow(Exception):
+    """Raised before the optimizers step, to skip the batch."""
+
+    def __init__(self, loss: Tensor) -> None:
+        super().__init__()
+        self.loss = loss
+
+
+@attrs.define(eq=False)
+class LossScaler:
+    """The loss scale of a run, and the number of steps that were skipped.
+
+    Args:
+        precision: The precision of the run, which says whether the loss is scaled, and how.
+        device: The device of the run.
+    """
+
+    precision: Precision
+    device: torch.device
+    scale: Tensor = attrs.field(init=False)
+    streak: int = 0
+    """The number of steps without overflow since the scale changed."""
+    num_skipped: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.scale = self._tensor(self.precision.initial_scale)
+
+    def _tensor(self, scale: float) -> Tensor:
+        return torch.tensor(scale, dtype=torch.float32, device=self.device)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the loss is scaled."""
+        return self.precision.scales_loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of the scaled loss."""
+        (loss * self.scale).backward()  # type: ignore[no-untyped-call]
+
+    def unscale(self, state: State) -> bool:
+        """Divide the gradients by the scale, and return whether all are finite."""
+        groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+        parameters = {id(one): one for group in groups for one in group["params"]}
+        gradients = [one.grad for one in parameters.values() if one.grad is not None]
+        return not unscale_(gradients, self.scale).item()
+
+    def update(self, *, overflow: bool) -> None:
+        """Compute the scale of the next step."""
+        precision = self.precision
+        self.scale, self.streak = update_scale(
+            self.scale,
+            self.streak,
+            overflow=overflow,
+            growth_factor=precision.growth_factor,
+            backoff_factor=precision.backoff_factor,
+            growth_interval=precision.growth_interval,
+        )
+
+    def record_skip(self, batch: int) -> dict[str, float]:
+        """Count a skipped step, reduce the scale, and return both as metrics.
+
+        Raises:
+            GradientOverflowError: The scale is so small that it is not what overflows.
+        """
+        self.num_skipped += 1
+        self.update(overflow=True)
+        scale = self.scale.item()
+        if scale < _LOWEST:
+            raise GradientOverflowError(
+                f"the gradients of batch {batch} are not finite, even with a loss scale of "
+                f"{scale:.3g}, while the loss is: a smaller scale will not help. Look for a "
+                "division by 0 or a square root of 0 in the model or its loss, whose gradient is "
+                "NaN, or use precision='amp_bf16', in which large values don't overflow."
+            )
+        return {"precision/loss_scale": scale, "precision/skipped": self.num_skipped}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale, and the counts of steps."""
+        return {
+            "scale": self.scale.item() if self.enabled else None,
+            "streak": self.streak,
+            "num_skipped": self.num_skipped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; a run that scaled nothing has no scale to restore."""
+        if self.enabled and state["scale"] is not None:
+            self.scale, self.streak = self._tensor(state["scale"]), state["streak"]
+            self.num_skipped = state["num_skipped"]
+
+
+def unscale_gradients(
+    gradients: Callable[..., State], scaler: LossScaler, guard: NonFiniteGuard
+) -> Callable[..., State]:
+    """Unscale the gradients of a pass, and end the step if one is not finite.
+
+    A loss that is not finite is left to the guard: no scale would change it.
+    """
+
+    def unscaled(state: State) -> State:
+        state = gradients(state)
+        if scaler.unscale(state):
+            return state
+        if guard.policy != "ignore":
+            guard.check_now(state.loss, state.timestamp.batch)  # type: ignore[arg-type]
+        raise Overflow(state.loss)  # type: ignore[arg-type]
+
+    return unscaled
+
+
+def skip_overflow(
+    step: Callable[[State], State], dispatcher: Dispatcher, scaler: LossScaler
+) -> Callable[[State], State]:
+    """Skip the step of a batch whose gradients overflow, and update the scale after each step.
+
+    The buffers keep what the forward pass wrote, as with `torch.amp.GradScaler`.
+    """
+
+    def guarded(state: State) -> State:
+        try:
+            after = step(state)
+        except Overflow as overflow:
+            zero_grad(state)
+            count_skipped_step(state.optimizers)
+            metrics = scaler.record_skip(state.timestamp.batch)
+            dispatcher.logger.log_metrics(metrics, state.timestamp)
+            return state.evolve_unchecked(loss=overflow.loss, frozen=frozenset())
+        scaler.update(overflow=False)
+        return after
+
+    return guarded

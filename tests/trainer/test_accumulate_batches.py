@@ -1,0 +1,344 @@
+"""`accumulate_batches`: several batches of the loader make one step."""
+
+import attrs
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+from torch.utils.data import DataLoader
+
+from composable import Algorithm, Control, Event, choose, replay
+from composable.algorithms import (
+    EMA,
+    SAM,
+    GradientClipping,
+    LayerFreezing,
+    MixUp,
+    SelectiveBackprop,
+)
+from composable.checkpoint import MismatchError
+from composable.core.key import Key
+from composable.data import WorkerShard, seeded_batches
+from composable.data.grouping import BatchGroup
+from composable.functional import mixup
+from composable.loggers import InMemoryLogger
+from composable.optim import cosine
+from composable.trainer.resume import ChangedRunWarning
+from composable.utils.reproducibility import preserve_rng
+from tests.support.data import IGNORED, batches, examples, noisy_loader, shuffling_loader, stream
+from tests.support.models import CLASSES, FEATURES, linear, mlp, same, weights
+from tests.support.observers import Asks, Trace, Watch
+from tests.support.runs import FullMemory, make_trainer, trained
+
+DOUBLE = torch.float64
+METHODS = {
+    "none": list,
+    "clipping": lambda: [GradientClipping("norm", 0.1)],
+    "average": lambda: [EMA("2ba")],
+    "sam": lambda: [SAM()],
+    "frozen layers": lambda: [LayerFreezing(freeze_start=0.1, freeze_level=0.5)],
+}
+
+
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize(("count", "n"), [(24, 2), (24, 3), (26, 2), (22, 4)])
+def test_equals_microbatches_of_one_batch_bit_for_bit(make, count, n):
+    whole = trained(mlp(dropout=0.3), batches(count, 4 * n), microbatch_size=4, algorithms=make())
+
+    grouped = trained(mlp(dropout=0.3), batches(count, 4), accumulate_batches=n, algorithms=make())
+    assert same(grouped, whole)
+
+
+@pytest.mark.parametrize("precision", ["amp_bf16", "amp_fp16"])
+def test_equals_microbatches_in_a_precision(precision):
+    options = {"precision": precision, "algorithms": [SAM()]}
+    whole = trained(mlp(), batches(24, 8), microbatch_size=4, **options)
+
+    assert same(trained(mlp(), batches(24, 4), accumulate_batches=2, **options), whole)
+
+
+def gradients(loader, **options):
+    watch = Watch(
+        Event.AFTER_TRAIN_BATCH,
+        read=lambda s: ({n: g.clone() for n, g in s.current_gradients().items()}, s.loss),
+    )
+    model = mlp(dtype=DOUBLE)
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    make_trainer(
+        model, loader, optimizers=still, callbacks=watch, max_duration="1ep", **options
+    ).fit()
+    return watch.values
+
+
+@pytest.mark.parametrize("more", [{}, {"grad_accum": 2}, {"microbatch_size": 3}])
+def test_gradients_of_uneven_batches_are_those_of_one_batch(more):
+    sizes = [4, 1, 7, 2, 3]
+    whole = [sum(sizes[:3]), sum(sizes[3:])]
+
+    grouped = gradients(batches(sizes, dtype=DOUBLE), accumulate_batches=3, **more)
+    assert_close(grouped, gradients(batches(whole, dtype=DOUBLE)))
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.score = nn.Linear(FEATURES, CLASSES, dtype=DOUBLE)
+
+    def forward(self, inputs):
+        return self.score(inputs).movedim(-1, 1)
+
+
+def test_tokens_of_batches_of_different_lengths_have_equal_weights():
+    model, torch_seed = Tagger(), torch.Generator().manual_seed(1)
+    loader = []
+    for count, length, padding in ((2, 5, 3), (3, 2, 0), (1, 7, 6)):
+        targets = torch.randint(CLASSES, (count, length), generator=torch_seed)
+        targets[0, :padding] = IGNORED
+        inputs = torch.randn(count, length, FEATURES, generator=torch_seed, dtype=DOUBLE)
+        loader.append((inputs, targets))
+    losses = [cross_entropy(model(x), y, reduction="sum") for x, y in loader]
+    tokens = sum((y != IGNORED).sum() for _, y in loader)
+    expected = torch.autograd.grad(sum(losses) / tokens, model.score.weight)[0]
+
+    watch = Watch(Event.AFTER_TRAIN_BATCH, read=lambda s: s.current_gradients()["score.weight"])
+    make_trainer(
+        model,
+        loader,
+        accumulate_batches=3,
+        loss_mean_over="tokens",
+        callbacks=watch,
+        max_duration="1ba",
+        count_tokens=lambda batch: int((batch[1] != IGNORED).sum()),
+    ).fit()
+    assert_close(watch.values[0], expected)
+
+
+def test_events_counts_and_schedule_are_those_of_steps():
+    trace, memory = Trace(), InMemoryLogger()
+    trainer = make_trainer(
+        loader=batches([4, 4, 4, 4, 2]),
+        accumulate_batches=2,
+        grad_accum=2,
+        callbacks=trace,
+        loggers=memory,
+        schedulers=cosine(),
+        count_tokens=lambda batch: 10 * len(batch[1]),
+        eval_dataloader=batches(4),
+        eval_interval="2ba",
+    )
+    state = trainer.fit()
+
+    now = state.timestamp
+    assert (now.epoch, now.batch, now.sample, now.token, state.epoch_length) == (2, 6, 36, 360, 3)
+    counts = {event: trace.events.count(event) for event in Event}
+    assert counts[Event.BEFORE_DATALOADER] == 6 + 2
+    assert counts[Event.AFTER_DATALOADER] == counts[Event.BEFORE_TRAIN_BATCH] == 10
+    assert counts[Event.BEFORE_FORWARD] == 20
+    assert counts[Event.BATCH_START] == counts[Event.BATCH_END] == 6
+    assert counts[Event.EVAL_START] == 3
+    samples = [
+        now.sample
+        for e, now in zip(trace.events, trace.timestamps, strict=True)
+        if e is Event.BATCH_END
+    ]
+    assert samples == [8, 16, 18, 26, 34, 36]
+    plain = InMemoryLogger()
+    make_trainer(loader=batches([8, 8, 2]), schedulers=cosine(), loggers=plain).fit()
+    assert memory.series("lr-SGD") == plain.series("lr-SGD")
+
+
+def test_an_algorithm_acts_on_each_batch_with_random_numbers_of_its_own():
+    loader, watch = batches(8, 4), Watch(Event.BATCH_START, read=lambda s: s.batch)
+    after = Watch(Event.AFTER_TRAIN_BATCH, read=lambda s: s.batch)
+    make_trainer(
+        loader=loader,
+        accumulate_batches=2,
+        algorithms=MixUp(),
+        callbacks=[watch, after],
+        max_duration="1ba",
+    ).fit()
+
+    assert [x.batches for x in watch.values] == [tuple(loader)]
+    key = Key(17)
+    for i, (inputs, targets) in enumerate(loader):
+        own = (key.fold("batch", i) if i else key).fold("MixUp", 0).generator()
+        expected = mixup(inputs, targets, generator=own)
+        assert torch.equal(after.values[0].batches[i][0], expected.inputs)
+
+
+def doubled(event):
+    """Return an algorithm that doubles the loss at an event."""
+
+    class Doubled(Algorithm):
+        events = frozenset({event})
+        writes = frozenset({"loss_fn"})
+
+        def apply(self, _, state):
+            inner = state.loss_fn
+            return state.evolve(loss_fn=lambda outputs, batch: 2 * inner(outputs, batch))
+
+    return Doubled()
+
+
+@pytest.mark.parametrize(
+    "event", [Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH]
+)
+def test_a_changed_loss_belongs_to_its_batch(event):
+    loader = batches(12, 4, dtype=DOUBLE)  # the last step has one batch
+    once = gradients(loader, accumulate_batches=2)
+    twice = gradients(loader, accumulate_batches=2, algorithms=doubled(event))
+
+    for (_, whole), (_, changed) in zip(once, twice, strict=True):
+        assert_close(changed, 2 * whole)
+
+
+def test_selected_examples_have_the_weight_of_what_is_left():
+    watch = Watch(Event.AFTER_TRAIN_BATCH, read=lambda s: [len(b[1]) for b in s.batch.batches])
+    selects = SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0)
+    make_trainer(
+        loader=batches([8, 4]),
+        accumulate_batches=2,
+        algorithms=[selects, SAM()],
+        callbacks=watch,
+        max_duration="1ep",
+    ).fit()
+    assert watch.values == [[4, 2]]
+
+
+@pytest.mark.parametrize("limit", [2, 3, 4])
+def test_automatic_microbatches_fit_the_largest_batch(limit):
+    options = {"accumulate_batches": 2, "max_duration": "1ep"}
+    loader = batches([4, 3, 4, 4])
+    full = make_trainer(
+        FullMemory(linear(), limit), loader, microbatch_size="auto", **options
+    ).fit()
+
+    size = 4 if limit == 4 else 2
+    assert same(
+        weights(full.model.model), trained(linear(), loader, microbatch_size=size, **options)
+    )
+
+
+class Labelled(WorkerShard):
+    def __init__(self, workers):
+        inputs, targets = examples(22)
+        super().__init__(list(zip(inputs, targets, strict=True)), 4)
+
+
+LOADERS = {
+    "list": lambda: batches(22),
+    "shuffled": lambda: shuffling_loader(22),
+    "noisy": lambda: noisy_loader(22),
+    "stream with state": lambda: DataLoader(Labelled(0), 4),
+}
+
+
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_a_resumed_run_is_exact(make, batch, tmp_path):
+    def build(**options):
+        return make_trainer(mlp(dropout=0.2), make(), accumulate_batches=2, **options)
+
+    expected = trained(mlp(dropout=0.2), make(), accumulate_batches=2)
+    build(save_folder=tmp_path, save_interval="1ba").fit()
+    (point,) = tmp_path.glob(f"*-ba{batch}")
+    assert same(weights(build(load_path=point).fit().model), expected)
+
+    twice = build()
+    twice.fit(duration=f"{batch}ba")
+    assert same(weights(twice.fit(duration=f"{6 - batch}ba").model), expected)
+
+
+def test_a_recorded_step_is_replayed(tmp_path):
+    def train():
+        loader = noisy_loader(22)
+        options = {"save_folder": tmp_path, "save_interval": "2ba", "algorithms": MixUp()}
+        make_trainer(mlp(dropout=0.2), loader, accumulate_batches=2, **options).fit()
+
+    train()
+    assert replay(train, tmp_path, batch=4).same
+
+
+def test_batches_are_those_of_seeded_batches():
+    watch = Watch(Event.AFTER_DATALOADER, read=lambda state: state.inputs)
+    make_trainer(loader=noisy_loader(22), accumulate_batches=4, callbacks=watch).fit()
+
+    with preserve_rng():  # an epoch has two steps of four batches, of which the last has two
+        first = list(seeded_batches(noisy_loader(22), 17, epoch=0))
+        second = list(seeded_batches(noisy_loader(22), 17, epoch=1, first_step=2 * 4))
+    expected = [inputs for inputs, _ in first + second]
+    assert len(watch.values) == len(expected) == 12
+    assert all(map(torch.equal, watch.values, expected))
+
+
+def test_the_number_changes_only_between_epochs(tmp_path):
+    def build(n, **options):
+        return make_trainer(loader=batches(16), accumulate_batches=n, **options)
+
+    build(2, save_folder=tmp_path / "steps", save_interval="1ba").fit()
+    build(2, save_folder=tmp_path / "epochs").fit()
+    with pytest.raises(MismatchError, match=r"batches_per_step is 2.* accumulate_batches=4"):
+        build(4, load_path=tmp_path / "steps" / "ep0-ba1")
+    with pytest.warns(ChangedRunWarning, match=r"accumulate_batches: 2 -> 4"):
+        resumed = build(4, load_path=tmp_path / "epochs" / "ep1-ba2")
+    assert resumed.fit().timestamp.batch == 3
+
+
+def test_ends_an_epoch_between_steps():
+    ends = Asks(Event.BATCH_END, 0, Control.END_EPOCH)
+    state = make_trainer(
+        loader=stream(20), accumulate_batches=2, callbacks=ends, max_duration="2ep"
+    ).fit()
+    assert (state.timestamp.batch, state.epoch_length) == (1 + 3, None)
+
+
+def test_one_composes_nothing():
+    run = make_trainer(accumulate_batches=1)._run
+    assert run.fire_each == run.fire
+    assert not run.microbatches.split
+
+
+def test_a_group_has_no_input():
+    seen = []
+
+    def reads(event, state, logger):
+        if event is Event.BATCH_START:
+            assert type(state.batch) is BatchGroup
+            with pytest.raises(ValueError, match="accumulate_batches"):
+                seen.append(state.inputs)
+
+    make_trainer(accumulate_batches=2, callbacks=reads).fit()
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (None, TypeError)]
+)
+def test_rejects_what_is_no_positive_integer(value, error):
+    with pytest.raises(error, match=f"accumulate_batches={value} must be"):
+        make_trainer(accumulate_batches=value)
+
+
+@attrs.frozen(repr=False)
+class Note(Algorithm):
+    """Records the batches in which it acts."""
+
+    seen: list = attrs.field(factory=list, kw_only=True)
+    events = frozenset({Event.BEFORE_TRAIN_BATCH, Event.AFTER_LOSS, Event.AFTER_TRAIN_BATCH})
+    reads = frozenset({"timestamp"})
+    writes = frozenset()
+
+    def apply(self, event, state):
+        self.seen.append((state.timestamp.batch, self.name))
+        return state
+
+
+def test_choose_draws_one_part_for_all_batches_of_a_step():
+    seen = []
+    parts = [Note(name=name, seen=seen) for name in ("one", "other")]
+    options = {"accumulate_batches": 3, "max_duration": "8ep"}
+    make_trainer(mlp(), batches(24, 4), algorithms=[choose(parts)], **options).fit()
+
+    assert len(set(seen)) == 16  # each of the 16 steps has one part,
+    assert {name for _, name in seen} == {"one", "other"}  # and both were drawn
