@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from composable.integrations.external_loop import LoopAdapter as LoopAdapter
     from composable.integrations.external_loop import (
         UnsupportedRequestError as UnsupportedRequestError,
     )
     from composable.integrations.external_loop import adapt_loop as adapt_loop
+    from composable.integrations.loop_adapter import LoopAdapter as LoopAdapter
 else:
     export_lazily(__name__)

@@ -5,6 +5,7 @@ can neither replace a batch or its loss nor act before an evaluation; `LoopAdapt
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from composable.integrations._hooks import watch_steps
 from composable.integrations._mixins import check_mixin
-from composable.integrations.external_loop import LoopAdapter
+from composable.integrations.loop_adapter import LoopAdapter
 from composable.trainer.arguments import length_of
 
 try:
@@ -86,6 +88,7 @@ class LoopAdapterCallback(TrainerCallback):
 
     def __init__(self, adapter: LoopAdapter) -> None:
         self.adapter = adapter
+        self._watched = ExitStack()
 
     def on_train_begin(
         self,
@@ -99,15 +102,16 @@ class LoopAdapterCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         """Attach to the optimizer, and reject a training that the adapter cannot follow."""
-        if args.gradient_accumulation_steps != 1:
-            raise ValueError(
-                f"gradient_accumulation_steps={args.gradient_accumulation_steps} must be 1, "
-                "because each batch of the loader must be one step: use larger batches."
-            )
-        raw = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
-        self.adapter.follow(raw, epoch_length=length_of(train_dataloader))
+        self.adapter.follow(
+            optimizer,
+            loader_length=length_of(train_dataloader),
+            accumulate_batches=args.gradient_accumulation_steps,
+            precision="amp_bf16" if args.bf16 else "amp_fp16" if args.fp16 else None,
+        )
         self.adapter.check_modules(model)
         self.adapter.check_clock(state.global_step)
+        self._watched.close()  # of a training that failed
+        self._watched = watch_steps(self.adapter, *self.adapter.state.optimizers)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -121,17 +125,9 @@ class LoopAdapterCallback(TrainerCallback):
         """Start an epoch."""
         self.adapter.start_epoch()
 
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Run the algorithms that change gradients."""
-        self.adapter.before_step()
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Run the algorithms after the optimizer step."""
-        self.adapter.after_step()
-
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """End the batch."""
-        self.adapter.end_batch()
+        """End the batch after its last microbatch."""
+        self.adapter.end_step()
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         """End the epoch."""
@@ -139,6 +135,7 @@ class LoopAdapterCallback(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """End the training."""
+        self._watched.close()
         self.adapter.finish()
 
     def on_prediction_step(self, *_: Any, **__: Any) -> None:
@@ -175,6 +172,10 @@ class LoopAdapterMixin:
     def __init__(self, *args: Any, adapter: LoopAdapter, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _check_loss(self)
+        # The loss is a mean over the microbatch, also of models that would use the number of items
+        # in the whole batch: the trainer has to divide it by the number of microbatches.
+        self.model_accepts_loss_kwargs = False
+        self.loss_is_scaled_for_ga = False
         self.adapter = adapter
         self.add_callback(LoopAdapterCallback(adapter))  # type: ignore[attr-defined]
 
@@ -204,6 +205,9 @@ class LoopAdapterMixin:
         t = self.adapter
         outputs = model(**_without(t.start_batch(inputs), t.state.batch_spec.target_key))
         loss = t.loss(outputs.logits)
+        # The trainer divides by the microbatches of this step, of which the last may have fewer.
+        planned = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
+        loss = loss * (getattr(self, "current_gradient_accumulation_steps", planned) / planned)
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:

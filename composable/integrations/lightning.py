@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from composable.integrations._hooks import watch_steps
 from composable.integrations._mixins import check_mixin
-from composable.integrations.external_loop import LoopAdapter
+from composable.integrations.loop_adapter import LoopAdapter
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -23,6 +24,14 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = ["LoopAdapterCallback", "LoopAdapterMixin"]
+
+_PRECISIONS = {
+    "bf16-mixed": "amp_bf16",
+    "16-mixed": "amp_fp16",
+    "bf16-true": "bf16",
+    "16-true": "fp16",
+}
+"""The names in this library of Lightning's precisions."""
 
 
 class LoopAdapterCallback(Callback):
@@ -46,6 +55,10 @@ class LoopAdapterCallback(Callback):
     def __init__(self, adapter: LoopAdapter) -> None:
         self.adapter = adapter
         self._evaluation = ExitStack()
+        self._watched = ExitStack()
+        self._scaled = False
+        self._steps = 0
+        self._accumulated = 1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizer, and reject a training that the adapter cannot follow."""
@@ -54,16 +67,20 @@ class LoopAdapterCallback(Callback):
                 "automatic_optimization=False is not supported: remove the callback, and call the "
                 "transforms in training_step, as in a custom loop."
             )
-        if trainer.accumulate_grad_batches != 1:
-            raise ValueError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} must be 1, because "
-                "each batch of the loader must be one step: use larger batches."
-            )
-        length = trainer.num_training_batches
-        known = length if isinstance(length, int) else None
-        self.adapter.follow(trainer.optimizers[0], epoch_length=known)
+        length, optimizer = trainer.num_training_batches, trainer.optimizers[0]
+        self.adapter.follow(
+            optimizer,
+            loader_length=length if isinstance(length, int) else None,
+            accumulate_batches=trainer.accumulate_grad_batches,
+            precision=_PRECISIONS.get(str(trainer.precision)),
+        )
         self.adapter.check_modules(pl_module)
-        self.adapter.check_clock(trainer.fit_loop.epoch_loop.total_batch_idx + 1)
+        self.adapter.check_clock(trainer.global_step)
+        self._steps = trainer.global_step
+        self._accumulated = trainer.accumulate_grad_batches
+        self._scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        self._watched.close()  # of a training that failed
+        self._watched = watch_steps(self.adapter, optimizer, before=self._scaled)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the adapter, which Lightning saves in its checkpoints."""
@@ -77,16 +94,31 @@ class LoopAdapterCallback(Callback):
         """Start an epoch."""
         self.adapter.start_epoch()
 
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Reject a number of batches in a step that changes during the training.
+
+        Raises:
+            ValueError: It has changed since the start.
+        """
+        if trainer.accumulate_grad_batches != self._accumulated:
+            raise ValueError(
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} must not change during "
+                f"a training that started with {self._accumulated}, because epochs would change "
+                "their length: remove the GradientAccumulationScheduler."
+            )
+
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """Run the algorithms that change gradients."""
-        self.adapter.before_step()
+        if not self._scaled:  # otherwise a hook does so, unless the scaler skips the step
+            self.adapter.before_step()
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Run the algorithms after the optimizer step, and end the batch."""
-        self.adapter.after_step()
-        self.adapter.end_batch()
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """End the batch after its last microbatch."""
+        if trainer.global_step != self._steps:
+            self._steps = trainer.global_step
+            self.adapter.end_step()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the epoch."""
@@ -94,6 +126,7 @@ class LoopAdapterCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the training."""
+        self._watched.close()
         self.adapter.finish()
 
     def _start(self, *_: Any) -> None:

@@ -32,8 +32,18 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 def table():
-    """Return the cells of the table, by loop and algorithm."""
-    lines = [line for line in INTEGRATIONS.read_text().splitlines() if line.startswith("|")]
+    """Return the cells of the table of algorithms, by loop and algorithm."""
+    return cells("loops: written by tools/write_pages.py", "loops")
+
+
+def cells(begin, end):
+    """Return the cells of the table of the page between two marks, by loop and row."""
+    text = (
+        INTEGRATIONS.read_text()
+        .partition(f"<!-- {begin} -->")[2]
+        .partition(f"<!-- end of {end}")[0]
+    )
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
     return {
         (loop, row[0]): cell for row in rows for loop, cell in zip(head[1:], row[1:], strict=True)

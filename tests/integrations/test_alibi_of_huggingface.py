@@ -203,7 +203,7 @@ def test_length_is_that_of_the_config_and_another_one_is_rejected(family):
 
     assert model.config.max_position_embeddings == TABLE
     assert new.config.max_position_embeddings == LONG
-    with pytest.raises(ValueError, match=r"=8 must be 20, for which .* is converted already"):
+    with pytest.raises(ValueError, match=r"=8 must be 20, with which .* is converted already"):
         F.alibi(new, max_sequence_length=TABLE)
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import ResNetConfig, ResNetForImageClassification, TrainingArguments
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from composable.algorithms import EMA, GradientClipping
+from composable.algorithms import EMA
 from composable.integrations.huggingface import LogitsModel, LoopAdapterCallback, LoopAdapterMixin
 from composable.utils.reproducibility import seed_context, seed_step
 from tests.integrations import table
@@ -226,11 +226,3 @@ def test_averaged_weights_are_used_for_evaluation(tmp_path):
 
     assert logged[-1] == pytest.approx(expected)
     assert same(weights(t.model), before)
-
-
-def test_rejects_accumulation(tmp_path):
-    t = start([GradientClipping("norm", 1.0)], resnet(), **KEYS)
-    changes = {"gradient_accumulation_steps": 2}
-
-    with pytest.raises(ValueError, match="gradient_accumulation_steps=2 must be 1"):
-        run(Plain, t, tmp_path, callbacks=[LoopAdapterCallback(t)], arguments=changes)

@@ -5,12 +5,14 @@ from functools import partial
 import lightning.pytorch as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.nn.functional import cross_entropy
 
 from composable.algorithms import EMA, SWA, GradientClipping
 from composable.integrations.external_loop import UnsupportedRequestError
 from composable.integrations.lightning import LoopAdapterCallback, LoopAdapterMixin
 from composable.utils.reproducibility import seed_step
+from tests.integrations.loops import dense_net
 from tests.integrations.table import (
     ASKS,
     SGD,
@@ -160,17 +162,25 @@ def test_weights_are_restored_after_an_exception_in_evaluation():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(
-    ("options", "automatic", "message"),
-    [
-        ({"accumulate_grad_batches": 2}, True, "accumulate_grad_batches=2 must be 1"),
-        ({}, False, "automatic_optimization=False is not supported"),
-    ],
-)
-def test_rejects_accumulation_and_manual_optimization(options, automatic, message):
+def test_rejects_manual_optimization():
     t = start([GradientClipping("norm", 1.0)], image_net())
     module = Plain(t.model)
-    module.automatic_optimization = automatic
+    module.automatic_optimization = False
 
-    with pytest.raises(ValueError, match=message):
-        fit(module, LoopAdapterCallback(t), **options)
+    with pytest.raises(ValueError, match="automatic_optimization=False is not supported"):
+        fit(module, LoopAdapterCallback(t))
+
+
+def test_rejects_accumulation_that_changes():
+    t = start([GradientClipping("norm", 1.0)], image_net())
+
+    with pytest.raises(ValueError, match="accumulate_grad_batches=2 must not change"):
+        fit(Plain(t.model), LoopAdapterCallback(t), GradientAccumulationScheduler({1: 2}))
+
+
+def test_averages_of_bfloat16_weights_are_kept_in_float32():
+    t = start([EMA("2ba")], dense_net())
+    fit(Plain(t.model), LoopAdapterCallback(t), precision="bf16-true", limit_val_batches=0)
+
+    assert {x.dtype for x in weights(t.model).values()} == {torch.bfloat16}
+    assert {x.dtype for x in t.state.memory["EMA"]["average"].values()} == {torch.float32}

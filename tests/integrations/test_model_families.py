@@ -174,6 +174,20 @@ def test_rms_norms_match_the_formula(family):
     assert low.state_dict().keys() == model.state_dict().keys()
 
 
+def test_norm_of_t5_is_computed_in_low_precision():
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    norm = T5LayerNorm(6)
+    norm.weight.data.uniform_(0.5, 2.0)
+    low, inputs = F.low_precision_layernorm(norm), torch.randn(3, 6)
+
+    assert torch.equal(low(inputs), norm(inputs))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(inputs).dtype == torch.float32
+        assert low(inputs).dtype == torch.bfloat16
+        assert_close(low(inputs).float(), norm(inputs), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("eps", [None, 1e-3])
 def test_rms_norm_of_torch_is_computed_in_the_dtype_of_autocast(eps):
     norm = torch.nn.RMSNorm(6, eps=eps)

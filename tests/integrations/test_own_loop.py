@@ -123,7 +123,7 @@ def test_rejects_algorithm(loop, name):
     ("loop", "build"),
     [
         *((loop, partial(loader, shuffle=True)) for loop in LOOPS),
-        ("own loop", partial(noisy_loader, images=True)),
+        *((loop, partial(noisy_loader, images=True)) for loop in LOOPS),
     ],
 )
 def test_loader_draws_as_in_the_trainer(loop, build):

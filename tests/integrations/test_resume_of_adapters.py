@@ -7,16 +7,19 @@ import pytest
 import torch
 import transformers
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 from torch.utils.data import DataLoader
 
-from composable.algorithms import EMA, GradientClipping, MixUp
+from composable.algorithms import EMA, GradientClipping
 from composable.integrations.huggingface import STATE_NAME
 from composable.integrations.huggingface import LoopAdapterCallback as HuggingFaceCallback
 from composable.integrations.huggingface import LoopAdapterMixin as HuggingFaceMixin
 from composable.integrations.lightning import LoopAdapterCallback, LoopAdapterMixin
 from tests.integrations import table, test_huggingface
-from tests.integrations.table import SGD, SIX, evaluated, loader, probe, start
-from tests.integrations.test_own_loop import row
+from tests.integrations.loops import Run, dense_net, trained
+from tests.integrations.table import SETS, SGD, SIX, evaluated, loader, probe, start
+from tests.integrations.test_own_loop import LOOPS, row
+from tests.support.data import noisy_loader
 from tests.support.models import same
 
 pytestmark = [
@@ -29,6 +32,16 @@ pytestmark = [
 ]
 STEPS = 6
 """Two epochs of three batches."""
+REMEMBERING = ["EMA", "SWA", "LayerFreezing", "ProgressiveResizing", SIX]
+"""Algorithms with a clock or a memory."""
+RESUMED = [
+    *((name, 4, 1) for name in REMEMBERING),
+    (SIX, 2, 1),
+    (SIX, 3, 1),
+    (SIX, 1, 2),
+    ("EMA", 3, 2),
+]
+"""Each with the step at which it resumes, and the batches of a step."""
 
 
 def saved_and_loaded(tree):
@@ -73,6 +86,29 @@ def test_own_loop_resumes_exactly(name, stop):
     assert second.state.timestamp.batch == whole.state.timestamp.batch
     inputs = table.probe(name)
     assert same(evaluated(second, inputs), evaluated(whole, inputs))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_prepared_loaders_resume_exactly_with_random_datasets(loop, stop):
+    def parts(saved=None):
+        t, optimizer = row(SIX)
+        for part, state in zip((t, t.model, optimizer), saved or (), strict=False):
+            part.load_state_dict(state)
+        prepare, _ = LOOPS[loop]()
+        _, wrapped, data = prepare(t.model, optimizer, noisy_loader(images=True))
+        return t, wrapped, data, optimizer
+
+    whole, wrapped, data, _ = parts()
+    train(whole, wrapped, data)
+    first, wrapped, data, optimizer = parts()
+    train(first, wrapped, data, until=stop)
+    saved = [saved_and_loaded(one.state_dict()) for one in (first, first.model, optimizer)]
+    second, wrapped, data, _ = parts(saved)
+    train(second, wrapped, data)
+    whole.end_batch(), second.end_batch()
+
+    assert same(evaluated(second, probe()), evaluated(whole, probe()))
 
 
 def test_state_is_not_saved_in_a_batch_or_an_evaluation():
@@ -175,15 +211,50 @@ def fit(module, folder, *callbacks, path=None, **options):
     trainer.fit(module, Resumable(loader().dataset, 4), loader(), ckpt_path=path)
 
 
-@pytest.mark.parametrize("step", [2, 3, 4])
-def test_lightning_resumes_exactly(step, tmp_path):
-    whole = table.begin(SIX)
-    fit(Module(whole), tmp_path)
-    resumed = table.begin(SIX)
-    fit(Module(resumed), tmp_path / "2", path=tmp_path / f"step={step}.ckpt")
+@pytest.mark.parametrize(("name", "step", "accumulate_batches"), RESUMED)
+def test_lightning_resumes_exactly(name, step, accumulate_batches, tmp_path):
+    options = {"accumulate_grad_batches": accumulate_batches}
+    whole = table.begin(name)
+    fit(Module(whole), tmp_path, **options)
+    resumed = table.begin(name)
+    fit(Module(resumed), tmp_path / "2", path=tmp_path / f"step={step}.ckpt", **options)
 
-    assert resumed.state.timestamp.batch == STEPS
+    assert resumed.state.timestamp.batch == whole.state.timestamp.batch
     assert same(evaluated(resumed, probe()), evaluated(whole, probe()))
+
+
+@pytest.mark.parametrize(("step", "accumulate_batches"), [(2, 1), (4, 1), (1, 2), (3, 2)])
+def test_lightning_callback_resumes_exactly(step, accumulate_batches, tmp_path):
+    def train(folder, path=None):
+        run = Run([EMA("2ba"), GradientClipping("norm", 0.1)], net=dense_net)
+        t = run.adapter(run.net(), epoch_length=None)
+        options = {"path": path, "accumulate_grad_batches": accumulate_batches}
+        fit(Alone(t), folder, LoopAdapterCallback(t), **options)
+        return t
+
+    whole = train(tmp_path)
+    resumed = train(tmp_path / "2", tmp_path / f"step={step}.ckpt")
+
+    assert resumed.state.timestamp.batch == whole.state.timestamp.batch
+    assert same(trained(resumed), trained(whole))
+
+
+@pytest.mark.parametrize(("precision", "scale"), [("bf16", 1), ("fp16", 4.0), ("fp16", 2.0**19)])
+@pytest.mark.parametrize("step", [1, 3])
+def test_lightning_resumes_exactly_in_mixed_precision(precision, scale, step, tmp_path):
+    def train(path, ckpt_path=None):
+        run = Run(SETS["EMA"], net=dense_net, precision=precision, scale=scale, examples=10)
+        t = run.adapter(run.net())
+        plugin = MixedPrecision(
+            "bf16-mixed" if precision == "bf16" else "16-mixed", "cpu", run.scaler()
+        )
+        fit(Module(t), path, path=ckpt_path, plugins=[plugin])
+        return t
+
+    whole = train(tmp_path)
+    resumed = train(tmp_path / "2", tmp_path / f"step={step}.ckpt")
+
+    assert same(trained(resumed), trained(whole))
 
 
 def test_lightning_resumes_exactly_from_the_end_of_an_epoch(tmp_path):
@@ -223,8 +294,8 @@ def begin(algorithms):
     return start(algorithms, test_huggingface.resnet(), **test_huggingface.KEYS)
 
 
-def trainer_of(kind, t, folder, **options):
-    changes = {"save_strategy": "steps", "save_steps": 1}
+def trainer_of(kind, t, folder, *, changes=(), **options):
+    changes = {"save_strategy": "steps", "save_steps": 1, **dict(changes)}
     arguments = test_huggingface.arguments(folder)
     for name, value in changes.items():
         setattr(arguments, name, value)
@@ -237,14 +308,22 @@ def trainer_of(kind, t, folder, **options):
     )
 
 
-@pytest.mark.parametrize("step", [2, 3, 4])
-def test_hugging_face_resumes_exactly(step, tmp_path):
-    algorithms = [MixUp(), EMA("2ba"), GradientClipping("norm", 0.1)]
-    whole = begin(algorithms)
-    trainer_of(Composed, whole, tmp_path, adapter=whole).train()
-    resumed = begin(algorithms)
-    made = trainer_of(Composed, resumed, tmp_path / "2", adapter=resumed)
-    made.train(str(tmp_path / f"checkpoint-{step}"))
+@pytest.mark.parametrize(("name", "step", "accumulate_batches"), RESUMED)
+def test_hugging_face_resumes_exactly(name, step, accumulate_batches, tmp_path):
+    def train(folder, checkpoint=None):
+        t = begin(SETS[name])
+        made = trainer_of(
+            Composed,
+            t,
+            folder,
+            changes={"gradient_accumulation_steps": accumulate_batches},
+            adapter=t,
+        )
+        made.train(checkpoint)
+        return t
+
+    whole = train(tmp_path)
+    resumed = train(tmp_path / "2", str(tmp_path / f"checkpoint-{step}"))
 
     assert resumed.state.timestamp.batch == whole.state.timestamp.batch
     inputs = test_huggingface.probe()
@@ -263,16 +342,26 @@ def test_hugging_face_resumes_from_the_last_checkpoint(tmp_path):
     )
 
 
-def test_hugging_face_callback_resumes_with_the_state_only(tmp_path):
-    algorithms = [GradientClipping("norm", 0.1)]
-    t = begin(algorithms)
-    trainer_of(Plain, t, tmp_path, callbacks=[HuggingFaceCallback(t)]).train()
-    resumed, folder = begin(algorithms), tmp_path / "checkpoint-4"
-    made = trainer_of(Plain, resumed, tmp_path, callbacks=[HuggingFaceCallback(resumed)])
+@pytest.mark.parametrize(("step", "accumulate_batches"), [(4, 1), (3, 2)])
+def test_hugging_face_callback_resumes_with_the_state_only(step, accumulate_batches, tmp_path):
+    def build():
+        t = begin([GradientClipping("norm", 0.1)])
+        callbacks, changes = (
+            [HuggingFaceCallback(t)],
+            {"gradient_accumulation_steps": accumulate_batches},
+        )
+        return t, trainer_of(Plain, t, tmp_path, changes=changes, callbacks=callbacks)
 
-    with pytest.raises(RuntimeError, match="resumes at step 4, and the algorithms are at batch 0"):
+    whole, made = build()
+    made.train()
+    resumed, made = build()
+    folder = tmp_path / f"checkpoint-{step}"
+    message = f"resumes at step {step}, and the algorithms are at batch 0"
+    with pytest.raises(RuntimeError, match=message):
         made.train(str(folder))
 
+    resumed, made = build()
     resumed.load_state_dict(torch.load(folder / STATE_NAME, weights_only=True))
     made.train(str(folder))
-    assert resumed.state.timestamp.batch == STEPS
+    assert resumed.state.timestamp.batch == whole.state.timestamp.batch
+    assert same(trained(resumed), trained(whole))

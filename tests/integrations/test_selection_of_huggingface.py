@@ -8,13 +8,14 @@ from torch.utils.data import default_collate
 
 from composable import Event, Trainer
 from composable.algorithms import SelectiveBackprop
+from tests.support.hugging_face import WORDS, build
 from tests.support.observers import Watch
 
 transformers = pytest.importorskip("transformers")
 
 EXAMPLES = [
     {
-        "input_ids": torch.randint(30, (8,), generator=torch.Generator().manual_seed(i)),
+        "input_ids": torch.randint(WORDS, (8,), generator=torch.Generator().manual_seed(i)),
         "labels": torch.tensor(i % 3),
     }
     for i in range(8)
@@ -24,15 +25,7 @@ EXAMPLES = [
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        config = transformers.BertConfig(
-            vocab_size=30,
-            hidden_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=8,
-            num_labels=3,
-        )
-        self.bert = transformers.BertForSequenceClassification(config)
+        self.bert = build("bert as a classifier", num_labels=3)
 
     def forward(self, batch):
         return self.bert(**batch)

@@ -1,0 +1,63 @@
+"""The batches of loaders that Accelerate and Fabric have prepared."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from composable.core.key import Key
+from composable.data.fetching import is_map_style
+from composable.data.order import seeded_batches
+
+__all__ = ["batches_of"]
+
+_PREPARED = {
+    "DataLoaderShard": ("base_dataloader", "iteration"),  # of Accelerate
+    "_FabricDataLoader": ("_dataloader", "_num_iter_calls"),
+}
+"""Classes of loaders, with the names of the `DataLoader` inside and of the count of epochs."""
+
+
+def batches_of(
+    loader: Any, key: Key, *, epoch: int, first_step: int = 0, skip: int = 0
+) -> Iterator[Any]:
+    """Iterate over an epoch as `seeded_batches` does, also inside a prepared loader.
+
+    A prepared loader fetches ahead, and moves batches to its device. Only the `DataLoader` in it
+    knows when the batch of a step is fetched, so that the random numbers of datasets are those of
+    the step.
+
+    Args:
+        loader: The loader.
+        key: The key of the run.
+        epoch: The epoch, from 0.
+        first_step: The number of batches that were fetched in earlier epochs.
+        skip: The number of batches of this epoch to skip.
+    """
+    batches = partial(seeded_batches, seed=key, epoch=epoch, first_step=first_step, skip=skip)
+    inner, count = _PREPARED.get(type(loader).__name__, ("", ""))
+    if not is_map_style(getattr(loader, inner, None)):
+        return batches(loader)
+    copy = object.__new__(type(loader))  # the given loader is not changed
+    vars(copy).update(vars(loader))
+    vars(copy).update({inner: _Seeded(getattr(loader, inner), batches), count: epoch})
+    return iter(copy)
+
+
+class _Seeded:
+    """A `DataLoader` whose iteration is that of `seeded_batches`."""
+
+    def __init__(
+        self, loader: DataLoader[Any], batches: Callable[[DataLoader[Any]], Iterator[Any]]
+    ) -> None:
+        self.loader, self.batches = loader, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)

@@ -1,0 +1,138 @@
+"""What an external loop refuses: requests, events that it does not fire, and misplaced models."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from composable.core.event import Event
+from composable.optim.building import check_optimizers
+from composable.plan.plan import Plan
+
+__all__ = [
+    "UnsupportedRequestError",
+    "check_optimizer",
+    "modules_only_in",
+    "refuse_calls",
+    "refuse_request",
+    "refuse_requests",
+    "refuse_unfired",
+    "refuse_without_batch",
+    "refuse_without_loss",
+]
+
+_OF_THE_BATCH = (
+    Event.AFTER_DATALOADER,
+    Event.BATCH_START,
+    Event.BEFORE_TRAIN_BATCH,
+    Event.BEFORE_FORWARD,
+)
+_OF_THE_LOSS = (
+    Event.AFTER_FORWARD,
+    Event.BEFORE_LOSS,
+    Event.AFTER_LOSS,
+    Event.BEFORE_BACKWARD,
+)
+_REQUESTS = {
+    "second_pass": "a second pass over the batch, at other weights",
+    "lr_override": "a step with other learning rates",
+}
+
+
+class UnsupportedRequestError(RuntimeError):
+    """An algorithm requests something that only the `Trainer` of this library can do."""
+
+
+# --- requests ---
+
+
+def refuse_requests(plan: Plan) -> None:
+    """Raise if an algorithm declares a request that an external loop does not support."""
+    for algorithm in plan.algorithms:
+        for request in _REQUESTS.keys() & set(algorithm.writes):
+            refuse_request(request, algorithm.name)
+
+
+def refuse_request(request: str, who: str = "an algorithm") -> None:
+    """Raise an UnsupportedRequestError for a field of the state."""
+    raise UnsupportedRequestError(
+        f"{who} requests {_REQUESTS[request]} (state.{request}), which an external loop does not "
+        "support; use the Trainer, or write it into the loop with the function of "
+        "composable.functional. See docs/integrations.md for what works where."
+    )
+
+
+# --- events that a loop does not fire ---
+
+
+def refuse_without_batch(plan: Plan) -> None:
+    """Raise if an algorithm needs `t.start_batch`, in a loop that does not call it."""
+    refuse_unfired(plan, _OF_THE_BATCH, "a step", "t.start_batch(batch)")
+    refuse_unfired(plan, (Event.BATCH_END,), "a step", "t.start_batch(batch)", reads="batch")
+
+
+def refuse_without_loss(plan: Plan) -> None:
+    """Raise if an algorithm needs `t.loss`, in a loop that does not call it."""
+    refuse_unfired(plan, _OF_THE_LOSS, "a step", "t.loss(outputs)")
+    refuse_unfired(plan, (Event.INIT,), "a step", "t.loss(outputs)", writes="loss_fn")
+
+
+def refuse_unfired(
+    plan: Plan,
+    events: Iterable[Event],
+    what: str,
+    call: str,
+    *,
+    reads: str | None = None,
+    writes: str | None = None,
+) -> None:
+    """Raise if an algorithm acts, reads or writes at an event that a loop does not fire."""
+    for event in events:
+        for algorithm in plan.transforms(event):
+            if writes is not None and writes not in algorithm.writes:
+                continue
+            if reads is not None and reads not in algorithm.reads:
+                continue
+            raise RuntimeError(
+                f"{algorithm.name} acts at {event.name}, and this loop made {what} without "
+                f"{call}; call it, use the mixin of composable.integrations, or drop "
+                f"{algorithm.name}. See docs/integrations.md for what works where."
+            )
+
+
+# --- models and optimizers ---
+
+
+def check_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
+    """Return the optimizer, without a wrapper such as Accelerate's, which has no hooks."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer={optimizer!r} must be a torch.optim.Optimizer of the model's parameters."
+        )
+    check_optimizers([optimizer], model)
+    return optimizer
+
+
+def modules_only_in(model: nn.Module, other: nn.Module) -> list[nn.Module]:
+    """List the modules of a model that another model does not have."""
+    others = {id(module) for module in other.modules()}
+    return [module for module in model.modules() if id(module) not in others]
+
+
+def refuse_calls(modules: Iterable[nn.Module], until: ExitStack) -> None:
+    """Raise if one of the modules is called with gradients, until a stack is closed."""
+    for module in modules:
+        until.callback(module.register_forward_pre_hook(_refuse_replaced).remove)
+
+
+def _refuse_replaced(module: nn.Module, inputs: Any) -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"the loop calls {type(module).__name__} of the model that was passed to adapt_loop, "
+            "which the algorithms have replaced; train t.model instead."
+        )

@@ -1,0 +1,64 @@
+"""The part of the state that the checkpoints of other loops hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composable.checkpoint.errors import CheckpointError
+from composable.checkpoint.tree import pack, unpack
+from composable.core.key import Key
+from composable.core.state import State
+from composable.core.time import Timestamp
+
+__all__ = ["device_of", "pack_state", "place", "unpack_state"]
+
+_SAVED: dict[str, type] = {
+    "timestamp": Timestamp,
+    "previous_timestamp": Timestamp,
+    "key": Key,
+    "memory": dict,
+    "metrics": dict,
+}
+
+
+def pack_state(state: State) -> dict[str, Any]:
+    """Return the clock, the seed and the memory as plain containers and tensors."""
+    tensors, data = pack({name: getattr(state, name) for name in _SAVED})
+    return {"tensors": tensors, "data": data}
+
+
+def unpack_state(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the state that `pack_state` has packed.
+
+    Raises:
+        ValueError: `saved` is not a value of `pack_state`.
+    """
+    try:
+        fields: dict[str, Any] = unpack(saved["tensors"], saved["data"])
+        valid = {name: type(fields[name]) for name in _SAVED} == _SAVED
+    except (CheckpointError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"saved must be the value of t.state_dict(): {error!r}") from error
+    if not valid or fields.keys() != _SAVED.keys():
+        raise ValueError(f"saved must be the value of t.state_dict(), with {', '.join(_SAVED)}.")
+    return fields
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the first parameter."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def place(state: State, *, memory: bool) -> State:
+    """Return the state on the device of its model; also its memory, which may be loaded."""
+    state = state.evolve(device=device_of(state.model))
+    return state.evolve(memory=_moved(state.memory, state.device)) if memory else state
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _moved(value, device) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_moved(value, device) for value in tree)
+    return tree.to(device) if isinstance(tree, Tensor) else tree

@@ -1,0 +1,266 @@
+"""The events of the steps of an external loop."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import attrs
+from torch import Tensor, nn
+
+from composable.core.event import Event
+from composable.core.key import Key
+from composable.core.loss import check_loss
+from composable.core.state import State
+from composable.integrations._accumulation import Accumulation
+from composable.integrations._refusals import (
+    refuse_calls,
+    refuse_request,
+    refuse_without_batch,
+    refuse_without_loss,
+)
+from composable.plan.plan import Plan
+from composable.trainer.parameters import drop_batch, frozen_parameters, write_gradients
+from composable.utils.reproducibility import seed_step
+
+__all__ = ["StepEvents"]
+
+_IN_BATCH = (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
+
+
+@attrs.define(eq=False)
+class StepEvents:
+    """Fires the events of a step, in the order in which an external loop calls the methods."""
+
+    plan: Plan
+    """The plan of the algorithms."""
+    state: State
+    """The state of the run."""
+    _fire: Callable[[Event, State], State]
+    _last: Event = Event.FIT_START
+    """The last event of the batch, as far as the next call depends on it."""
+    _outer: State | None = None
+    """The state at `BATCH_START`, with the batch before mixing."""
+    _whole: State | None = None
+    """The state before `BEFORE_FORWARD`."""
+    _replaced: list[nn.Module] = attrs.field(factory=list)
+    """The modules of the given model that surgery replaced, until the first step."""
+    _watched: ExitStack = attrs.field(factory=ExitStack)
+    """Removes the hooks of the replaced modules."""
+    _frozen: ExitStack = attrs.field(factory=ExitStack)
+    """Restores the parameters that are frozen in this batch."""
+    _micro: Accumulation = attrs.field(factory=Accumulation)
+    """The microbatches of this step."""
+    _stepped_early: int = 0
+    """After how many microbatches the last step came, if after too few."""
+    _unstepped: bool = False
+    """Whether the loop skipped the last step, so that it may have left gradients."""
+    _key: Key = Key(0)
+    """The key of the run."""
+    _started: float = 0.0
+    _samples: int = 0
+
+    @property
+    def model(self) -> nn.Module:
+        """The model to train: the given one, or the result of surgery."""
+        return self.state.model
+
+    def start_batch(self, batch: Any) -> Any:
+        """Start a batch, or the next microbatch, and return it as the algorithms change it.
+
+        Raises:
+            ValueError: There is no optimizer.
+            RuntimeError: An algorithm requests something that this loop does not support, or the
+                optimizer stepped after too few batches.
+        """
+        self._check_followed("t.start_batch(batch)")
+        self.end_complete_batch()
+        first = self._last not in _IN_BATCH
+        state = self._start_step() if first else self._next_microbatch()
+        index = len(self._micro.sizes)
+        self._samples += state.batch_spec.count(batch)
+        state = self._fire(Event.AFTER_DATALOADER, state.evolve(batch=batch))
+        self._outer = state = self._fire(Event.BATCH_START, state) if first else state
+        state = self._fire(Event.BEFORE_TRAIN_BATCH, state)
+        if first and state.frozen:
+            self._frozen.enter_context(frozen_parameters(state))
+        elif not first:
+            state = state.evolve(frozen=self.state.frozen)  # of the whole step
+        self._whole = state = state.evolve(key=self._key)
+        self._micro.sizes.append(state.batch_spec.count(state.batch))
+        state = self._fire(Event.BEFORE_FORWARD, state)
+        if state.model is not self.model:
+            raise RuntimeError(
+                "an algorithm replaced the model during training, and the external loop still "
+                "trains the old one; in an external loop, models can be replaced at INIT only. "
+                "StochasticDepth replaces it in its warm-up: pass drop_warmup=0.0."
+            )
+        if state.second_pass is not None:
+            refuse_request("second_pass")
+        self._advance(Event.BEFORE_FORWARD, state)
+        if first:
+            refuse_calls(self._replaced, self._watched)
+        seed_step(self._key, state.timestamp.batch, index)
+        return state.batch
+
+    def loss(self, outputs: Any) -> Tensor:
+        """Compute the loss of the current batch, for `backward`.
+
+        With `accumulate_batches`, divide it by this number before `backward`, as most libraries do;
+        it is weighted so that the gradients are those of the mean over all examples of the step.
+
+        Args:
+            outputs: The outputs of the model for the batch of `epoch` or `start_batch`.
+
+        Raises:
+            RuntimeError: There is no batch, or its loss has been computed already.
+            ValueError: There is no loss function.
+        """
+        if self._last is not Event.BEFORE_FORWARD:
+            raise RuntimeError(
+                "t.loss(outputs) was called twice for one batch, or without one; call it once for "
+                "every batch of t.epoch(loader). To step once for several batches, pass "
+                "accumulate_batches= there."
+            )
+        state = self._fire(Event.AFTER_FORWARD, self.state.evolve(outputs=outputs))
+        state = self._fire(Event.BEFORE_LOSS, state)
+        if state.loss_fn is None:
+            raise ValueError(
+                f"t.loss(outputs) needs a loss; pass loss_fn to adapt_loop, or give "
+                f"{type(state.model).__name__} a method loss(outputs, batch)."
+            )
+        with state.precision.autocast(state.device):
+            loss = check_loss(state.loss_fn(state.outputs, state.batch))
+        state = self._fire(Event.AFTER_LOSS, state.evolve(loss=loss))
+        self._advance(Event.BEFORE_BACKWARD, self._fire(Event.BEFORE_BACKWARD, state))
+        weighted = self._micro.weigh(self.state.loss)  # type: ignore[arg-type]
+        if self._unstepped and len(self._micro.sizes) == 1:
+            weighted.register_hook(self._check_cleared)  # type: ignore[no-untyped-call]
+        return weighted
+
+    def before_step(self) -> None:
+        """Let algorithms change the gradients, right before the optimizer's step.
+
+        Raises:
+            RuntimeError: An algorithm acts at an event that this loop does not fire, or this is the
+                second call for a step.
+        """
+        if self._last is Event.BEFORE_OPTIMIZER_STEP:
+            raise RuntimeError(
+                "t.before_step() was called twice for one step; use one LoopAdapterCallback. The "
+                "mixins add it themselves."
+            )
+        self._watched.close()
+        self._replaced = []
+        if self._last not in _IN_BATCH:
+            refuse_without_batch(self.plan)
+        if self._last is not Event.BEFORE_BACKWARD:
+            refuse_without_loss(self.plan)
+        state = self._after_microbatch()
+        if self._micro.losses:
+            groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+            self._micro.rescale(parameter for group in groups for parameter in group["params"])
+        state = self._fire(Event.BEFORE_OPTIMIZER_STEP, self._after_train_batch(state))
+        if state.lr_override is not None:
+            refuse_request("lr_override")
+        if state.gradients is not None:
+            write_gradients(state)
+        self._unstepped = False
+        self._advance(Event.BEFORE_OPTIMIZER_STEP, state)
+
+    def after_step(self) -> None:
+        """Fire the events after the optimizer's step."""
+        state = self._fire(Event.AFTER_OPTIMIZER_STEP, self.state)
+        self._advance(Event.BEFORE_ZERO_GRAD, self._fire(Event.BEFORE_ZERO_GRAD, state))
+
+    def end_complete_batch(self) -> None:
+        """End the batch if its step was taken, or if it has all of its microbatches."""
+        if self._last is Event.BEFORE_ZERO_GRAD or self._micro.complete:
+            self.end_batch()
+
+    def end_batch(self) -> None:
+        """Count the batch and update averages; do nothing if no batch was started."""
+        if self._last is Event.BEFORE_ZERO_GRAD:
+            self._count(self._fire(Event.AFTER_ZERO_GRAD, self.state.evolve(gradients=None)))
+        elif self._last in _IN_BATCH:
+            self.skip_step()
+
+    def skip_step(self) -> None:
+        """Count a batch whose step the loop skipped, without the events of the step.
+
+        The weights are those before it. The `Trainer` counts a step that overflowed likewise.
+        """
+        self._unstepped = True
+        self._count(self._restored(self._after_microbatch()))
+
+    def _start_step(self) -> State:
+        if self._stepped_early:
+            raise RuntimeError(
+                f"the optimizer stepped after {self._stepped_early} batches in the middle of an "
+                f"epoch, and accumulate_batches={self._micro.accumulate_batches}, so the length of "
+                "the epoch and the gradients would be wrong; pass the number of batches of a step."
+            )
+        self._micro.start()
+        self._key, self._samples = self.state.key, 0
+        self._started = time.perf_counter()
+        return self.state
+
+    def _next_microbatch(self) -> State:
+        """Return the state before the next microbatch, with a key for what changes the batch."""
+        state = self._fire(Event.BEFORE_DATALOADER, drop_batch(self._after_microbatch()))
+        return state.evolve(key=self._key.of_batch(len(self._micro.sizes)))
+
+    def _after_microbatch(self) -> State:
+        """Return the state after the backward pass, with the batch before its loss."""
+        state, whole = self.state, self._whole
+        if self._last is Event.BEFORE_BACKWARD:
+            state = state.evolve(loss=state.loss.detach())  # type: ignore[union-attr]
+        if whole is not None:
+            state = state.evolve(batch=whole.batch, loss_fn=whole.loss_fn)
+        return self._fire(Event.AFTER_BACKWARD, state)
+
+    def _after_train_batch(self, state: State) -> State:
+        """Return the state after all microbatches, with the batch before mixing."""
+        if self._micro.losses:
+            state = state.evolve(loss=self._micro.mean_loss())
+        return self._restored(self._fire(Event.AFTER_TRAIN_BATCH, state))
+
+    def _restored(self, state: State) -> State:
+        outer = self._outer
+        return state if outer is None else state.evolve(batch=outer.batch, loss_fn=outer.loss_fn)
+
+    def _count(self, state: State) -> None:
+        started, sizes = self._outer is not None, self._micro.sizes
+        early = self._last is Event.BEFORE_ZERO_GRAD and started and not self._micro.complete
+        self._stepped_early = len(sizes) if early else 0
+        seconds = time.perf_counter() - self._started if started else 0.0
+        now = state.timestamp.next_batch(self._samples, seconds=seconds)
+        state = state.evolve(timestamp=now, previous_timestamp=state.timestamp, frozen=frozenset())
+        self._frozen.close()
+        self._watched.close()
+        state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
+        self._outer = self._whole = None
+        state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
+        self._advance(Event.BEFORE_DATALOADER, state)
+
+    def _check_cleared(self, _: Tensor) -> None:
+        """Raise if a backward pass adds to the gradients of a batch without a step."""
+        groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
+        held = [parameter.grad for group in groups for parameter in group["params"]]
+        if any(grad is not None and bool(grad.any()) for grad in held):
+            raise RuntimeError(
+                "the gradients of an earlier batch, after which the optimizer did not step, would "
+                "be added to those of this batch; call optimizer.zero_grad() where a step is "
+                "skipped. If the loop steps once for n batches, pass accumulate_batches=n to "
+                "t.epoch, and step at the end of an epoch too."
+            )
+
+    def _advance(self, event: Event, state: State) -> None:
+        self._last, self.state = event, state
+
+    def _check_followed(self, call: str) -> None:
+        if not self.state.optimizers:
+            raise ValueError(
+                f"{call} needs an optimizer; pass it to adapt_loop, or call t.follow(optimizer) "
+                "first. In another trainer, LoopAdapterCallback does so: add it, or the mixin."
+            )

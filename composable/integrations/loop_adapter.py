@@ -1,0 +1,276 @@
+"""The algorithms around the epochs, evaluations and checkpoints of an external loop."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+from torch import nn
+from torch.optim import Optimizer
+
+from composable.core.evaluation_mode import evaluation_mode
+from composable.core.event import Event
+from composable.core.precision import Precision
+from composable.integrations._hooks import watch_steps
+from composable.integrations._lending import lent
+from composable.integrations._loaders import batches_of
+from composable.integrations._refusals import check_optimizer, refuse_unfired
+from composable.integrations._saved_state import pack_state, place, unpack_state
+from composable.integrations._step import StepEvents
+from composable.trainer import arguments as check
+
+__all__ = ["LoopAdapter"]
+
+_BETWEEN_BATCHES = (Event.FIT_START, Event.BEFORE_DATALOADER)
+
+
+@attrs.define(eq=False)
+class LoopAdapter(StepEvents):
+    """Algorithms in an external training loop; `adapt_loop` returns it.
+
+    A handwritten loop needs `model`, `epoch`, `loss` and `evaluating`. `epoch` calls the other
+    methods; an adapter of another trainer calls them itself, from the hooks of that trainer. An
+    algorithm whose events a loop does not fire raises an error at the first step.
+    """
+
+    _resumed: bool = False
+    """Whether a state was loaded, and no epoch has been started since."""
+    _lending: bool = False
+    """Whether the model holds the weights for an evaluation."""
+
+    # --- for a handwritten loop ---
+
+    def epoch(self, loader: Iterable[Any], *, accumulate_batches: int = 1) -> Iterator[Any]:
+        """Iterate over a loader once, and return each batch as the algorithms change it.
+
+        The order of the batches and the random numbers of the model are those of a `Trainer` with
+        this seed: the global generators are seeded for every epoch and batch. During the
+        iteration, hooks observe the steps of the optimizer. An epoch that is left by `break` ends
+        when the next one begins.
+
+        After `load_state_dict`, the first call returns the remaining batches of the epoch: none if
+        the state was saved after its last step.
+
+        Args:
+            loader: The batches.
+            accumulate_batches: The number of batches for each step of the optimizer; the last step
+                of an epoch may have fewer. Divide the value of `loss` by it.
+
+        Raises:
+            ValueError: There is no optimizer, or `accumulate_batches` is less than 1.
+        """
+        check.check_loader("loader", loader)
+        self._check_followed("t.epoch(loader)")
+        self._set_lengths(check.length_of(loader), accumulate_batches)
+        if self._resumed and self.state.timestamp.batch_in_epoch == self.state.epoch_length:
+            self._resumed = False
+            self.end_epoch()  # saved after its last batch: none remains
+            return
+        self.start_epoch()
+        now = self.state.timestamp
+        try:
+            with watch_steps(self, *self.state.optimizers):
+                for batch in batches_of(
+                    loader,
+                    self.state.key,
+                    epoch=now.epoch,
+                    first_step=(now.batch - now.batch_in_epoch) * accumulate_batches,
+                    skip=now.batch_in_epoch * accumulate_batches,
+                ):
+                    yield self.start_batch(batch)
+                    self.end_complete_batch()
+        finally:
+            self._watched.close()
+            self._frozen.close()
+        self.end_epoch()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Give the model the averaged weights, in evaluation mode and without gradients.
+
+        All holders of the model (you, Fabric, a trainer) see them; its own weights and modes are
+        restored afterwards. A batch whose step was taken is ended first.
+        """
+        with self.evaluation_weights() as model, evaluation_mode(model):
+            yield model
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the clock, the seed and the memory of the algorithms: for a checkpoint.
+
+        Save it next to the model and the optimizer. It consists of plain containers and tensors, so
+        `torch.load` reads it with `weights_only=True`. A batch whose step was taken is ended first.
+
+        Raises:
+            RuntimeError: A batch was started and its step was not taken, or the model holds the
+                weights of an evaluation.
+        """
+        self._end_stepped_batch()
+        if self._last not in _BETWEEN_BATCHES:
+            raise RuntimeError(
+                "t.state_dict() was called in the middle of a batch, which cannot be resumed; call "
+                "it after optimizer.step()."
+            )
+        if self._lending:
+            raise RuntimeError(
+                "t.state_dict() was called while the model holds the weights of an evaluation, "
+                "which a checkpoint must not save for training; call it after t.evaluating()."
+            )
+        return pack_state(self.state)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore the value of `state_dict`; load the model and the optimizer as well.
+
+        Args:
+            saved: The value of `state_dict`, of an adapter with the same arguments. Its seed
+                replaces that of this adapter.
+
+        Raises:
+            ValueError: It is not the value of `state_dict`.
+        """
+        fields = unpack_state(saved)
+        self._frozen.close()
+        self._outer = self._whole = None
+        self._resumed = True
+        self._advance(Event.BEFORE_DATALOADER, self.state.evolve(**fields))
+        self.state = place(self.state, memory=self._resumed)
+
+    # --- for adapters, in the order of a step ---
+
+    def follow(
+        self,
+        optimizer: Optimizer,
+        *,
+        loader_length: int | None = None,
+        accumulate_batches: int = 1,
+        precision: str | None = None,
+    ) -> None:
+        """Set what a loop creates itself: the optimizer, the batches of its epochs, its precision.
+
+        Args:
+            optimizer: The optimizer, also wrapped by Accelerate.
+            loader_length: The number of batches of the loader.
+            accumulate_batches: The number of batches for each step of the optimizer.
+            precision: The precision of the loop; by default that of `adapt_loop`.
+        """
+        if precision is not None:
+            self.state = self.state.evolve(precision=Precision(precision))
+        self.state = self.state.evolve(optimizers=(check_optimizer(optimizer, self.model),))
+        self._set_lengths(loader_length, accumulate_batches)
+        self.state = place(self.state, memory=self._resumed)
+
+    def check_clock(self, step: int) -> None:
+        """Check that the algorithms resume where the loop does.
+
+        Args:
+            step: The number of batches that the loop has trained on. 0 starts a training.
+
+        Raises:
+            RuntimeError: The algorithms are at another batch.
+        """
+        now = self.state.timestamp.batch
+        if step and step != now:
+            raise RuntimeError(
+                f"the loop resumes at step {step}, and the algorithms are at batch {now}, so "
+                "schedules and averages would be wrong; pass the value of t.state_dict() that was "
+                "saved with this checkpoint to t.load_state_dict."
+            )
+
+    def check_modules(self, trained: nn.Module) -> None:
+        """Check that the model that a loop trains holds modules of the adapter's model.
+
+        Raises:
+            ValueError: It does not.
+        """
+        if not {*map(id, trained.modules())} & {*map(id, self.model.modules())}:
+            raise ValueError(
+                f"{type(trained).__name__} has no module of t.model, so the changes of the "
+                "algorithms to the model would have no effect; build it with t.model (or a part of "
+                "it), not with the model that was passed to adapt_loop."
+            )
+
+    def start_epoch(self) -> None:
+        """Start an epoch, and end one that was left early.
+
+        Raises:
+            RuntimeError: An algorithm replaced the model that the loop trains.
+        """
+        self.end_batch()
+        self.state = place(self.state, memory=self._resumed)
+        resumed, self._resumed = self._resumed, False
+        self._stepped_early = 0
+        if self.state.timestamp.batch_in_epoch not in (0, self.state.epoch_length) and resumed:
+            return
+        if self.state.timestamp.batch_in_epoch:
+            self.end_epoch()
+        state = self.state
+        if state.timestamp.epoch_in_iteration == 0:
+            state = self._fire(Event.ITERATION_START, state)
+        state = self._fire(Event.EPOCH_START, state)
+        if state.model is not self.model:
+            raise RuntimeError(
+                "an algorithm replaced the model at EPOCH_START, and the external loop still "
+                "trains the old one; in an external loop, models can be replaced at INIT only."
+            )
+        self._advance(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[nn.Module]:
+        """Give the model the averaged weights; the loop sets modes and gradients itself."""
+        self._end_stepped_batch()
+        outer = self.state
+        state = self._fire(Event.EVAL_BEFORE_ALL, outer)
+        state = self._fire(Event.EVAL_START, state)
+        self._lending = True
+        try:
+            with lent(outer.model, state.model):
+                yield outer.model
+        finally:
+            self._lending = False
+        state = self._fire(Event.EVAL_AFTER_ALL, self._fire(Event.EVAL_END, state))
+        self.state = outer.evolve(memory=state.memory, metrics=state.metrics)
+
+    def check_evaluating(self) -> None:
+        """Check that an evaluation is inside `evaluating` if an algorithm has weights for it.
+
+        Raises:
+            RuntimeError: It is not.
+        """
+        if not self._lending:
+            refuse_unfired(
+                self.plan, (Event.EVAL_START,), "an evaluation", "t.evaluating() around it"
+            )
+
+    def end_epoch(self) -> None:
+        """Count the epoch."""
+        self.end_batch()
+        state = self.state.evolve(timestamp=self.state.timestamp.next_epoch())
+        state = self._fire(Event.EPOCH_END, state)
+        self.state = self._fire(Event.EPOCH_CHECKPOINT, state)
+
+    def finish(self) -> None:
+        """Fire the events at the end of training."""
+        self.end_batch()
+        state = self.state.evolve(timestamp=self.state.timestamp.next_iteration())
+        for event in (Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END):
+            state = self._fire(event, state)
+        self.state = state
+
+    def end_step(self) -> None:
+        """End the batch after the last microbatch of a step, also if the step was skipped.
+
+        A loop whose own count of steps has changed calls it: a callback sees no skipped step.
+        """
+        if self._last in _BETWEEN_BATCHES:
+            self.skip_step()
+        else:
+            self.end_batch()
+
+    def _end_stepped_batch(self) -> None:
+        if self._last is Event.BEFORE_ZERO_GRAD:
+            self.end_batch()
+
+    def _set_lengths(self, loader_length: int | None, accumulate_batches: int) -> None:
+        count = check.check_positive("accumulate_batches", accumulate_batches)
+        self._micro.accumulate_batches = count or 1
+        if self.state.epoch_length is None and loader_length is not None:
+            self.state = self.state.evolve(epoch_length=-(-loader_length // accumulate_batches))
