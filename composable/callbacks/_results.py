@@ -4,7 +4,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["check_known", "find_result", "full_name", "is_better", "mode_of"]
+__all__ = [
+    "check_known",
+    "declare_modes",
+    "declared_modes",
+    "find_result",
+    "full_name",
+    "is_better",
+    "known_mode",
+    "mode_of",
+]
 
 _LOWER = r"loss|error|perplexity|distance|(?<![a-z])(err|mae|mse|rmse|nll|ppl|wer|cer|fid)(?![a-z])"
 _HIGHER = (
@@ -30,6 +39,22 @@ def mode_of(metric: str, mode: Any, argument: str = "mode", name: str = "monitor
         >>> mode_of("eval/loss", None), mode_of("eval/top5", None)
         ('min', 'max')
     """
+    found = known_mode(metric, mode, argument)
+    if found is None:
+        raise ValueError(
+            f"{argument}=None requires a metric whose name tells whether lower or higher is "
+            "better, such as 'loss' or 'accuracy', or that declares higher_is_better, and "
+            f"{name}={metric!r} does not; pass {argument}='min' or {argument}='max'."
+        )
+    return found
+
+
+def known_mode(metric: str, mode: Any, argument: str = "mode") -> str | None:
+    """Return the mode as `mode_of` does, or None if the name does not determine it.
+
+    Raises:
+        ValueError: `mode` has another value.
+    """
     if isinstance(mode, str) and mode in ("min", "max"):
         return mode
     if mode is not None:
@@ -37,12 +62,39 @@ def mode_of(metric: str, mode: Any, argument: str = "mode", name: str = "monitor
     own = (metric.partition("/")[2] or metric).lower()  # without the label of the evaluator
     lower, higher = re.search(_LOWER, own), re.search(_HIGHER, own)
     if bool(lower) is bool(higher):
-        raise ValueError(
-            f"{argument}=None requires a metric whose name tells whether lower or higher is "
-            f"better, such as 'loss' or 'accuracy', and {name}={metric!r} does not; pass "
-            f"{argument}='min' or {argument}='max'."
-        )
+        return None
     return "min" if lower else "max"
+
+
+def declared_modes(evaluators: Iterable[Any]) -> dict[str, str]:
+    """Return the modes that metrics declare, as those of torchmetrics do by `higher_is_better`.
+
+    Args:
+        evaluators: The evaluators, with their metrics.
+
+    Returns:
+        The modes by the full names of results.
+    """
+    named = {
+        f"{one.label}/{name}": getattr(metric, "higher_is_better", None)
+        for one in evaluators
+        for name, metric in (one.metrics or {}).items()
+    }
+    return {
+        name: "max" if higher else "min" for name, higher in named.items() if type(higher) is bool
+    }
+
+
+def declare_modes(callbacks: Iterable[Any], evaluators: Iterable[Any]) -> None:
+    """Pass the modes that metrics declare to the callbacks that compare results.
+
+    Raises:
+        ValueError: The mode of a result is unknown.
+    """
+    modes = declared_modes(evaluators)
+    for callback in callbacks:
+        if hasattr(callback, "declare_modes"):
+            callback.declare_modes(modes)
 
 
 def is_better(mode: str, value: float, best: float | None, min_delta: float = 0.0) -> bool:

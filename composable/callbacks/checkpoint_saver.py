@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import Tensor
 
-from composable.callbacks._results import find_result, full_name, is_better, mode_of
+from composable.callbacks._results import find_result, full_name, is_better, known_mode, mode_of
 from composable.checkpoint import folders
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.filters import without
@@ -66,7 +66,8 @@ class CheckpointSaver(Callback):
         metric: The evaluation result that selects the best checkpoint: "eval/accuracy". A better
             one is saved after its evaluation, whatever the interval.
         mode: Whether a higher ("max") or a lower ("min") metric is better. Default: determined by
-            the name of the metric, such as "loss", "error", "accuracy" or "f1".
+            `higher_is_better` of the metric, or by its name, such as "loss", "error", "accuracy" or
+            "f1".
 
     Raises:
         ValueError: An argument has an invalid value.
@@ -104,7 +105,8 @@ class CheckpointSaver(Callback):
         self.background = _check_flag("background", background)
         self.on_error = _check_choice("on_error", on_error, ("raise", "warn"))
         self.metric = None if metric is None else full_name("metric", metric)
-        self.mode = mode_of(self.metric or "loss", mode, name="metric")
+        self.mode = known_mode(self.metric or "loss", mode)
+        self._given_mode = mode
         self.wanted = False
         """Whether a save is requested and not yet done."""
         self.dry_run: Callable[[str, Callable[[], Mapping[str, Any]]], object] | None = None
@@ -117,6 +119,19 @@ class CheckpointSaver(Callback):
         self._ran = False
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
+
+    def declare_modes(self, modes: Mapping[str, str]) -> None:
+        """Use the mode that the metric declares, unless one was passed.
+
+        Args:
+            modes: The declared modes by the full names of results.
+
+        Raises:
+            ValueError: The mode is neither passed nor declared, and the name does not determine it.
+        """
+        if self.metric is not None:
+            mode = self._given_mode or modes.get(self.metric)
+            self.mode = mode_of(self.metric, mode, name="metric")
 
     # --- when ---
 
@@ -161,7 +176,9 @@ class CheckpointSaver(Callback):
 
     def _is_better(self) -> bool:
         best = None if self._best is None else self._best[1]
-        return self._measured is not None and is_better(self.mode, self._measured, best)
+        if self._measured is None or self.metric is None:
+            return False
+        return is_better(mode_of(self.metric, self.mode, name="metric"), self._measured, best)
 
     # --- saving ---
 

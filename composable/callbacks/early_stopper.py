@@ -5,7 +5,7 @@ from fractions import Fraction
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from composable.callbacks._results import full_name, is_better, mode_of
+from composable.callbacks._results import full_name, is_better, known_mode, mode_of
 from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
@@ -31,14 +31,15 @@ class EarlyStopper(Callback):
         monitor: The name of the result: "accuracy", or with the label of its evaluator,
             "eval/accuracy".
         dataloader_label: The label of the evaluator. Default: the one in `monitor`, or "eval".
-        mode: "min" if lower is better, "max" if higher is better. Default: determined by the name
-            of the result, such as "loss", "error", "accuracy" or "f1".
+        mode: "min" if lower is better, "max" if higher is better. Default: what the metric declares
+            as `higher_is_better`, or determined by the name of the result, such as "loss",
+            "error", "accuracy" or "f1".
         min_delta: The minimum improvement, at least 0.
         patience: The maximum time without improvement: "3ep", "500ba", "0.1dur".
 
     Raises:
-        ValueError: An argument has an invalid value, the name does not determine the mode, or the
-            evaluator has no result of that name.
+        ValueError: An argument has an invalid value, nothing determines the mode, or the evaluator
+            has no result of that name.
 
     Example:
         >>> from composable.callbacks import EarlyStopper
@@ -60,7 +61,8 @@ class EarlyStopper(Callback):
             raise TypeError(f"monitor={monitor!r} must be the name of a metric, such as 'loss'.")
         if not (dataloader_label is None or isinstance(dataloader_label, str)):
             raise TypeError(f"dataloader_label={dataloader_label!r} must be a str or None.")
-        self.mode = mode_of(monitor, mode)
+        self.mode = known_mode(monitor, mode)
+        self._given_mode = mode
         check_range("min_delta", min_delta, 0)
         if dataloader_label is None and "/" in monitor:
             dataloader_label, _, monitor = full_name("monitor", monitor).partition("/")
@@ -72,6 +74,18 @@ class EarlyStopper(Callback):
         """The best result so far."""
         self._since: Any = None
         self._results: Any = None
+
+    def declare_modes(self, modes: Mapping[str, str]) -> None:
+        """Use the mode that the metric declares, unless one was passed.
+
+        Args:
+            modes: The declared modes by the full names of results.
+
+        Raises:
+            ValueError: The mode is neither passed nor declared, and the name does not determine it.
+        """
+        name = f"{self.dataloader_label}/{self.monitor}"
+        self.mode = mode_of(name, self._given_mode or modes.get(name))
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Discard the results of an earlier run."""
@@ -93,7 +107,8 @@ class EarlyStopper(Callback):
                 f"{self.dataloader_label!r}: one of {sorted(results)}."
             )
         now, patience = progress(state, self.patience)
-        better = is_better(self.mode, results[self.monitor], self.best, self.min_delta)
+        mode = mode_of(self.monitor, self.mode)
+        better = is_better(mode, results[self.monitor], self.best, self.min_delta)
         if self._since is None or better:
             self._since = now
         if better:

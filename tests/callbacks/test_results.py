@@ -34,7 +34,7 @@ def test_given_mode_is_used(name):
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_mode_is_required_where_the_name_does_not_determine_it(name, tmp_path):
     with pytest.raises(ValueError, match="pass mode='min' or mode='max'"):
-        EarlyStopper(name)
+        make_trainer(callbacks=EarlyStopper(name))
     with pytest.raises(ValueError, match="pass save_best_mode='min'"):
         make_trainer(save_folder=tmp_path, save_best=f"eval/{name}")
 
@@ -112,11 +112,16 @@ def test_warns_if_the_evaluator_of_a_saver_never_ran(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EarlyStopper("foo"), r"^mode=None requires .* monitor='foo' does not; pass mode="),
         (
-            lambda: CheckpointSaver("a", metric="eval/foo"),
+            lambda: make_trainer(callbacks=EarlyStopper("foo")),
+            "^mode=None requires .* monitor='eval/foo' does not; pass mode=",
+        ),
+        (
+            lambda: make_trainer(callbacks=CheckpointSaver("a", metric="eval/foo")),
             "^mode=None .* metric='eval/foo' does not",
         ),
+        (lambda: EarlyStopper("loss", mode="low"), "^mode='low' must be"),
+        (lambda: CheckpointSaver("a", mode="low"), "^mode='low' must be"),
         (
             lambda: make_trainer(save_folder="a", save_best="eval/foo"),
             "^save_best_mode=None .* save_best='eval/foo' does not; pass save_best_mode=",
