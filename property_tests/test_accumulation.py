@@ -13,9 +13,9 @@ from composable.algorithms import GhostBatchNorm
 from composable.core.batch import map_tensors
 from tests.support.algorithm_cases import algorithm_sets, cases_on, problems
 from tests.support.data import IGNORED, batches
-from tests.support.models import CLASSES, FEATURES, mlp
+from tests.support.models import CLASSES, FEATURES, mlp, same
 from tests.support.observers import Watch
-from tests.support.runs import PROBLEMS, make_trainer
+from tests.support.runs import PROBLEMS, make_trainer, trained
 from tests.support.strategies import few, seeds
 
 DOUBLE = torch.float64
@@ -55,6 +55,27 @@ def test_microbatches_give_the_gradients_of_the_plain_loss_of_the_batch(split, c
         expected.append((dict(zip(names, gradients, strict=True)), loss.detach()))
 
     assert_close(gradients_of(model, loader, **split), expected)
+
+
+uneven = st.lists(st.integers(1, 5), min_size=1, max_size=6)
+
+
+@given(uneven, st.integers(2, 4), splits() | st.just({}))
+def test_batches_of_the_loader_give_the_gradients_of_one_batch(sizes, n, split):
+    together = [sum(sizes[i : i + n]) for i in range(0, len(sizes), n)]
+    grouped = batches(sizes, dtype=DOUBLE)
+
+    ours = gradients_of(mlp(dtype=DOUBLE), grouped, accumulate_batches=n, **split)
+    assert_close(ours, gradients_of(mlp(dtype=DOUBLE), batches(together, dtype=DOUBLE)))
+
+
+@given(st.integers(1, 20), st.integers(1, 4), st.integers(2, 4), seeds)
+def test_batches_of_the_loader_are_microbatches_bit_for_bit(count, size, n, seed):
+    options = {"seed": seed, "max_duration": "2ep"}
+    whole = trained(mlp(dropout=0.5), batches(count, n * size), microbatch_size=size, **options)
+
+    grouped = trained(mlp(dropout=0.5), batches(count, size), accumulate_batches=n, **options)
+    assert same(grouped, whole)
 
 
 def sees_microbatches(case):

@@ -1,14 +1,21 @@
 """Laws of data: its order and its random numbers are functions of the seed and the epoch."""
 
-from itertools import chain
+from itertools import chain, islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from composable.data import GlobalBatchSampler, PerExample, seeded_batches
+from composable.data import (
+    GlobalBatchSampler,
+    PerExample,
+    WorkerShard,
+    read_loader_state,
+    seeded_batches,
+)
 from tests.data.loaders import Noisy
+from tests.data.streams import Stateful, noisy
 from tests.support.strategies import seeds
 
 counts = st.integers(1, 13)
@@ -57,6 +64,45 @@ def test_workers_change_neither_order_nor_random_numbers(
     now = {"epoch": epoch, "first_step": 7 * epoch, "skip": skip}
 
     assert list(seeded_batches(loader, seed, **now)) == whole[skip:]
+
+
+def read_stream(make, size, workers, *, seed, epoch, **options):
+    """Return the batches of a stream, and its loader."""
+    loader = DataLoader(make(), size, collate_fn=list, num_workers=workers)
+    return seeded_batches(loader, seed, epoch=epoch, first_step=7 * epoch, **options), loader
+
+
+@settings(max_examples=10)
+@given(counts, sizes, seeds, epochs, st.sampled_from([0, 0, 2]), st.booleans(), st.data())
+def test_stream_resumes_from_the_state_of_its_dataset(
+    count, size, seed, epoch, workers, sharded, data
+):
+    def make():
+        return WorkerShard(Stateful(shares=[count]), size) if sharded else Stateful(count)
+
+    options = {"seed": seed, "epoch": epoch}
+    whole = list(read_stream(make, size, workers, **options)[0])
+    skip = data.draw(st.integers(0, len(whole)))
+    batches, loader = read_stream(make, size, workers, **options)
+    trained = list(islice(batches, skip))
+    state = read_loader_state(loader)
+    batches.close()
+
+    rest, _ = read_stream(make, size, workers, skip=skip, loader_state=state, **options)
+    assert trained + list(rest) == whole
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@settings(max_examples=6)
+@given(counts, sizes, seeds, epochs, st.sampled_from([1, 2, 3]))
+def test_workers_of_a_sharded_stream_change_nothing(count, size, seed, epoch, workers):
+    def make():
+        return WorkerShard(range(count), size, transform=noisy)
+
+    whole, ours = (
+        list(read_stream(make, size, number, seed=seed, epoch=epoch)[0]) for number in (0, workers)
+    )
+    assert ours == whole
 
 
 @given(counts, sizes, sizes, seeds, seeds, epochs)

@@ -25,7 +25,9 @@ from tests.support.runs import make_trainer
 from tests.support.strategies import requests, wishes
 
 # Requests are drawn at random: some can't be met.
-pytestmark = pytest.mark.filterwarnings("ignore::composable.UnsupportedRequestWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::composable.UnsupportedRequestWarning", "ignore:Cosine is measured in epochs"
+)
 
 LETTERS = {event: chr(ord("Ā") + i) for i, event in enumerate(Event)}
 

@@ -57,6 +57,7 @@ from tests.support.runs import PROBLEMS, VISION, adam, plain_loop, sgd, trained
 pytestmark = [
     pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning"),
     pytest.mark.filterwarnings("ignore::composable.data.order.ReplayedBatchesWarning"),
+    pytest.mark.filterwarnings("ignore:Cosine is measured in epochs"),  # of a stream
 ]
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

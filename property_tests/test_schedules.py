@@ -1,16 +1,31 @@
 """Law: the learning rate of batch k is the schedule at k times the initial one, and no more."""
 
 import math
+from fractions import Fraction
 from functools import partial
 
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
 from composable import Clock, Control, Event
-from composable.optim import constant, cosine, linear, step
+from composable.optim import (
+    constant,
+    cosine,
+    cosine_restarts,
+    exponential,
+    linear,
+    multi_step,
+    one_minus_sqrt,
+    per_group,
+    polynomial,
+    scale_schedule,
+    step,
+    warmup_stable_decay,
+)
+from composable.optim.periodic import Step
 from tests.support.data import batches
 from tests.support.models import mlp
 from tests.support.observers import Watch
@@ -44,6 +59,9 @@ def scheduled_runs(draw):
     def done(k):
         return float(k > ramp) if end <= ramp else min((k - ramp) / (end - ramp), 1.0)
 
+    def cycle(periods):
+        return max(periods - math.floor(periods + 1e-9), 0.0)
+
     schedule, start, after = draw(
         st.sampled_from(
             [
@@ -59,9 +77,42 @@ def scheduled_runs(draw):
                     lambda k: b + (1 - b) * (1 + math.cos(math.pi * done(k))) / 2,
                 ),
                 (step(step_size, a, warmup=warmup), 1.0, lambda k: a ** ((k + 1e-9) // size)),
+                (
+                    polynomial(a, b, duration=duration, warmup=warmup),
+                    1.0,
+                    lambda k: b + (1 - b) * (1 - done(k)) ** a,
+                ),
+                (
+                    one_minus_sqrt(b, duration=duration, warmup=warmup),
+                    1.0,
+                    lambda k: b + (1 - b) * (1 - math.sqrt(done(k))),
+                ),
+                (
+                    warmup_stable_decay(
+                        duration, b, shape="linear", duration=duration, warmup="0ba"
+                    ),
+                    1.0,
+                    lambda k: b + (1 - b) * (1 - min(k / end, 1)),
+                ),
+                (
+                    multi_step([warmup, duration], a, warmup=warmup),
+                    1.0,
+                    lambda k: a ** ((k + 1e-9 >= ramp) + (k + 1e-9 >= end)),
+                ),
+                (
+                    exponential(a, step_size, warmup=warmup),
+                    1.0,
+                    lambda k: a ** ((k - ramp) / size),
+                ),
+                (
+                    cosine_restarts(step_size, 1, b, warmup=warmup),
+                    1.0,
+                    lambda k: b + (1 - b) * (1 + math.cos(math.pi * cycle((k - ramp) / size))) / 2,
+                ),
             ]
         )
     )
+    ramp = 0 if not schedule.warmup.value else ramp
     return epochs, length, schedule, lambda k: start * k / ramp if k < ramp else after(k)
 
 
@@ -146,3 +197,57 @@ def in_own_loop(epochs, length, schedule, initial):
         optimizer.step()
         scheduler.step()
     return rates
+
+
+@given(scheduled_runs())
+def test_warmup_rises_from_0_and_ends_at_the_start_of_the_schedule(run):
+    epochs, length, schedule, _ = run
+    whole = [
+        Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)
+        for k in range(epochs * length + 1)
+    ]
+    rising = [schedule(clock) for clock in whole if not clock.reached(schedule.warmup)]
+
+    assert rising == sorted(set(rising))
+    assert all(0 <= value < schedule.start for value in rising)
+    if rising:
+        assert rising[0] == 0
+        ends = Clock.at(batch=len(rising), max_duration=f"{epochs}ep", epoch_length=length)
+        exactly = ends.fraction_of(schedule.warmup) == 1
+        falls_at_once = getattr(schedule, "milestones", ()) or isinstance(schedule, Step)
+        assert not exactly or falls_at_once or schedule(ends) == schedule.start
+
+
+@given(scheduled_runs(), st.sampled_from([2, 3, 5]))
+def test_scaled_schedule_at_a_multiple_of_k_is_the_schedule_at_k(run, factor):
+    epochs, length, schedule, _ = run
+    scaled = scale_schedule(schedule, factor)
+
+    for k in range(epochs * length + 1):
+        short = Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)
+        long = Clock.at(batch=k * factor, max_duration=f"{epochs * factor}ep", epoch_length=length)
+        assert scaled(long) == schedule(short)
+        assert scale_schedule(scaled, 1 / Fraction(factor))(short) == schedule(short)
+
+
+@given(scheduled_runs(), scheduled_runs(), st.booleans())
+def test_group_follows_its_own_schedule_and_the_common_ones(run, other, common):
+    epochs, length, first, _ = run
+    second = other[2]
+    last = [Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length) for k in (0,)]
+    assume(not any(second.outlasts(clock) for clock in last))
+    model = mlp()
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.5, "name": "first"},
+        {"params": model[3].parameters(), "lr": 0.25},
+    ]
+    schedules = [per_group({"first": first}, second), *([constant(0.5)] if common else [])]
+
+    try:
+        expected = [[first(clock), second(clock)] for clock in clocks(epochs, length)]
+    except ValueError:  # the second one does not fit into the run of the first
+        assume(False)
+    rates = rates_used(epochs, length, schedules, model=model, optimizers=torch.optim.SGD(groups))
+
+    shared = 0.5 if common else 1.0
+    assert_close(rates, [[0.5 * a * shared, 0.25 * b * shared] for a, b in expected])

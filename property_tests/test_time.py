@@ -154,6 +154,8 @@ def test_the_timestamp_of_a_run_counts_what_the_loader_gave(count, size, epochs,
     assert (now.epoch, now.batch) == (epochs, epochs * len(loader))
     assert (now.sample, now.token) == (epochs * count, 2 * epochs * count)
     assert now.iteration == epochs // iteration
+    assert now.epoch_in_iteration == epochs % iteration
+    assert now.token_in_iteration == 2 * count * now.epoch_in_iteration
     assert [t.batch for t in ended] == list(range(1, epochs * len(loader) + 1))
     assert [t.batch_in_epoch for t in ended] == list(range(1, len(loader) + 1)) * epochs
     assert [t.epoch for t in ended] == [e for e in range(epochs) for _ in loader]
