@@ -36,12 +36,20 @@ ADAPTERS = {
         "composable/functional/images/_kernels.py",
         "tests/functional/test_compiled.py",
     ],
+    "torchmetrics": [
+        "tests/models/test_glue.py",
+    ],
     "transformers": [
         "composable/integrations/huggingface.py",
+        "composable/models/huggingface.py",
+        "docs/models.md",
+        "property_tests/test_own_losses.py",
         "tests/integrations/test_alibi_of_huggingface.py",
         "tests/integrations/test_encodings.py",
         "tests/integrations/test_gated_linear_units_of_huggingface.py",
         "tests/integrations/test_huggingface.py",
+        "tests/models/test_huggingface.py",
+        "tests/trainer/test_huggingface_models.py",
     ],
 }
 ABSENT = [library for library in ADAPTERS if importlib.util.find_spec(library) is None]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from composable import integrations as integrations
     from composable import loggers as loggers
     from composable import metrics as metrics
+    from composable import models as models
     from composable import optim as optim
     from composable import runs as runs
     from composable import testing as testing
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from composable.core.event import Event as Event
     from composable.core.key import Key as Key
     from composable.core.logger import Logger as Logger
+    from composable.core.precision import Precision as Precision
     from composable.core.state import FrozenStateError as FrozenStateError
     from composable.core.state import State as State
     from composable.core.time import Clock as Clock
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from composable.plan.plan import IdleAlgorithmWarning as IdleAlgorithmWarning
     from composable.plan.plan import Plan as Plan
     from composable.replay import replay as replay
+    from composable.trainer.compilation import CompilationWarning as CompilationWarning
     from composable.trainer.run import UnsupportedRequestWarning as UnsupportedRequestWarning
     from composable.trainer.trainer import Trainer as Trainer
 else:

@@ -3,16 +3,17 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
-from composable import Callback, Event
+from composable import Callback, Event, Precision
 from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothing, MixUp
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
 from composable.testing.properties import Subject, no_sync_on
 from tests.support.data import batches
-from tests.support.models import CLASSES, seeded, weights
+from tests.support.models import CLASSES, mlp, seeded, weights
 from tests.support.observers import Watch
-from tests.support.runs import make_trainer
+from tests.support.runs import adam, make_trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -73,7 +74,8 @@ def test_batches_are_moved_and_predictions_come_back():
     assert all(out.device.type == "cpu" for out in trainer.predict(images()))
 
 
-def test_no_step_waits_for_the_device(tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "amp_bf16", "bf16"])
+def test_no_step_waits_for_the_device(tmp_path, precision):
     class Guard(Callback):
         """An error for everything that waits, from the second batch to the last."""
 
@@ -91,6 +93,7 @@ def test_no_step_waits_for_the_device(tmp_path):
     make_trainer(
         model(),
         device="cuda",
+        precision=precision,
         # On the device already: a copy from pageable memory synchronizes.
         train_dataloader=images("cuda"),
         max_duration="1ep",
@@ -101,6 +104,47 @@ def test_no_step_waits_for_the_device(tmp_path):
     ).fit()
 
     assert len(memory.series("loss/train")) == 6
+
+
+@pytest.mark.parametrize("name", ["amp_fp16", "amp_bf16"])
+def test_mixed_precision_equals_a_plain_loop_with_autocast_and_gradient_scaler(name):
+    precision = Precision(name, initial_scale=2.0**30, growth_interval=2)
+    data = batches([4] * 6)
+    trainer = make_trainer(mlp(), data, device="cuda", precision=precision, optimizers=adam)
+    trainer.fit()
+
+    plain = mlp().cuda()
+    optimizer, dtype = adam(plain.parameters()), precision.autocast_dtype
+    scaler = torch.amp.GradScaler(
+        "cuda", init_scale=2.0**30, growth_interval=2, enabled=precision.scales_loss
+    )
+    for inputs, targets in data * 2:
+        with torch.autocast("cuda", dtype):
+            loss = cross_entropy(plain(inputs.cuda()), targets.cuda())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    found, expected = weights(trainer.state.model), weights(plain)
+    assert all(torch.equal(found[one], expected[one]) for one in expected)
+    if precision.scales_loss:
+        assert trainer._run.loss_scaler.scale.item() == scaler.get_scale() < 2.0**30
+
+
+def test_tf32_is_used_in_matrix_products_of_a_run_alone():
+    left, right = (torch.randn(512, 512, device="cuda") for _ in range(2))
+    exact = (left.double() @ right.double()).float()
+
+    def error():
+        return (left @ right - exact).abs().max().item()
+
+    plain = error()
+    with Precision("tf32").backend_settings():
+        rounded = error()
+
+    assert rounded > 10 * plain
+    assert error() == plain
 
 
 # That no function waits is a column of the matrix: property_tests/test_matrix.py.

@@ -141,7 +141,8 @@ PACKAGES = [
         f"composable.{name}"
         for name in (
             *("algorithms", "callbacks", "checkpoint", "data", "functional", "functional.images"),
-            *("functional.layers", "integrations", "loggers", "optim", "plan", "runs", "testing"),
+            *("functional.layers", "integrations", "loggers", "models", "optim", "plan", "runs"),
+            "testing",
         )
     ),
 ]

@@ -58,6 +58,8 @@ OPTIONS = [
     {"grad_accum": 2},
     {"grad_accum": 2, "loss_mean_over": "tokens"},
     {"algorithms": [LabelSmoothing(), EMA("2ba")]},
+    {"precision": "amp_bf16"},
+    {"precision": "bf16"},
     {"algorithms": [MixUp(per_sample=True, interpolate_loss=True)]},
     {"algorithms": [CutMix(per_sample=True, interpolate_loss=True), CutOut(per_sample=False)]},
     {"algorithms": [GradientClipping("adaptive", 0.1)]},

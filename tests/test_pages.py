@@ -1,10 +1,12 @@
 """The generated parts of the pages are up to date, and the rows of the methods are complete."""
 
 import re
+from collections import Counter
 
 import pytest
 
 from tests.support.cases import METHODS, ROOT
+from tests.support.function_cases import all_function_cases
 from tools.exports import PACKAGES, exports
 from tools.pages import EVIDENCE, REWRITE, methods, pages, recorded_answers
 
@@ -32,6 +34,12 @@ def test_every_card_belongs_to_a_method():
     cards = {path.stem for path in METHODS.glob("*.md")} - {"index", "matrix"}
 
     assert cards == {case.name for case in CASES}
+
+
+def test_rows_of_the_matrix_have_names_of_their_own():
+    names = [row.name for _, row in all_function_cases()]
+
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)

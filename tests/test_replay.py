@@ -30,6 +30,7 @@ from tests.support.models import mlp
 from tests.support.runs import make_trainer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.filterwarnings("ignore:Cosine is measured in epochs")  # of a stream
 
 
 def build(folder, loader=None, **changes):

@@ -101,6 +101,10 @@ def _overview(case: Case) -> Overview:
     return case.overview
 
 
+def _algorithm(case: Case) -> str:
+    return f"`{case.algorithm}`" if case.algorithm else "–"
+
+
 def strength(overview: Overview) -> int:
     """Rank the evidence for a method, 0 for the best."""
     return EVIDENCE.index(re.split(r"\W", overview.evidence)[0])
@@ -137,7 +141,7 @@ def readme_table() -> list[str]:
         *(
             _row(
                 f"[`{case.name}`](docs/methods/{case.name}.md)",
-                [f"`{case.algorithm}`", _overview(case).summary],
+                [_algorithm(case), _overview(case).summary],
             )
             for case in methods()
         ),
@@ -156,7 +160,7 @@ def index_page() -> str:
         ] * bool(shown)
         for case in shown:
             o = _overview(case)
-            cells = [f"`{case.algorithm}`", o.changes, o.cost, o.evidence, o.use_for]
+            cells = [_algorithm(case), o.changes, o.cost, o.evidence, o.use_for]
             lines.append(_row(f"[`{case.name}`]({case.name}.md)", cells))
         lines += [""] * bool(shown)
     contents = ["```{toctree}", ":hidden:", "", "matrix", *(c.name for c in methods()), "```"]

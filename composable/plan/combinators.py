@@ -345,7 +345,7 @@ class Choose(Combined):
         return super().reads | {"key"}
 
     def apply(self, event: Event, state: State) -> State:
-        """Run the part that is drawn for the batch."""
+        """Run the part that is drawn for the step."""
         return _act(self.drawn(event, state), event, state)
 
     def window(self) -> Window:
@@ -355,7 +355,8 @@ class Choose(Combined):
     def drawn(self, event: Event, state: State) -> Algorithm:
         """Draw the part that acts in the batch."""
         batch = batch_began(event, state).batch
-        generator = state.key.fold(self.name, batch).generator()
+        key = state.key.of_step or state.key  # one part for all batches of a step
+        generator = key.fold(self.name, batch).generator()
         at = float(torch.rand((), generator=generator, dtype=torch.float64)) * sum(self.weights)
         for part, weight in zip(self.parts, self.weights, strict=True):
             at -= weight

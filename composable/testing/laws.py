@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from composable.core.algorithm import Algorithm, leaves
 from composable.core.batch import map_tensors
 from composable.core.callback import Callback
+from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
@@ -38,7 +39,6 @@ from composable.testing.runs import (
     copied,
     difference,
 )
-from composable.trainer.evaluation import evaluation_mode
 from composable.utils.reproducibility import get_rng_state, preserve_rng, seed_all
 
 __all__ = ["LAWS", "Law", "NotApplicable"]

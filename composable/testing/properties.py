@@ -229,25 +229,55 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _vmap(subject: Subject) -> None:
-    """Check that `torch.func.vmap` over a stack of batches gives the result of a loop."""
+    """Check that `torch.func.vmap` over a stack of batches gives the result of a loop.
+
+    Buffers that a model updates are stacked as well, as by `torch.func.stack_module_state`.
+    """
     inner = subject.inner()
     _without_generator(inner, "torch.func.vmap does not support generators")
     leaves = [t.detach() for t in tensors_of(inner.arguments())]
     if not leaves:
         raise NotApplicable("no argument is a tensor")
+    updated = _updated_buffers(inner)
     stacks = [torch.stack([_rolled(t, by) for by in range(3)]) for t in leaves]
+    buffers = {name: torch.stack([buffer] * 3) for name, buffer in updated.items()}
 
-    def of_one(*tensors: Tensor) -> list[Tensor]:
+    def of_one(own: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
         arguments = _replaced(inner.arguments(), tensors)
-        return list(tensors_of(_bound(inner.function, arguments)()))
+        function: Any = inner.function
+        if own:
+            function = partial(torch.func.functional_call, function, own)
+            arguments = (tuple(arguments),)
+        return [*tensors_of(_bound(function, arguments)()), *own.values()]
+
+    def copied() -> dict[str, Tensor]:
+        return {name: stack.clone() for name, stack in buffers.items()}
 
     with preserve_rng():
-        together = torch.func.vmap(of_one, randomness="different")(*stacks)
-    drawn = inner.draws or bool(_used_by(lambda: of_one(*leaves)))
+        together = torch.func.vmap(of_one, randomness="different")(copied(), *stacks)
+    drawn = inner.draws or bool(_used_by(lambda: of_one({}, *leaves)))
+    separate = copied()
     for i in range(3):
         with preserve_rng():
-            alone = of_one(*(stack[i] for stack in stacks))
+            own = {name: stack[i] for name, stack in separate.items()}
+            alone = of_one(own, *(stack[i] for stack in stacks))
         _agree([t[i] for t in together], alone, exactly=not drawn)
+
+
+def _updated_buffers(subject: Subject) -> dict[str, Tensor]:
+    """Return the buffers that a call of a module changes; none for a function."""
+    if not isinstance(subject.function, nn.Module):
+        return {}
+    module = copy.deepcopy(subject.function)
+    with preserve_rng():
+        call(module, subject.arguments())
+    before = dict(subject.function.named_buffers())
+    return {
+        name: before[name]
+        for name, buffer in module.named_buffers()
+        # Not by its version, which a batch norm doesn't increase.
+        if not _same(buffer, before[name])
+    }
 
 
 def _gradients(subject: Subject) -> None:

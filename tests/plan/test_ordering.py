@@ -16,7 +16,7 @@ ORDER = [  # one line per stage
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
     *("GatedLinearUnits", "Factorize"),
-    *("BlurPool", "GhostBatchNorm", "GyroDropout", "SqueezeExcite"),
+    *("BlurPool", "GhostBatchNorm", "GyroDropout", "Rotary", "SqueezeExcite"),
     *("StochasticDepth", "WeightStandardization"),
     "ChannelsLast",
     *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import composable
 from composable import functional as F
 from composable.checkpoint.errors import CheckpointError
-from composable.core.batch import BatchSpec
+from composable.core.batch_spec import BatchSpec
 from tests.support import models
 from tests.support.cases import all_cases
 from tests.support.data import batches, examples
@@ -28,9 +28,20 @@ from tests.support.runs import make_trainer, sgd
 
 PACKAGES = (
     *("composable", "composable.callbacks", "composable.checkpoint", "composable.core.batch"),
-    *("composable.core.loss", "composable.core.time", "composable.data", "composable.functional"),
+    *(
+        "composable.core.loss_mean",
+        "composable.core.time",
+        "composable.data",
+        "composable.functional",
+    ),
     *("composable.algorithms", "composable.integrations", "composable.loggers"),
-    *("composable.metrics", "composable.optim", "composable.plan", "composable.runs"),
+    *(
+        "composable.metrics",
+        "composable.models",
+        "composable.optim",
+        "composable.plan",
+        "composable.runs",
+    ),
     *("composable.testing", "composable.utils.reproducibility"),
 )
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -105,7 +116,7 @@ def public_calls() -> Iterator[PublicCall]:
 @contextmanager
 def unchanged_registries() -> Iterator[None]:
     """Remove the classes that are registered in a block."""
-    names = ("alibi", "gated_linear_units")
+    names = ("alibi", "gated_linear_units", "rotary")
     registries = [sys.modules[f"composable.functional.{name}"].REGISTRY for name in names]
     before = [dict(registry.entries) for registry in registries]
     try:
@@ -122,7 +133,7 @@ def _passed_on(name: str) -> tuple[frozenset[str], frozenset[str]]:
 def uncalled() -> list[str]:
     """List the public callables that have neither a call nor a reason why not."""
     called = {call.function for call in public_calls()}
-    called |= {registered.__wrapped__}
+    called |= {registered.__wrapped__, composable.metrics.perplexity}
     missing = []
     for package in PACKAGES:
         module = importlib.import_module(package)
@@ -296,7 +307,7 @@ FILES = (OSError, CheckpointError)
 
 data, checkpoint, loggers = composable.data, composable.checkpoint, composable.loggers
 optim, core, rng = composable.optim, composable.core, composable.utils.reproducibility
-testing, callbacks = composable.testing, composable.callbacks
+testing, callbacks, metrics = composable.testing, composable.callbacks, composable.metrics
 OTHERS: list[Any] = [
     (composable.Trainer, trainer_arguments, *FILES),
     (method(a_trainer, "fit"), given(duration="1ba")),
@@ -304,6 +315,7 @@ OTHERS: list[Any] = [
     (method(a_trainer, "predict"), given(dataloader=BATCHES)),
     (method(a_trainer, "add_callback"), given(callback=Fresh(composable.Callback))),
     (method(a_trainer, "save_checkpoint"), given(path=FOLDER, overwrite=True), *FILES),
+    (composable.Precision, given(name="amp_fp16")),
     (composable.Clock, given(timestamp=Fresh(a_timestamp), max_duration="2ep", epoch_length=4)),
     (composable.Evaluator, given(label="test", dataloader=BATCHES)),
     (composable.Key, given(seed=3)),
@@ -337,17 +349,55 @@ OTHERS: list[Any] = [
     (loggers.JSONLinesLogger, given(path=Fresh(a_file), overwrite=False, append=False), OSError),
     (loggers.ProgressBarLogger, given()),
     (optim.Schedule, given()),
+    (F.Rotation, given(fraction=0.5)),
     (optim.constant, given()),
+    (optim.decay_groups, given(module=MODEL)),
     (optim.cosine, given()),
+    (optim.cosine_restarts, given(period="2ep")),
+    (optim.exponential, given(gamma=0.5)),
+    (optim.Muon, given(params=MODEL, lr=0.1)),
+    (optim.layerwise_groups, given(model=MODEL, lr=0.1)),
     (optim.linear, given()),
+    (optim.muon_groups, given(model=MODEL, matrices=["0.weight"], others=[], stacked=None)),
+    (optim.multi_step, given(milestones=["0.5dur"])),
+    (optim.one_minus_sqrt, given()),
+    (optim.per_group, given(schedules={"head": optim.linear()})),
+    (optim.polynomial, given(power=2.0)),
+    (optim.scale_schedule, given(schedule=optim.cosine(warmup="2ep"), ratio=0.5)),
     (optim.step, given(step_size="2ep")),
+    (
+        data.BatchSizeWarmupSampler,
+        given(dataset=10, batch_size=4, min_batch_size=2, duration=20, seed=3, shuffle=True),
+    ),
+    (optim.warmup_stable_decay, given()),
+    (optim.ConstantScheduler, given()),
+    (optim.ConstantWithWarmupScheduler, given(t_warmup="1ep")),
+    (optim.CosineAnnealingScheduler, given()),
+    (optim.CosineAnnealingWarmRestartsScheduler, given(t_0="1ep")),
+    (optim.CosineAnnealingWithWarmupScheduler, given(t_warmup="1ep")),
+    (optim.ExponentialScheduler, given(gamma=0.5)),
+    (optim.LinearScheduler, given()),
+    (optim.LinearWithWarmupScheduler, given(t_warmup="1ep")),
+    (optim.MultiStepScheduler, given(milestones=["0.5dur"])),
+    (optim.MultiStepWithWarmupScheduler, given(t_warmup="1ep", milestones=["0.5dur"])),
+    (optim.PolynomialScheduler, given(power=2.0)),
+    (optim.PolynomialWithWarmupScheduler, given(t_warmup="1ep")),
+    (optim.StepScheduler, given(step_size="2ep")),
     (data.GlobalBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
+    (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
     (data.get_generator_states, given(dataloader=LOADER)),
     (data.read_loader_state, given(dataloader=LOADER)),
     (data.seeded_batches, given(dataloader=LOADER, seed=3, epoch=0)),
     (data.set_generator_states, given(dataloader=LOADER, states=Fresh(some_states))),
     (composable.metrics.accuracy, given(outputs=torch.zeros(4, 3), targets=torch.zeros(4).long())),
+    (metrics.token_accuracy, given(outputs=torch.zeros(4, 3), targets=torch.zeros(4).long())),
+    (metrics.OfLoss, given(function=torch.exp)),
+    (method(lambda: metrics.perplexity, "__call__"), given(loss=torch.tensor(1.0))),
+    (composable.models.AuxiliaryLoss, given(loss_fn=cross_entropy, weight=0.4)),
+    (composable.models.Classifier, given(module=MODEL)),
+    (composable.models.Detector, given(module=MODEL)),
+    (composable.models.HuggingFaceModel, given(model=MODEL)),
     (checkpoint.find, given(folder=FOLDER, thorough=False), *FILES),
     (checkpoint.load_weights, a_weights_file, *FILES),
     (checkpoint.pack, given(tree={"a": 1})),
@@ -376,7 +426,7 @@ OTHERS: list[Any] = [
     (core.batch.map_tensors, given(function=torch.neg, tree=[torch.ones(2)])),
     (core.batch.select_examples, given(batch=BATCH, indices=torch.tensor([0, 2]), count=4)),
     (core.batch.split_batch, given(batch=BATCH, sizes=[2, 2])),
-    (core.loss.count_loss_tokens, given(targets=torch.tensor([1, -100]))),
+    (core.loss_mean.count_loss_tokens, given(targets=torch.tensor([1, -100]))),
     (core.time.crossed, given(before=CLOCK, after=CLOCK, interval=composable.Time("1ep"))),
     (core.time.elapsed, given(clock=CLOCK)),
     (F.GyroDropoutLayer, given(p=0.5, sigma=4, tau=2, stay=2)),

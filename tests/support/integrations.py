@@ -1,4 +1,4 @@
-"""Why some algorithms are refused in the loops of other libraries."""
+"""What works in the loops of other libraries, and why some algorithms are refused there."""
 
 LOOPS = {
     "own loop": "test_own_loop.py",
@@ -57,3 +57,58 @@ def in_callbacks(reason: str) -> dict[str, str]:
 def everywhere(reason: str) -> dict[str, str]:
     """Refused in every loop but that of the Trainer."""
     return dict.fromkeys(LOOPS, reason)
+
+
+_ACCUMULATION, _PRECISION, _RESUME = (
+    f"test_{name}_of_adapters.py::" for name in ("accumulation", "precision", "resume")
+)
+_ITERATED = ("own loop", "Fabric", "Accelerate")
+_FULL = (*_ITERATED, "Lightning, mixin", "HF, mixin")
+
+FEATURES = {
+    "gradient accumulation": dict.fromkeys(
+        LOOPS, f"{_ACCUMULATION}test_matches_the_trainer_without_dropout"
+    ),
+    "accumulation of batches of several sizes": dict.fromkeys(
+        _FULL, f"{_ACCUMULATION}test_short_last_steps_and_batches_match_the_trainer"
+    ),
+    "mixed precision in bfloat16": dict.fromkeys(
+        LOOPS, f"{_PRECISION}test_matches_the_precision_of_the_trainer"
+    ),
+    "mixed precision in float16, with a loss scaler": dict.fromkeys(
+        LOOPS, f"{_PRECISION}test_matches_the_precision_of_the_trainer"
+    ),
+    "fused optimizers with a loss scaler": dict.fromkeys(
+        LOOPS, f"{_PRECISION}test_fused_optimizers_step_with_unscaled_gradients"
+    ),
+    "exact resume": {
+        **dict.fromkeys(
+            _ITERATED, f"{_RESUME}test_prepared_loaders_resume_exactly_with_random_datasets"
+        ),
+        "Lightning, mixin": f"{_RESUME}test_lightning_resumes_exactly",
+        "Lightning, callback": f"{_RESUME}test_lightning_callback_resumes_exactly",
+        "HF, mixin": f"{_RESUME}test_hugging_face_resumes_exactly",
+        "HF, callback": f"{_RESUME}test_hugging_face_callback_resumes_with_the_state_only",
+    },
+    "exact resume with accumulation": {
+        **dict.fromkeys(_ITERATED, f"{_ACCUMULATION}test_loops_resume_between_steps"),
+        "Lightning, mixin": f"{_RESUME}test_lightning_resumes_exactly",
+        "Lightning, callback": f"{_RESUME}test_lightning_callback_resumes_exactly",
+        "HF, mixin": f"{_RESUME}test_hugging_face_resumes_exactly",
+        "HF, callback": f"{_RESUME}test_hugging_face_callback_resumes_with_the_state_only",
+    },
+    "evaluation with averages": {
+        **dict.fromkeys(_ITERATED, "test_own_loop.py::test_matches_the_trainer"),
+        "Lightning, mixin": "test_lightning.py::test_matches_the_trainer",
+        "Lightning, callback": "test_lightning.py::test_matches_the_trainer",
+        "HF, mixin": "test_huggingface.py::test_averaged_weights_are_used_for_evaluation",
+    },
+    "dropout, seeded as in the `Trainer`, also for microbatches": dict.fromkeys(
+        _FULL, f"{_ACCUMULATION}test_matches_the_trainer"
+    ),
+    "data order of the `Trainer`, also of random datasets": dict.fromkeys(
+        _ITERATED, "test_own_loop.py::test_loader_draws_as_in_the_trainer"
+    ),
+    "a second pass over a batch (`SAM`)": {},
+}
+"""The tests of the features that docs/integrations.md compares, by row and loop."""

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from composable.functional import alibi_bias, register_alibi, register_gated_linear_units
+from composable.functional import (
+    Rotation,
+    alibi_bias,
+    register_alibi,
+    register_gated_linear_units,
+    register_rotary,
+)
 from composable.utils.reproducibility import seed_context
 
 FEATURES, CLASSES, SIDE = 4, 3, 8
@@ -64,6 +70,8 @@ class Places(nn.Embedding):
 class Attention(nn.Linear):
     """Causal attention of two heads."""
 
+    rotation: Rotation | None = None
+
     def __init__(self, width: int) -> None:
         super().__init__(width, 3 * width)
 
@@ -73,6 +81,8 @@ class Attention(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         heads = super().forward(x).unflatten(-1, (3, 2, self.in_features // 2))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
+        if self.rotation is not None:
+            query, key = self.rotation(query), self.rotation(key)
         bias = self.bias_of(x)
         attended = scaled_dot_product_attention(query, key, value, bias, is_causal=bias is None)
         return attended.transpose(1, 2).flatten(2)
@@ -96,6 +106,17 @@ def leave_out(places: Places, max_sequence_length: int) -> nn.Module:
 @register_alibi(Attention)
 def add_biases(attention: Attention, max_sequence_length: int) -> nn.Module:
     attention.__class__ = BiasedAttention
+    return attention
+
+
+@register_rotary(Places)
+def remove_places(places: Places, rotation: Rotation) -> nn.Module:
+    return nn.Identity()
+
+
+@register_rotary(Attention)
+def add_rotation(attention: Attention, rotation: Rotation) -> nn.Module:
+    attention.rotation = rotation
     return attention
 
 

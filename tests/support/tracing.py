@@ -14,7 +14,7 @@ from composable.plan.dispatch import Dispatcher
 
 FIELDS = frozenset(field.name for field in attrs.fields(State))
 
-SETTLED = frozenset({"batch_spec", "model_takes_batch", "device", "epoch_length"})
+SETTLED = frozenset({"batch_spec", "model_call", "device", "epoch_length", "precision"})
 """Fields that the Trainer sets before a run: no algorithm writes them or declares to read them."""
 
 TIME = frozenset({"timestamp", "previous_timestamp"})

@@ -174,6 +174,30 @@ def test_a_model_with_dropout_draws_the_same_for_each_call(name):
     assert PROPERTIES[name](subject_of(lambda model: model, lambda size: (model,))) is None
 
 
+class Follows(nn.Module):
+    """Follows the mean of its inputs, and faster where they are mapped."""
+
+    def __init__(self, mapped_share):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.mapped_share = mapped_share
+
+    def forward(self, images):
+        mapped = torch._C._functorch.is_batchedtensor(images)
+        share = self.mapped_share if mapped else 0.1
+        self.mean.add_(share * (images.mean((0, 2, 3)) - self.mean))
+        return images + 1
+
+
+def test_buffers_that_a_model_updates_are_mapped_and_compared():
+    def subject(mapped_share):
+        return subject_of(lambda model: model, lambda size: (Follows(mapped_share),))
+
+    assert PROPERTIES["vmap"](subject(0.1)) is None
+    with pytest.raises(AssertionError, match="not close"):
+        PROPERTIES["vmap"](subject(0.2))
+
+
 @pytest.fixture
 def modes(monkeypatch):
     """Return the list of the sync debug modes that are set, without a GPU."""
