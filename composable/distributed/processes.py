@@ -1,0 +1,167 @@
+"""The processes of a run, and what they tell one another.
+
+Values travel as JSON in tensors of bytes: the object collectives of torch.distributed unpickle what
+they receive, and need NumPy.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["ProcessError", "Processes"]
+
+
+class ProcessError(RuntimeError):
+    """The processes of a run disagree, or one of them failed."""
+
+
+@attrs.frozen
+class Processes:
+    """The processes that train one model together.
+
+    Args:
+        rank: The number of this process, from 0.
+        size: Number of processes.
+        local_rank: The number of this process among those of its machine.
+
+    Example:
+        >>> from composable.distributed import Processes
+        >>> Processes.current()
+        Processes(rank=0, size=1, local_rank=0)
+        >>> Processes.current().gather("ready")
+        ['ready']
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def current(cls) -> "Processes":
+        """Return the processes of the default group of torch.distributed, or this one alone."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        return cls(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one process."""
+        return self.size > 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes and reports: the one of rank 0."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        if self.several:
+            dist.all_reduce(torch.zeros(1))  # on the CPU, whatever the device of the run
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return a value of each process, in the order of their ranks, on every process.
+
+        Args:
+            value: Plain data, as JSON has it.
+        """
+        if not self.several:
+            return [value]
+        sent = _to_bytes(value)
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(sent)
+        dist.all_reduce(lengths)
+        longest = int(lengths.max())
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(sent)] = sent
+        received = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(received, padded)
+        return [_from_bytes(one[:n]) for one, n in zip(received, lengths.tolist(), strict=True)]
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the value of rank 0 on every process; that of the others is not used.
+
+        Args:
+            value: Plain data, as JSON has it.
+        """
+        if not self.several:
+            return value
+        sent = _to_bytes(value) if self.is_main else torch.empty(0, dtype=torch.uint8)
+        length = torch.tensor([len(sent)])
+        dist.broadcast(length, 0)
+        if not self.is_main:
+            sent = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(sent, 0)
+        return _from_bytes(sent)
+
+    def on_main(self, function: Callable[[], Any]) -> Any:
+        """Call a function on rank 0 while the others wait, and return its result on every process.
+
+        Args:
+            function: Returns plain data, as JSON has it.
+
+        Raises:
+            ProcessError: It raised on rank 0, on the other ranks; rank 0 raises the error itself.
+        """
+        failure, value = None, None
+        if self.is_main:
+            try:
+                value = function()
+            except Exception as error:
+                failure = error
+        message = None if failure is None else f"{type(failure).__name__}: {failure}"
+        value, message = self.broadcast([value, message])
+        if failure is not None:
+            raise failure
+        if message is not None:
+            raise ProcessError(f"rank 0 failed: {message}")
+        return value
+
+    def together(self, function: Callable[[], Any]) -> Any:
+        """Call a function on every process; if it fails on any of them, fail on all.
+
+        Raises:
+            ProcessError: It raised on another process; where it raised, the error itself.
+        """
+        failure, value = None, None
+        try:
+            value = function()
+        except Exception as error:
+            failure = error
+        message = None if failure is None else f"{type(failure).__name__}: {failure}"
+        messages = self.gather(message)
+        if failure is not None:
+            raise failure
+        for rank, other in enumerate(messages):
+            if other is not None:
+                raise ProcessError(f"rank {rank} failed: {other}")
+        return value
+
+    def maximum(self, values: list[int]) -> list[int]:
+        """Return the elementwise maximum of integers over the processes."""
+        if not self.several:
+            return values
+        tensor = torch.tensor(values)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over the processes, on its device."""
+        if not self.several:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+
+def _to_bytes(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(data: Tensor) -> Any:
+    return json.loads(bytes(data.tolist()))
