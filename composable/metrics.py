@@ -6,7 +6,8 @@ Objects with `update`, `compute` and `reset`, such as those of torchmetrics, are
 `OfLoss`, a function of the mean loss.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import attrs
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from composable.core.event import Event
 from composable.core.intervals import is_due
 from composable.core.state import State
+from composable.distributed.processes import Processes
 from composable.functional._checks import check_count, check_flag, check_tensor
 from composable.functional._targets import IGNORE_INDEX
 
@@ -222,8 +224,11 @@ class Averages:
                 self._objects[name] = metric
             else:
                 self._functions[name] = metric
+        self.processes: Processes | None = None
+        """The processes that share the evaluation; each adds some of the batches."""
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor | float] = {}
+        self._terms: dict[str, list[Tensor]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -244,8 +249,27 @@ class Averages:
             value = torch.where(weight > 0, value, 0.0)
         total: Any = value.sum() if value.ndim else value * weight
         seen: Any = float(value.numel()) if value.ndim else weight
+        if self.processes is not None:
+            seen = torch.as_tensor(seen, dtype=torch.float64, device=total.device)
+            self._terms.setdefault(name, []).append(torch.stack([total, seen]))
+            return
         self._sums[name] = self._sums.get(name, 0.0) + total
         self._counts[name] = self._counts.get(name, 0.0) + seen
+
+    def _join(self, processes: Processes) -> None:
+        """Add the batches of all processes, in the order in which one process would."""
+        own = {name: torch.stack(terms).tolist() for name, terms in self._terms.items()}
+        for name, columns in _by_name(processes.gather(own)):
+            for sums in zip_longest(*columns):
+                for total, seen in filter(None, sums):
+                    value = torch.tensor(total, dtype=torch.float64)
+                    self._sums[name] = self._sums.get(name, 0.0) + value
+                    self._counts[name] = self._counts.get(name, 0.0) + seen
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether any metric is an object, whose values cannot be added."""
+        return bool(self._objects)
 
     def compute(self) -> dict[str, Any]:
         """Return the means, on the device.
@@ -253,6 +277,8 @@ class Averages:
         Raises:
             ValueError: A metric is a function of the loss, and there is none.
         """
+        if self.processes is not None:
+            self._join(self.processes)
         results: dict[str, Any] = {
             name: total / self._counts[name] for name, total in self._sums.items()
         }
@@ -270,3 +296,11 @@ class Averages:
             else:
                 results[name] = value
         return results
+
+
+def _by_name(
+    gathered: Sequence[Mapping[str, list[Any]]],
+) -> Iterator[tuple[str, list[list[Any]]]]:
+    """Yield the terms of each process for each name."""
+    for name in dict.fromkeys(name for one in gathered for name in one):
+        yield name, [one.get(name, []) for one in gathered]

@@ -22,6 +22,7 @@ from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
 from composable.core.state import State
 from composable.core.time import Timestamp
+from composable.distributed.processes import Processes
 from composable.functional._checks import as_path
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class CheckpointSaver(Callback):
 
     def fit_start(self, state: State, logger: "Logger") -> None:
         """Create the folder, once: if it vanishes later, its disk may have been unmounted."""
-        if self.dry_run is None:
+        if self.dry_run is None and Processes.current().is_main:
             self._settle(lambda: folders.make_folder(self.folder))
 
     def batch_start(self, state: State, logger: "Logger") -> None:
@@ -212,6 +213,9 @@ class CheckpointSaver(Callback):
         if self.dry_run is not None:
             self.dry_run(name, lambda: take(False))
             return
+        if not Processes.current().is_main:  # rank 0 writes
+            self._forget_old(replaced)
+            return
         tree = without(take(self.weights_only), self.ignore_keys)
         complete = not (self.weights_only or self.ignore_keys)
         saved = Saved.of(state, run, tree, complete=complete, best=self._describe_best())
@@ -250,15 +254,19 @@ class CheckpointSaver(Callback):
 
     def _drop_old(self, run: str, replaced: str | None) -> None:
         """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
+        for name in self._forget_old(replaced):
+            folders.delete(self.folder / name, run)
+
+    def _forget_old(self, replaced: str | None) -> list[str]:
+        """Drop the names beyond the number to keep, and return them."""
         if self.num_checkpoints_to_keep is None:
-            return
+            return []
         best, newest = self._best[0] if self._best else None, self._kept[-1]
         old = [replaced] if replaced not in (None, best, newest) else []
         recent = [name for name in self._kept if name not in (best, *old)]
         old += recent[: -self.num_checkpoints_to_keep]
-        for name in old:
-            folders.delete(self.folder / name, run)
         self._kept = [name for name in self._kept if name not in old]
+        return old
 
     # --- in the background ---
 

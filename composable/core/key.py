@@ -59,7 +59,7 @@ class Key:
         if not number:
             return self
         folded = self.fold("batch", number)
-        object.__setattr__(folded, "of_step", self)
+        object.__setattr__(folded, "of_step", self.of_step or self)
         return folded
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:

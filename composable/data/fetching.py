@@ -8,7 +8,7 @@ earlier batches, so an epoch can start at any batch.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +26,7 @@ from torch.utils.data import (
 from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 
 __all__ = [
+    "Parts",
     "SeededIndex",
     "copy_loader",
     "current_fetch_epoch",
@@ -38,6 +39,10 @@ __all__ = [
 _current_fetch_epoch: ContextVar[int | None] = ContextVar("current_fetch_epoch", default=None)
 
 
+Parts: TypeAlias = Callable[[Any], Iterable[tuple[int, Any]]]
+"""A function from the indices of a batch to its parts and their numbers."""
+
+
 class SeededIndex(NamedTuple):
     """The indices of a batch, with the seed, epoch and step that determine its random numbers."""
 
@@ -45,6 +50,8 @@ class SeededIndex(NamedTuple):
     epoch: int
     step: int
     indices: Any = None
+    shard: int = 0
+    """The number of the shard in the batch, if each shard is fetched by itself."""
 
 
 def current_fetch_epoch() -> int | None:
@@ -71,7 +78,7 @@ _ITERATION = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
 
 
 def with_seeded_fetch(
-    dataloader: DataLoader[Any], first: SeededIndex, skip: int
+    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
 ) -> DataLoader[Any]:
     """Return a copy of a loader whose fetches are seeded; the given loader is not changed.
 
@@ -79,6 +86,7 @@ def with_seeded_fetch(
         dataloader: A loader for which `is_map_style` is true.
         first: The seed, the epoch and the first step of the epoch.
         skip: Number of batches at the start of the epoch that are not fetched.
+        parts: Splits the indices of a batch into numbered parts, each of which is fetched.
     """
     loader = _copies.get(dataloader)
     if loader is None:
@@ -86,7 +94,7 @@ def with_seeded_fetch(
         if dataloader.persistent_workers:
             _copies[dataloader] = loader
     sampler: Any = loader._index_sampler
-    sampler.first, sampler.skip = first, skip
+    sampler.first, sampler.skip, sampler.parts = first, skip, parts
     if dataloader.persistent_workers and dataloader.generator is not None:
         sampler.persistent = dataloader.generator, dataloader.generator.get_state()
     return loader
@@ -124,7 +132,9 @@ def copy_loader(dataloader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     return loader
 
 
-def fetch_in_process(dataloader: DataLoader[Any], first: SeededIndex, skip: int) -> Iterator[Any]:
+def fetch_in_process(
+    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
+) -> Iterator[Any]:
     """Fetch the batches of a loader without workers, without the overhead of its iterator.
 
     The batches are those of `with_seeded_fetch`.
@@ -133,10 +143,11 @@ def fetch_in_process(dataloader: DataLoader[Any], first: SeededIndex, skip: int)
         dataloader: A loader without workers for which `is_map_style` is true.
         first: The seed, the epoch and the first step of the epoch.
         skip: Number of batches at the start of the epoch that are not fetched.
+        parts: Splits the indices of a batch into numbered parts, each of which is fetched.
     """
     own = dataloader.generator
     sampler = SeededIndexSampler(dataloader._index_sampler, after_a_draw=own is None)
-    sampler.first, sampler.skip = first, skip
+    sampler.first, sampler.skip, sampler.parts = first, skip, parts
     indices = iter(sampler)
     if own is not None:  # torch's iterator draws a seed for workers from it
         torch.empty((), dtype=torch.int64).random_(generator=own)
@@ -170,6 +181,7 @@ class SeededIndexSampler:
         self.draws = _draws_during_iteration(sampler)
         self.first = SeededIndex(0, 0, 0)
         self.skip = 0
+        self.parts: Parts | None = None
         self.persistent: tuple[torch.Generator, torch.Tensor] | None = None
         """The generator of a loader with persistent workers, and its state at the start."""
 
@@ -183,7 +195,7 @@ class SeededIndexSampler:
         return self._number(iter(self.sampler), 0)
 
     def _number(self, batches: Iterator[Any], start: int) -> Iterator[SeededIndex]:
-        seed, epoch, step, _ = self.first
+        seed, epoch, step, *_ = self.first
         seed_epoch(seed, epoch)
         if self.persistent is not None:
             # The seed of the workers is drawn when they start: in the first epoch of a run, and in
@@ -195,8 +207,11 @@ class SeededIndexSampler:
         if self.after_a_draw:
             torch.empty((), dtype=torch.int64).random_()
         for i, indices in enumerate(batches, start):
-            if i >= self.skip:
+            if i >= self.skip and self.parts is None:
                 yield SeededIndex(seed, epoch, step + i, indices)
+            elif i >= self.skip:
+                for shard, part in self.parts(indices):  # type: ignore[misc]
+                    yield SeededIndex(seed, epoch, step + i, part, shard)
             if self.draws:
                 seed_order(seed, step + i + 1)
 
@@ -228,7 +243,7 @@ class SeededDataset(Dataset[Any]):
 
 
 def _fetch(fetch: Callable[[Any], Any], index: SeededIndex) -> Any:
-    seed_fetch(index.seed, index.step)
+    seed_fetch(index.seed, index.step, index.shard)
     before = _current_fetch_epoch.set(index.epoch)
     try:
         return fetch(index.indices)

@@ -1,12 +1,23 @@
-"""Several batches of a loader as one: the batches of one optimizer step."""
+"""Several batches as one: those of one optimizer step, or the shards of a global batch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import attrs
 
-__all__ = ["BatchGroup", "batches_of", "grouped"]
+from composable.core.batch_spec import BatchSpec
+from composable.distributed.shards import Shards
+
+__all__ = [
+    "BatchGroup",
+    "ShardedBatch",
+    "batches_of",
+    "grouped",
+    "shards_of",
+    "split_into_shards",
+    "total_weight",
+]
 
 
 @attrs.frozen(eq=False)
@@ -19,17 +30,43 @@ class BatchGroup:
     Args:
         batches: The batches.
         loss_fns: The loss of each, or None where it is that of the step.
+        empty: Whether each has no example of its own, and the weight 0. Default: none.
     """
 
     batches: tuple[Any, ...]
     loss_fns: tuple[Any, ...]
+    empty: tuple[bool, ...] = attrs.field()
+
+    @empty.default
+    def _none_is_empty(self) -> tuple[bool, ...]:
+        return (False,) * len(self.batches)
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        """The number of each batch among those of the step, which its random numbers depend on."""
+        return range(len(self.batches))
 
     def __getitem__(self, key: object) -> Any:
         raise ValueError(
-            f"batch[{key!r}] is not defined: with accumulate_batches, the batch of a step is a "
-            f"group of {len(self.batches)} batches. Read batch.batches, or act at "
-            "AFTER_DATALOADER or BEFORE_TRAIN_BATCH, which fire for each of them."
+            f"batch[{key!r}] is not defined: with accumulate_batches, and with several processes, "
+            f"the batch of a step is a group, here of {len(self.batches)}. Read batch.batches, or "
+            "act at AFTER_DATALOADER or BEFORE_TRAIN_BATCH, which fire for each of them."
         )
+
+
+@attrs.frozen(eq=False)
+class ShardedBatch(BatchGroup):
+    """The shards of a global batch that this process computes.
+
+    With several batches in a step, each shard is a group: its parts of all of them.
+    """
+
+    shards: Shards = attrs.field(kw_only=True)
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        """The number of each shard in the global batch."""
+        return self.shards.own
 
 
 def grouped(batches: Iterable[Any], count: int) -> Iterator[BatchGroup]:
@@ -46,11 +83,83 @@ def grouped(batches: Iterable[Any], count: int) -> Iterator[BatchGroup]:
 
 
 def batches_of(batch: Any) -> tuple[Any, ...]:
-    """Return the batches of a group, or the batch alone.
+    """Return the batches of a group, groups within it included, or the batch alone.
 
     Example:
         >>> from composable.data.grouping import BatchGroup, batches_of
         >>> batches_of(BatchGroup(("a", "b"), (None, None))), batches_of("c")
         (('a', 'b'), ('c',))
     """
-    return batch.batches if type(batch) is BatchGroup else (batch,)
+    if not isinstance(batch, BatchGroup):
+        return (batch,)
+    return tuple(one for part in batch.batches for one in batches_of(part))
+
+
+def total_weight(batch: Any, weight: Callable[[Any], Any]) -> Any:
+    """Return the sum of the weights of the batches of a group, or the weight of a batch.
+
+    Example:
+        >>> from composable.data.grouping import BatchGroup, total_weight
+        >>> total_weight(BatchGroup(("abc", "d"), (None, None), (False, True)), len)
+        3
+    """
+    if not isinstance(batch, BatchGroup):
+        return weight(batch)
+    total: Any = 0
+    for one, empty in zip(batch.batches, batch.empty, strict=True):
+        total = total + (0 if empty else total_weight(one, weight))
+    return total
+
+
+def split_into_shards(batch: Any, spec: BatchSpec, shards: Shards) -> tuple[list[Any], int]:
+    """Split a global batch, and return the shards of this process and the number of examples."""
+    examples = spec.count(batch)
+    ends = [shards.bound(examples, i) for i in (*shards.own, shards.own.stop)]
+    sizes = [end - start for start, end in zip([0, *ends], [*ends, examples], strict=True)]
+    pieces = iter(spec.split(batch, [size for size in sizes if size]))
+    if sizes[0]:
+        next(pieces)
+    own = sizes[1:-1]
+    return [next(pieces) if size else spec.split(batch, _first(examples))[0] for size in own], (
+        examples
+    )
+
+
+def _first(examples: int) -> list[int]:
+    return [1, examples - 1] if examples > 1 else [1]
+
+
+def shards_of(
+    batches: Iterable[tuple[list[Any], int]],
+    shards: Shards,
+    count: int = 1,
+    *,
+    numbered_as: Shards | None = None,
+) -> Iterator[ShardedBatch]:
+    """Join the shards of this process into the batch of a step.
+
+    Args:
+        batches: The shards of this process and the number of examples, of each batch.
+        shards: How those batches are divided.
+        count: Number of batches in a step.
+        numbered_as: The shards of the step. Default: `shards`.
+    """
+    remaining = iter(batches)
+    while step := list(islice(remaining, count)):
+        parts = list(zip(*(own for own, _ in step), strict=True))
+        empty = list(zip(*(_are_empty(shards, size) for _, size in step), strict=True))
+        joined = [one for (one,) in parts] if count == 1 else map(_group, parts, empty)
+        yield ShardedBatch(
+            tuple(joined),
+            (None,) * len(parts),
+            tuple(map(all, empty)),
+            shards=shards if numbered_as is None else numbered_as,
+        )
+
+
+def _are_empty(shards: Shards, examples: int) -> list[bool]:
+    return [size == 0 for size in shards.sizes(examples)]
+
+
+def _group(batches: tuple[Any, ...], empty: tuple[bool, ...]) -> BatchGroup:
+    return BatchGroup(batches, (None,) * len(batches), empty)

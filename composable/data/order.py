@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from composable.core._warnings import warn_user
 from composable.core.key import Key
 from composable.data.fetching import (
+    Parts,
     SeededIndex,
     fetch_in_process,
     is_map_style,
@@ -59,6 +60,7 @@ def seeded_batches(
     skip: int = 0,
     loader_state: Mapping[str, Any] | None = None,
     generators: Sequence[Tensor] | None = None,
+    parts: Parts | None = None,
 ) -> Iterator[T]:
     """Iterate over an epoch of a loader, from any batch on, with seeded global generators.
 
@@ -87,6 +89,9 @@ def seeded_batches(
             It is ignored if `skip` is 0, because it would belong to the previous epoch.
         generators: The value of `get_generator_states(dataloader)` at the start of this epoch, for
             a loader with its own generator. The generator is set to it.
+        parts: A function from the indices of a batch to its parts and their numbers, for a
+            `DataLoader` of a map-style dataset: each part is fetched as a batch, with random
+            numbers of its own. `skip` and `first_step` still count whole batches.
 
     Raises:
         ValueError: `skip` is negative, `loader_state` is given for a loader without a state or
@@ -114,7 +119,7 @@ def seeded_batches(
         _set_generators(dataloader, generators, "generators")
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
-    return _batches(dataloader, seed, epoch, first_step, skip, loader_state)
+    return _batches(dataloader, seed, epoch, first_step, skip, loader_state, parts)
 
 
 def read_loader_state(dataloader: Any) -> Mapping[str, Any] | None:
@@ -175,7 +180,13 @@ def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> 
 
 
 def _batches(
-    dataloader: Any, seed: int | Key, epoch: int, first_step: int, skip: int, state: Any
+    dataloader: Any,
+    seed: int | Key,
+    epoch: int,
+    first_step: int,
+    skip: int,
+    state: Any,
+    parts: Parts | None,
 ) -> Iterator[Any]:
     _tell_epoch(dataloader, epoch)
     _seed_torchdata(dataloader, seed, epoch)
@@ -200,9 +211,9 @@ def _batches(
         number = seed.seed if isinstance(seed, Key) else seed
         first = SeededIndex(number, epoch, first_step)
         if dataloader.num_workers or dataloader.pin_memory:
-            yield from with_seeded_fetch(dataloader, first, skip)
+            yield from with_seeded_fetch(dataloader, first, skip, parts)
         else:
-            yield from fetch_in_process(dataloader, first, skip)
+            yield from fetch_in_process(dataloader, first, skip, parts)
     else:
         if skip:
             _report_replay(dataloader, skip)

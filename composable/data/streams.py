@@ -183,7 +183,7 @@ def stateful_stream_batches(
         state: What `read_stream_state` returned, or None to start with the first batch.
     """
     _check_shard(dataloader)
-    seed, epoch, step, _ = first
+    seed, epoch, step, *_ = first
     position = _positions[dataloader] = Position.of(dataloader, state)
     counts = _counts_samples(dataloader.dataset)
     if position.num_workers:

@@ -1,6 +1,7 @@
 """Check arguments: an error names the argument, its value, what is allowed, and what to do."""
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from composable.core.state import State
 from composable.core.time import Time, TimeUnit, check_time
 from composable.data.order import is_stateful
 from composable.data.streams import is_stateful_stream
+from composable.distributed.starting import local_device
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
@@ -67,6 +69,9 @@ def check_device(device: Any) -> torch.device:
     """Return the device; by default "cuda" if available."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and device in ("cuda", "gpu", torch.device("cuda")) and torch.cuda.is_available():
+        return local_device()
     try:
         named_gpu = isinstance(device, str) and device == "gpu"
         chosen = torch.device("cuda" if named_gpu else device)

@@ -22,6 +22,7 @@ from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import surgery
 from composable.trainer.resume import ResumePoint, latest_weights
 from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
+from composable.trainer.signals import Signals
 from composable.trainer.training_data import TrainingData
 from composable.utils.reproducibility import get_random_seed
 
@@ -40,6 +41,7 @@ def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) 
         ValueError: The plan does not fit the run.
     """
     seed = check.check_seed(options.seed, None if point is None else point.seed)
+    seed = options.processes.broadcast(get_random_seed() if seed is None else seed)
     loss, precision = options.loss(), options.precision.on(options.device)
     module = loss_module(loss, options.model)
     state = State(
@@ -48,7 +50,7 @@ def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) 
         loss_module=module if module is None else module.to(options.device),
         max_duration=options.max_duration,
         epoch_length=options.epoch_length,
-        key=Key(get_random_seed() if seed is None else seed),
+        key=Key(seed),
         device=options.device,
         precision=precision,
         batch_spec=options.batch_spec,
@@ -95,6 +97,10 @@ def build_run(
         state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
     check_compilable(state, options.compile)
     forward = ForwardPass(outputs_of(options.compile, dispatcher.plan.algorithms))
+    signals = Signals()
+    parallel = options.parallel_part(signals, point)
+    if parallel is not None and point is None:
+        parallel.broadcast(state)
     return Run(
         state=state,
         dispatcher=dispatcher,
@@ -103,6 +109,8 @@ def build_run(
             options.count_tokens,
             options.accumulate_batches,
             CopyStream(state.device) if options.device.type == "cuda" else None,
+            parallel,
+            options.is_local,
         ),
         rates=rates,
         evaluation=Evaluation(
@@ -111,10 +119,12 @@ def build_run(
         ),
         checkpoints=Checkpoints(options.saver),
         guard=options.guard(),
-        microbatches=options.microbatches(),
+        microbatches=options.microbatches(several=parallel is not None),
         progress=Progress(options.max_duration),
         log_interval=options.log_interval,
         iteration_length=options.iteration_length,
         forward=forward.in_precision(state.precision, state.device),
         loss_scaler=LossScaler(state.precision, state.device),
+        signals=signals,
+        parallel=parallel,
     )

@@ -16,9 +16,11 @@ from composable.core.model_call import metric_outputs
 from composable.core.state import State
 from composable.data.order import seeded_batches
 from composable.data.prefetch import on_device
+from composable.data.sharding import numbered_batches
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.forward import ForwardPass
+from composable.trainer.parallel import Parallel
 from composable.trainer.parameters import bind_loss
 from composable.utils.reproducibility import seed_step
 
@@ -31,6 +33,7 @@ def evaluate(
     evaluator: Evaluator,
     loss_weight: Callable[[Any], Any],
     forward: ForwardPass,
+    parallel: Parallel | None = None,
 ) -> State:
     """Evaluate a model, and return the state with the results.
 
@@ -41,6 +44,7 @@ def evaluate(
         evaluator: The data and the metrics.
         loss_weight: Counts what the loss of a batch is the mean of.
         forward: Computes outputs and losses.
+        parallel: The processes of the run; each evaluates some of the batches.
 
     Raises:
         ValueError: The dataloader is empty.
@@ -49,10 +53,13 @@ def evaluate(
     state = bind_loss(fire(Event.EVAL_START, state))
     key = state.key.fold("eval", evaluator.label)
     averages = Averages(evaluator.metrics or {}, state.device)
-    step = -1
+    processes = None if parallel is None else parallel.evaluating(averages)
+    averages.processes = processes
+    empty = True
     with evaluation_mode(state.model, state.loss_module):
-        loaded = on_device(seeded_batches(evaluator.dataloader, key, epoch=0), state.device)
-        for step, batch in enumerate(loaded):
+        numbered = numbered_batches(evaluator.dataloader, key, processes)
+        for step, batch in on_device(numbered, state.device):
+            empty = False
             state = state.evolve(batch=batch, outputs=None)
             state = fire(Event.EVAL_BATCH_START, state)
             state = fire(Event.EVAL_BEFORE_FORWARD, state)
@@ -61,7 +68,7 @@ def evaluate(
             state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=outputs))
             _update(averages, state, targets, loss_weight, forward)
             state = fire(Event.EVAL_BATCH_END, state)
-    if step < 0:
+    if empty and (processes is None or processes.is_main):
         raise ValueError(
             f"the dataloader of Evaluator {evaluator.label!r} returned no batch; check the "
             "dataset, and that the loader can be iterated more than once."

@@ -95,7 +95,12 @@ _STRUCTURE: dict[str, Any] = {
     "memory": _Each(_ANY, dict),
     "metrics": _Each(_Each(_ANY, dict), dict),
     "rates": {"schedulers": _Each(_MAPPING), "last_lrs": _Each(_NUMBER, dict)},
-    "data": {"loader": _LOADER, "generators": _Each(_TENSOR), "batches_per_step": _SIZE},
+    "data": {
+        "loader": _LOADER,
+        "generators": _Each(_TENSOR),
+        "batches_per_step": _SIZE,
+        "shards": _SIZE,
+    },
     "evaluation": {"last_run": _Each(_COUNT, dict)},
     "guard": {
         "num_skipped": _COUNT,

@@ -119,13 +119,15 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         rates.record()
     state = run.step(state)
     state = state.evolve_unchecked(
-        timestamp=state.timestamp.next_batch(samples, tokens, time.perf_counter() - started),
+        timestamp=state.timestamp.next_batch(samples, tokens, run.seconds_since(started)),
         previous_timestamp=before.timestamp,
         loss_fn=before.loss_fn,
     )
     if rates.steps_each_batch:
         state = schedule(run, state, rates.step_batch)
     state = fire(BATCH_END, state)
+    if run.parallel is not None:
+        run.join_requests(BATCH_END)
     if logs:
         state = log(run, before, state)
     run.state = state  # an interruption from here on keeps the batch
@@ -150,6 +152,7 @@ def end_epoch(run: Run, state: State) -> State:
     run.state = state  # an interruption from here on keeps the end of the epoch
     run.data.end_epoch()
     run.state = state = run.fire(Event.EPOCH_END, state)
+    run.join_requests(Event.EPOCH_END)
     state = run.evaluation.run_due(run, before, state, Event.EPOCH_END)
     evaluators = run.evaluation.evaluators
     if run.rates.plateaus and run.evaluation.is_current(evaluators[0], state):
@@ -162,6 +165,7 @@ def end_iteration(run: Run, state: State) -> State:
     """Count the iteration, and save if requested."""
     state = state.evolve(timestamp=state.timestamp.next_iteration())
     state = run.fire(Event.ITERATION_END, state)
+    run.join_requests(Event.ITERATION_END)
     return run.checkpoints.save_requested(run, state, Event.ITERATION_CHECKPOINT)
 
 

@@ -1,8 +1,6 @@
 """Microbatches: how a batch is split, and the gradients of the parts."""
 
 from collections.abc import Callable
-from functools import reduce
-from operator import add
 from typing import Any
 
 import attrs
@@ -12,7 +10,7 @@ from composable.core.batch import microbatch_sizes
 from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
-from composable.data.grouping import BatchGroup, batches_of
+from composable.data.grouping import BatchGroup, batches_of, total_weight
 from composable.trainer.guards import Buffers, halve_microbatch
 from composable.trainer.parameters import zero_grad
 
@@ -38,13 +36,19 @@ class Microbatches:
         """Whether there may be several microbatches."""
         return bool(self.count or self.size or self.auto or self.groups)
 
-    def of(self, state: State) -> list[tuple[Any, Any]]:
-        """Return the microbatches of the batch of a state, with the loss function of each."""
-        batches = batches_of(state.batch)
-        losses = state.batch.loss_fns if type(state.batch) is BatchGroup else (None,)
+    def of(self, state: State) -> list[tuple[Any, Any, bool]]:
+        """Return the microbatches of a batch, the loss function of each, and whether it is empty.
+
+        An empty one has the weight 0: see `ShardedBatch`.
+        """
+        group = state.batch
+        if not isinstance(group, BatchGroup):
+            group = BatchGroup((group,), (None,))
         return [
-            (part, loss_fn or state.loss_fn)
-            for batch, loss_fn in zip(batches, losses, strict=True)
+            (part, loss_fn or state.loss_fn, empty)
+            for batch, loss_fn, empty in zip(
+                group.batches, group.loss_fns, group.empty, strict=True
+            )
             for part in self._parts(batch, state.batch_spec)
         ]
 
@@ -65,19 +69,23 @@ class Microbatches:
 def accumulate(
     gradients: Callable[..., State], microbatches: Microbatches, loss_weight: Callable[[Any], Any]
 ) -> Callable[[State], State]:
-    """Sum the gradients over microbatches, each weighted by its share of the batch's loss."""
+    """Sum the gradients over microbatches, each weighted by its share of the batch's loss.
 
-    def accumulated(state: State) -> State:
+    Where the batch is itself a part, its own share is passed on to them.
+    """
+
+    def accumulated(state: State, index: int = 0, outer: Any = None) -> State:
         whole, own = state.batch, state.loss_fn
         parts = microbatches.of(state)
         if len(parts) == 1:
-            batch, loss_fn = parts[0]
-            state = gradients(state.evolve_unchecked(batch=batch, loss_fn=loss_fn))
+            batch, loss_fn, _ = parts[0]
+            state = gradients(state.evolve_unchecked(batch=batch, loss_fn=loss_fn), index, outer)
             return state.evolve_unchecked(batch=whole, loss_fn=own)
-        total = reduce(add, map(loss_weight, batches_of(whole)))
+        total = total_weight(whole, loss_weight)
         loss: Any = 0.0
-        for i, (batch, loss_fn) in enumerate(parts):
-            share = loss_weight(batch) / total
+        for i, (batch, loss_fn, empty) in enumerate(parts):
+            share = 0.0 if empty else loss_weight(batch) / total
+            share = share if outer is None else share * outer
             state = gradients(state.evolve_unchecked(batch=batch, loss_fn=loss_fn), i, share)
             loss = loss + state.loss
         return state.evolve_unchecked(batch=whole, loss_fn=own, loss=loss)
@@ -90,15 +98,16 @@ def each_batch(fire: Callable[[Event, State], State]) -> Callable[[Event, State]
 
     def firing(event: Event, state: State) -> State:
         group, key, own = state.batch, state.key, state.loss_fn
-        if type(group) is not BatchGroup:
+        if not isinstance(group, BatchGroup):
             return fire(event, state)
         done = []
-        for i, (batch, loss_fn) in enumerate(zip(group.batches, group.loss_fns, strict=True)):
+        for i, batch, loss_fn in zip(group.numbers, group.batches, group.loss_fns, strict=True):
             changes = {"batch": batch, "loss_fn": loss_fn or own}
-            state = fire(event, state.evolve_unchecked(**changes, key=key.of_batch(i)))
+            state = firing(event, state.evolve_unchecked(**changes, key=key.of_batch(i)))
             done.append((state.batch, None if state.loss_fn is own else state.loss_fn))
         batches, after = zip(*done, strict=True)
-        return state.evolve_unchecked(batch=BatchGroup(batches, after), loss_fn=own, key=key)
+        group = attrs.evolve(group, batches=batches, loss_fns=after)
+        return state.evolve_unchecked(batch=group, loss_fn=own, key=key)
 
     return firing
 

@@ -25,6 +25,11 @@ from composable.core.model_call import batch_spec_of
 from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
+from composable.data.sharding import is_divided
+from composable.distributed.processes import Processes
+from composable.distributed.shards import Shards
+from composable.distributed.starting import join_processes
+from composable.distributed.strategies import DDP, strategy_of
 from composable.functional._checks import as_path, check_count
 from composable.loggers.progress_bar import ProgressBarLogger
 from composable.metrics import Evaluator
@@ -35,6 +40,7 @@ from composable.trainer import arguments as check
 from composable.trainer.compile_options import check_compile
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
+from composable.trainer.parallel import Parallel
 from composable.trainer.resume import (
     ResumePoint,
     check_folder_is_ours,
@@ -43,6 +49,7 @@ from composable.trainer.resume import (
 )
 from composable.trainer.run import Run
 from composable.trainer.run_lock import RunLock
+from composable.trainer.signals import Signals
 
 __all__ = ["TrainerOptions", "active_override", "overridden_runs", "run_overrides"]
 
@@ -66,6 +73,11 @@ def _flag(default: bool = False) -> Any:
 
 def _duration(given: TimeLike | None) -> Time | None:
     return None if given is None else check.check_duration(given)
+
+
+def _parallel(given: Any) -> DDP | None:
+    join_processes()
+    return strategy_of(given)
 
 
 def _precision(given: str | Precision) -> Precision:
@@ -144,6 +156,9 @@ class TrainerOptions:
         device: "cpu", "cuda" or "cuda:1"; by default "cuda" if available. The model is moved.
         precision: "fp32"; "tf32"; "amp_bf16" or "amp_fp16" for autocast, or "amp" for that of the
             device; "bf16" or "fp16" for weights in 16 bits; or a `composable.Precision`.
+        parallel: How several processes share the run: "ddp", or a strategy such as
+            `composable.distributed.DDP`. Default: "ddp" in a process that `composable launch` or
+            torchrun has started with others.
         seed: The seed of all randomness; drawn by the operating system if None.
         deterministic_mode: Use deterministic algorithms only: see `configure_deterministic_mode`.
         compile: Compile the model after surgery: True, or options of `torch.compile`: "mode",
@@ -220,6 +235,7 @@ class TrainerOptions:
     progress_bar: bool = _flag(default=True)
     device: torch.device = attrs.field(default=None, converter=check.check_device)
     precision: Any = attrs.field(default="fp32", converter=_precision)
+    parallel: Any = attrs.field(default=None, converter=_parallel)
     seed: int | None = None
     deterministic_mode: bool = _flag()
     compile: bool | Mapping[str, Any] = attrs.field(default=False, converter=check_compile)
@@ -300,6 +316,38 @@ class TrainerOptions:
                 "resumed; drop one of them."
             )
 
+    # --- several processes ---
+
+    @property
+    def processes(self) -> Processes:
+        """The processes of the run."""
+        return Processes() if self.parallel is None else Processes.current()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the loader of this process yields its own part of the data only."""
+        if self.parallel is None or not self.processes.several:
+            return False
+        if self.parallel.data == "auto":
+            return is_divided(self.train_dataloader, self.processes.size)
+        return bool(self.parallel.data == "local")
+
+    def parallel_part(self, signals: Signals, point: ResumePoint | None) -> Parallel | None:
+        """Return how the processes work together; None if a step is that of one process.
+
+        Args:
+            signals: The signals of this process.
+            point: The checkpoint to resume from, whose number of shards is kept.
+        """
+        if self.parallel is None:
+            return None
+        saved = None if point is None else point.tree.get("data", {}).get("shards")
+        count = self.parallel.shard_count(self.processes, saved)
+        if count == 1:
+            return None
+        signals.shared = self.processes.several
+        return Parallel(Shards(count, self.processes), self.parallel.exact, signals)
+
     # --- what the Trainer is built from ---
 
     @property
@@ -315,20 +363,28 @@ class TrainerOptions:
         """Return the evaluators, complete with metrics and intervals."""
         return check.check_evaluators(self.eval_dataloader, self.metrics, self.eval_interval)
 
-    def microbatches(self) -> Microbatches:
-        """Return how batches are split."""
+    def microbatches(self, *, several: bool = False) -> Microbatches:
+        """Return how batches are split.
+
+        Args:
+            several: Whether the batch of a step is a group in any case: that of its shards.
+        """
+        groups = several or self.accumulate_batches > 1
         if self.microbatch_size == "auto":
-            return Microbatches(auto=True, groups=self.accumulate_batches > 1)
+            return Microbatches(auto=True, groups=groups)
         return Microbatches(
             self.grad_accum,
             self.microbatch_size,  # type: ignore[arg-type]
-            groups=self.accumulate_batches > 1,
+            groups=groups,
         )
 
     @property
     def epoch_length(self) -> int | None:
         """The number of steps in an epoch, or None if unknown."""
         batches = check.length_of(self.train_dataloader)
+        if self.is_local:
+            lengths = self.processes.gather(batches)
+            batches = None if None in lengths else max(lengths)
         return None if batches is None else -(-batches // self.accumulate_batches)
 
     def guard(self) -> NonFiniteGuard:
@@ -337,17 +393,21 @@ class TrainerOptions:
         return NonFiniteGuard(self.nonfinite_loss, immediate)
 
     def plan(self) -> Plan:
-        """Compile the algorithms, callbacks and loggers, and the Trainer's own callbacks."""
+        """Compile the algorithms, callbacks and loggers, and the Trainer's own callbacks.
+
+        Of several processes, that of rank 0 logs and shows its progress.
+        """
         return Plan.compile(
             self.algorithms,
             self.callbacks,
-            self.loggers,
+            self.loggers if self.processes.is_main else (),
             builtin_callbacks=self.builtin_callbacks(),
         )
 
     def builtin_callbacks(self) -> list[Callback]:
         """Return the Trainer's own callbacks."""
-        bars: list[Callback] = [ProgressBarLogger()] if self.progress_bar else []
+        main = self.processes.is_main
+        bars: list[Callback] = [ProgressBarLogger()] if self.progress_bar and main else []
         if self.save_folder is None:
             return bars
         saver = CheckpointSaver(
@@ -363,7 +423,7 @@ class TrainerOptions:
             metric=self.save_best,
             mode=self.save_best_mode,
         )
-        if any(isinstance(one, RunRecorder) for one in as_list(self.callbacks)):
+        if not main or any(isinstance(one, RunRecorder) for one in as_list(self.callbacks)):
             return [*bars, saver]
         return [*bars, saver, RunRecorder(self.save_folder, on_error=self.save_error)]
 
@@ -379,6 +439,18 @@ class TrainerOptions:
             CheckpointError: `load_path` cannot be read, or `save_folder` has checkpoints of
                 another run.
         """
+        main: list[ResumePoint | None] = []
+
+        def find() -> tuple[str, bool] | None:
+            main.append(point := self._find_resume_point())
+            return None if point is None else (str(point.path), point.restart)
+
+        found = self.processes.on_main(find)
+        if main:
+            return main[0]
+        return None if found is None else self._read_point(*found)
+
+    def _find_resume_point(self) -> ResumePoint | None:
         point = find_resume_point(
             None if self.load_weights_only else self.load_path,
             folder=self.save_folder if self.autoresume else None,
@@ -390,17 +462,26 @@ class TrainerOptions:
             check_folder_is_ours(self.save_folder, None if point is None else point.run)
         return point
 
+    def _read_point(self, path: str, restart: bool) -> ResumePoint | None:
+        """Return the checkpoint that rank 0 has found."""
+        point = find_resume_point(
+            path, folder=None, device=self.device, ignored=self.load_ignore_keys
+        )
+        return None if point is None else attrs.evolve(point, restart=restart)
+
     def lock(self) -> RunLock | None:
         """Return the lock of the folder in which the run trains.
 
         Raises:
             FolderInUseError: Another process trains in it.
         """
-        return None if self.save_folder is None else RunLock(self.save_folder)
+        if self.save_folder is None or not self.processes.is_main:
+            return None
+        return RunLock(self.save_folder)
 
     def run_id(self) -> str:
         """Return the id of a new run."""
-        return new_run_id()
+        return str(self.processes.broadcast(new_run_id()))
 
     def adopt(self, callback: Callback) -> Callback:
         """Return the callback to run in the place of a given one."""

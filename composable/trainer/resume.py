@@ -1,7 +1,7 @@
 """Select the checkpoint to resume from, and read it."""
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from composable.checkpoint.errors import (
 from composable.checkpoint.filters import covers, replaced
 from composable.core._printable import printable
 from composable.core._warnings import warn_user
+from composable.trainer._differences import compare
 from composable.trainer.run_state import SCHEMA
 
 __all__ = [
@@ -124,16 +125,6 @@ class ResumePoint:
                 "['rates'] to restart torch schedulers.",
                 ChangedRunWarning,
             )
-
-
-def compare(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the path and the two values of each difference between two descriptions."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name in {**before, **now}:
-            inner = f"{path}/{name}" if path else str(name)
-            yield from compare(before.get(name), now.get(name), inner)
-    elif before != now:
-        yield path, before, now
 
 
 def _lines(texts: Sequence[str]) -> str:

@@ -1,6 +1,8 @@
 """A run: its state, its step, and the parts that are saved with it."""
 
+import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import attrs
@@ -18,6 +20,7 @@ from composable.trainer.forward import ForwardPass
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.loss_scaler import LossScaler
 from composable.trainer.microbatches import Microbatches, each_batch
+from composable.trainer.parallel import Parallel, requests_can_differ
 from composable.trainer.signals import Signals
 from composable.trainer.step import Step, build_step
 from composable.trainer.training_data import TrainingData
@@ -68,6 +71,8 @@ class Run:
     loss_scaler: LossScaler
     rollback: Callable[[NonFiniteLossError], State] | None = None
     signals: Signals = attrs.field(factory=Signals)
+    parallel: Parallel | None = None
+    """The processes of the run, or None if its step is that of one process."""
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     fire_each: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event for each batch of the loader that belongs to the step."""
@@ -89,6 +94,7 @@ class Run:
             self.guard,
             self.forward,
             self.loss_scaler,
+            self.parallel,
             None if self.data.copies is None else self.data.fetch_ahead,
         )
 
@@ -106,6 +112,16 @@ class Run:
             "requests": self.dispatcher,
         }
 
+    def together(self) -> AbstractContextManager[None]:
+        """Return a context in which the failure of one process ends all of them."""
+        return nullcontext() if self.parallel is None else self.parallel.failing_together()
+
+    def seconds_since(self, started: float) -> float:
+        """Return how long a batch took: on rank 0, so that all processes agree."""
+        if self.parallel is not None and self.parallel.processes.several:
+            return self.parallel.seconds
+        return time.perf_counter() - started
+
     def finished(self, state: State) -> bool:
         """Return whether training is over, or a callback requested its end."""
         if self.dispatcher.pending and Control.STOP in self.dispatcher.requests:
@@ -116,6 +132,11 @@ class Run:
         if whole.unit is TimeUnit.EPOCH:  # an epoch ends with the loader, whatever its length
             return state.timestamp.epoch >= whole.value
         return reached(state, whole)
+
+    def join_requests(self, event: Event) -> None:
+        """Let the requests of the callbacks at an event be the same on all processes."""
+        if self.parallel is not None and requests_can_differ(self.dispatcher, event):
+            self.parallel.join_requests(self.dispatcher)
 
     def interrupt(self, state: State) -> None:
         """End the run after a signal: save a checkpoint first.
@@ -163,7 +184,9 @@ class Evaluation:
             return state
         outer, state = state, run.fire(Event.EVAL_BEFORE_ALL, state)
         for evaluator in due:
-            state = evaluate(run.dispatcher, state, evaluator, self.loss_weight, run.forward)
+            state = evaluate(
+                run.dispatcher, state, evaluator, self.loss_weight, run.forward, run.parallel
+            )
             self.last_run[evaluator.label] = state.timestamp.batch
         state = run.fire(Event.EVAL_AFTER_ALL, state)
         return outer.evolve(memory=state.memory, metrics=state.metrics)
@@ -189,6 +212,7 @@ class Checkpoints:
     def save_requested(self, run: Run, state: State, event: Event) -> State:
         """Fire a checkpoint event, and save if a callback requested it."""
         state = run.fire(event, state)
+        run.join_requests(event)
         if not (run.dispatcher.pending and run.dispatcher.pop(Control.SAVE)):
             return state
         if self.save_function is None:

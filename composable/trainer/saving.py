@@ -180,12 +180,17 @@ class Saving:
         self.session.check_override()
         if self.options.dry_run:
             return path
+        processes = self.options.processes
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
         from composable.checkpoint.files import write  # on use: it is slow to import
 
-        make_folder(path.parent)
-        return write(path, saved.tensors, saved.data, overwrite=overwrite, info=saved.info)
+        def write_on_main() -> str:
+            make_folder(path.parent)
+            data = saved.data
+            return str(write(path, saved.tensors, data, overwrite=overwrite, info=saved.info))
+
+        return Path(processes.on_main(write_on_main))
 
     # --- restore ---
 

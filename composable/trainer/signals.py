@@ -26,6 +26,11 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        """The signal that ends the run."""
+        self.arrived: int | None = None
+        """The signal that this process received; with several, they agree on it first."""
+        self.shared = False
+        """Whether several processes agree on signals."""
         self._saves = False
 
     @contextmanager
@@ -38,7 +43,7 @@ class Signals:
         Works in the main thread only, where Python runs signal handlers. Afterwards the handlers
         are restored. A signal that is ignored stays ignored.
         """
-        self.received, self._saves = None, saves
+        self.received, self.arrived, self._saves = None, None, saves
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -59,7 +64,9 @@ class Signals:
                 if number == signal.SIGTERM:
                     os._exit(128 + number)
                 return
-            if self.received is not None:
+            if self.arrived is not None:
+                if self.shared and number != self.arrived:
+                    return  # a launcher passes the signal of a terminal on as another one
                 raise interruption(number)
             log.warning(
                 "%s: finishing this batch%s; the same signal again aborts",
@@ -68,7 +75,9 @@ class Signals:
                 if self._saves
                 else ", and saving nothing, since there is no save_folder",
             )
-            self.received = number
+            self.arrived = number
+            if not self.shared:
+                self.received = number
 
         return handle
 

@@ -30,6 +30,7 @@ from composable.trainer.guards import (
 )
 from composable.trainer.loss_scaler import LossScaler, skip_overflow, unscale_gradients
 from composable.trainer.microbatches import Microbatches, accumulate, each_batch, fit_memory
+from composable.trainer.parallel import Parallel, reduce_gradients
 from composable.trainer.parameters import (
     frozen_parameters,
     temporary_weights,
@@ -60,7 +61,7 @@ BEFORE_ZERO_GRAD = Event.BEFORE_ZERO_GRAD
 AFTER_ZERO_GRAD = Event.AFTER_ZERO_GRAD
 
 
-def build_step(
+def build_step(  # noqa: PLR0913  # the parts of a step
     dispatcher: Dispatcher,
     rates: LearningRates,
     loss_weight: Callable[[Any], Any],
@@ -68,6 +69,7 @@ def build_step(
     guard: NonFiniteGuard,
     forward: ForwardPass,
     scaler: LossScaler,
+    parallel: Parallel | None = None,
     fetch_ahead: Callable[[], None] | None = None,
 ) -> Step:
     """Compose the step of a run.
@@ -80,6 +82,7 @@ def build_step(
         guard: Checks the loss before the optimizers step.
         forward: Computes outputs and losses.
         scaler: Scales losses, if the precision needs it.
+        parallel: The processes that share a batch, if there are several.
         fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one.
     """
     fire = dispatcher.fire
@@ -88,12 +91,14 @@ def build_step(
     gradients: Gradients = forward_backward(fire, computes_loss(dispatcher, forward), backward)
     if microbatches.split:
         gradients = accumulate(gradients, microbatches, loss_weight)
+    if parallel is not None:
+        gradients = reduce_gradients(gradients, parallel, loss_weight, microbatches)
     if fetch_ahead is not None:
         gradients = followed_by(gradients, fetch_ahead)
     if scaler.enabled:
         gradients = unscale_gradients(gradients, scaler, guard)
     gradients = second_pass(gradients)
-    if microbatches.auto:
+    if microbatches.auto and parallel is None:
         gradients = fit_memory(gradients, microbatches)
     step = optimizer_step(dispatcher, fire_each, rates, gradients, guard)
     if scaler.enabled:

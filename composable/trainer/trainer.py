@@ -127,7 +127,13 @@ class Trainer:
             progress.add_call(longer)
         saving, session, signals = self._saving, self._session, run.signals
         saves = run.checkpoints.save_function is not None
-        with preserve_rng(), saving.locked(), session.running(), signals.handled(saves=saves):
+        with (
+            run.together(),
+            preserve_rng(),
+            saving.locked(),
+            session.running(),
+            signals.handled(saves=saves),
+        ):
             zero_grad(state)
             run.rates.set(state)
             if progress.fit_in_progress:  # resumed: the algorithms have acted at its start
@@ -137,6 +143,8 @@ class Trainer:
                 run.state = state = surgery(run.fire, Event.FIT_START, state)
                 progress.num_fits, progress.fit_in_progress = progress.num_fits + 1, True
             description = saving.describe(state)
+            if run.parallel is not None:
+                run.parallel.begin(description, state)
             self.logger.log_hyperparameters(description)
             saving.begin(description, state)
             run.state = loop.fit(run, state)
@@ -166,11 +174,16 @@ class Trainer:
         evaluators = given or run.evaluation.evaluators
         if not evaluators:
             raise ValueError("eval needs an eval_dataloader; pass one here or to the Trainer.")
-        with preserve_rng(), self._session.running():
+        with run.together(), preserve_rng(), self._session.running():
             state = run.fire(Event.EVAL_STANDALONE_START, self.state)
             for evaluator in evaluators:
                 state = evaluate(
-                    run.dispatcher, state, evaluator, run.evaluation.loss_weight, run.forward
+                    run.dispatcher,
+                    state,
+                    evaluator,
+                    run.evaluation.loss_weight,
+                    run.forward,
+                    run.parallel,
                 )
             state = run.fire(Event.EVAL_STANDALONE_END, state)
         run.state = self.state.evolve(memory=state.memory, metrics=state.metrics)

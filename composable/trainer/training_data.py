@@ -8,7 +8,14 @@ from torch import Tensor
 
 from composable.core.batch_spec import BatchSpec
 from composable.core.state import State
-from composable.data.grouping import batches_of, grouped
+from composable.data.fetching import is_map_style
+from composable.data.grouping import (
+    BatchGroup,
+    ShardedBatch,
+    grouped,
+    shards_of,
+    split_into_shards,
+)
 from composable.data.order import (
     get_generator_states,
     is_stateful,
@@ -16,6 +23,8 @@ from composable.data.order import (
     seeded_batches,
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
+from composable.data.sharding import IndexShards
+from composable.trainer.parallel import Parallel
 
 __all__ = ["Loaded", "TrainingData"]
 
@@ -32,6 +41,9 @@ class TrainingData:
     batches_per_step: int = 1
     copies: Copies | None = None
     """Copies batches to the device ahead of their steps; None unless the device is a GPU."""
+    parallel: Parallel | None = None
+    is_local: bool = False
+    """Whether the loader is already divided among the processes."""
     _loader_state: Any = None
     _state_ahead: Any = None
     """The state of the loader before it was read ahead."""
@@ -44,6 +56,7 @@ class TrainingData:
         now, count = state.timestamp, self.batches_per_step
         loader_state, self._loader_state = self._loader_state, None
         self._generators = self._epoch_generators()
+        parts = None if self.parallel is None else self._index_shards(self.parallel)
         batches: Iterator[Any] = seeded_batches(
             () if self.loader is None else self.loader,  # a DataLoader may have no length
             state.key,
@@ -52,24 +65,59 @@ class TrainingData:
             skip=now.batch_in_epoch * count,  # an earlier fit may have stopped in this epoch
             loader_state=loader_state,
             generators=self._generators,
+            parts=parts,
         )
-        if count > 1:
+        if self.parallel is not None:
+            batches = self._sharded(batches, state.batch_spec, parts, self.parallel)
+        elif count > 1:
             batches = grouped(batches, count)
         loaded = self._loaded(batches, state.batch_spec)
         if self.copies is None:
-            return on_device(loaded, state.device)
-        self._prefetcher = Prefetcher(loaded, self.copies)
-        return self._prefetcher
+            loaded = on_device(loaded, state.device)
+        else:
+            loaded = self._prefetcher = Prefetcher(loaded, self.copies)
+        return loaded if self.parallel is None else self.parallel.together(loaded)
+
+    def _index_shards(self, parallel: Parallel) -> IndexShards | None:
+        """Return what splits the indices of a batch, if that is possible."""
+        by_index = is_map_style(self.loader) and not self.is_local
+        if by_index and self.loader._auto_collation:  # type: ignore[union-attr]
+            return IndexShards(parallel.shards)
+        return None
+
+    def _sharded(
+        self,
+        batches: Iterator[Any],
+        spec: BatchSpec,
+        parts: IndexShards | None,
+        parallel: Parallel,
+    ) -> Iterator[ShardedBatch]:
+        """Join the shards of this process into the batches of the steps."""
+        shards = parallel.shards
+        if parts is not None:
+            split = parts.joined(batches)
+        else:
+            own = shards.alone if self.is_local else shards
+            split = (split_into_shards(batch, spec, own) for batch in batches)
+        if self.is_local:
+            return shards_of(split, shards.alone, self.batches_per_step, numbered_as=shards)
+        return shards_of(split, shards, self.batches_per_step)
 
     def _loaded(self, batches: Iterator[Any], spec: BatchSpec) -> Iterator["Loaded"]:
         """Count what batches contain, before they are moved to a device."""
-        count_tokens = self.count_tokens
         for batch in batches:
-            samples = tokens = 0
-            for one in batches_of(batch):
-                samples += spec.count(one)
-                tokens += count_tokens(one) if count_tokens else 0
-            yield batch, samples, tokens
+            yield batch, *self._count(batch, spec)
+
+    def _count(self, batch: Any, spec: BatchSpec) -> tuple[int, int]:
+        """Count the examples and the tokens of a batch, or of the batches of a group."""
+        if not isinstance(batch, BatchGroup):
+            return spec.count(batch), self.count_tokens(batch) if self.count_tokens else 0
+        samples = tokens = 0
+        for one, empty in zip(batch.batches, batch.empty, strict=True):
+            if not empty:
+                more = self._count(one, spec)
+                samples, tokens = samples + more[0], tokens + more[1]
+        return samples, tokens
 
     def fetch_ahead(self) -> None:
         """Fetch the next batch of the epoch, and start to copy it to the device."""
@@ -104,6 +152,7 @@ class TrainingData:
             "loader": self._read_loader_state(),
             "generators": self._epoch_generators(),
             "batches_per_step": self.batches_per_step,
+            "shards": 1 if self.parallel is None else self.parallel.shards.count,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

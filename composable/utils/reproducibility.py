@@ -103,9 +103,10 @@ def epoch_seed(seed: int | Key, epoch: int) -> int:
     return _stream(_number(seed), "epoch").at(_integer("epoch", epoch))
 
 
-def seed_fetch(seed: int | Key, step: int) -> None:
-    """Seed the global generators for fetching the batch of a step."""
-    _seed_all(fetch_seed(seed, step))
+def seed_fetch(seed: int | Key, step: int, shard: int = 0) -> None:
+    """Seed the global generators for fetching the batch of a step, or a shard of it."""
+    folded = fetch_seed(seed, step)
+    _seed_all(fold_in(folded, shard) if shard else folded)
 
 
 def fetch_seed(seed: int | Key, step: int) -> int:

@@ -1,0 +1,107 @@
+"""How a run uses several processes."""
+
+import os
+from typing import Any
+
+import attrs
+
+from composable.distributed.processes import Processes
+from composable.functional._checks import check_count, check_flag, check_one_of
+
+__all__ = ["DDP", "strategy_of"]
+
+_DATA = ("auto", "global", "local")
+
+
+@attrs.frozen
+class DDP:
+    """Data parallelism: each process has a copy of the model, and gradients are summed.
+
+    A batch of `train_dataloader` is the global batch. It is split into `shards`, and each process
+    computes the gradients of its own. Random numbers are drawn, the statistics of batch norm are
+    computed, and partners are chosen (MixUp, CutMix) for each shard. So the same run on another
+    number of processes has the same losses, to rounding, if `shards` is the same.
+
+    Args:
+        shards: Number of parts of a global batch: a multiple of the number of processes. Default:
+            that of the checkpoint from which the run is resumed, or the number of processes.
+        exact: Sum gradients over the shards in a fixed order, so that the weights are the same, to
+            the bit, for any number of processes. `shards` must be a power of two. The reduction
+            takes about three times as long.
+        data: What the loader of a process yields: "global" batches, of which each process uses its
+            part, or "local" ones, for a loader that is already divided among the processes.
+            Default: "local" for a `DistributedSampler`, a `GlobalBatchSampler` with several
+            processes and a dataset of `datasets.distributed`, otherwise "global".
+
+    Example:
+        >>> from composable.distributed import DDP
+        >>> DDP(shards=8, exact=True)
+        DDP(shards=8, exact=True, data='auto')
+    """
+
+    shards: int | None = attrs.field(default=None)
+    exact: bool = attrs.field(default=False)
+    data: str = attrs.field(default="auto")
+
+    def __attrs_post_init__(self) -> None:
+        if self.shards is not None:
+            check_count("shards", self.shards, 1)
+        check_flag("exact", self.exact)
+        check_one_of("data", self.data, _DATA)
+        if self.exact and self.shards is not None and self.shards & (self.shards - 1):
+            raise ValueError(
+                f"shards={self.shards} must be a power of two with exact=True, such as "
+                f"{1 << (self.shards - 1).bit_length()}: sums are formed in pairs."
+            )
+
+    def shard_count(self, processes: Processes, saved: int | None) -> int:
+        """Return the number of shards of a run.
+
+        Args:
+            processes: The processes of the run.
+            saved: The number of shards of the run that is resumed.
+
+        Raises:
+            ValueError: It is not a multiple of the number of processes, or no power of two.
+        """
+        size = processes.size
+        count = self.shards or saved or size
+        if count % size and self.shards is None:
+            raise ValueError(
+                f"the checkpoint is that of a run with {count} shards, which {size} processes "
+                f"cannot share equally; use a divisor of {count}, or pass "
+                f"parallel=DDP(shards={size}), whose losses will differ from those of that run."
+            )
+        if count % size:
+            raise ValueError(
+                f"shards={count} must be a multiple of the number of processes, which is {size}."
+            )
+        if self.exact and count & (count - 1):
+            raise ValueError(
+                f"exact=True needs a number of shards that is a power of two, and this run has "
+                f"{count}; pass shards={1 << (count - 1).bit_length()}, and run a number of "
+                "processes that divides it."
+            )
+        return count
+
+
+def strategy_of(parallel: Any) -> DDP | None:
+    """Return the strategy that an argument `parallel` means.
+
+    Args:
+        parallel: A strategy, "ddp", or None for data parallelism if there are several processes.
+
+    Raises:
+        TypeError: It is something else.
+        ValueError: It is an unknown name.
+    """
+    if parallel is None:
+        several = Processes.current().several or int(os.environ.get("WORLD_SIZE", "1")) > 1
+        return DDP() if several else None
+    if isinstance(parallel, str):
+        if parallel != "ddp":
+            raise ValueError(f"parallel={parallel!r} must be 'ddp', or a strategy such as DDP().")
+        return DDP()
+    if not isinstance(parallel, DDP):
+        raise TypeError(f"parallel={parallel!r} must be 'ddp', or a strategy such as DDP().")
+    return parallel

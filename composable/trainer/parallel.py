@@ -1,0 +1,390 @@
+"""Several processes in a run: what they exchange, and the gradients of their shards."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from itertools import chain
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.state import State
+from composable.data.grouping import ShardedBatch, total_weight
+from composable.distributed.processes import ProcessError, Processes
+from composable.distributed.reduction import TreeSum, all_reduce, all_reduce_exactly
+from composable.distributed.shards import Shards
+from composable.distributed.starting import failure_elsewhere, leave_after_failure
+from composable.metrics import Averages
+from composable.plan.dispatch import Dispatcher
+from composable.trainer._differences import compare
+from composable.trainer.guards import Buffers
+from composable.trainer.microbatches import Microbatches, fit_memory
+from composable.trainer.signals import Signals
+
+__all__ = ["Parallel", "reduce_gradients", "requests_can_differ"]
+
+_END = object()
+
+
+@attrs.define(eq=False)
+class Parallel:
+    """The processes of a run, and how they work together.
+
+    Args:
+        shards: The shards of a global batch.
+        exact: Sum gradients in a fixed order.
+        signals: Those of this process.
+    """
+
+    shards: Shards
+    exact: bool
+    signals: Signals
+    seconds: float = 0.0
+    """How long the last batch took, on rank 0."""
+    _exchanged: float = attrs.field(factory=time.perf_counter)
+
+    @property
+    def processes(self) -> Processes:
+        """The processes of the run."""
+        return self.shards.processes
+
+    # --- what is exchanged ---
+
+    def together(self, loaded: Iterator[Any]) -> Iterator[Any]:
+        """Iterate over batches as long as any process has one.
+
+        The numbers of examples and tokens are those of all processes. A process without a further
+        batch repeats its last one, with the weight 0.
+
+        Args:
+            loaded: Batches of shards, with their numbers of examples and tokens.
+        """
+        last: Any = None
+        while True:
+            one: Any = next(loaded, _END)
+            batch, samples, tokens = (None, 0, 0) if one is _END else one
+            present, samples, tokens = self._exchange(one is not _END, samples, tokens)
+            if not present:
+                return
+            if one is not _END:
+                last = batch
+            elif last is None:
+                raise ProcessError(
+                    f"rank {self.processes.rank} has no batch in this epoch, and other processes "
+                    "have; every process needs one of its own."
+                )
+            else:
+                batch = attrs.evolve(last, empty=(True,) * len(last.batches))
+            yield batch, samples, tokens
+
+    def _exchange(self, present: bool, samples: int, tokens: int) -> tuple[bool, int, int]:
+        """Return whether any process has a batch, and the sums of examples and of tokens."""
+        now = time.perf_counter()
+        elapsed, self._exchanged = now - self._exchanged, now
+        if not self.processes.several:
+            self.seconds = elapsed
+            return present, samples, tokens
+        table = torch.zeros(self.processes.size, 5, dtype=torch.int64)
+        table[self.processes.rank] = torch.tensor(
+            [present, samples, tokens, self.signals.arrived or 0, int(elapsed * 1e9)]
+        )
+        dist.all_reduce(table)
+        presents, all_samples, all_tokens, signals, elapsed_times = table.T.tolist()
+        self.signals.received = max(signals) or None
+        self.seconds = elapsed_times[0] / 1e9
+        return any(presents), sum(all_samples), sum(all_tokens)
+
+    def begin(self, description: Mapping[str, Any], state: State) -> None:
+        """Check that the processes train the same run, and start the clock.
+
+        Raises:
+            ProcessError: The runs differ.
+        """
+        shapes = {n: [*p.shape, str(p.dtype)] for n, p in state.model.named_parameters()}
+        same = {name: description[name] for name in _SAME if name in description}
+        self.check_same({"parameters": shapes, **same})
+        self._exchanged = time.perf_counter()
+
+    def join_requests(self, dispatcher: Dispatcher) -> None:
+        """Let the requests of the callbacks of each process be those of all."""
+        if not self.processes.several:
+            return
+        requests = torch.tensor([int(one in dispatcher.requests) for one in Control])
+        dist.all_reduce(requests, op=dist.ReduceOp.MAX)
+        for request, wanted in zip(Control, requests.tolist(), strict=True):
+            if wanted:
+                dispatcher.request(request)
+
+    def evaluating(self, averages: Averages) -> Processes | None:
+        """Return the processes that share an evaluation; None if each computes all of it.
+
+        The values of a metric that is an object, such as one of torchmetrics, cannot be added.
+        """
+        if averages.has_objects or not self.processes.several:
+            return None
+        return self.processes
+
+    # --- failures ---
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """End the call on every process if one of them fails.
+
+        Raises:
+            ProcessError: Another process failed.
+        """
+        if not self.processes.several:
+            yield
+            return
+        try:
+            yield
+        except BaseException as error:
+            if self.signals.received is not None or not dist.is_initialized():
+                raise  # every process ends here
+            if (other := failure_elsewhere(error)) is not None:
+                dist.destroy_process_group()
+                raise other from error
+            leave_after_failure(error)
+            raise
+
+    # --- weights ---
+
+    def broadcast(self, state: State) -> None:
+        """Copy the weights and buffers of rank 0 to every process."""
+        if not self.processes.several:
+            return
+        with torch.no_grad():
+            for tensor in _tensors(state):
+                held = tensor.detach().contiguous()
+                dist.broadcast(held, 0)
+                tensor.copy_(held)
+
+    def check_same(self, what: Mapping[str, Any]) -> None:
+        """Check that values are the same on all processes.
+
+        Args:
+            what: The values by name, plain data.
+
+        Raises:
+            ProcessError: They are not.
+        """
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in what.items()}
+        digests = {name: blake2b(one.encode()).hexdigest() for name, one in texts.items()}
+        first, *others = self.processes.gather(digests)
+        differ = [
+            (name, rank)
+            for rank, other in enumerate(others, 1)
+            for name in first
+            if other.get(name) != first[name]
+        ]
+        if not differ:
+            return
+        name, rank = differ[0]
+        values = self.processes.gather(what.get(name))
+        path, before, now = next(compare(values[0], values[rank], name))
+        raise ProcessError(
+            f"{path} is {str(before)[:200]} on rank 0 and {str(now)[:200]} on rank {rank}: every "
+            "process must build the same run, from the same code and seed."
+        )
+
+
+_SAME = (
+    *("id", "seed", "max_duration", "epoch_length", "algorithms", "optimizers", "schedulers"),
+    *("hyperparameters", "modules", "loss_fn", "options", "torch"),
+)
+
+
+def _tensors(state: State) -> Iterator[Tensor]:
+    modules = [one for one in (state.model, state.loss_module) if one is not None]
+    for module in modules:
+        yield from chain(module.parameters(), module.buffers())
+
+
+# --- gradients ---
+
+
+def reduce_gradients(
+    gradients: Callable[..., State],
+    parallel: Parallel,
+    loss_weight: Callable[[Any], Any],
+    microbatches: Microbatches,
+) -> Callable[[State], State]:
+    """Sum the gradients of the shards of a global batch, over all processes.
+
+    Every shard starts from the same buffers, such as the running statistics of batch norm, which
+    are then averaged.
+    """
+
+    def reduced(state: State) -> State:
+        batch = state.batch
+        if not isinstance(batch, ShardedBatch):  # a step by itself, such as that of a replay
+            return gradients(state)
+        total = _sum_of(total_weight(batch, loss_weight), parallel)
+        shares = [
+            0.0 if empty else total_weight(one, loss_weight) / total
+            for one, empty in zip(batch.batches, batch.empty, strict=True)
+        ]
+        sums = _Sums(parallel)
+
+        def shards(state: State) -> State:
+            sums.begin(state)
+            return each_shard(state, shares, sums)
+
+        # Each process fits its own shards into its memory.
+        state = (fit_memory(shards, microbatches) if microbatches.auto else shards)(state)
+        return state.evolve_unchecked(loss=sums.finish())
+
+    def each_shard(state: State, shares: list[Any], sums: "_Sums") -> State:
+        whole, key, own = state.batch, state.key, state.loss_fn
+        before = Buffers.of(state)
+        for number, batch, loss_fn, share in zip(
+            whole.numbers, whole.batches, whole.loss_fns, shares, strict=True
+        ):
+            if number != whole.shards.own.start:
+                before.restore()
+            loss_fn, shard = loss_fn or own, key.of_batch(number)
+            part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn, key=shard)
+            state = gradients(part, 0, share)
+            sums.add(state)
+        return state.evolve_unchecked(batch=whole, loss_fn=own, key=key)
+
+    return reduced
+
+
+def _sum_of(weight: Any, parallel: Parallel) -> Any:
+    """Return the sum of a number or a tensor over the processes."""
+    if not parallel.processes.several:
+        return weight
+    if isinstance(weight, Tensor):
+        return parallel.processes.sum(weight)
+    total = parallel.processes.sum(torch.tensor(weight, dtype=torch.float64)).item()
+    return int(total) if total == int(total) else total
+
+
+class _Sums:
+    """The sums over the shards: of gradients, losses and buffers."""
+
+    def __init__(self, parallel: Parallel) -> None:
+        self.parallel = parallel
+        self.several = parallel.processes.several
+        self.reduce = all_reduce_exactly if parallel.exact else all_reduce
+
+    def begin(self, state: State) -> None:
+        """Start with the first shard of this process."""
+        self.parameters = _trained(state)
+        modules = [one for one in (state.model, state.loss_module) if one is not None]
+        buffers = dict.fromkeys(chain(*(module.buffers() for module in modules)))
+        self.buffers = [one for one in buffers if one.is_floating_point()]
+        self.present = [False] * len(self.parameters)
+        self.losses, self.statistics, self.tree = TreeSum(), TreeSum(), TreeSum()
+
+    def add(self, state: State) -> None:
+        """Add the gradients of a shard, which are in `.grad`, its loss and its buffers."""
+        self.dtype = state.loss.dtype  # type: ignore[union-attr]
+        self.losses.add([state.loss.double().reshape(1)])  # type: ignore[union-attr]
+        if self.buffers:
+            self.statistics.add([torch.cat([b.double().reshape(-1) for b in self.buffers])])
+        grads = [p.grad for p in self.parameters]
+        self.present = [a or b is not None for a, b in zip(self.present, grads, strict=True)]
+        if self.parallel.exact:
+            self.tree.add(_flat(self.parameters, grads))
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    def finish(self) -> Tensor:
+        """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
+        if self.parallel.exact or self.several:
+            if self.parallel.exact:
+                flats = self.tree.value
+            else:
+                flats = _flat(self.parameters, [p.grad for p in self.parameters])
+            present = self._present_anywhere()
+            totals = [self.reduce(flat, self.parallel.processes) for flat in flats]
+            _write(self.parameters, totals, present)
+        if self.buffers:
+            self._average_buffers()
+        loss = self.reduce(self.losses.value[0], self.parallel.processes)
+        return loss[0].to(self.dtype)
+
+    def _average_buffers(self) -> None:
+        total = self.reduce(self.statistics.value[0], self.parallel.processes)
+        means = total / self.parallel.shards.count
+        sizes = [buffer.numel() for buffer in self.buffers]
+        with torch.no_grad():
+            for buffer, mean in zip(self.buffers, means.split_with_sizes(sizes), strict=True):
+                buffer.copy_(mean.view_as(buffer))
+
+    def _present_anywhere(self) -> list[bool]:
+        """Return which parameters have a gradient on any process."""
+        if not self.several:
+            return self.present
+        present = torch.tensor(self.present, dtype=torch.uint8)
+        dist.all_reduce(present, op=dist.ReduceOp.MAX)
+        return present.bool().tolist()
+
+
+def _trained(state: State) -> list[Tensor]:
+    """Return the parameters that may have a gradient: the same on every process."""
+    modules = [one for one in (state.model, state.loss_module) if one is not None]
+    groups = (group["params"] for one in state.optimizers for group in one.param_groups)
+    found = chain(*(module.parameters() for module in modules), *groups)
+    return [p for p in dict.fromkeys(found) if p.requires_grad]
+
+
+def _by_dtype(parameters: list[Tensor]) -> list[list[int]]:
+    """Return the indices of parameters of the same dtype and device."""
+    kinds: dict[Any, list[int]] = {}
+    for i, parameter in enumerate(parameters):
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(i)
+    return list(kinds.values())
+
+
+def _flat(parameters: list[Tensor], grads: list[Tensor | None]) -> list[Tensor]:
+    """Return the gradients as one tensor for each dtype and device; missing ones are 0."""
+    flats = []
+    for kind in _by_dtype(parameters):
+        parts = [grads[i] for i in kind]
+        filled = [
+            torch.zeros_like(parameters[i]) if g is None else g
+            for i, g in zip(kind, parts, strict=True)
+        ]
+        flats.append(torch.cat([_real(_dense(one)).reshape(-1) for one in filled]))
+    return flats
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _write(parameters: list[Tensor], flats: list[Tensor], present: list[bool]) -> None:
+    for kind, flat in zip(_by_dtype(parameters), flats, strict=True):
+        sizes = [_real(parameters[i].detach()).numel() for i in kind]
+        for i, part in zip(kind, flat.split_with_sizes(sizes), strict=True):
+            if not present[i]:
+                parameters[i].grad = None
+                continue
+            like = _real(parameters[i].detach())
+            values = part.view(like.shape)
+            parameters[i].grad = (
+                torch.view_as_complex(values.contiguous())
+                if parameters[i].is_complex()
+                else values.clone(memory_format=torch.preserve_format)
+            )
+
+
+def requests_can_differ(dispatcher: Dispatcher, event: Event) -> bool:
+    """Return whether a callback of the user's may request something on some processes only."""
+    return any(
+        not type(one).__module__.startswith("composable.") for one in dispatcher.plan.user_callbacks
+    ) and dispatcher.listens(event)
