@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = ["failure_elsewhere", "join_processes", "leave_after_failure", "local_device"]
+__all__ = ["failure_elsewhere", "join_processes", "leave_after_failure", "leave_processes", "local_device"]
 
 _FAILED = "composable/failed"
 
@@ -36,7 +36,7 @@ def join_processes() -> Processes:
         torch.cuda.set_device(local_device())
     # Both: the processes also exchange values that never are on a GPU.
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    atexit.register(_leave)
+    atexit.register(leave_processes)
     return Processes.current()
 
 
@@ -45,7 +45,7 @@ def local_device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
-def _leave() -> None:
+def leave_processes() -> None:
     """Wait for the others, and destroy the group: gloo may abort if one leaves early."""
     if dist.is_initialized():
         try:

@@ -1,0 +1,188 @@
+"""Runs that several processes train together: functions that those processes import."""
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+
+from composable import Callback, Trainer
+from composable.core.batch import map_tensors
+from composable.core.control import Control
+from composable.distributed import DDP, Processes
+from composable.loggers import InMemoryLogger
+from composable.metrics import accuracy
+from composable.trainer.signals import Preempted
+from tests.support.models import CLASSES, SIDE, conv_net
+
+cross_entropy = nn.functional.cross_entropy
+
+
+def images(count: int) -> TensorDataset:
+    """Return images whose class can be learned."""
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randint(CLASSES, (count,), generator=generator)
+    noise = torch.rand(count, 2, SIDE, SIDE, generator=generator)
+    return TensorDataset((noise + targets.view(-1, 1, 1, 1)) / (CLASSES + 1), targets)
+
+
+class Noisy(Dataset[Any]):
+    """A dataset that draws from the global generator for each example."""
+
+    def __init__(self, inner: TensorDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        image, target = self.inner[index]
+        return image + 0.1 * torch.rand(()), target
+
+
+class Stream(IterableDataset[Any]):
+    """A dataset without a length."""
+
+    def __init__(self, inner: TensorDataset) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.inner[index] for index in range(len(self.inner))])
+
+
+def loader(kind: str, count: int, batch_size: int) -> Any:
+    """Build a loader: `map`, `noisy`, `workers`, `stream`, `list`, `divided` or `uneven`."""
+    data, processes = images(count), Processes.current()
+    if kind == "list":
+        return list(DataLoader(data, batch_size=batch_size))
+    if kind == "stream":
+        return DataLoader(Stream(data), batch_size=batch_size)
+    if kind == "divided":
+        own = DistributedSampler(data, processes.size, processes.rank, shuffle=False)
+        return DataLoader(data, batch_size=batch_size // processes.size, sampler=own)
+    if kind == "uneven":  # rank 0 has a batch of two examples more than the others
+        end = count if processes.is_main else count - 2
+        return list(DataLoader(TensorDataset(*data[:end]), batch_size=batch_size))
+    return DataLoader(
+        Noisy(data) if kind in ("noisy", "workers") else data,
+        batch_size=batch_size,
+        shuffle=True,
+        num_workers=2 if kind == "workers" else 0,
+    )
+
+
+class StopAt(Callback):
+    """Ends training, on one rank only."""
+
+    def __init__(self, batch: int, rank: int) -> None:
+        self.batch, self.rank = batch, rank
+
+    def batch_end(self, state: Any, logger: Any) -> Control | None:
+        """Request the end."""
+        here = Processes.current().rank == self.rank
+        return Control.STOP if here and state.timestamp.batch == self.batch else None
+
+
+class FailAt(StopAt):
+    """Fails, on one rank only."""
+
+    def batch_end(self, state: Any, logger: Any) -> Control | None:
+        """Raise an error."""
+        if super().batch_end(state, logger):
+            raise OSError("the disk is gone")
+        return None
+
+
+class SignalAt(StopAt):
+    """Sends SIGTERM to its own process, on one rank only."""
+
+    def batch_end(self, state: Any, logger: Any) -> Control | None:
+        """Send the signal."""
+        if super().batch_end(state, logger):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return None
+
+
+def nan_on_rank_1(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute a loss that is NaN on one rank."""
+    return cross_entropy(outputs, targets) * (float("nan") if Processes.current().rank else 1.0)
+
+
+def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the mean over the targets that are not ignored."""
+    return cross_entropy(outputs, targets, ignore_index=-100)
+
+
+def digest(tree: Any) -> str:
+    """Return a hash of all tensors of a tree."""
+    found = hashlib.sha256()
+
+    def add(tensor: Tensor) -> Tensor:
+        found.update(repr(tensor.double().flatten().tolist()).encode())
+        return tensor
+
+    map_tensors(add, _plain(tree))
+    return found.hexdigest()[:16]
+
+
+def _plain(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _plain(value) for key, value in sorted(tree.items())}
+    return tree
+
+
+def fit(
+    *,
+    kind: str = "map",
+    count: int = 44,
+    batch_size: int = 16,
+    model: Callable[[], nn.Module] = conv_net,
+    different: bool = False,
+    folder: str | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Train, and return what a test compares: losses, hashes, results, counts."""
+    from composable.distributed.starting import join_processes
+
+    processes = join_processes()
+    log = InMemoryLogger()
+    options: dict[str, Any] = {
+        "train_dataloader": loader(kind, count, batch_size),
+        "eval_dataloader": DataLoader(images(count), batch_size=7),
+        "metrics": {"accuracy": accuracy},
+        "loss_fn": cross_entropy,
+        "optimizers": partial(torch.optim.AdamW, lr=3e-3),
+        "max_duration": "2ep",
+        "seed": 17,
+        "device": "cpu",
+        "progress_bar": False,
+        "loggers": [log],
+        "parallel": DDP(shards=4, exact=True),
+        **changes,
+    }
+    if folder is not None:
+        options |= {"save_folder": folder, "autoresume": True, "save_interval": "2ba"}
+    built = model()
+    if different and processes.rank:
+        built = nn.Sequential(built, nn.Identity(), nn.Linear(CLASSES, CLASSES))
+    trainer = Trainer(built, **options)
+    ended = "whole"
+    try:
+        state = trainer.fit()
+    except Preempted:
+        state, ended = trainer.state, "preempted"
+    return {
+        "ended": ended,
+        "losses": log.series("loss/train") if processes.is_main else [],
+        "weights": digest(dict(state.model.state_dict())),
+        "memory": digest(state.memory),
+        "metrics": {name: dict(values) for name, values in state.metrics.items()},
+        "batch": state.timestamp.batch,
+        "sample": state.timestamp.sample,
+        "loss": float(state.loss),  # type: ignore[arg-type]
+    }
