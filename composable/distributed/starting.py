@@ -2,7 +2,9 @@
 
 import atexit
 import os
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ import torch.distributed as dist
 
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = ["failure_elsewhere", "join_processes", "leave_after_failure", "leave_processes", "local_device"]
+__all__ = ["failing_together", "join_processes", "leave_processes", "local_device"]
 
 _FAILED = "composable/failed"
 
@@ -47,34 +49,58 @@ def local_device() -> torch.device:
 
 def leave_processes() -> None:
     """Wait for the others, and destroy the group: gloo may abort if one leaves early."""
-    if dist.is_initialized():
-        try:
+    if not dist.is_initialized():
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None:  # the script ends with it
+        _report(error)
+    else:
+        with suppress(RuntimeError):  # another process failed
             Processes.current().barrier()
-        except RuntimeError:  # another process failed
-            return
-        dist.destroy_process_group()
-
-
-def leave_after_failure(error: BaseException) -> None:
-    """Report an error to the other processes, and close the connections that they wait for."""
-    rank = dist.get_rank()
-    with suppress(RuntimeError):  # the process that has the store may be gone
-        _store().set(_FAILED, f"rank {rank} failed: {type(error).__name__}: {error}"[:2000])
     dist.destroy_process_group()
 
 
-def failure_elsewhere(error: BaseException) -> ProcessError | None:
-    """Return the error for a process whose connections another one has closed."""
-    if not isinstance(error, (RuntimeError, ConnectionError)) or isinstance(error, ProcessError):
-        return None
+@contextmanager
+def failing_together(agreed: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """End a block on every process if it fails on one of them.
+
+    The error is reported to the others, and the connections that they wait for are closed. The
+    processes exchange nothing afterwards.
+
+    Args:
+        agreed: Returns whether the block ends with the same error on every process.
+
+    Raises:
+        ProcessError: Another process failed.
+    """
     try:
-        store = _store()
-        if store.check([_FAILED]):
-            return ProcessError(store.get(_FAILED).decode())
-    except RuntimeError:
-        pass
-    closed = any(text in str(error) for text in _CLOSED)
-    return ProcessError(f"another process ended without a report: {error}") if closed else None
+        yield
+    except BaseException as error:
+        if not Processes.current().several or agreed():
+            raise
+        other = _failure_elsewhere(error)
+        if other is None:
+            _report(error)
+        dist.destroy_process_group()
+        if other is None:
+            raise
+        raise other from error
+
+
+def _report(error: BaseException) -> None:
+    text = f"rank {dist.get_rank()} failed: {type(error).__name__}: {error}"
+    with suppress(RuntimeError):  # the process that has the store may be gone
+        _store().set(_FAILED, text[:2000])
+
+
+def _failure_elsewhere(error: BaseException) -> ProcessError | None:
+    """Return the error of another process, if it caused this one."""
+    if not any(text in str(error) for text in _CLOSED) or isinstance(error, ProcessError):
+        return None
+    with suppress(RuntimeError):
+        if _store().check([_FAILED]):
+            return ProcessError(_store().get(_FAILED).decode())
+    return ProcessError(f"another process ended without a report: {error}")
 
 
 _CLOSED = ("Connection closed by peer", "Connection reset", "Broken pipe", "timed out")

@@ -41,7 +41,8 @@ def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) 
         ValueError: The plan does not fit the run.
     """
     seed = check.check_seed(options.seed, None if point is None else point.seed)
-    seed = options.processes.broadcast(get_random_seed() if seed is None else seed)
+    if seed is None:
+        seed = options.processes.broadcast(get_random_seed())
     loss, precision = options.loss(), options.precision.on(options.device)
     module = loss_module(loss, options.model)
     state = State(

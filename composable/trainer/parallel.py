@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import chain
 from typing import Any
@@ -20,7 +19,6 @@ from composable.data.grouping import ShardedBatch, total_weight
 from composable.distributed.processes import ProcessError, Processes
 from composable.distributed.reduction import TreeSum, all_reduce, all_reduce_exactly
 from composable.distributed.shards import Shards
-from composable.distributed.starting import failure_elsewhere, leave_after_failure
 from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
 from composable.trainer._differences import compare
@@ -107,9 +105,7 @@ class Parallel:
         Raises:
             ProcessError: The runs differ.
         """
-        shapes = {n: [*p.shape, str(p.dtype)] for n, p in state.model.named_parameters()}
-        same = {name: description[name] for name in _SAME if name in description}
-        self.check_same({"parameters": shapes, **same})
+        self.check_same({name: description[name] for name in _SAME if name in description})
         self._exchanged = time.perf_counter()
 
     def join_requests(self, dispatcher: Dispatcher) -> None:
@@ -131,35 +127,18 @@ class Parallel:
             return None
         return self.processes
 
-    # --- failures ---
-
-    @contextmanager
-    def failing_together(self) -> Iterator[None]:
-        """End the call on every process if one of them fails.
-
-        Raises:
-            ProcessError: Another process failed.
-        """
-        if not self.processes.several:
-            yield
-            return
-        try:
-            yield
-        except BaseException as error:
-            if self.signals.received is not None or not dist.is_initialized():
-                raise  # every process ends here
-            if (other := failure_elsewhere(error)) is not None:
-                dist.destroy_process_group()
-                raise other from error
-            leave_after_failure(error)
-            raise
-
     # --- weights ---
 
     def broadcast(self, state: State) -> None:
-        """Copy the weights and buffers of rank 0 to every process."""
+        """Copy the weights and buffers of rank 0 to every process.
+
+        Raises:
+            ProcessError: The models differ.
+        """
         if not self.processes.several:
             return
+        shapes = {n: [*p.shape, str(p.dtype)] for n, p in state.model.named_parameters()}
+        self.check_same({"seed": state.key.seed, "parameters": shapes})
         with torch.no_grad():
             for tensor in _tensors(state):
                 held = tensor.detach().contiguous()

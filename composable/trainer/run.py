@@ -12,6 +12,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, reached
+from composable.distributed.starting import failing_together
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
@@ -114,7 +115,9 @@ class Run:
 
     def together(self) -> AbstractContextManager[None]:
         """Return a context in which the failure of one process ends all of them."""
-        return nullcontext() if self.parallel is None else self.parallel.failing_together()
+        if self.parallel is None:
+            return nullcontext()
+        return failing_together(lambda: self.signals.received is not None)
 
     def seconds_since(self, started: float) -> float:
         """Return how long a batch took: on rank 0, so that all processes agree."""

@@ -10,6 +10,7 @@ from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import TimeLike
+from composable.distributed.starting import failing_together
 from composable.functional._checks import as_path
 from composable.plan.declarations import as_callback
 from composable.plan.plan import Plan
@@ -57,23 +58,24 @@ class Trainer:
 
     @takes_arguments_of(TrainerOptions)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        options = self._options = run_overrides(TrainerOptions(*args, **kwargs))
-        if options.deterministic_mode:
-            configure_deterministic_mode()
-        session = self._session = Session(options)
-        self.logger = session.logger
-        lock = options.lock()
-        point = options.resume_point()
-        run_id = options.run_id() if point is None else point.run
-        state = build_state(options, session.own_plan, point)
-        with preserve_rng(), session.running(close_at_the_end=False):
-            self._run = build_run(options, state, session.dispatcher, point)
-            session.compose = self._run.compose
-            self._saving = Saving(options, session, self._run, run_id, lock)
-            if point is not None:
-                self._saving.resume(point)
-            options.attach(self._run)
-            self._saving.connect()
+        with failing_together():
+            options = self._options = run_overrides(TrainerOptions(*args, **kwargs))
+            if options.deterministic_mode:
+                configure_deterministic_mode()
+            session = self._session = Session(options)
+            self.logger = session.logger
+            lock = options.lock()
+            point = options.resume_point()
+            run_id = options.run_id() if point is None else point.run
+            state = build_state(options, session.own_plan, point)
+            with preserve_rng(), session.running(close_at_the_end=False):
+                self._run = build_run(options, state, session.dispatcher, point)
+                session.compose = self._run.compose
+                self._saving = Saving(options, session, self._run, run_id, lock)
+                if point is not None:
+                    self._saving.resume(point)
+                options.attach(self._run)
+                self._saving.connect()
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -1,10 +1,8 @@
 """Runs of 1, 2 and 4 processes, compared with one another."""
 
-import math
-from functools import partial
+import re
 
 import pytest
-import torch
 
 from composable.algorithms import (
     EMA,
@@ -65,3 +63,118 @@ def test_runs_of_any_number_of_processes_have_the_same_bits(name):
     alone, several = compared(4 if name in ("methods", "ragged") else 2, **EXACT[name])
     assert several == alone
     assert len(alone["losses"]) == alone["batch"]
+
+
+# --- to rounding ---
+
+ROUNDED = {
+    "fast": {"parallel": DDP(shards=4), "algorithms": METHODS},
+    "divided": {"parallel": DDP(), "kind": "divided", "count": 48, "model": runs.plain_net},
+    "tokens": {
+        "parallel": DDP(shards=2),
+        "model": runs.plain_net,
+        "kind": "ignored",
+        "loss_fn": runs.token_loss,
+        "loss_mean_over": "tokens",
+        "metrics": {},
+    },
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_losses_of_any_number_of_processes_are_equal_to_rounding(name):
+    alone, several = compared(2, **ROUNDED[name])
+    assert several["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert several["sample"] == alone["sample"]
+    assert several["metrics"]["eval"] == pytest.approx(alone["metrics"]["eval"], rel=1e-3)
+
+
+def test_processes_of_unequal_loaders_train_on_all_batches():
+    first, _ = run(fit, 2, {"kind": "uneven", "count": 10, "batch_size": 4, **LOCAL})
+    assert first["batch"] == 6  # 3 batches of rank 0 in each of 2 epochs, and 2 of rank 1
+    assert first["sample"] == 2 * (10 + 8)
+
+
+LOCAL = {"parallel": DDP(data="local"), "model": runs.plain_net}
+
+
+# --- agreement ---
+
+
+def test_request_of_one_rank_ends_all_at_the_same_batch():
+    for one in run(fit, 2, {"callbacks": [runs.StopAt(2, rank=1)]}):
+        assert (one["ended"], one["batch"]) == ("whole", 2)
+
+
+def test_signal_of_one_rank_ends_all_after_the_same_batch_and_the_run_resumes(tmp_path):
+    whole = run(fit, 1, {})[0]
+    options = {"folder": str(tmp_path / "run")}
+    first = run(fit, 2, {**options, "callbacks": [runs.SignalAt(2, rank=1)]})
+    assert [(one["ended"], one["batch"]) for one in first] == [("preempted", 3)] * 2
+    resumed = run(fit, 4, {**options, "parallel": DDP(exact=True)})
+    assert {one["batch"] for one in resumed} == {whole["batch"]}
+    for name in ("weights", "memory", "metrics", "sample", "loss"):
+        assert resumed[0][name] == whole[name]
+
+
+def test_loss_that_is_nan_on_one_rank_is_reported_on_all():
+    failed = attempt(fit, 2, {"loss_fn": runs.nan_on_rank_1})
+    assert [one.kind for one in failed] == ["NonFiniteLossError"] * 2
+    assert failed[0].message == failed[1].message
+
+
+FAILURES = {
+    "callback": ({"callbacks": [runs.FailAt(2, rank=1)]}, "OSError: the disk is gone"),
+    "data": ({"kind": "breaks"}, "ValueError: image 30 is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_error_of_one_rank_is_raised_on_all(name):
+    options, text = FAILURES[name]
+    first, second = attempt(fit, 2, options)
+    assert text in repr(second)
+    assert repr(first) == f"ProcessError: rank 1 failed: {text}" or text in repr(first)
+    assert isinstance(first, Failed)
+
+
+DIFFERENT = {
+    "parameters": {"different": "model"},
+    "seed": {"different": "seed"},
+    "hyperparameters": {"different": "lr"},
+    "algorithms": {"different": "algorithms"},
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_runs_that_differ_between_ranks_are_refused(what):
+    for one in attempt(fit, 2, DIFFERENT[what]):
+        assert one.kind == "ProcessError", one.text
+        assert re.match(rf"{what}.* is .* on rank 0 and .* on rank 1", one.message)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "size", "message"),
+    [
+        (DDP(shards=3), 2, "shards=3 must be a multiple of the number of processes, which is 2"),
+        (DDP(exact=True), 3, "a power of two, and this run has 3"),
+    ],
+)
+def test_number_of_shards_that_does_not_fit_is_refused(parallel, size, message):
+    for one in attempt(fit, size, {"parallel": parallel}):
+        assert one.kind == "ValueError"
+        assert message in one.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shards": 0}, "shards=0 must be"),
+        ({"shards": 6, "exact": True}, "shards=6 must be a power of two"),
+        ({"exact": 1}, "exact=1 must be"),
+        ({"data": "mine"}, "data='mine' must be one of"),
+    ],
+)
+def test_rejects_invalid_arguments(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        DDP(**arguments)

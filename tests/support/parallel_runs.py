@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from composable import Callback, Trainer
+from composable.algorithms import LabelSmoothing
 from composable.core.batch import map_tensors
 from composable.core.control import Control
 from composable.distributed import DDP, Processes
@@ -45,6 +46,15 @@ class Noisy(Dataset[Any]):
         return image + 0.1 * torch.rand(()), target
 
 
+class Broken(Noisy):
+    """A dataset with an example that cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 30:
+            raise ValueError("image 30 is damaged")
+        return self.inner[index]
+
+
 class Stream(IterableDataset[Any]):
     """A dataset without a length."""
 
@@ -65,6 +75,12 @@ def loader(kind: str, count: int, batch_size: int) -> Any:
     if kind == "divided":
         own = DistributedSampler(data, processes.size, processes.rank, shuffle=False)
         return DataLoader(data, batch_size=batch_size // processes.size, sampler=own)
+    if kind == "ignored":
+        images_, targets = data.tensors
+        targets = targets.masked_fill(torch.arange(count) % 3 == 0, -100)
+        return DataLoader(TensorDataset(images_, targets), batch_size=batch_size)
+    if kind == "breaks":
+        return DataLoader(Broken(data), batch_size=batch_size)
     if kind == "uneven":  # rank 0 has a batch of two examples more than the others
         end = count if processes.is_main else count - 2
         return list(DataLoader(TensorDataset(*data[:end]), batch_size=batch_size))
@@ -113,6 +129,11 @@ def nan_on_rank_1(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets) * (float("nan") if Processes.current().rank else 1.0)
 
 
+def plain_net() -> nn.Module:
+    """Build a model without dropout and batch norm."""
+    return conv_net(one_by_one=True)
+
+
 def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the mean over the targets that are not ignored."""
     return cross_entropy(outputs, targets, ignore_index=-100)
@@ -136,13 +157,20 @@ def _plain(tree: Any) -> Any:
     return tree
 
 
+_DIFFERENT = {
+    "seed": {"seed": 18},
+    "lr": {"optimizers": partial(torch.optim.AdamW, lr=2e-3)},
+    "algorithms": {"algorithms": [LabelSmoothing(0.2)]},
+}
+
+
 def fit(
     *,
     kind: str = "map",
     count: int = 44,
     batch_size: int = 16,
     model: Callable[[], nn.Module] = conv_net,
-    different: bool = False,
+    different: str = "",
     folder: str | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
@@ -168,8 +196,10 @@ def fit(
     if folder is not None:
         options |= {"save_folder": folder, "autoresume": True, "save_interval": "2ba"}
     built = model()
-    if different and processes.rank:
-        built = nn.Sequential(built, nn.Identity(), nn.Linear(CLASSES, CLASSES))
+    if processes.rank:
+        if different == "model":
+            built = nn.Sequential(built, nn.Linear(CLASSES, CLASSES))
+        options |= _DIFFERENT.get(different, {})
     trainer = Trainer(built, **options)
     ended = "whole"
     try:
