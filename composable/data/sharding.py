@@ -2,19 +2,21 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from composable.core.batch_spec import BatchSpec
 from composable.core.key import Key
 from composable.data.fetching import is_map_style
+from composable.data.grouping import split_into_shards
 from composable.data.order import seeded_batches
 from composable.data.sampler import GlobalBatchSampler
 from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 
-__all__ = ["IndexShards", "is_divided", "numbered_batches"]
+__all__ = ["IndexShards", "divided_batches", "is_divided", "numbered_batches"]
 
 
 class IndexShards:
@@ -68,8 +70,8 @@ def is_divided(loader: Any, processes: int) -> bool:
 
 def numbered_batches(
     loader: Any, key: Key, processes: Processes | None = None
-) -> Iterator[tuple[int, Any]]:
-    """Iterate over the batches of an evaluation, with their numbers.
+) -> Iterator[tuple[int, Any, bool]]:
+    """Iterate over the batches of an evaluation, with their numbers, and whether each counts.
 
     Each of several processes gets whole batches, in turn: so the values of a batch are those that
     one process computes.
@@ -84,16 +86,36 @@ def numbered_batches(
         >>> from composable.data.sharding import numbered_batches
         >>> from composable.distributed import Processes
         >>> list(numbered_batches("abcde", Key(0), Processes(rank=1, size=2)))
-        [(1, 'b'), (3, 'd')]
+        [(1, 'b', True), (3, 'd', True)]
     """
-    if processes is None or not processes.several:
-        return enumerate(seeded_batches(loader, key, epoch=0))
-    rank, size = processes.rank, processes.size
+    rank, size = (0, 1) if processes is None else (processes.rank, processes.size)
     if not is_map_style(loader):
-        return islice(enumerate(seeded_batches(loader, key, epoch=0)), rank, None, size)
+        batches = seeded_batches(loader, key, epoch=0)
+        return ((i, batch, True) for i, batch in enumerate(batches) if i % size == rank)
     number = count()
 
     def own(indices: Any) -> list[tuple[int, Any]]:
         return [(0, indices)] if next(number) % size == rank else []
 
-    return zip(count(rank, size), seeded_batches(loader, key, epoch=0, parts=own))
+    fetched = seeded_batches(loader, key, epoch=0, parts=own)
+    return ((i, batch, True) for i, batch in zip(count(rank, size), fetched, strict=False))
+
+
+def divided_batches(
+    loader: Any, key: Key, processes: Processes, spec: BatchSpec
+) -> Iterator[tuple[int, Any, bool]]:
+    """Iterate over this process's part of every batch of an evaluation.
+
+    All processes get equally many: one that has no example of a batch gets its first one, which
+    does not count.
+
+    Args:
+        loader: The loader of the evaluation.
+        key: The key of its order.
+        processes: The processes that share the evaluation.
+        spec: What the examples of a batch are.
+    """
+    shards = Shards(processes.size, processes)
+    for i, batch in enumerate(seeded_batches(loader, key, epoch=0)):
+        (own,), examples = split_into_shards(batch, spec, shards)
+        yield i, own, shards.sizes(examples) != [0]

@@ -1,20 +1,59 @@
 """How a run uses several processes."""
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
 from composable.distributed.processes import Processes
 from composable.functional._checks import check_count, check_flag, check_one_of
 
-__all__ = ["DDP", "strategy_of"]
+__all__ = ["DDP", "Strategy", "strategy_of"]
 
 _DATA = ("auto", "global", "local")
 
 
 @attrs.frozen
-class DDP:
+class Strategy:
+    """What strategies share: see `DDP` for the arguments."""
+
+    shards: int | None = attrs.field(default=None)
+    data: str = attrs.field(default="auto")
+    exact: ClassVar[bool] = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.shards is not None:
+            check_count("shards", self.shards, 1)
+        check_one_of("data", self.data, _DATA)
+
+    def shard_count(self, processes: Processes, saved: int | None) -> int:
+        """Return the number of shards of a run.
+
+        Args:
+            processes: The processes of the run.
+            saved: The number of shards of the run that is resumed.
+
+        Raises:
+            ValueError: It is not a multiple of the number of processes.
+        """
+        size = processes.size
+        count = self.shards or saved or size
+        if count % size and self.shards is None:
+            raise ValueError(
+                f"the checkpoint is that of a run with {count} shards, which {size} processes "
+                f"cannot share equally; use a divisor of {count}, or pass "
+                f"parallel={type(self).__name__}(shards={size}), whose losses will differ from "
+                "those of that run."
+            )
+        if count % size:
+            raise ValueError(
+                f"shards={count} must be a multiple of the number of processes, which is {size}."
+            )
+        return count
+
+
+@attrs.frozen
+class DDP(Strategy):
     """Data parallelism: each process has a copy of the model, and gradients are summed.
 
     A batch of `train_dataloader` is the global batch. It is split into `shards`, and each process
@@ -25,29 +64,25 @@ class DDP:
     Args:
         shards: Number of parts of a global batch: a multiple of the number of processes. Default:
             that of the checkpoint from which the run is resumed, or the number of processes.
-        exact: Sum gradients over the shards in a fixed order, so that the weights are the same, to
-            the bit, for any number of processes. `shards` must be a power of two. The reduction
-            takes about three times as long.
         data: What the loader of a process yields: "global" batches, of which each process uses its
             part, or "local" ones, for a loader that is already divided among the processes.
             Default: "local" for a `DistributedSampler`, a `GlobalBatchSampler` with several
             processes and a dataset of `datasets.distributed`, otherwise "global".
+        exact: Sum gradients over the shards in a fixed order, so that the weights are the same, to
+            the bit, for any number of processes. `shards` must be a power of two. The reduction
+            takes about three times as long.
 
     Example:
         >>> from composable.distributed import DDP
         >>> DDP(shards=8, exact=True)
-        DDP(shards=8, exact=True, data='auto')
+        DDP(shards=8, data='auto', exact=True)
     """
 
-    shards: int | None = attrs.field(default=None)
-    exact: bool = attrs.field(default=False)
-    data: str = attrs.field(default="auto")
+    exact: bool = attrs.field(default=False)  # type: ignore[misc]
 
     def __attrs_post_init__(self) -> None:
-        if self.shards is not None:
-            check_count("shards", self.shards, 1)
+        super().__attrs_post_init__()
         check_flag("exact", self.exact)
-        check_one_of("data", self.data, _DATA)
         if self.exact and self.shards is not None and self.shards & (self.shards - 1):
             raise ValueError(
                 f"shards={self.shards} must be a power of two with exact=True, such as "
@@ -57,25 +92,10 @@ class DDP:
     def shard_count(self, processes: Processes, saved: int | None) -> int:
         """Return the number of shards of a run.
 
-        Args:
-            processes: The processes of the run.
-            saved: The number of shards of the run that is resumed.
-
         Raises:
             ValueError: It is not a multiple of the number of processes, or no power of two.
         """
-        size = processes.size
-        count = self.shards or saved or size
-        if count % size and self.shards is None:
-            raise ValueError(
-                f"the checkpoint is that of a run with {count} shards, which {size} processes "
-                f"cannot share equally; use a divisor of {count}, or pass "
-                f"parallel=DDP(shards={size}), whose losses will differ from those of that run."
-            )
-        if count % size:
-            raise ValueError(
-                f"shards={count} must be a multiple of the number of processes, which is {size}."
-            )
+        count = super().shard_count(processes, saved)
         if self.exact and count & (count - 1):
             raise ValueError(
                 f"exact=True needs a number of shards that is a power of two, and this run has "
@@ -85,7 +105,7 @@ class DDP:
         return count
 
 
-def strategy_of(parallel: Any) -> DDP | None:
+def strategy_of(parallel: Any) -> Strategy | None:
     """Return the strategy that an argument `parallel` means.
 
     Args:
@@ -102,6 +122,6 @@ def strategy_of(parallel: Any) -> DDP | None:
         if parallel != "ddp":
             raise ValueError(f"parallel={parallel!r} must be 'ddp', or a strategy such as DDP().")
         return DDP()
-    if not isinstance(parallel, DDP):
+    if not isinstance(parallel, Strategy):
         raise TypeError(f"parallel={parallel!r} must be 'ddp', or a strategy such as DDP().")
     return parallel

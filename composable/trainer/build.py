@@ -102,6 +102,13 @@ def build_run(
     parallel = options.parallel_part(signals, point)
     if parallel is not None and point is None:
         parallel.broadcast(state)
+    if options.divides_model:
+        from composable.trainer.sharding import shard  # on use: it is slow to import
+
+        shard(state, options.parallel, options.processes)
+    scaler = LossScaler(state.precision, state.device)
+    if parallel is not None:
+        scaler.on_all = parallel.any_process
     return Run(
         state=state,
         dispatcher=dispatcher,
@@ -125,7 +132,7 @@ def build_run(
         log_interval=options.log_interval,
         iteration_length=options.iteration_length,
         forward=forward.in_precision(state.precision, state.device),
-        loss_scaler=LossScaler(state.precision, state.device),
+        loss_scaler=scaler,
         signals=signals,
         parallel=parallel,
     )

@@ -16,7 +16,7 @@ from composable.core.model_call import metric_outputs
 from composable.core.state import State
 from composable.data.order import seeded_batches
 from composable.data.prefetch import on_device
-from composable.data.sharding import numbered_batches
+from composable.data.sharding import divided_batches, numbered_batches
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.forward import ForwardPass
@@ -57,8 +57,11 @@ def evaluate(
     averages.processes = processes
     empty = True
     with evaluation_mode(state.model, state.loss_module):
-        numbered = numbered_batches(evaluator.dataloader, key, processes)
-        for step, batch in on_device(numbered, state.device):
+        if parallel is not None and parallel.divided and processes is not None:
+            numbered = divided_batches(evaluator.dataloader, key, processes, state.batch_spec)
+        else:
+            numbered = numbered_batches(evaluator.dataloader, key, processes)
+        for step, batch, counts in on_device(numbered, state.device):
             empty = False
             state = state.evolve(batch=batch, outputs=None)
             state = fire(Event.EVAL_BATCH_START, state)
@@ -66,7 +69,8 @@ def evaluate(
             seed_step(key, step)
             outputs, targets = _validate(state, forward)
             state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=outputs))
-            _update(averages, state, targets, loss_weight, forward)
+            if counts:
+                _update(averages, state, targets, loss_weight, forward)
             state = fire(Event.EVAL_BATCH_END, state)
     if empty and (processes is None or processes.is_main):
         raise ValueError(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from composable.core.precision import Precision
 from composable.core.state import State
+from composable.functional._lent import local_part
 from composable.optim.loss_scaling import unscale_, update_scale
 from composable.optim.stepping import count_skipped_step
 from composable.plan.dispatch import Dispatcher
@@ -47,6 +48,8 @@ class LossScaler:
     streak: int = 0
     """The number of steps without overflow since the scale changed."""
     num_skipped: int = 0
+    on_all: Callable[[Tensor], Tensor] = attrs.field(default=lambda flag: flag)
+    """Returns whether a process has gradients that are not finite, if they are divided."""
 
     def __attrs_post_init__(self) -> None:
         self.scale = self._tensor(self.precision.initial_scale)
@@ -67,8 +70,8 @@ class LossScaler:
         """Divide the gradients by the scale, and return whether all are finite."""
         groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
         parameters = {id(one): one for group in groups for one in group["params"]}
-        gradients = [one.grad for one in parameters.values() if one.grad is not None]
-        return not unscale_(gradients, self.scale).item()
+        gradients = [local_part(p.grad) for p in parameters.values() if p.grad is not None]
+        return not self.on_all(unscale_(gradients, self.scale)).item()
 
     def update(self, *, overflow: bool) -> None:
         """Compute the scale of the next step."""

@@ -67,16 +67,29 @@ class Microbatches:
 
 
 def accumulate(
-    gradients: Callable[..., State], microbatches: Microbatches, loss_weight: Callable[[Any], Any]
+    gradients: Callable[..., State],
+    microbatches: Microbatches,
+    loss_weight: Callable[[Any], Any],
+    equal_count: Callable[[int], int] | None = None,
 ) -> Callable[[State], State]:
     """Sum the gradients over microbatches, each weighted by its share of the batch's loss.
 
     Where the batch is itself a part, its own share is passed on to them.
+
+    Args:
+        gradients: Computes the gradients of a microbatch.
+        microbatches: How batches are split.
+        loss_weight: Counts what the loss of a batch is the mean of.
+        equal_count: Returns how many microbatches there are on the process that has most; those
+            that are missing here are repeated, with the weight 0.
     """
 
     def accumulated(state: State, index: int = 0, outer: Any = None) -> State:
         whole, own = state.batch, state.loss_fn
         parts = microbatches.of(state)
+        if equal_count is not None:
+            batch, loss_fn, _ = parts[-1]
+            parts += [(batch, loss_fn, True)] * (equal_count(len(parts)) - len(parts))
         if len(parts) == 1:
             batch, loss_fn, _ = parts[0]
             state = gradients(state.evolve_unchecked(batch=batch, loss_fn=loss_fn), index, outer)

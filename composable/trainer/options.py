@@ -29,7 +29,7 @@ from composable.data.sharding import is_divided
 from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 from composable.distributed.starting import join_processes
-from composable.distributed.strategies import DDP, strategy_of
+from composable.distributed.strategies import Strategy, strategy_of
 from composable.functional._checks import as_path, check_count
 from composable.loggers.progress_bar import ProgressBarLogger
 from composable.metrics import Evaluator
@@ -75,7 +75,7 @@ def _duration(given: TimeLike | None) -> Time | None:
     return None if given is None else check.check_duration(given)
 
 
-def _parallel(given: Any) -> DDP | None:
+def _parallel(given: Any) -> Strategy | None:
     join_processes()
     return strategy_of(given)
 
@@ -156,8 +156,8 @@ class TrainerOptions:
         device: "cpu", "cuda" or "cuda:1"; by default "cuda" if available. The model is moved.
         precision: "fp32"; "tf32"; "amp_bf16" or "amp_fp16" for autocast, or "amp" for that of the
             device; "bf16" or "fp16" for weights in 16 bits; or a `composable.Precision`.
-        parallel: How several processes share the run: "ddp", or a strategy such as
-            `composable.distributed.DDP`. Default: "ddp" in a process that `composable launch` or
+        parallel: How several processes share the run: "ddp", or a strategy: `DDP` or `FSDP2` of
+            `composable.distributed`. Default: "ddp" in a process that `composable launch` or
             torchrun has started with others.
         seed: The seed of all randomness; drawn by the operating system if None.
         deterministic_mode: Use deterministic algorithms only: see `configure_deterministic_mode`.
@@ -346,7 +346,13 @@ class TrainerOptions:
         if count == 1:
             return None
         signals.shared = self.processes.several
-        return Parallel(Shards(count, self.processes), self.parallel.exact, signals)
+        shards = Shards(count, self.processes)
+        return Parallel(shards, self.parallel.exact, signals, self.divides_model)
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether each process has a part of the parameters only."""
+        return type(self.parallel).__name__ == "FSDP2" and self.processes.several
 
     # --- what the Trainer is built from ---
 

@@ -39,11 +39,14 @@ class Parallel:
         shards: The shards of a global batch.
         exact: Sum gradients in a fixed order.
         signals: Those of this process.
+        divided: Whether each process has a part of the parameters only. Their gradients are then
+            reduced in the backward pass, and all processes call the model equally often.
     """
 
     shards: Shards
     exact: bool
     signals: Signals
+    divided: bool = False
     seconds: float = 0.0
     """How long the last batch took, on rank 0."""
     _exchanged: float = attrs.field(factory=time.perf_counter)
@@ -117,6 +120,17 @@ class Parallel:
         for request, wanted in zip(Control, requests.tolist(), strict=True):
             if wanted:
                 dispatcher.request(request)
+
+    @property
+    def equal_count(self) -> Callable[[int], int] | None:
+        """Return the largest of the numbers of the processes, if they must call a model alike."""
+        return (lambda count: self.processes.maximum([count])[0]) if self.divided else None
+
+    def any_process(self, flag: Tensor) -> Tensor:
+        """Return the largest value of a tensor on any process."""
+        if self.divided:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return flag
 
     def evaluating(self, averages: Averages) -> Processes | None:
         """Return the processes that share an evaluation; None if each computes all of it.
@@ -206,6 +220,8 @@ def reduce_gradients(
         if not isinstance(batch, ShardedBatch):  # a step by itself, such as that of a replay
             return gradients(state)
         total = _sum_of(total_weight(batch, loss_weight), parallel)
+        if parallel.divided:  # its reduction is a mean over the processes
+            total = total / parallel.processes.size
         shares = [
             0.0 if empty else total_weight(one, loss_weight) / total
             for one, empty in zip(batch.batches, batch.empty, strict=True)
@@ -279,7 +295,7 @@ class _Sums:
 
     def finish(self) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
-        if self.parallel.exact or self.several:
+        if self.parallel.exact or (self.several and not self.parallel.divided):
             if self.parallel.exact:
                 flats = self.tree.value
             else:
@@ -290,6 +306,8 @@ class _Sums:
         if self.buffers:
             self._average_buffers()
         loss = self.reduce(self.losses.value[0], self.parallel.processes)
+        if self.parallel.divided:
+            loss = loss / self.parallel.processes.size
         return loss[0].to(self.dtype)
 
     def _average_buffers(self) -> None:

@@ -12,6 +12,7 @@ from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.loss import ModelLoss
 from composable.core.state import State
+from composable.functional._lent import local_part
 from composable.optim.building import update_param_groups
 
 __all__ = [
@@ -148,4 +149,5 @@ def temporary_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterat
 
 def _copy(values: Iterable[Tensor], parameters: list[Tensor]) -> None:
     if parameters:  # torch raises on empty lists
-        torch._foreach_copy_(parameters, list(values))
+        own, new = map(local_part, parameters), map(local_part, values)
+        torch._foreach_copy_(list(own), list(new))

@@ -90,7 +90,8 @@ def build_step(  # noqa: PLR0913  # the parts of a step
     backward = scaler.backward if scaler.enabled else Tensor.backward
     gradients: Gradients = forward_backward(fire, computes_loss(dispatcher, forward), backward)
     if microbatches.split:
-        gradients = accumulate(gradients, microbatches, loss_weight)
+        equal = None if parallel is None else parallel.equal_count
+        gradients = accumulate(gradients, microbatches, loss_weight, equal)
     if parallel is not None:
         gradients = reduce_gradients(gradients, parallel, loss_weight, microbatches)
     if fetch_ahead is not None:

@@ -1,0 +1,143 @@
+"""Fully sharded data parallelism, by torch.distributed.fsdp."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from composable.distributed.processes import Processes
+from composable.distributed.strategies import Strategy
+from composable.functional._checks import check_count, check_flag
+
+__all__ = ["FSDP2", "shard_model"]
+
+
+@attrs.frozen
+class FSDP2(Strategy):
+    """Fully sharded data parallelism: parameters, gradients and optimizer state are divided.
+
+    The model is sharded by `torch.distributed.fsdp.fully_shard`, after all algorithms that replace
+    layers. `shards` and `data` are those of `DDP`. The same run on another number of processes has
+    the same losses, to rounding, if `shards` is the same.
+
+    Args:
+        replicas: Number of groups of processes that each hold the whole model (HSDP): gradients
+            are reduced within a group, and then between the groups. It divides the number of
+            processes. Default: 1, so that all processes together hold one copy.
+        wrap: The modules whose parameters are gathered together: types of modules, or a function of
+            a module. Default: the items of each `nn.ModuleList` and `nn.Sequential` that have
+            parameters, such as the blocks of a transformer. The rest of the model is gathered with
+            the model itself.
+        reshard_after_forward: Free the gathered parameters after the forward pass, and gather them
+            again for the backward pass.
+        mixed_precision: A `torch.distributed.fsdp.MixedPrecisionPolicy`: the dtypes of gathered
+            parameters and of reductions. Default: those of the parameters.
+        offload: Keep the shards in the memory of the CPU.
+        checkpointing: Compute the activations of the wrapped modules again in the backward pass.
+
+    Example:
+        >>> from composable.distributed import FSDP2
+        >>> FSDP2(replicas=2, checkpointing=True).replicas
+        2
+    """
+
+    replicas: int = attrs.field(default=1, kw_only=True)
+    wrap: Sequence[type[nn.Module]] | Callable[[nn.Module], bool] | None = attrs.field(
+        default=None, kw_only=True
+    )
+    reshard_after_forward: bool = attrs.field(default=True, kw_only=True)
+    mixed_precision: MixedPrecisionPolicy | None = attrs.field(default=None, kw_only=True)
+    offload: bool = attrs.field(default=False, kw_only=True)
+    checkpointing: bool = attrs.field(default=False, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        check_count("replicas", self.replicas, 1)
+        for name in ("reshard_after_forward", "offload", "checkpointing"):
+            check_flag(name, getattr(self, name))
+        if self.mixed_precision is not None and not isinstance(
+            self.mixed_precision, MixedPrecisionPolicy
+        ):
+            raise TypeError(
+                f"mixed_precision={self.mixed_precision!r} must be a "
+                "torch.distributed.fsdp.MixedPrecisionPolicy."
+            )
+        types = isinstance(self.wrap, Sequence) and all(isinstance(one, type) for one in self.wrap)
+        if self.wrap is not None and not callable(self.wrap) and not types:
+            raise TypeError(f"wrap={self.wrap!r} must be types of modules, or a function of one.")
+
+    def mesh(self, processes: Processes, device: torch.device) -> DeviceMesh:
+        """Return the mesh of the processes.
+
+        Raises:
+            ValueError: `replicas` does not divide their number.
+        """
+        if processes.size % self.replicas:
+            raise ValueError(
+                f"replicas={self.replicas} must divide the number of processes, which is "
+                f"{processes.size}."
+            )
+        if self.replicas == 1:
+            return init_device_mesh(device.type, (processes.size,), mesh_dim_names=("shard",))
+        shape = (self.replicas, processes.size // self.replicas)
+        return init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
+
+    def wrapped(self, model: nn.Module) -> list[nn.Module]:
+        """Return the modules of a model that are sharded by themselves, children first.
+
+        Raises:
+            ValueError: `wrap` selects none.
+        """
+        chosen = list(dict.fromkeys(self._chosen(model)))
+        if self.wrap is not None and not chosen:
+            raise ValueError(f"wrap={self.wrap!r} selects no module of {type(model).__name__}.")
+        return chosen[::-1]
+
+    def _chosen(self, model: nn.Module) -> Iterator[nn.Module]:
+        for parent in model.modules():
+            for module in parent.children():
+                if any(True for _ in module.parameters()) and self._selects(parent, module):
+                    yield module
+
+    def _selects(self, parent: nn.Module, module: nn.Module) -> bool:
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):  # they have no forward pass
+            return False
+        if self.wrap is None:
+            return isinstance(parent, (nn.ModuleList, nn.Sequential))
+        if isinstance(self.wrap, Sequence):
+            return isinstance(module, tuple(self.wrap))
+        return bool(self.wrap(module))
+
+
+def shard_model(
+    model: nn.Module, strategy: FSDP2, mesh: DeviceMesh
+) -> dict[nn.Parameter, nn.Parameter]:
+    """Shard a model in place, and return the new parameters by the old ones."""
+    before = dict(model.named_parameters(remove_duplicate=False))
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": strategy.reshard_after_forward,
+        "mp_policy": strategy.mixed_precision or MixedPrecisionPolicy(),
+        "offload_policy": CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
+    }
+    for module in strategy.wrapped(model):
+        if strategy.checkpointing:
+            # The functional form of torch.utils.checkpoint: names of parameters stay.
+            from torch.distributed._composable import (  # type: ignore[attr-defined]
+                checkpoint,
+            )
+
+            checkpoint(module)
+        fully_shard(module, **options)
+    fully_shard(model, **options)
+    after = dict(model.named_parameters(remove_duplicate=False))
+    return {old: after[name] for name, old in before.items()}
