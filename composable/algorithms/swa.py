@@ -16,6 +16,7 @@ from composable.core.model_call import CalledModel
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached
 from composable.core.window import Window
+from composable.data.grouping import batches_of, mean_over_shards, shards_in
 from composable.functional import (
     batch_norm_statistics,
     recompute_batch_norm_statistics,
@@ -221,11 +222,16 @@ class SWA(Algorithm):
         if not batch_norm_statistics(model):
             return state
         called, seen = CalledModel(model, state.model_call, state.batch_spec), memory["seen"]
+        shards = [list(batches_of(one)) for one in shards_in(state.batch)]
+        found = []
         with state.precision.autocast(state.device):
-            batch = state.precision.cast(state.batch)
-            new = recompute_batch_norm_statistics(called, [batch], seen=seen)
-        average = {**memory["average"], **batch_norm_statistics(new.model)}
-        return state.remember(self.name, {**memory, "average": average, "seen": seen + 1})
+            for batches in shards:
+                cast = [state.precision.cast(one) for one in batches]
+                new = recompute_batch_norm_statistics(called, cast, seen=seen)
+                found.append(batch_norm_statistics(new.model))
+        average = {**memory["average"], **mean_over_shards(found, state.batch)}
+        seen += len(shards[0])
+        return state.remember(self.name, {**memory, "average": average, "seen": seen})
 
     def _warn_if_nothing_is_due(self, state: State) -> State:
         """Warn at the start of training if a run of this length has no update."""

@@ -1,12 +1,15 @@
 """Several batches as one: those of one optimizer step, or the shards of a global batch."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import attrs
+import torch
+from torch import Tensor
 
 from composable.core.batch_spec import BatchSpec
+from composable.distributed.reduction import TreeSum, all_reduce_exactly
 from composable.distributed.shards import Shards
 
 __all__ = [
@@ -14,6 +17,8 @@ __all__ = [
     "ShardedBatch",
     "batches_of",
     "grouped",
+    "mean_over_shards",
+    "shards_in",
     "shards_of",
     "split_into_shards",
     "total_weight",
@@ -93,6 +98,33 @@ def batches_of(batch: Any) -> tuple[Any, ...]:
     if not isinstance(batch, BatchGroup):
         return (batch,)
     return tuple(one for part in batch.batches for one in batches_of(part))
+
+
+def shards_in(batch: Any) -> tuple[Any, ...]:
+    """Return the shards of a global batch that this process has, or the batch alone."""
+    return batch.batches if isinstance(batch, ShardedBatch) else (batch,)
+
+
+def mean_over_shards(values: Sequence[Mapping[str, Tensor]], batch: Any) -> dict[str, Tensor]:
+    """Return the mean of tensors over the shards of a global batch, those of all processes.
+
+    Every process gets the same bits.
+
+    Args:
+        values: The tensors of each shard of this process, by name.
+        batch: The global batch, or any other, which has one value.
+    """
+    if not isinstance(batch, ShardedBatch):
+        return dict(values[0])
+    total = TreeSum()
+    for one in values:
+        total.add([torch.cat([tensor.double().reshape(-1) for tensor in one.values()])])
+    mean = all_reduce_exactly(total.value[0], batch.shards.processes) / batch.shards.count
+    parts = mean.split_with_sizes([tensor.numel() for tensor in values[0].values()])
+    return {
+        name: part.view(tensor.shape).to(tensor.dtype)
+        for (name, tensor), part in zip(values[0].items(), parts, strict=True)
+    }
 
 
 def total_weight(batch: Any, weight: Callable[[Any], Any]) -> Any:

@@ -123,6 +123,12 @@ def shard_model(
 ) -> dict[nn.Parameter, nn.Parameter]:
     """Shard a model in place, and return the new parameters by the old ones."""
     before = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in before.items():
+        if not parameter.is_contiguous():
+            raise ValueError(
+                f"{name} has the strides {parameter.stride()}, and only contiguous parameters can "
+                "be sharded; leave out ChannelsLast, or use parallel='ddp'."
+            )
     options: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": strategy.reshard_after_forward,

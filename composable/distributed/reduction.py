@@ -67,7 +67,7 @@ def all_reduce_exactly(flat: Tensor, processes: Processes) -> Tensor:
 
     Args:
         flat: A tensor of one dimension.
-        processes: The processes of the run; their number is a power of two.
+        processes: The processes of the run.
     """
     if not processes.several:
         return flat
