@@ -15,12 +15,14 @@ from tests.support.cases import GROUPS, METHODS, ROOT, Case, FunctionCase, Overv
 from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS
 from tests.support.pairs import PAIRS
+from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
 README = ROOT / "README.md"
 LAWS = ROOT / "docs/laws.md"
 INTEGRATIONS = ROOT / "docs/integrations.md"
+PARALLEL = ROOT / "docs/parallel.md"
 
 REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages`"
 
@@ -59,10 +61,22 @@ def pages(answers: Answers) -> dict[Path, str]:
         README: with_generated(README, "methods", readme_table()),
         LAWS: with_generated(LAWS, "pairs", pairs_table()),
         INTEGRATIONS: with_generated(INTEGRATIONS, "loops", loops_table()),
+        PARALLEL: with_generated(PARALLEL, "algorithms", parallel_table()),
         MATRIX: with_generated(MATRIX, "matrix", matrix_table(answers)),
         INDEX: index_page(),
     }
     return rendered | {card(case): card_page(case, answers) for case in methods()}
+
+
+def parallel_table() -> list[str]:
+    """Return what each algorithm does on several processes; tests/distributed checks it."""
+    rows = ["| algorithm | `DDP` | `FSDP2` | draws |", "|---|---|---|---|"]
+    for case in sorted(ALGORITHMS, key=lambda case: case.name):
+        refusal = REFUSED_BY_FSDP2.get(case.name)
+        sharded = "to rounding" if refusal is None else f"refused: {refusal}"
+        draws = "for each shard" if "key" in case.example.reads else "–"
+        rows.append(f"| `{case.name}` | same bits | {sharded} | {draws} |")
+    return rows
 
 
 def with_generated(path: Path, name: str, lines: Iterable[str]) -> str:

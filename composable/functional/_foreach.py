@@ -34,10 +34,14 @@ def foreach_(name: str, tensors: list[Tensor], *args: Any) -> list[Tensor]:
 def per_dtype(
     function: Callable[..., list[Tensor]], tensors: list[Tensor], *others: list[Tensor]
 ) -> list[Tensor]:
-    """Call a function once for each device and dtype, as a fused call requires."""
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    """Call a function once for each device, dtype and kind of tensor, as a fused call requires.
+
+    Tensors that are divided among processes (`DTensor`) are another kind.
+    """
+    groups: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
     for index, tensor in enumerate(tensors):
-        groups.setdefault((tensor.device, tensor.dtype), []).append(index)
+        kind = (tensor.device, tensor.dtype, hasattr(tensor, "device_mesh"))
+        groups.setdefault(kind, []).append(index)
     results: dict[int, Tensor] = {}
     for group in groups.values():
         rows = [[column[i] for i in group] for column in (tensors, *others)]

@@ -21,6 +21,12 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "FSDP2": lambda: FSDP2(shards=2) if Processes.current().several else DDP(shards=2),
 }
 
+REFUSED_BY_FSDP2 = {
+    "ChannelsLast": "only contiguous parameters can be sharded",
+    "NoOpModel": "doesn't support scalar parameters",
+}
+"""The algorithms that `FSDP2` refuses, and a part of the error."""
+
 # SGD without momentum: a rounding error stays one.
 _SGD = partial(torch.optim.SGD, lr=0.05)
 

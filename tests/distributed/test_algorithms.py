@@ -1,0 +1,48 @@
+"""Laws: what every algorithm does on two processes; docs/parallel.md shows it."""
+
+import pytest
+
+from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2, train
+from tests.support.processes import Failed, attempt, run
+
+NAMES = [case.name for case in ALGORITHMS]
+
+
+def results(strategy):
+    """Return what a run with each algorithm leaves, on one process and on two."""
+    (alone,) = run(train, 1, NAMES, strategy, seconds=400)
+    together = {}
+    while rest := [name for name in NAMES if name not in together]:
+        first, second = attempt(train, 2, rest, strategy, seconds=400)
+        assert not isinstance(first, Failed), first.text
+        assert first == second  # every rank has the same weights, memory and metrics
+        together |= first
+    return alone, together
+
+
+@pytest.fixture(scope="module")
+def of_ddp():
+    return results("DDP")
+
+
+@pytest.fixture(scope="module")
+def of_fsdp():
+    return results("FSDP2")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_has_the_same_bits_on_two_processes_as_on_one(name, of_ddp):
+    alone, together = of_ddp
+    assert together[name] == alone[name]
+    assert alone[name]["loss"] == alone[name]["loss"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_has_the_same_losses_on_a_sharded_model_or_is_refused(name, of_fsdp):
+    alone, together = of_fsdp[0][name], of_fsdp[1][name]
+    if reason := REFUSED_BY_FSDP2.get(name):
+        assert reason in together
+        return
+    assert together["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+    assert together["norm"] == pytest.approx(alone["norm"], rel=1e-4)
+    assert together["counts"] == alone["counts"]
