@@ -17,7 +17,7 @@ from typing import Any
 
 from composable.checkpoint._safetensors import Write
 from composable.checkpoint.errors import CheckpointExistsError
-from composable.checkpoint.manifest import FILES, FileRecord
+from composable.checkpoint.manifest import FILES, FileRecord, is_part
 
 fcntl: Any
 try:
@@ -132,7 +132,7 @@ def check_place(target: Path, overwrite: bool) -> None:
         raise CheckpointExistsError(
             f"{target} is not a directory and will not be overwritten: move it."
         )
-    if others := sorted(set(os.listdir(target)).difference(FILES)):
+    if others := sorted(name for name in os.listdir(target) if not is_part(name)):
         raise CheckpointExistsError(
             f"{target} contains {others[0]!r}, which is not part of a checkpoint, and will not be "
             "overwritten: move it, or use another folder."
@@ -141,7 +141,10 @@ def check_place(target: Path, overwrite: bool) -> None:
 
 def remove_files(folder: Path) -> None:
     """Delete the files of a checkpoint, and their folder if it is then empty, ignoring errors."""
-    for name in FILES:
+    names = list(FILES)
+    with suppress(OSError):
+        names = sorted(filter(is_part, os.listdir(folder)))
+    for name in names:
         with suppress(OSError):
             os.unlink(folder / name)
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Open and read the files of a checkpoint: all from the same version, each byte once."""
+"""Open the files of a checkpoint: all from the same version, each byte read once."""
 
 import errno
 import os
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from torch import Tensor
 
 from composable.checkpoint import _json
 from composable.checkpoint._atomic import find_replaced, is_still
 from composable.checkpoint._json import JSON
-from composable.checkpoint._safetensors import fill, read_header, read_tensors, skip_tensors
+from composable.checkpoint._safetensors import fill
 from composable.checkpoint.errors import (
     CheckpointError,
     DamagedCheckpointError,
@@ -24,43 +23,58 @@ from composable.checkpoint.errors import (
     UnreadableCheckpointError,
 )
 from composable.checkpoint.manifest import (
-    FILES,
     MANIFEST,
     MAX_MANIFEST,
     STATE,
-    TENSORS,
     FileRecord,
     Manifest,
+    is_part,
     parse_manifest,
 )
 
 __all__ = [
     "MAX_STATE",
+    "Input",
     "Inputs",
     "candidates",
-    "check_all",
+    "check_json",
     "check_sizes",
+    "check_state",
     "holds_files_of_one",
     "reading",
 ]
 
 MAX_STATE = 1 << 28
+_CHUNK = 1 << 22
 _ATTEMPTS = 20  # retried only if a writer replaced the checkpoint in the meantime
 
 
 @attrs.define
-class _Input:
+class Input:
     """A file that is hashed while it is read."""
 
     where: str
     descriptor: int
     size: int
+    hashing: bool = True
     hash: Any = attrs.field(factory=sha256)
 
     def __call__(self, buffer: memoryview) -> int:
         count = _read_into(self.descriptor, buffer)
-        self.hash.update(buffer[:count])
+        if self.hashing:
+            self.hash.update(buffer[:count])
         return count
+
+    def skip(self, count: int) -> None:
+        """Go on by a number of bytes, which are hashed too."""
+        if not self.hashing:
+            os.lseek(self.descriptor, count, os.SEEK_CUR)
+            return
+        buffer = memoryview(bytearray(min(count, _CHUNK)))
+        while count:
+            chunk = buffer[: min(count, _CHUNK)]
+            fill(self, chunk, self.where)
+            count -= len(chunk)
 
     def all(self, limit: int) -> bytearray:
         """Read the whole file."""
@@ -89,35 +103,40 @@ def _read_into(descriptor: int, buffer: memoryview) -> int:
     return len(data)
 
 
-Inputs = dict[str, _Input]
+@attrs.define
+class Inputs:
+    """The open files of a checkpoint."""
+
+    files: dict[str, Input] = attrs.field(factory=dict)
+    manifest: Manifest = attrs.field(init=False)
+
+    def close(self) -> None:
+        for file in self.files.values():
+            os.close(file.descriptor)
 
 
-def check_sizes(files: Inputs) -> Manifest:
-    manifest = parse_manifest(files[MANIFEST].all(MAX_MANIFEST), files[MANIFEST].where)
-    for name, record in manifest.files.items():
-        if files[name].size != record.size:
+def check_sizes(inputs: Inputs) -> Manifest:
+    """Compare the sizes of the files with the manifest."""
+    for name, record in inputs.manifest.files.items():
+        file = inputs.files[name]
+        if file.size != record.size:
             raise DamagedCheckpointError(
-                f"{files[name].where} has {files[name].size} bytes, but {MANIFEST} records "
+                f"{file.where} has {file.size} bytes, but {MANIFEST} records "
                 f"{record.size}: it is truncated, or belongs to another checkpoint."
             )
-    return manifest
+    return inputs.manifest
 
 
-def check_all(files: Inputs, *, keep: bool) -> tuple[Manifest, dict[str, Tensor], JSON]:
-    manifest = check_sizes(files)
-    file = files[STATE]
-    raw = file.all(MAX_STATE)
-    file.check(manifest.files[STATE])
-    data = _json.load(raw, file.where)
-    file = files[TENSORS]
-    entries = read_header(file, file.size, file.where)
-    tensors: dict[str, Tensor] = {}
-    if keep:
-        tensors = read_tensors(file, entries, file.where)
-    else:
-        skip_tensors(file, entries, file.where)
-    file.check(manifest.files[TENSORS])
-    return manifest, tensors, data
+def check_json(inputs: Inputs, name: str) -> bytearray:
+    """Read a file of JSON, and compare its hash."""
+    raw = inputs.files[name].all(MAX_STATE)
+    inputs.files[name].check(inputs.manifest.files[name])
+    return raw
+
+
+def check_state(inputs: Inputs) -> JSON:
+    """Read and check the JSON of the state."""
+    return _json.load(check_json(inputs, STATE), inputs.files[STATE].where)
 
 
 class _Moved(Exception):
@@ -127,10 +146,10 @@ class _Moved(Exception):
 @contextmanager
 def reading(path: Path) -> Iterator[Inputs]:
     """Open the files of a checkpoint, all from the same version of it."""
-    files: Inputs = {}
+    inputs = Inputs()
     try:
-        files = _open(path)
-        yield files
+        inputs = _open(path)
+        yield inputs
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
@@ -138,8 +157,7 @@ def reading(path: Path) -> Iterator[Inputs]:
             f"{error.filename or path} cannot be read: {error.strerror or error}."
         ) from error
     finally:
-        for file in files.values():
-            os.close(file.descriptor)
+        inputs.close()
 
 
 def _open(path: Path) -> Inputs:
@@ -153,14 +171,14 @@ def _open(path: Path) -> Inputs:
 
 def _open_files(place: Path) -> Inputs:
     """Open all files before reading any: a folder that is replaced later is still read whole."""
-    files: Inputs = {}
-    folder = _open_folder(place)
+    inputs, folder, name = Inputs(), _open_folder(place), MANIFEST
     try:
-        for name in FILES:
-            files[name] = _open_file(place, folder, name)
+        file = inputs.files[name] = _open_file(place, folder, name)
+        inputs.manifest = parse_manifest(file.all(MAX_MANIFEST), file.where)
+        for name in inputs.manifest.files:
+            inputs.files[name] = _open_file(place, folder, name)
     except BaseException as error:
-        for file in files.values():
-            os.close(file.descriptor)
+        inputs.close()
         if not isinstance(error, FileNotFoundError):
             raise
         if folder is not None and not is_still(place, folder):
@@ -169,7 +187,7 @@ def _open_files(place: Path) -> Inputs:
     finally:
         if folder is not None:
             os.close(folder)
-    return files
+    return inputs
 
 
 def _open_folder(place: Path) -> int | None:
@@ -184,7 +202,7 @@ def _open_folder(place: Path) -> int | None:
     return None
 
 
-def _open_file(place: Path, folder: int | None, name: str) -> _Input:
+def _open_file(place: Path, folder: int | None, name: str) -> Input:
     path = place / name
     try:
         where = path if folder is None else name
@@ -200,7 +218,7 @@ def _open_file(place: Path, folder: int | None, name: str) -> _Input:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise DamagedCheckpointError(f"{path} is not a regular file.")
-    return _Input(str(path), descriptor, status.st_size)
+    return Input(str(path), descriptor, status.st_size)
 
 
 # Do not follow links, and do not block on pipes.
@@ -239,4 +257,7 @@ _REPLACED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.replaced")
 
 def holds_files_of_one(path: Path) -> bool:
     """Return whether a folder has a file of a checkpoint, and so is one, if a broken one."""
-    return any(os.path.lexists(path / name) for name in FILES)
+    try:
+        return any(map(is_part, os.listdir(path)))
+    except OSError:
+        return False

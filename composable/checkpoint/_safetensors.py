@@ -23,12 +23,16 @@ from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheck
 
 __all__ = [
     "DTYPES",
+    "MAX_DIMENSIONS",
     "Entry",
+    "ReadInto",
     "Write",
+    "are_counts",
+    "chunks_of",
+    "dtype_name",
     "fill",
     "read_header",
     "read_tensors",
-    "skip_tensors",
     "write_tensors",
 ]
 
@@ -59,7 +63,7 @@ DTYPES = {key: getattr(torch, name) for key, name in _NAMES.items() if hasattr(t
 _KEYS = {dtype: key for key, dtype in DTYPES.items()}
 _METADATA = "__metadata__"
 _MAX_HEADER = 100_000_000  # the limit of the safetensors library
-_MAX_DIMENSIONS = 64
+MAX_DIMENSIONS = 64
 _CHUNK = 1 << 22
 
 Write = Callable[[bytes | memoryview], object]
@@ -79,12 +83,15 @@ class Entry:
     """The size in bytes."""
 
 
-def write_tensors(write: Write, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(
+    write: Write, tensors: Mapping[str, Tensor], fetch: Callable[[str], Tensor] | None = None
+) -> None:
     """Write tensors on any device and with any strides, one after the other.
 
     Args:
         write: A function that appends to the file.
         tensors: The tensors, with dtypes in `DTYPES`.
+        fetch: Returns the values of a tensor by its name, if `tensors` have none.
     """
     if sys.byteorder != "little":
         raise NotImplementedError("safetensors files are not supported on big-endian machines.")
@@ -106,8 +113,9 @@ def write_tensors(write: Write, tensors: Mapping[str, Tensor]) -> None:
     write(len(raw).to_bytes(8, "little") + raw)
     for name in names:
         # One at a time: the memory of a copy is freed before the next.
-        tensor = tensors[name].detach().resolve_conj().resolve_neg().cpu().contiguous()
-        for chunk in _chunks(tensor):
+        tensor = tensors[name] if fetch is None else fetch(name)
+        tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        for chunk in chunks_of(tensor):
             write(chunk)
 
 
@@ -164,20 +172,10 @@ def read_tensors(read_into: ReadInto, entries: list[Entry], where: str) -> dict[
             raise UnreadableCheckpointError(
                 f"{where}: tensor {entry.name!r} of shape {list(entry.shape)} cannot be allocated."
             ) from error
-        for chunk in _chunks(tensor):
+        for chunk in chunks_of(tensor):
             fill(read_into, chunk, where)
         tensors[entry.name] = tensor
     return tensors
-
-
-def skip_tensors(read_into: ReadInto, entries: list[Entry], where: str) -> None:
-    """Read the bytes of the tensors and discard them."""
-    buffer = memoryview(bytearray(_CHUNK))
-    left = sum(entry.size for entry in entries)
-    while left:
-        chunk = buffer[: min(left, _CHUNK)]
-        fill(read_into, chunk, where)
-        left -= len(chunk)
 
 
 def _entry(name: str, spec: Any, where: str) -> tuple[tuple[int, int], Entry]:
@@ -194,9 +192,9 @@ def _entry(name: str, spec: Any, where: str) -> tuple[tuple[int, int], Entry]:
             f"{about} has dtype {str(spec['dtype'])[:40]!r}, which is not one of {list(DTYPES)}."
         )
     shape, offsets = spec["shape"], spec["data_offsets"]
-    if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
+    if not are_counts(shape) or len(shape) > MAX_DIMENSIONS:
         raise DamagedCheckpointError(f"{about} has invalid shape {str(shape)[:80]}.")
-    if not _are_counts(offsets) or len(offsets) != 2:
+    if not are_counts(offsets) or len(offsets) != 2:
         raise DamagedCheckpointError(f"{about} has invalid data_offsets {str(offsets)[:80]}.")
     begin, end = offsets
     needed = math.prod(shape) * dtype.itemsize
@@ -208,11 +206,17 @@ def _entry(name: str, spec: Any, where: str) -> tuple[tuple[int, int], Entry]:
     return (begin, end), Entry(name, dtype, tuple(shape), needed)
 
 
-def _are_counts(values: Any) -> bool:
+def are_counts(values: Any) -> bool:
+    """Return whether a value is a list of non-negative integers."""
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 
-def _chunks(tensor: Tensor) -> Iterator[memoryview]:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in the format."""
+    return _KEYS[dtype]
+
+
+def chunks_of(tensor: Tensor) -> Iterator[memoryview]:
     """Yield the bytes of a contiguous CPU tensor without copying; by address, to avoid NumPy."""
     size = tensor.numel() * tensor.element_size()
     if not size:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.checkpoint._safetensors import _chunks
+from composable.checkpoint._safetensors import chunks_of
 
 __all__ = ["describe_difference", "digest", "mismatched", "same_bits"]
 
@@ -25,7 +25,7 @@ def digest(tensor: Tensor) -> str:
     """
     total = sha256()
     tensor = _plain(tensor)  # kept alive: the chunks are views of its memory
-    for chunk in _chunks(tensor):
+    for chunk in chunks_of(tensor):
         total.update(chunk)
     return total.hexdigest()[:16]
 
@@ -35,7 +35,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     a, b = _plain(a), _plain(b)
-    return all(x == y for x, y in zip(_chunks(a), _chunks(b), strict=True))
+    return all(x == y for x, y in zip(chunks_of(a), chunks_of(b), strict=True))
 
 
 def mismatched(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[str]:

@@ -28,11 +28,11 @@ from composable.checkpoint._json import JSON
 from composable.checkpoint._reader import (
     MAX_STATE,
     candidates,
-    check_all,
     check_sizes,
     holds_files_of_one,
     reading,
 )
+from composable.checkpoint._regions import check_all
 from composable.checkpoint._safetensors import DTYPES, write_tensors
 from composable.checkpoint.errors import (
     CheckpointError,
@@ -156,8 +156,8 @@ def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") 
     check_device(device)
     device = torch.device(device)
     path = _as_path(folder)
-    with reading(path) as files:
-        manifest, tensors, data = check_all(files, keep=True)
+    with reading(path) as inputs:
+        manifest, tensors, data = check_all(inputs, keep=True)
     if device.type != "cpu":
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     return Contents(tensors, data, manifest, path)
@@ -169,8 +169,8 @@ def verify(folder: str | os.PathLike[str]) -> Manifest:
     Raises:
         CheckpointError: See `read`.
     """
-    with reading(_as_path(folder)) as files:
-        return check_all(files, keep=False)[0]
+    with reading(_as_path(folder)) as inputs:
+        return check_all(inputs, keep=False)[0]
 
 
 def find(
@@ -199,8 +199,8 @@ def find(
     broken: list[Broken] = []
     for path in candidates(root):
         try:
-            with reading(path) as files:
-                manifest = check_all(files, keep=False)[0] if thorough else check_sizes(files)
+            with reading(path) as inputs:
+                manifest = check_all(inputs, keep=False)[0] if thorough else check_sizes(inputs)
             whole.append(Found(path, manifest))
         except MissingCheckpointError:
             continue  # deleted after it was listed

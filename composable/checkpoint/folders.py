@@ -76,14 +76,14 @@ def delete(checkpoint: Path, run: str) -> bool:
 def _is_of(checkpoint: Path, run: str) -> bool:
     """Return whether a folder is a checkpoint of a run, and nothing else."""
     from composable.checkpoint._reader import check_sizes, reading  # on use: slow to import
-    from composable.checkpoint.manifest import FILES
+    from composable.checkpoint.manifest import is_part
 
     if not is_plain_name(checkpoint.name) or checkpoint.is_symlink():
         return False
     try:
-        names = set(os.listdir(checkpoint))
-        with reading(checkpoint) as files:
-            written_by = check_sizes(files).info.get("run")
+        names = os.listdir(checkpoint)
+        with reading(checkpoint) as inputs:
+            written_by = check_sizes(inputs).info.get("run")
     except (OSError, CheckpointError):
         return False
-    return names <= set(FILES) and written_by == run
+    return all(map(is_part, names)) and written_by == run

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from composable.checkpoint._json import JSON, MAX_INTEGER
+from composable.checkpoint._reader import holds_files_of_one
 from composable.checkpoint.files import find, read
-from composable.checkpoint.manifest import FILES, Manifest
+from composable.checkpoint.manifest import Manifest
 from composable.checkpoint.tree import unpack
 from composable.core._printable import printable
 from composable.core._table import format_table
@@ -25,7 +26,7 @@ _CHUNK = 1 << 22
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a checkpoint, valid or broken, rather than a folder of several."""
-    return any(os.path.lexists(Path(path) / name) for name in FILES) or not Path(path).is_dir()
+    return holds_files_of_one(Path(path)) or not Path(path).is_dir()
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, JSON]:

@@ -16,21 +16,30 @@ from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError,
 
 __all__ = [
     "FILES",
+    "LAYOUT",
     "MANIFEST",
     "MAX_MANIFEST",
     "SCHEMA",
+    "SHARDED_SCHEMA",
     "STATE",
     "TENSORS",
     "FileRecord",
     "Manifest",
     "check_info",
     "dump_manifest",
+    "is_part",
     "parse_manifest",
+    "tensor_file",
 ]
 
 SCHEMA = 1
+"""The layout with one file of tensors."""
+SHARDED_SCHEMA = 2
+"""The layout with several files of tensors, and a file that lists what is in which."""
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 FILES = (TENSORS, STATE, MANIFEST)
+LAYOUT = "layout.json"
+_TENSOR_FILE = re.compile(r"tensors-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 
 _FORMAT = "composable checkpoint"
 MAX_MANIFEST = 1 << 20
@@ -65,6 +74,26 @@ class Manifest:
         """The number of batches trained on; 0 if the writer did not give it."""
         return self.info.get("batch", 0)  # type: ignore[no-any-return]
 
+    @property
+    def sharded(self) -> bool:
+        """Whether the tensors are in several files."""
+        return self.schema == SHARDED_SCHEMA
+
+    @property
+    def tensor_files(self) -> tuple[str, ...]:
+        """The names of the files of tensors, in the order of their numbers."""
+        return tuple(name for name in self.files if name not in (STATE, LAYOUT))
+
+
+def tensor_file(number: int, count: int) -> str:
+    """Return the name of one of several files of tensors; they are numbered from 1."""
+    return f"tensors-{number:05d}-of-{count:05d}.safetensors"
+
+
+def is_part(name: str) -> bool:
+    """Return whether a checkpoint may have a file of this name."""
+    return name in FILES or name == LAYOUT or _TENSOR_FILE.fullmatch(name) is not None
+
 
 def check_info(info: dict[str, JSON]) -> dict[str, JSON]:
     batch = info.get("batch", 0)
@@ -76,7 +105,7 @@ def check_info(info: dict[str, JSON]) -> dict[str, JSON]:
 def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> bytes:
     body = {
         "format": _FORMAT,
-        "schema": SCHEMA,
+        "schema": SHARDED_SCHEMA if LAYOUT in records else SCHEMA,
         "library": sys.modules["composable"].__version__,
         "torch": str(torch.__version__),
         "created": max(time.time(), 0.0),  # a clock may be set before 1970
@@ -103,10 +132,10 @@ def parse_manifest(raw: bytearray, where: str) -> Manifest:
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         raise DamagedCheckpointError(f"{where} is not the manifest of a checkpoint.")
     schema = body.get("schema")
-    if type(schema) is not int or schema != SCHEMA:
+    if type(schema) is not int or schema not in (SCHEMA, SHARDED_SCHEMA):
         raise VersionError(
-            f"{where} has schema {str(schema)[:40]}, but this version reads schema {SCHEMA}: "
-            "use the version that wrote it, or a newer one."
+            f"{where} has schema {str(schema)[:40]}, but this version reads the schemas {SCHEMA} "
+            f"and {SHARDED_SCHEMA}: use the version that wrote it, or a newer one."
         )
     body.pop("sha256", None)
     try:
@@ -128,9 +157,7 @@ def _as_manifest(body: dict[str, JSON]) -> Manifest:
             raise ValueError(f"{name} is a {type(body[name]).__name__}, not a {kind.__name__}")
     if not 0 <= body["created"] < 2**40:
         raise ValueError(f"created is {body['created']}, not a time")
-    files = body["files"]
-    if not isinstance(files, dict) or files.keys() != {TENSORS, STATE}:
-        raise ValueError(f"its files are {str(list(files))[:120]}, not {TENSORS} and {STATE}")
+    files = _check_names(body["schema"], body["files"])
     batch = body["info"].get("batch", 0)
     if type(batch) is not int or batch < 0:
         raise ValueError(f"batch is {str(batch)[:40]}, not a non-negative integer")
@@ -139,9 +166,23 @@ def _as_manifest(body: dict[str, JSON]) -> Manifest:
         library=body["library"],
         torch=body["torch"],
         created=body["created"],
-        files=MappingProxyType({name: _record(name, files[name]) for name in (TENSORS, STATE)}),
+        files=MappingProxyType({name: _record(name, record) for name, record in files.items()}),
         info=MappingProxyType(body["info"]),
     )
+
+
+def _check_names(schema: int, files: JSON) -> dict[str, JSON]:
+    """Return the records of the files, in the order of their names in the schema."""
+    if not isinstance(files, dict):
+        raise ValueError(f"its files are {str(files)[:120]}, not a mapping")
+    names, wanted = [TENSORS, STATE], f"{TENSORS} and {STATE}"
+    if schema == SHARDED_SCHEMA:
+        count = max(len(files) - 2, 1)
+        names = [*(tensor_file(number, count) for number in range(1, count + 1)), STATE, LAYOUT]
+        wanted = f"{STATE}, {LAYOUT} and {count} numbered files of tensors"
+    if files.keys() != set(names):
+        raise ValueError(f"its files are {str(list(files))[:120]}, not {wanted}")
+    return {name: files[name] for name in names}
 
 
 def _record(name: str, record: JSON) -> FileRecord:
