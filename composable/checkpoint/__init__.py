@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
+    from composable.checkpoint.consolidation import consolidate as consolidate
     from composable.checkpoint.errors import CheckpointError as CheckpointError
     from composable.checkpoint.errors import CheckpointExistsError as CheckpointExistsError
     from composable.checkpoint.errors import DamagedCheckpointError as DamagedCheckpointError
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from composable.checkpoint.files import read as read
     from composable.checkpoint.files import verify as verify
     from composable.checkpoint.files import write as write
+    from composable.checkpoint.layout import Region as Region
     from composable.checkpoint.manifest import FileRecord as FileRecord
     from composable.checkpoint.manifest import Manifest as Manifest
+    from composable.checkpoint.resharding import read_shards as read_shards
+    from composable.checkpoint.shards import TensorShard as TensorShard
     from composable.checkpoint.tree import pack as pack
     from composable.checkpoint.tree import unpack as unpack
     from composable.checkpoint.weights import LoadedWeights as LoadedWeights

@@ -30,6 +30,7 @@ __all__ = [
     "check_place",
     "clean",
     "commit",
+    "file_size",
     "find_replaced",
     "is_still",
     "remove_files",
@@ -171,6 +172,10 @@ def is_still(folder: Path, descriptor: int) -> bool:
         return os.path.samestat(os.stat(folder), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def file_size(path: Path) -> int:
+    return os.stat(path).st_size
 
 
 def sync_folder(folder: Path) -> None:

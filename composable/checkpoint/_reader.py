@@ -25,6 +25,7 @@ from composable.checkpoint.errors import (
 from composable.checkpoint.manifest import (
     MANIFEST,
     MAX_MANIFEST,
+    MAX_STATE,
     STATE,
     FileRecord,
     Manifest,
@@ -33,7 +34,6 @@ from composable.checkpoint.manifest import (
 )
 
 __all__ = [
-    "MAX_STATE",
     "Input",
     "Inputs",
     "candidates",
@@ -44,7 +44,6 @@ __all__ = [
     "reading",
 ]
 
-MAX_STATE = 1 << 28
 _CHUNK = 1 << 22
 _ATTEMPTS = 20  # retried only if a writer replaced the checkpoint in the meantime
 
@@ -75,6 +74,10 @@ class Input:
             chunk = buffer[: min(count, _CHUNK)]
             fill(self, chunk, self.where)
             count -= len(chunk)
+
+    def seek(self, position: int) -> None:
+        """Go to a position in the file."""
+        os.lseek(self.descriptor, position, os.SEEK_SET)
 
     def all(self, limit: int) -> bytearray:
         """Read the whole file."""

@@ -1,7 +1,7 @@
 """Read blocks of tensors from the files of a checkpoint, each file in one sequential pass."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import torch
@@ -14,7 +14,7 @@ from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheck
 from composable.checkpoint.layout import Region, Stored, parse_layout
 from composable.checkpoint.manifest import LAYOUT, Manifest
 
-__all__ = ["Headers", "check_all", "read_headers", "read_regions"]
+__all__ = ["Headers", "check_all", "fetcher", "read_headers", "read_regions"]
 
 
 def check_all(inputs: Inputs, *, keep: bool) -> tuple[Manifest, dict[str, Tensor], JSON]:
@@ -118,6 +118,30 @@ def read_regions(
     return tensors
 
 
+def fetcher(inputs: Inputs, headers: Headers) -> Callable[[str], Tensor]:
+    """Return a function that reads one tensor, again, after all files were verified."""
+    places: dict[str, list[tuple[Input, int, Region]]] = {name: [] for name in headers.tensors}
+    for number, name in enumerate(inputs.manifest.tensor_files, start=1):
+        file, entries = inputs.files[name], headers.entries[name]
+        file.hashing = False
+        position = file.size - sum(entry.size for entry in entries)
+        for entry in entries:
+            region = headers.tensors[entry.name].slices[number]
+            places[entry.name].append((file, position, region))
+            position += entry.size
+
+    def fetch(name: str) -> Tensor:
+        stored = headers.tensors[name]
+        whole = Region.whole(stored.shape)
+        tensor = _empty(stored.shape, stored.dtype, name, inputs)
+        for file, position, region in places[name]:
+            file.seek(position)
+            _read_part(file, region, region, tensor[region.within(whole)])
+        return tensor
+
+    return fetch
+
+
 def _empty(sizes: Sequence[int], dtype: torch.dtype, name: str, inputs: Inputs) -> Tensor:
     try:
         return torch.empty(sizes, dtype=dtype)
@@ -138,7 +162,7 @@ def _read_part(file: Input, part: Region, block: Region, target: Tensor) -> None
         target: A tensor of the size of the part.
     """
     # Only the rows of the first dimension that have a part of the region are kept in memory.
-    rows = Region((*part.offsets[:1], *block.offsets[1:]), (*part.sizes[:1], *block.sizes[1:]))
+    rows = Region(part.offsets[:1] + block.offsets[1:], part.sizes[:1] + block.sizes[1:])
     size = target.element_size()
     row = math.prod(block.sizes[1:])
     before = (part.offsets[0] - block.offsets[0]) * row if part.sizes else 0

@@ -13,42 +13,16 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.checkpoint import _json
-from composable.checkpoint._atomic import (
-    advice,
-    check_place,
-    clean,
-    commit,
-    restore,
-    staging_folder,
-    sync_folder,
-    write_file,
-)
 from composable.checkpoint._json import JSON
-from composable.checkpoint._reader import (
-    MAX_STATE,
-    candidates,
-    check_sizes,
-    holds_files_of_one,
-    reading,
-)
+from composable.checkpoint._reader import candidates, check_sizes, holds_files_of_one, reading
 from composable.checkpoint._regions import check_all
-from composable.checkpoint._safetensors import DTYPES, write_tensors
-from composable.checkpoint.errors import (
-    CheckpointError,
-    MissingCheckpointError,
-    UnsavableError,
-    UnwritableCheckpointError,
-)
-from composable.checkpoint.manifest import (
-    MANIFEST,
-    STATE,
-    TENSORS,
-    Manifest,
-    check_info,
-    dump_manifest,
-)
-from composable.functional._checks import as_path, check_device, check_flag, check_tensors
+from composable.checkpoint._together import write_together
+from composable.checkpoint._writer import Request, as_request, as_target, write_alone
+from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
+from composable.checkpoint.manifest import Manifest
+from composable.checkpoint.shards import TensorShard
+from composable.distributed.processes import Processes
+from composable.functional._checks import as_path, check_device, check_flag
 
 __all__ = ["Broken", "Contents", "Found", "find", "read", "verify", "write"]
 
@@ -81,63 +55,49 @@ class Broken:
 
 def write(
     folder: str | os.PathLike[str],
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | TensorShard],
     data: JSON,
     *,
     overwrite: bool = False,
     info: Mapping[str, JSON] | None = None,
+    processes: Processes | None = None,
 ) -> Path:
     """Write a checkpoint atomically: a reader sees either all of it or none.
 
+    With several processes, all of them call this function, and each writes a file of its own. The
+    processes must share the file system of the folder. If one fails, all raise, and the folder is
+    not written.
+
     Args:
         folder: The checkpoint to write. Its parent folder must exist.
-        tensors: The tensors by name.
+        tensors: The tensors by name; with several processes, the same names on each. A `DTensor`
+            and a `TensorShard` are the part of a tensor that this process has. Any other tensor is
+            whole, with equal values on each process, and is written by one of them.
         data: The rest of the state, as JSON: see `pack`.
         overwrite: Replace an existing checkpoint. It is deleted once the new one is on disk.
         info: Entries for the manifest, as JSON. `find` sorts by `batch`.
+        processes: The processes that write it together. `data`, `overwrite` and `info` are those of
+            rank 0. Default: this process alone.
 
     Returns:
         The absolute path of the folder.
 
     Raises:
         CheckpointExistsError: `folder` exists, and is not a checkpoint or `overwrite` is False.
-        UnsavableError: `data` or `info` is not JSON, or the format does not support a dtype.
+        UnsavableError: `data` or `info` is not JSON, the format does not support a dtype, or the
+            parts of a tensor overlap or leave a gap.
         UnwritableCheckpointError: The files cannot be written. An existing checkpoint is kept.
+        ProcessError: Another process ended, or raised an error of another type.
     """
-    target = _as_path(folder)
-    check_tensors("tensors", tensors)
-    check_flag("overwrite", overwrite)
-    if not (info is None or isinstance(info, Mapping)):
-        raise TypeError(f"info={info!r} must be a mapping, or None.")
-    state = _dump_state(data)
-    entries = check_info({} if info is None else dict(info))
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES.values():
-            raise UnsavableError(
-                f"tensor {name!r} has dtype {tensor.dtype}, which the format does not support: use "
-                "pack()."
-            )
-    try:
-        restore(target)
-        check_place(target, overwrite)
-        with staging_folder(target) as partial:
-            records = {
-                TENSORS: write_file(partial / TENSORS, lambda out: write_tensors(out, tensors)),
-                STATE: write_file(partial / STATE, lambda out: out(state)),
-            }
-            manifest = dump_manifest(records, entries)
-            write_file(partial / MANIFEST, lambda out: out(manifest))
-            sync_folder(partial)
-            commit(partial, target)
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise UnwritableCheckpointError(
-            f"{target} cannot be written: {error.strerror or error}{advice(error)} An earlier "
-            "checkpoint at this path is unchanged."
-        ) from error
-    clean(target)
-    return target
+
+    def check() -> Request:
+        return as_request(folder, tensors, data, overwrite=overwrite, info=info)
+
+    if processes is not None and not isinstance(processes, Processes):
+        raise TypeError(f"processes={processes!r} must be Processes, or None.")
+    if processes is not None and processes.several:
+        return write_together(check, processes)
+    return write_alone(check())
 
 
 def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Contents:
@@ -155,7 +115,7 @@ def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") 
     """
     check_device(device)
     device = torch.device(device)
-    path = _as_path(folder)
+    path = as_target("folder", folder)
     with reading(path) as inputs:
         manifest, tensors, data = check_all(inputs, keep=True)
     if device.type != "cpu":
@@ -169,7 +129,7 @@ def verify(folder: str | os.PathLike[str]) -> Manifest:
     Raises:
         CheckpointError: See `read`.
     """
-    with reading(_as_path(folder)) as inputs:
+    with reading(as_target("folder", folder)) as inputs:
         return check_all(inputs, keep=False)[0]
 
 
@@ -209,23 +169,3 @@ def find(
                 broken.append(Broken(path, error))
     whole.sort(key=lambda found: (found.manifest.batch, found.manifest.created), reverse=True)
     return whole, broken
-
-
-def _as_path(folder: str | os.PathLike[str]) -> Path:
-    path = as_path("folder", folder).absolute()
-    if not path.name or path.name == "..":
-        raise ValueError(f"folder={str(folder)!r} must end with the name of the checkpoint.")
-    return path
-
-
-def _dump_state(data: JSON) -> bytes:
-    try:
-        raw = _json.dump(data)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UnsavableError(f"data is not JSON: {error}. Use pack().") from None
-    if len(raw) > MAX_STATE:
-        raise UnsavableError(
-            f"the state has {len(raw)} bytes besides its tensors, more than the maximum of "
-            f"{MAX_STATE}: store long lists of numbers as tensors."
-        )
-    return raw

@@ -19,9 +19,15 @@ import torch
 from composable.checkpoint import _json
 from composable.checkpoint._json import JSON
 from composable.checkpoint._safetensors import DTYPES, MAX_DIMENSIONS, are_counts, dtype_name
-from composable.checkpoint.errors import DamagedCheckpointError
+from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError
+from composable.checkpoint.manifest import MAX_STATE
 
-__all__ = ["Region", "Stored", "cover", "dump_layout", "parse_layout"]
+__all__ = ["Region", "Stored", "as_counts", "cover", "dump_layout", "parse_layout"]
+
+
+def as_counts(values: Sequence[int]) -> tuple[int, ...]:
+    """Return sizes or indices as a tuple."""
+    return tuple(map(int, values))
 
 
 @attrs.frozen
@@ -38,8 +44,8 @@ class Region:
         Region(offsets=(3, 4), sizes=(1, 4))
     """
 
-    offsets: tuple[int, ...] = attrs.field(converter=tuple)
-    sizes: tuple[int, ...] = attrs.field(converter=tuple)
+    offsets: tuple[int, ...] = attrs.field(converter=as_counts)
+    sizes: tuple[int, ...] = attrs.field(converter=as_counts)
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> "Region":
@@ -139,7 +145,12 @@ def dump_layout(layout: Mapping[str, Stored]) -> bytes:
         }
         for name, stored in sorted(layout.items())
     }
-    return _json.dump({"tensors": tensors})
+    raw = _json.dump({"tensors": tensors})
+    if len(raw) > MAX_STATE:
+        raise UnsavableError(
+            f"the layout has {len(raw)} bytes, more than the maximum of {MAX_STATE}."
+        )
+    return raw
 
 
 def parse_layout(raw: bytearray, files: int, where: str) -> dict[str, Stored]:

@@ -19,6 +19,7 @@ __all__ = [
     "LAYOUT",
     "MANIFEST",
     "MAX_MANIFEST",
+    "MAX_STATE",
     "SCHEMA",
     "SHARDED_SCHEMA",
     "STATE",
@@ -43,6 +44,8 @@ _TENSOR_FILE = re.compile(r"tensors-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 
 _FORMAT = "composable checkpoint"
 MAX_MANIFEST = 1 << 20
+MAX_STATE = 1 << 28
+"""The maximum size of each other file of JSON, in bytes."""
 
 
 @attrs.frozen

@@ -24,6 +24,7 @@ from composable.checkpoint import _json
 from composable.checkpoint._json import JSON, MAX_INTEGER
 from composable.checkpoint._safetensors import DTYPES
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, UnsavableError
+from composable.checkpoint.shards import is_dtensor, local_of
 from composable.core.key import Key
 from composable.core.time import Time, Timestamp
 
@@ -51,7 +52,8 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], JSON]:
     a tensor that requires no gradient.
 
     A tensor that occurs twice (the same elements of the same storage) is saved once, and is shared
-    again after loading. Nothing is copied: the tensors are those of the tree, detached.
+    again after loading. Nothing is copied: the tensors are those of the tree, detached. A `DTensor`
+    stays one, and `write` saves the part of each process.
 
     Args:
         tree: The tree to split. The keys of dictionaries may be any plain values.
@@ -207,6 +209,8 @@ class _Packer:
 
 def _fault(tensor: Tensor) -> str | None:
     """Return why a tensor cannot be saved, or None."""
+    if is_dtensor(tensor):
+        return _fault(local_of(tensor))
     if type(tensor) not in (Tensor, nn.Parameter):
         return f"has type {_type_name(tensor)}: convert it to a plain tensor"
     if tensor.layout is not torch.strided:
@@ -220,6 +224,11 @@ def _fault(tensor: Tensor) -> str | None:
 
 def identity_of(tensor: Tensor) -> Any:
     """Return a key that is equal for tensors with the same elements of the same storage."""
+    if is_dtensor(tensor):
+        local = local_of(tensor)
+        # The parts of two tensors may be empty, and their storages at one null address.
+        storage = local.untyped_storage()._cdata
+        return storage, identity_of(local), tensor.shape, str(tensor.placements)  # type: ignore[attr-defined]
     return (
         tensor.untyped_storage().data_ptr(),
         tensor.storage_offset(),

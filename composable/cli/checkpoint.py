@@ -1,4 +1,4 @@
-"""`composable checkpoint inspect PATH` and `composable checkpoint verify PATH`."""
+"""`composable checkpoint`: `inspect PATH`, `verify PATH` and `consolidate SOURCE TARGET`."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ __all__ = ["add"]
 
 def add(commands: Any) -> None:
     """Add the command to a parser."""
-    group = commands.add_parser("checkpoint", help="inspect and verify checkpoints")
+    group = commands.add_parser("checkpoint", help="inspect, verify and convert checkpoints")
     verbs = group.add_subparsers(metavar="COMMAND", required=True)
 
     inspect = verbs.add_parser("inspect", help="print the contents of a checkpoint")
@@ -20,6 +20,16 @@ def add(commands: Any) -> None:
     verify = verbs.add_parser("verify", help="verify every byte of a checkpoint")
     verify.add_argument("path", help="a checkpoint, or a folder of checkpoints")
     verify.set_defaults(run=_verify)
+
+    one = verbs.add_parser("consolidate", help="copy a sharded checkpoint into one file of tensors")
+    _add_paths(one, "a checkpoint", "the checkpoint to write")
+    one.set_defaults(run=_consolidate)
+
+
+def _add_paths(parser: argparse.ArgumentParser, source: str, target: str) -> None:
+    parser.add_argument("source", metavar="SOURCE", help=source)
+    parser.add_argument("target", metavar="TARGET", help=target)
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing TARGET")
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -47,3 +57,12 @@ def _verify(options: argparse.Namespace) -> int:
     for each in broken:
         print(printable(f"{each.path}: BROKEN: {each.error}"))
     return 1 if broken else 0
+
+
+def _consolidate(options: argparse.Namespace) -> int:
+    from composable.checkpoint import consolidate
+    from composable.core._printable import printable
+
+    written = consolidate(options.source, options.target, overwrite=options.overwrite)
+    print(printable(f"{written}: written"))
+    return 0

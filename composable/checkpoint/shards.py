@@ -1,0 +1,161 @@
+"""The part of a tensor that one of several processes has, and the DTensors of PyTorch."""
+
+import sys
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.checkpoint.errors import UnsavableError
+from composable.checkpoint.layout import Region, as_counts
+
+__all__ = [
+    "TensorShard",
+    "as_shard",
+    "as_whole",
+    "is_dtensor",
+    "like_dtensor",
+    "local_of",
+    "region_of",
+]
+
+
+@attrs.frozen(eq=False)
+class TensorShard:
+    """The block of a tensor that this process has, for `write` with several processes.
+
+    A `DTensor` needs none: `write` accepts it as it is.
+
+    Args:
+        tensor: The elements that this process has, possibly none.
+        shape: The shape of the whole tensor.
+        offsets: The index of the first element of the block, in each dimension.
+
+    Raises:
+        ValueError: The whole tensor has no such block.
+
+    Example:
+        >>> from composable.checkpoint import TensorShard
+        >>> TensorShard(torch.ones(2, 3), shape=(4, 3), offsets=(2, 0)).region
+        Region(offsets=(2, 0), sizes=(2, 3))
+    """
+
+    tensor: Tensor
+    shape: tuple[int, ...] = attrs.field(converter=as_counts)
+    offsets: tuple[int, ...] = attrs.field(converter=as_counts)
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.tensor, Tensor) or is_dtensor(self.tensor):
+            kind = type(self.tensor).__name__
+            raise TypeError(f"tensor={kind} must be a plain tensor: the block of this process.")
+        if not Region(self.offsets, self.tensor.shape).fits(self.shape):
+            raise ValueError(
+                f"offsets={self.offsets} must be the start of a block of shape "
+                f"{tuple(self.tensor.shape)} in a tensor of shape={self.shape}."
+            )
+
+    @property
+    def region(self) -> Region:
+        """The block of the whole tensor."""
+        return Region(self.offsets, self.tensor.shape)
+
+
+def is_dtensor(value: object) -> bool:
+    """Return whether a value is a `DTensor`."""
+    # Only a program that uses DTensors has imported their module, which takes long.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local_of(tensor: Any) -> Tensor:
+    """Return the part of a `DTensor` that this process has."""
+    local = tensor.detach().to_local()
+    return local.wait() if hasattr(local, "wait") else local  # type: ignore[no-any-return]
+
+
+def region_of(tensor: Any) -> Region | None:
+    """Return the block of a `DTensor` that this process has, or None if it is not in the mesh.
+
+    Raises:
+        ValueError: Its placements divide it into other parts than blocks.
+    """
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError("is not summed over its processes yet: use redistribute()")
+    if tensor.device_mesh.get_coordinate() is None:
+        return None
+    if any(type(placement).__name__ == "_StridedShard" for placement in tensor.placements):
+        return _strided_region(tensor)
+    (chunk,) = tensor.__create_chunk_list__()
+    return Region(chunk.offsets, chunk.sizes)
+
+
+def _strided_region(tensor: Any) -> Region:
+    """Return the block of a tensor that was divided in another order than that of the mesh.
+
+    The indices of each dimension are divided in the same way, without communication.
+    """
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    starts, sizes = [], []
+    for dim, size in enumerate(tensor.shape):
+        indices = torch.arange(size).view([size if d == dim else 1 for d in range(tensor.ndim)])
+        placements = [
+            placement if getattr(placement, "dim", None) == dim else Replicate()
+            for placement in tensor.placements
+        ]
+        divided = distribute_tensor(indices, tensor.device_mesh, placements, src_data_rank=None)
+        own = local_of(divided).flatten().tolist()
+        start = own[0] if own else 0
+        if own != list(range(start, start + len(own))):
+            raise ValueError(f"is divided into parts that are no blocks, by {tensor.placements}")
+        starts.append(start)
+        sizes.append(len(own))
+    return Region(starts, sizes)
+
+
+def as_shard(name: str, tensor: Tensor | TensorShard) -> TensorShard | None:
+    """Return the part of a tensor that this process has; None if it has none.
+
+    Raises:
+        UnsavableError: It is a `DTensor` whose parts cannot be saved.
+    """
+    if isinstance(tensor, TensorShard):
+        return tensor
+    if not is_dtensor(tensor):
+        return TensorShard(tensor, tensor.shape, (0,) * tensor.ndim)
+    try:
+        region = region_of(tensor)
+    except ValueError as error:
+        raise UnsavableError(f"tensor {name!r} {error}.") from None
+    return None if region is None else TensorShard(local_of(tensor), tensor.shape, region.offsets)
+
+
+def as_whole(name: str, tensor: Tensor | TensorShard) -> Tensor:
+    """Return a tensor of which this process has all.
+
+    Raises:
+        UnsavableError: It has only a part.
+    """
+    shard = as_shard(name, tensor)
+    if shard is None or shard.region != Region.whole(shard.shape):
+        raise UnsavableError(
+            f"tensor {name!r} is divided among processes: all of them must call write(), with "
+            "processes=Processes.current()."
+        )
+    return shard.tensor
+
+
+def like_dtensor(local: Tensor, like: Any) -> Tensor:
+    """Return a `DTensor` with the mesh, placements and device of another, and a given part."""
+    from torch.distributed.tensor import DTensor
+
+    stride = torch.empty(like.shape, device="meta").stride()
+    return DTensor.from_local(
+        local.to(local_of(like).device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=stride,
+    )
