@@ -134,9 +134,14 @@ def fetcher(inputs: Inputs, headers: Headers) -> Callable[[str], Tensor]:
         stored = headers.tensors[name]
         whole = Region.whole(stored.shape)
         tensor = _empty(stored.shape, stored.dtype, name, inputs)
-        for file, position, region in places[name]:
-            file.seek(position)
-            _read_part(file, region, region, tensor[region.within(whole)])
+        try:
+            for file, position, region in places[name]:
+                file.seek(position)
+                _read_part(file, region, region, tensor[region.within(whole)])
+        except OSError as error:  # in the middle of writing another checkpoint
+            raise UnreadableCheckpointError(
+                f"{file.where} cannot be read: {error.strerror or error}."
+            ) from error
         return tensor
 
     return fetch

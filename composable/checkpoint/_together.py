@@ -51,15 +51,17 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
         failure, value = _attempt(lambda: _converted(request.target, function))
         return _agree(processes, value, failure)
 
-    with ExitStack() as stack:
+    def commit() -> None:
+        _commit(request, partial, layout, records)
+        stack.close()
+
+    with writable(request.target), ExitStack() as stack:
         main = processes.is_main
         # Rank 0 alone locks the folder, renames it, or deletes it after an error.
         paths = together(lambda: str(stack.enter_context(staging(request))) if main else None)
         partial = Path(paths[0])
         records = together(lambda: _write_part(partial, layout, parts, processes))
-        together(lambda: _commit(request, partial, layout, records) if main else None)
-    if processes.is_main:
-        clean(request.target)
+        together(lambda: commit() if main else None)
     return request.target
 
 
@@ -89,8 +91,7 @@ def _agree(processes: Processes, value: Any, failure: BaseException | None) -> l
         outcomes = processes.gather([value, fault])
     except RuntimeError as error:
         raise failure or ProcessError(
-            "the checkpoint was not written, because the connection to another process was lost: "
-            f"{error}"
+            f"another process was lost while a checkpoint was written: {error}"
         ) from error
     if failure is not None:
         raise failure
@@ -208,3 +209,4 @@ def _commit(
                 "share the file system."
             )
     finish(request, partial, files, {LAYOUT: dump_layout(layout)})
+    clean(request.target)

@@ -93,7 +93,8 @@ def render(description: Mapping[str, Any]) -> str:
         *_lines("time", _short(description["timestamp"])),
         *_lines("run", description["run"]),
         f"state       {', '.join(description['state'])}",
-        f"tensors     {len(description['tensors'])}, {manifest['bytes']} bytes",
+        f"tensors     {len(description['tensors'])}, {manifest['bytes']} bytes"
+        + (f" in {manifest['files']} files" if manifest["files"] > 1 else ""),
     ]
     rows = [
         (printable(tensor["name"]), tensor["dtype"], str(tensor["shape"]), _norm_text(tensor))
@@ -131,6 +132,7 @@ def _describe_manifest(manifest: Manifest) -> dict[str, JSON]:
         "created": _date(manifest.created),
         "info": _plain(manifest.info),
         "bytes": sum(record.size for record in manifest.files.values()),
+        "files": len(manifest.tensor_files),
     }
 
 

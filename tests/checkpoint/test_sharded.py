@@ -1,0 +1,468 @@
+"""Checkpoints that several processes write: the files, the errors, and what reads them."""
+
+import json
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+from composable.checkpoint import (
+    CheckpointError,
+    CheckpointExistsError,
+    DamagedCheckpointError,
+    MismatchError,
+    Region,
+    TensorShard,
+    UnsavableError,
+    UnwritableCheckpointError,
+    _atomic,
+    consolidate,
+    find,
+    load_weights,
+    pack,
+    read,
+    read_shards,
+    verify,
+    write,
+)
+from composable.checkpoint.folders import delete
+from composable.checkpoint.inspect import describe, describe_all, is_checkpoint, render
+from composable.cli import main
+from composable.distributed import ProcessError, Processes
+from tests.checkpoint.faulty_os import FaultyOS
+from tests.checkpoint.sharding import together
+from tests.checkpoint.test_crashes import ERRORS
+
+WEIGHT, BIAS = torch.arange(24.0).view(6, 4), torch.arange(4.0)
+SECOND = "tensors-00002-of-00003.safetensors"
+
+
+def tensors_of(rank, version=0):
+    """Return what one of three processes has: two rows of the weight, and the bias."""
+    part = TensorShard(WEIGHT[2 * rank : 2 * rank + 2] + version, (6, 4), (2 * rank, 0))
+    return {"state/model/weights/weight": part, "state/model/weights/bias": BIAS + version}
+
+
+DATA = {
+    "run": "a",
+    "state": {
+        "model": {
+            "weights": {
+                name: {"$tensor": f"state/model/weights/{name}"} for name in ("weight", "bias")
+            }
+        }
+    },
+}
+
+
+def save(folder, version=0, **options):
+    """Write a checkpoint from three threads; return what each of them returned or raised."""
+    return together(
+        3,
+        lambda processes: write(
+            folder,
+            tensors_of(processes.rank, version),
+            DATA,
+            processes=processes,
+            info={"batch": version, "run": "a"},
+            **options,
+        ),
+    )
+
+
+@pytest.fixture
+def saved(tmp_path):
+    assert save(tmp_path / "it") == [tmp_path / "it"] * 3
+    return tmp_path / "it"
+
+
+# --- what is written ---
+
+
+def test_each_process_writes_a_file_and_the_manifest_lists_them(saved):
+    numbered = [f"tensors-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    others = ["layout.json", "manifest.json", "state.json"]
+
+    assert sorted(os.listdir(saved)) == [*others, *numbered]
+    manifest = verify(saved)
+    assert manifest.schema == 2
+    assert manifest.sharded
+    assert manifest.tensor_files == tuple(numbered)
+    layout = json.loads((saved / "layout.json").read_bytes())["tensors"]
+    assert layout["state/model/weights/weight"] == {
+        "dtype": "F32",
+        "shape": [6, 4],
+        "slices": [{"file": n, "offsets": [2 * n - 2, 0], "sizes": [2, 4]} for n in (1, 2, 3)],
+    }
+    assert len(layout["state/model/weights/bias"]["slices"]) == 1
+
+
+def test_one_process_writes_the_same_bytes_as_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1.0)
+    tree = {"a": [torch.arange(4.0), 1], "b": torch.ones(2, dtype=torch.bool)}
+    old = write(tmp_path / "old", *pack(tree))
+    for number, processes in enumerate([None, Processes()]):
+        new = write(tmp_path / f"{number}", *pack(tree), processes=processes)
+        for name in ("tensors.safetensors", "state.json", "manifest.json"):
+            assert (new / name).read_bytes() == (old / name).read_bytes()
+    digest = sha256((old / "tensors.safetensors").read_bytes()).hexdigest()
+    assert digest == "61edb7799bae7a5b5a5e8bf55ce0ac7b035fa694be8b96440a9e509a628d20ed"
+
+
+def test_equal_parts_are_written_once_and_whole_tensors_by_different_processes(tmp_path):
+    def both(processes):
+        half = TensorShard(WEIGHT[:3], (6, 4), (3 * (processes.rank % 2), 0))
+        own = {"w": half, **{str(n): torch.full((12,), float(n)) for n in range(4)}}
+        return write(tmp_path / "it", own, None, processes=processes)
+
+    together(4, both)
+
+    sizes = [
+        record.size for name, record in verify(tmp_path / "it").files.items() if "tens" in name
+    ]
+    assert len(set(sizes)) > 1
+    layout = json.loads((tmp_path / "it" / "layout.json").read_bytes())["tensors"]
+    assert len(layout["w"]["slices"]) == 2
+    files = [entry["file"] for tensor in layout.values() for entry in tensor["slices"]]
+    assert sorted(files) == [1, 1, 2, 2, 3, 4] or sorted(files) == [1, 2, 3, 3, 4, 4]
+
+
+def test_a_part_alone_is_refused(tmp_path):
+    with pytest.raises(UnsavableError, match="'w' is divided among processes: all of them must"):
+        write(tmp_path / "it", {"w": TensorShard(WEIGHT[:2], (6, 4), (0, 0))}, None)
+
+
+# --- what is refused ---
+
+
+def dtype(rank):
+    return {"w": torch.ones(2, dtype=torch.float64 if rank else torch.float32)}
+
+
+REFUSED = {
+    "names": (lambda r: {"w": BIAS} if r < 2 else {}, "rank 0 has a tensor 'w', but rank 2 does"),
+    "more": (lambda r: {"w": BIAS} if r == 2 else {}, "rank 2 has a tensor 'w', but rank 0 does"),
+    "shapes": (lambda r: {"w": WEIGHT[: r + 1]}, r"F32 of shape \[1, 4\] on rank 0, but .*rank 1"),
+    "dtypes": (dtype, "'w' is F32 of shape .2. on rank 0, but F64 of shape .2. on rank 1"),
+    "gap": (
+        lambda r: {"w": TensorShard(WEIGHT[:1], (6, 4), (2 * r, 0))},
+        r"leave a gap. By rank: 0: \(1, 4\) from \(0, 0\); 1: \(1, 4\) from \(2, 0\)",
+    ),
+    "overlap": (
+        lambda r: {"w": TensorShard(WEIGHT[:3], (6, 4), (min(r, 1) * 3 - r // 2, 0))},
+        "they overlap",
+    ),
+    "one rank": (lambda r: {"w": 3 if r == 1 else BIAS}, "TypeError|rank 1 failed|must be a tens"),
+}
+
+
+@pytest.mark.parametrize(("own", "message"), REFUSED.values(), ids=REFUSED)
+def test_processes_that_disagree_are_all_told(tmp_path, own, message):
+    errors = together(
+        3, lambda p: write(tmp_path / "it", own(p.rank), DATA, processes=p, info={"batch": 1})
+    )
+
+    for error in errors:
+        with pytest.raises((CheckpointError, ProcessError, TypeError), match=message):
+            raise error
+    assert os.listdir(tmp_path) == []
+
+
+def test_processes_that_write_to_different_folders_are_told(tmp_path):
+    errors = together(2, lambda p: write(tmp_path / str(p.rank), {}, 0, processes=p))
+
+    for error in errors:
+        with pytest.raises(ProcessError, match=r"rank 0 writes to .*0, but rank 1 to .*1\."):
+            raise error
+
+
+def test_an_existing_checkpoint_is_kept_unless_it_is_to_be_overwritten(saved):
+    first, *others = save(saved, 1)
+
+    assert str(first).startswith(f"{saved} exists: use another folder")
+    assert [str(error) for error in others] == [f"rank 0 failed: {first}"] * 2
+    assert {type(error) for error in (first, *others)} == {CheckpointExistsError}
+    assert verify(saved).batch == 0
+    assert save(saved, 2, overwrite=True) == [saved] * 3
+    assert verify(saved).batch == 2
+    assert os.listdir(saved.parent) == ["it"]
+
+
+def test_one_file_replaces_several_and_several_replace_one(saved):
+    write(saved, {"w": BIAS}, None, overwrite=True)
+    assert sorted(os.listdir(saved)) == ["manifest.json", "state.json", "tensors.safetensors"]
+    save(saved, overwrite=True)
+    assert len(os.listdir(saved)) == 6
+    assert os.listdir(saved.parent) == ["it"]
+
+
+# --- what goes wrong ---
+
+
+@pytest.mark.parametrize("before", [None, 1], ids=["first", "overwriting"])
+@pytest.mark.parametrize("name", ["interrupted", "full", "refused", "vanished"])
+def test_a_fault_in_any_process_fails_all_and_leaves_a_whole_checkpoint(
+    tmp_path, monkeypatch, name, before
+):
+    outcomes = set()
+    for at in range(0, 200, 3):
+        target = tmp_path / str(at) / "it"
+        target.parent.mkdir()
+        if before is not None:
+            save(target, before)
+        with monkeypatch.context() as patch:
+            fault = FaultyOS(at, ERRORS[name], lasting=name == "full")
+            patch.setattr(_atomic, "os", fault)
+            results = save(target, 2, overwrite=True)
+        failed = [isinstance(each, BaseException) for each in results]
+        assert all(failed) or not any(failed)
+        own = {KeyboardInterrupt, UnwritableCheckpointError, ProcessError}
+        assert not any(failed) or {type(each) for each in results} <= own
+        seen = verify(target).batch if find(target.parent)[0] else None
+        outcomes.add(seen)
+        assert any(failed) or seen == 2
+        assert seen in (before, 2)
+        save(target, 3, overwrite=True)
+        assert verify(target).batch == 3
+        assert os.listdir(target.parent) == ["it"]
+        if len(fault.made) <= at:
+            break
+    assert 30 < at < 199
+    assert outcomes == {before, 2}
+
+
+def test_an_error_of_one_process_is_named_on_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(_atomic, "os", FaultyOS(0, ERRORS["full"], calls={"write"}))
+    results = save(tmp_path / "it")
+
+    (own,) = (each for each in results if "rank" not in str(each))
+    rank, where = results.index(own), tmp_path / "it"
+    assert str(own).startswith(f"{where} cannot be written: No space left on device. Free some")
+    for other in results[:rank] + results[rank + 1 :]:
+        assert str(other) == f"rank {rank} failed: {own}"
+        assert type(other) is UnwritableCheckpointError
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_process_that_is_gone_fails_the_others(tmp_path, number):
+    save(tmp_path / "it", 1)
+
+    def write_one(processes):
+        calls = iter(range(9))
+
+        @attrs.frozen
+        class Lost(type(processes)):
+            def gather(self, value):
+                if next(calls) == number:
+                    raise RuntimeError("Connection closed by peer")
+                return super().gather(value)
+
+        alone = Lost(**attrs.asdict(processes, recurse=False))
+        return write(
+            tmp_path / "it", tensors_of(processes.rank, 2), DATA, processes=alone, overwrite=True
+        )
+
+    for error in together(3, write_one):
+        with pytest.raises(ProcessError, match=r"another process was lost .*: Connection closed"):
+            raise error
+    assert verify(tmp_path / "it").batch == (1 if number < 3 else 0)
+    assert os.listdir(tmp_path) == ["it"]
+
+
+def test_a_folder_that_is_not_shared_is_named(tmp_path):
+    def write_one(processes):
+        @attrs.frozen
+        class Elsewhere(type(processes)):
+            def gather(self, value):
+                values = super().gather(value)
+                if self.rank == 1 and str(values[0][0]).endswith("partial"):
+                    values[0][0] = values[0][0].replace("partial", "none")
+                return values
+
+        remote = Elsewhere(**attrs.asdict(processes, recurse=False))
+        return write(tmp_path / "it", tensors_of(processes.rank), DATA, processes=remote)
+
+    for error in together(3, write_one):
+        with pytest.raises(
+            UnwritableCheckpointError, match=r"rank 1 cannot find it: .* file system that all proc"
+        ):
+            raise error
+    assert os.listdir(tmp_path) == []
+
+
+# --- what is read ---
+
+
+def test_a_file_is_verified_if_a_part_of_it_is_needed(saved):
+    raw = bytearray((saved / SECOND).read_bytes())
+    raw[-1] ^= 1
+    (saved / SECOND).write_bytes(raw)
+    name = "state/model/weights/weight"
+
+    def rows(start, size, **options):
+        wanted = {name: Region((start, 0), (size, 4)), "state/model/weights/bias": Region([0], [0])}
+        return read_shards(saved, wanted, **options).tensors[name]
+
+    with pytest.raises(DamagedCheckpointError, match=f"{SECOND} is damaged"):
+        rows(1, 2)
+    with pytest.raises(DamagedCheckpointError, match=f"{SECOND} is damaged"):
+        read(saved)
+    assert torch.equal(rows(0, 2), WEIGHT[:2])
+    assert torch.equal(rows(1, 2, verify=False), WEIGHT[1:3])
+    assert [found.path for found in find(saved.parent)[0]] == [saved]
+    assert SECOND in str(find(saved.parent, thorough=True)[1][0].error)
+
+
+def test_parts_are_read_from_a_checkpoint_with_one_file(tmp_path):
+    write(tmp_path / "it", {"w": WEIGHT, "b": BIAS}, {"a": 1})
+
+    found = read_shards(
+        tmp_path / "it", lambda name, shape: Region((1, 2), (3, 1)) if len(shape) > 1 else None
+    )
+
+    assert torch.equal(found.tensors["w"], WEIGHT[1:4, 2:3])
+    assert torch.equal(found.tensors["b"], BIAS)
+    assert found.data == {"a": 1}
+
+
+def test_a_region_that_a_tensor_does_not_have_is_refused(saved):
+    wanted = {"state/model/weights/weight": Region((5, 0), (2, 4))}
+    with pytest.raises(MismatchError, match=r"has shape \[6, 4\] in the checkpoint, which has no"):
+        read_shards(saved, wanted)
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+
+DAMAGES = {
+    "gone": Path.unlink,
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b" "),
+    "changed": flip,
+    "a link": lambda path: (path.rename(f"{path}.x"), path.symlink_to(f"{path}.x")),
+}
+
+
+@pytest.mark.parametrize("name", ["layout.json", "state.json", "manifest.json", SECOND])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_refused_by_name(saved, name, damage):
+    damage(saved / name)
+
+    for function in (read, verify, lambda path: read_shards(path, {})):
+        with pytest.raises(DamagedCheckpointError, match=name):
+            function(saved)
+    with pytest.raises(DamagedCheckpointError, match=name):
+        consolidate(saved, saved.parent / "one")
+    assert not (saved.parent / "one").exists()
+    assert find(saved.parent, thorough=True)[0] == []
+
+
+def seal(folder, change):
+    """Change the layout, and hash everything again."""
+    layout = json.loads((folder / "layout.json").read_bytes())
+    layout = change(layout["tensors"]["state/model/weights/weight"]["slices"], layout) or layout
+    raw = json.dumps(layout, separators=(",", ":")).encode()
+    (folder / "layout.json").write_bytes(raw)
+    body = json.loads((folder / "manifest.json").read_bytes())
+    body["files"]["layout.json"] = {"size": len(raw), "sha256": sha256(raw).hexdigest()}
+    body.pop("sha256")
+    plain = json.dumps(body, separators=(",", ":")).encode()
+    body["sha256"] = sha256(plain).hexdigest()
+    (folder / "manifest.json").write_bytes(json.dumps(body, indent=1).encode())
+
+
+WRONG = {
+    "list": (lambda s, all: [1], "not a mapping with the key tensors"),
+    "tensors": (lambda s, all: {"tensors": 1}, "the tensors are not a mapping"),
+    "keys": (
+        lambda s, all: all["tensors"].update(x={}),
+        "exactly the keys dtype, shape and slices",
+    ),
+    "gone": (lambda s, all: all["tensors"].pop("state/model/weights/bias"), "differs from layout"),
+    "more": (
+        lambda s, all: all["tensors"].update(
+            x={"dtype": "F32", "shape": [0], "slices": [{"file": 1, "offsets": [0], "sizes": [0]}]}
+        ),
+        "'x' differs from layout",
+    ),
+    "slices": (lambda s, all: s.pop(), "overlap, leave a gap"),
+    "twice": (lambda s, all: s.append(s[0]), "two of them are in one file"),
+    "swapped": (lambda s, all: s[0].update(file=2), "two of them are in one file"),
+    "file": (lambda s, all: s[0].update(file=4), "invalid slices"),
+    "true": (lambda s, all: s[0].update(file=True), "invalid slices"),
+    "offsets": (lambda s, all: s[0].update(offsets=[-1, 0]), "invalid slices"),
+    "rank": (lambda s, all: s[0].update(offsets=[0]), "overlap, leave a gap"),
+    "moved": (lambda s, all: s[0].update(offsets=[1, 0]), "overlap, leave a gap"),
+    "huge": (
+        lambda s, all: all["tensors"]["state/model/weights/weight"].update(
+            shape=[2**40, 4], slices=[{"file": 1, "offsets": [0, 0], "sizes": [2**40, 4]}]
+        ),
+        "differs from layout.json",
+    ),
+    "dtype": (
+        lambda s, all: all["tensors"]["state/model/weights/weight"].update(dtype="I32"),
+        "differs from layout.json",
+    ),
+    "no dtype": (
+        lambda s, all: all["tensors"]["state/model/weights/weight"].update(dtype=["F32"]),
+        "has dtype",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_a_layout_that_does_not_match_the_files_is_refused(saved, change, message):
+    def edit(slices, layout):
+        result = change(slices, layout)
+        return result if isinstance(result, list) or result == {"tensors": 1} else None
+
+    seal(saved, edit)
+
+    with pytest.raises(DamagedCheckpointError, match=message):
+        verify(saved)
+
+
+# --- who reads it ---
+
+
+def test_all_commands_read_it(saved, capsys):
+    description = describe(saved)
+    assert description["manifest"]["files"] == 3
+    assert [tensor["shape"] for tensor in description["tensors"]] == [[4], [6, 4]]
+    assert "bytes in 3 files" in render(description)
+    assert is_checkpoint(saved)
+    assert describe_all(saved.parent)["checkpoints"][0]["name"] == "it"
+    assert main(["checkpoint", "verify", str(saved)]) == 0
+    one = saved.parent / "one"
+    assert main(["checkpoint", "consolidate", str(saved), str(one)]) == 0
+    assert main(["checkpoint", "consolidate", str(saved), str(one)]) == 1
+    assert main(["checkpoint", "consolidate", str(saved), str(one), "--overwrite"]) == 0
+    assert "exists: use another folder" in capsys.readouterr().err
+    assert verify(one).schema == 1
+    assert (one / "state.json").read_bytes() == (saved / "state.json").read_bytes()
+
+
+def test_weights_are_loaded_from_it(saved):
+    model = nn.Linear(4, 6)
+    bias = {"state/model/weights/bias": torch.zeros(6)}
+    together(
+        3,
+        lambda p: write(saved, {**tensors_of(p.rank), **bias}, DATA, processes=p, overwrite=True),
+    )
+
+    assert load_weights(model, saved).loaded == ("weight", "bias")
+    assert torch.equal(model.weight, WEIGHT)
+
+
+def test_it_is_deleted_whole(saved):
+    assert not delete(saved, "another")
+    assert delete(saved, "a")
+    assert os.listdir(saved.parent) == []
