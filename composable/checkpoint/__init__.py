@@ -6,6 +6,8 @@ from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
     from composable.checkpoint.consolidation import consolidate as consolidate
+    from composable.checkpoint.dcp import export_dcp as export_dcp
+    from composable.checkpoint.dcp import import_dcp as import_dcp
     from composable.checkpoint.errors import CheckpointError as CheckpointError
     from composable.checkpoint.errors import CheckpointExistsError as CheckpointExistsError
     from composable.checkpoint.errors import DamagedCheckpointError as DamagedCheckpointError

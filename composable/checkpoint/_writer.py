@@ -40,6 +40,7 @@ __all__ = [
     "Request",
     "as_request",
     "as_target",
+    "dump_state",
     "finish",
     "staging",
     "writable",
@@ -71,7 +72,7 @@ def as_request(
     check_flag("overwrite", overwrite)
     if not (info is None or isinstance(info, Mapping)):
         raise TypeError(f"info={info!r} must be a mapping, or None.")
-    state = _dump_state(data)
+    state = dump_state(data)
     entries = check_info({} if info is None else dict(info))
     for name, tensor in own.items():
         if tensor.dtype not in DTYPES.values():
@@ -90,7 +91,8 @@ def as_target(name: str, folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _dump_state(data: JSON) -> bytes:
+def dump_state(data: JSON) -> bytes:
+    """Encode the JSON of the state."""
     try:
         raw = _json.dump(data)
     except (TypeError, ValueError, RecursionError) as error:

@@ -26,7 +26,14 @@ from composable.checkpoint.tree import identity_of, listed, unpack
 from composable.core._paths import open_regular
 from composable.functional._checks import as_path, check_flag, check_module
 
-__all__ = ["LoadedWeights", "load_weights"]
+__all__ = [
+    "LoadedWeights",
+    "as_patterns",
+    "load_plain",
+    "load_weights",
+    "matches",
+    "read_weights",
+]
 
 _OURS = "state/model/weights"
 _EXTRA = "_extra_state"
@@ -85,15 +92,15 @@ def load_weights(
     path = as_path("path", path)
     check_module("model", model)
     check_flag("strict", strict)
-    patterns = _as_patterns(ignore)
+    patterns = as_patterns(ignore)
     if key is not None and not isinstance(key, str):
         raise TypeError(f"key={key!r} must be the path of the weights in the file, or None.")
     weights = {
         name: value
-        for name, value in _read_weights(path, key).items()
-        if not _matches(name, patterns)
+        for name, value in read_weights(path, key).items()
+        if not matches(name, patterns)
     }
-    own = {n: v for n, v in model.state_dict().items() if not _matches(n, patterns)}
+    own = {n: v for n, v in model.state_dict().items() if not matches(n, patterns)}
     unexpected = [name for name in weights if name not in own]
     found = {name: value for name, value in weights.items() if name in own}
     tied = _tied(own)
@@ -114,7 +121,8 @@ def load_weights(
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
 
 
-def _as_patterns(ignore: Any) -> list[str]:
+def as_patterns(ignore: Any) -> list[str]:
+    """Return patterns of names as a list, after checking their type."""
     if isinstance(ignore, str):
         return [ignore]
     if not isinstance(ignore, (list, tuple, set)) or not all(isinstance(p, str) for p in ignore):
@@ -143,7 +151,8 @@ def _load(model: nn.Module, found: Mapping[str, Any], path: Path) -> None:
     model.load_state_dict(tensors, strict=False)
 
 
-def _matches(name: str, patterns: list[str]) -> bool:
+def matches(name: str, patterns: list[str]) -> bool:
+    """Return whether a name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -199,7 +208,8 @@ def _fault(own: Any, value: Any) -> str | None:
 # The contents of the file
 
 
-def _read_weights(path: Path, key: str | None) -> dict[str, Any]:
+def read_weights(path: Path, key: str | None) -> dict[str, Any]:
+    """Return the weights of a file by name: see `load_weights`."""
     if path.is_dir():
         contents = read(path)
         tree, key = unpack(contents.tensors, contents.data), key or _OURS
@@ -229,14 +239,31 @@ def _read_file(path: Path) -> Any:
         with open_regular(path) as file:
             if path.suffix == ".safetensors":
                 return _read_safetensors(file, path)
-            _check_archive(file, path)
-            return torch.load(file, map_location="cpu", weights_only=True)
+            return load_plain(file, path, os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         raise MissingCheckpointError(f"no file {path}.") from None
     except CheckpointError:
         raise
     except OSError as error:
         raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def load_plain(file: Any, path: Path, size: int) -> Any:
+    """Load what `torch.save` wrote, if it is tensors and plain containers.
+
+    Args:
+        file: The open file.
+        path: Its name for error messages.
+        size: Its size in bytes.
+
+    Raises:
+        DamagedCheckpointError: It is damaged, or contains other objects.
+    """
+    try:
+        _check_archive(file, path, size)
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (CheckpointError, OSError):
+        raise
     except Exception as error:  # torch.load raises many types
         raise DamagedCheckpointError(
             f"{path} cannot be loaded: it is damaged, or contains objects other than tensors and "
@@ -244,14 +271,13 @@ def _read_file(path: Path) -> Any:
         ) from error
 
 
-def _check_archive(file: Any, path: Path) -> None:
+def _check_archive(file: Any, path: Path, size: int) -> None:
     """Check that a file of `torch.save` takes no more memory than its size: it compresses nothing.
 
     Raises:
         DamagedCheckpointError: It is compressed, its members overlap, or it has a bytearray, which
             a pickle may create by its length alone.
     """
-    size = os.fstat(file.fileno()).st_size
     if zipfile.is_zipfile(file):
         archive = zipfile.ZipFile(file)
         members = archive.infolist()

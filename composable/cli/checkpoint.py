@@ -1,7 +1,8 @@
-"""`composable checkpoint`: `inspect PATH`, `verify PATH` and `consolidate SOURCE TARGET`."""
+"""`composable checkpoint`: inspect, verify, consolidate, export and import checkpoints."""
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 __all__ = ["add"]
@@ -23,13 +24,25 @@ def add(commands: Any) -> None:
 
     one = verbs.add_parser("consolidate", help="copy a sharded checkpoint into one file of tensors")
     _add_paths(one, "a checkpoint", "the checkpoint to write")
+    one.add_argument("--overwrite", action="store_true", help="replace an existing TARGET")
     one.set_defaults(run=_consolidate)
+
+    out = verbs.add_parser("export-dcp", help="copy a checkpoint for torch.distributed.checkpoint")
+    _add_paths(out, "a checkpoint", "the folder to write")
+    out.add_argument("--key", help="the path of the weights to export: state/model/weights")
+    out.add_argument("--prefix", default="", help="what the names of the weights begin with")
+    out.set_defaults(run=_export)
+
+    into = verbs.add_parser("import-dcp", help="copy a checkpoint of torch.distributed.checkpoint")
+    _add_paths(into, "a folder of torch.distributed.checkpoint", "the checkpoint to write")
+    into.add_argument("--ignore", action="append", default=[], metavar="PATTERN", help="omit names")
+    into.add_argument("--overwrite", action="store_true", help="replace an existing TARGET")
+    into.set_defaults(run=_import)
 
 
 def _add_paths(parser: argparse.ArgumentParser, source: str, target: str) -> None:
     parser.add_argument("source", metavar="SOURCE", help=source)
     parser.add_argument("target", metavar="TARGET", help=target)
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing TARGET")
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -61,8 +74,27 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _consolidate(options: argparse.Namespace) -> int:
     from composable.checkpoint import consolidate
+
+    return _written(consolidate(options.source, options.target, overwrite=options.overwrite))
+
+
+def _export(options: argparse.Namespace) -> int:
+    from composable.checkpoint import export_dcp
+
+    return _written(
+        export_dcp(options.source, options.target, key=options.key, prefix=options.prefix)
+    )
+
+
+def _import(options: argparse.Namespace) -> int:
+    from composable.checkpoint import import_dcp
+
+    given = {"ignore": options.ignore, "overwrite": options.overwrite}
+    return _written(import_dcp(options.source, options.target, **given))
+
+
+def _written(path: Path) -> int:
     from composable.core._printable import printable
 
-    written = consolidate(options.source, options.target, overwrite=options.overwrite)
-    print(printable(f"{written}: written"))
+    print(printable(f"{path}: written"))
     return 0

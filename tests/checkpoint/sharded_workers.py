@@ -1,0 +1,162 @@
+"""What each of several processes runs: `python -m tests.checkpoint.sharded_workers JOB ...`."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from composable.checkpoint import pack, read, read_shards, unpack, write
+from composable.distributed import Processes
+from tests.checkpoint.trees import bits, tensor
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(size, job, *arguments, seconds=180.0):
+    """Run a job on a number of processes; a process that fails or hangs is an error."""
+    with tempfile.TemporaryDirectory() as scratch:
+        processes = [start(rank, size, job, scratch, *arguments) for rank in range(size)]
+        codes = wait(processes, seconds)
+        output = [
+            f"rank {rank} ({codes[rank]}):\n{Path(scratch, f'{rank}.txt').read_text()[-2000:]}"
+            for rank in range(size)
+        ]
+        assert codes == [0] * size, f"{job} on {size} processes\n" + "\n".join(output)
+
+
+def start(rank, size, job, scratch, *arguments):
+    """Start one of the processes of a job."""
+    names = [job, rank, size, Path(scratch, "store"), *arguments]
+    with Path(scratch, f"{rank}.txt").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, *map(str, names)],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=ROOT,
+        )
+
+
+def wait(processes, seconds):
+    """Return the exit status of processes; of those that do not end in time, "hangs"."""
+    end = time.monotonic() + seconds
+    with suppress(subprocess.TimeoutExpired):
+        for each in processes:
+            each.wait(max(0.0, end - time.monotonic()))
+    codes = ["hangs" if each.poll() is None else each.returncode for each in processes]
+    for each in processes:
+        each.kill()
+        each.wait()
+    return codes
+
+
+def cases(size):
+    """Return tensors by name, with the mesh and the placements of each."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    row = init_device_mesh("cpu", (size,))
+    image = tensor(torch.float32, (6, 3, 2, 2)).contiguous(memory_format=torch.channels_last)
+    found = {
+        "even": (tensor(torch.float32, (8, 3)), row, [Shard(0)]),
+        "uneven": (tensor(torch.float64, (5, 3)), row, [Shard(0)]),
+        "tiny": (tensor(torch.bfloat16, (1, 3)), row, [Shard(0)]),
+        "columns": (tensor(torch.int64, (3, 7)), row, [Shard(1)]),
+        "equal": (tensor(torch.float16, (4,)), row, [Replicate()]),
+        "image": (image, row, [Shard(0)]),
+        "complex": (tensor(torch.complex128, (5, 2)), row, [Shard(0)]),
+        "number": (tensor(torch.float32, ()), row, [Replicate()]),
+        "empty": (tensor(torch.float32, (0, 3)), row, [Shard(0)]),
+    }
+    if size == 4:
+        grid, some = init_device_mesh("cpu", (2, 2)), DeviceMesh("cpu", [0, 2])
+        strided = [_StridedShard(0, split_factor=2), Shard(0)]
+        found |= {
+            "hybrid": (tensor(torch.float32, (9, 5)), grid, [Replicate(), Shard(0)]),
+            "both": (tensor(torch.float32, (9, 5)), grid, [Shard(0), Shard(1)]),
+            "twice": (tensor(torch.float32, (9, 5)), grid, [Shard(0), Shard(0)]),
+            "strided": (tensor(torch.float32, (8, 5)), grid, strided),
+            "some": (tensor(torch.float32, (9, 5)), some, [Shard(0)]),
+        }
+    return found
+
+
+def divided(size, like=None):
+    """Return the tree of a run: its DTensors, plain tensors and other values."""
+    from torch.distributed.tensor import distribute_tensor
+
+    own = {
+        name: distribute_tensor(
+            torch.zeros_like(whole) if like else whole, mesh, placements, src_data_rank=None
+        )
+        for name, (whole, mesh, placements) in cases(size).items()
+    }
+    own |= {"plain": torch.arange(9), "tied": own["tiny"]}
+    return {"state": own, "step": 3, "size": size}
+
+
+def save(processes, folder):
+    """Write the tensors of this number of processes, and the whole ones beside them."""
+    tree = divided(processes.size)
+    write(Path(folder, "sharded"), *pack(tree), processes=processes, info={"batch": 3})
+    whole = {name: value for name, (value, *_) in cases(processes.size).items()}
+    if processes.is_main:
+        whole |= {"plain": torch.arange(9), "tied": whole["tiny"]}
+        write(Path(folder, "whole"), *pack({**tree, "state": whole}), info={"batch": 3})
+
+
+def load(processes, folder):
+    """Read tensors that another number of processes wrote, as this one divides them."""
+    expected = read(Path(folder, "whole"))
+    expected = unpack(expected.tensors, expected.data)["state"]
+    like, _ = pack(divided(processes.size, like=True))
+    found = read_shards(Path(folder, "sharded"), like, verify=processes.size == 2)
+    tree = unpack(found.tensors, found.data)["state"]
+    assert tree.keys() == expected.keys()
+    assert tree["tied"] is tree["tiny"]
+    own = cases(processes.size)
+    own["tied"] = own["tiny"]
+    for name, value in tree.items():
+        if name in own:  # one that this number of processes divides
+            assert type(value).__name__ == "DTensor", name
+            assert value.placements == tuple(own[name][2]), name
+            if name == "some" and processes.rank % 2:
+                continue
+            value = value.full_tensor()
+        assert value.dtype == expected[name].dtype
+        assert value.shape == expected[name].shape
+        assert bits(value) == bits(expected[name]), name
+    assert tree["image"].stride() == own["image"][0].stride()
+
+
+def load_and_save(processes, other, folder):
+    load(processes, other)
+    save(processes, folder)
+
+
+def main():
+    job, rank, size, store, *arguments = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=int(rank),
+        world_size=int(size),
+        timeout=timedelta(seconds=120),
+    )
+    processes = Processes.current()
+    globals()[job](processes, *arguments)
+    processes.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
