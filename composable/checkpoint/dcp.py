@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -206,13 +206,14 @@ def _own(entries: dict[str, Entry], files: "_Files") -> _Parts:
 
 def _foreign(entries: dict[str, Entry], files: "_Files") -> _Parts:
     """Return the parts of a checkpoint with the state that a distributed checkpoint has."""
-    leaves: dict[tuple[str | int, ...], Any] = {}
+    leaves: list[tuple[tuple[str | int, ...], Any]] = []
     names: dict[int, str] = {}
     for name, entry in entries.items():
         if entry.dtype is None:
-            leaves[entry.path] = files.value(entry)
+            leaves.append((entry.path, files.value(entry)))
         else:
-            stand_in = leaves[entry.path] = _stand_in(entry.dtype, entry.shape)
+            stand_in = _stand_in(entry.dtype, entry.shape)
+            leaves.append((entry.path, stand_in))
             names[stand_in.untyped_storage().data_ptr()] = name
     tensors, data = pack(nested(leaves))
 
@@ -255,12 +256,7 @@ class _Files:
         tensor, whole = torch.empty(entry.shape, dtype=entry.dtype), Region.whole(entry.shape)
         for region, piece in entry.pieces:
             part = self._load(piece)
-            plain = isinstance(part, Tensor) and part.layout is torch.strided
-            if (
-                region is None
-                or not plain
-                or (part.dtype, part.shape) != (entry.dtype, region.sizes)
-            ):
+            if region is None or not _is_block(part, entry, region):
                 raise DamagedCheckpointError(
                     f"{self.folder / piece.file}: the bytes from {piece.offset} are not a tensor "
                     f"with the shape and dtype that {METADATA} records."
@@ -309,23 +305,23 @@ def _is_block(part: Any, entry: Entry, region: Region) -> bool:
     )
 
 
-def nested(leaves: Mapping[tuple[str | int, ...], Any]) -> Any:
+def nested(leaves: Iterable[tuple[tuple[str | int, ...], Any]]) -> Any:
     """Build a tree from its leaves by path: keys of dictionaries, and indices of lists.
 
     Example:
         >>> from composable.checkpoint.dcp import nested
-        >>> nested({("a", 0): 1, ("a", 1): 2, ("b",): 3})
+        >>> nested([(("a", 0), 1), (("a", 1), 2), (("b",), 3)])
         {'a': [1, 2], 'b': 3}
     """
     root: dict[str | int, Any] = _Node()
-    for path, value in leaves.items():
+    for path, value in leaves:
         place = root
         for step in path[:-1]:
             place = place.setdefault(step, _Node())
             if not isinstance(place, _Node):
-                raise DamagedCheckpointError(f"{path} is the path of a value and of a container.")
+                raise DamagedCheckpointError(f"{path} is the path of two entries.")
         if path[-1] in place:
-            raise DamagedCheckpointError(f"{path} is the path of two values.")
+            raise DamagedCheckpointError(f"{path} is the path of two entries.")
         place[path[-1]] = value
     return _built(root)
 
