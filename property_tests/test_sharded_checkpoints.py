@@ -96,7 +96,9 @@ def test_blocks_cover_a_tensor_if_each_element_is_in_one(shape, size, draw):
     if draw.draw(st.booleans()):  # leave a block out, or move one
         at = draw.draw(st.integers(0, len(blocks) - 1))
         moved = draw.draw(st.lists(st.integers(-1, 2), min_size=len(shape), max_size=len(shape)))
-        blocks[at] = Region(map(sum, zip(blocks[at].offsets, moved, strict=True)), blocks[at].sizes)
+        blocks[at] = Region(
+            [a + b for a, b in zip(blocks[at].offsets, moved, strict=True)], blocks[at].sizes
+        )
     count = torch.zeros(shape, dtype=torch.int64)
     inside = all(block.fits(shape) for block in blocks)
     for block in blocks if inside else []:

@@ -5,6 +5,7 @@ which only keep the values, and any other name or instruction is an error.
 """
 
 import io
+import math
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -199,12 +200,14 @@ def _tensor(
     pieces = []
     for chunk in kind.chunks:
         region, key = Region(_counts(chunk.offsets), _counts(chunk.sizes)), _Index()
+        if not region.count:  # of a process without a part, or of an empty tensor
+            continue
         key.fqn, key.offset = name, region.offsets
         piece = _piece(stored[key])
         if region.count * dtype.itemsize > piece.length:
             raise ValueError(f"a block of {name[:80]!r} has too few bytes")
         pieces.append((region, piece))
-    if not cover(shape, [region for region, _ in pieces]):
+    if math.prod(shape) and not cover(shape, [region for region, _ in pieces]):
         raise ValueError(f"the blocks of {name[:80]!r} overlap or leave a gap")
     return Entry(path, dtype, shape, tuple(pieces))
 

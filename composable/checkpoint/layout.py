@@ -12,6 +12,7 @@ cover it, and do not overlap.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -22,12 +23,28 @@ from composable.checkpoint._safetensors import DTYPES, MAX_DIMENSIONS, are_count
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError
 from composable.checkpoint.manifest import MAX_STATE
 
-__all__ = ["Region", "Stored", "as_counts", "cover", "dump_layout", "parse_layout"]
+__all__ = [
+    "Region",
+    "Stored",
+    "as_tuple",
+    "check_integers",
+    "cover",
+    "dump_layout",
+    "parse_layout",
+]
 
 
-def as_counts(values: Sequence[int]) -> tuple[int, ...]:
-    """Return sizes or indices as a tuple."""
-    return tuple(map(int, values))
+def as_tuple(values: Sequence[int]) -> Any:
+    """Convert a list, which `check_integers` then checks, to a tuple."""
+    return tuple(values) if isinstance(values, (tuple, list)) else values
+
+
+def check_integers(_: Any, field: "attrs.Attribute[Any]", values: Any) -> None:
+    """Raise a TypeError unless a field is a tuple of integers."""
+    if not isinstance(values, tuple) or not all(type(v) is int for v in values):
+        raise TypeError(
+            f"{field.name}={values!r} must be a list of integers, one for each dimension."
+        )
 
 
 @attrs.frozen
@@ -38,14 +55,24 @@ class Region:
         offsets: The index of its first element, in each dimension.
         sizes: Its size in each dimension.
 
+    Raises:
+        ValueError: The numbers of offsets and sizes differ.
+
     Example:
         >>> from composable.checkpoint import Region
         >>> Region((2, 0), (2, 8)).overlap(Region((3, 4), (4, 4)))
         Region(offsets=(3, 4), sizes=(1, 4))
     """
 
-    offsets: tuple[int, ...] = attrs.field(converter=as_counts)
-    sizes: tuple[int, ...] = attrs.field(converter=as_counts)
+    offsets: tuple[int, ...] = attrs.field(converter=as_tuple, validator=check_integers)
+    sizes: tuple[int, ...] = attrs.field(converter=as_tuple, validator=check_integers)
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.offsets) != len(self.sizes):
+            raise ValueError(
+                f"offsets={self.offsets} and sizes={self.sizes} must have the same length: one "
+                "number for each dimension."
+            )
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> "Region":
@@ -75,7 +102,7 @@ class Region:
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Return whether a tensor of a shape has this region."""
-        return len(self.offsets) == len(self.sizes) == len(shape) and all(
+        return len(self.offsets) == len(shape) and all(
             o >= 0 and s >= 0 and o + s <= n
             for o, s, n in zip(self.offsets, self.sizes, shape, strict=True)
         )
@@ -202,4 +229,5 @@ def _is_slice(entry: JSON, files: int) -> bool:
         and 1 <= entry["file"] <= files
         and are_counts(entry["offsets"])
         and are_counts(entry["sizes"])
+        and len(entry["offsets"]) == len(entry["sizes"])
     )

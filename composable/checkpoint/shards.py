@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from composable.checkpoint.errors import UnsavableError
-from composable.checkpoint.layout import Region, as_counts
+from composable.checkpoint.layout import Region, as_tuple, check_integers
+from composable.functional._checks import check_tensor
 
 __all__ = [
     "TensorShard",
@@ -42,17 +43,18 @@ class TensorShard:
     """
 
     tensor: Tensor
-    shape: tuple[int, ...] = attrs.field(converter=as_counts)
-    offsets: tuple[int, ...] = attrs.field(converter=as_counts)
+    shape: tuple[int, ...] = attrs.field(converter=as_tuple, validator=check_integers)
+    offsets: tuple[int, ...] = attrs.field(converter=as_tuple, validator=check_integers)
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.tensor, Tensor) or is_dtensor(self.tensor):
-            kind = type(self.tensor).__name__
-            raise TypeError(f"tensor={kind} must be a plain tensor: the block of this process.")
-        if not Region(self.offsets, self.tensor.shape).fits(self.shape):
+        check_tensor("tensor", self.tensor)
+        if is_dtensor(self.tensor):
+            raise TypeError("tensor must be a plain tensor; write() accepts a DTensor as it is.")
+        same = len(self.offsets) == len(self.shape) == self.tensor.ndim
+        if not (same and self.region.fits(self.shape)):
             raise ValueError(
-                f"offsets={self.offsets} must be the start of a block of shape "
-                f"{tuple(self.tensor.shape)} in a tensor of shape={self.shape}."
+                f"shape={self.shape} and offsets={self.offsets} must be those of a tensor in which "
+                f"a block of shape {tuple(self.tensor.shape)} begins there."
             )
 
     @property

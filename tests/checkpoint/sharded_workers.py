@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
-from composable.checkpoint import pack, read, read_shards, unpack, write
+from composable.checkpoint import export_dcp, pack, read, read_shards, unpack, write
 from composable.distributed import Processes
 from tests.checkpoint.trees import bits, tensor
 
@@ -111,6 +112,13 @@ def save(processes, folder):
     if processes.is_main:
         whole |= {"plain": torch.arange(9), "tied": whole["tiny"]}
         write(Path(folder, "whole"), *pack({**tree, "state": whole}), info={"batch": 3})
+        export_dcp(Path(folder, "sharded"), Path(folder, "exported"))
+    dcp.save({"state": of_all(tree["state"]), "step": 3}, checkpoint_id=Path(folder, "dcp"))
+
+
+def of_all(tensors):
+    """Return the tensors that all processes have a part of."""
+    return {name: value for name, value in tensors.items() if name != "some"}
 
 
 def load(processes, folder):
@@ -134,6 +142,13 @@ def load(processes, folder):
         assert value.dtype == expected[name].dtype
         assert value.shape == expected[name].shape
         assert bits(value) == bits(expected[name]), name
+    blank = divided(processes.size, like=True)["state"]
+    blank = {f"state/{name}": blank[name] for name in of_all(own) if name in expected}
+    blank.pop("state/tied")  # stored once
+    blank.pop("state/complex")  # stored as pairs of numbers
+    dcp.load(blank, checkpoint_id=Path(folder, "exported"))
+    for name, value in blank.items():
+        assert bits(value.full_tensor()) == bits(expected[name.removeprefix("state/")]), name
     assert tree["image"].stride() == own["image"][0].stride()
 
 

@@ -399,7 +399,7 @@ WRONG = {
     "file": (lambda s, all: s[0].update(file=4), "invalid slices"),
     "true": (lambda s, all: s[0].update(file=True), "invalid slices"),
     "offsets": (lambda s, all: s[0].update(offsets=[-1, 0]), "invalid slices"),
-    "rank": (lambda s, all: s[0].update(offsets=[0]), "overlap, leave a gap"),
+    "rank": (lambda s, all: s[0].update(offsets=[0]), "invalid slices"),
     "moved": (lambda s, all: s[0].update(offsets=[1, 0]), "overlap, leave a gap"),
     "huge": (
         lambda s, all: all["tensors"]["state/model/weights/weight"].update(

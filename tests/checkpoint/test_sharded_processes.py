@@ -2,7 +2,7 @@
 
 import pytest
 
-from composable.checkpoint import consolidate, read, unpack
+from composable.checkpoint import consolidate, import_dcp, read, unpack
 from tests.checkpoint.sharded_workers import launch
 from tests.checkpoint.trees import same
 
@@ -21,3 +21,7 @@ def test_dtensors_are_written_and_read_on_any_number_of_processes(tmp_path):
         assert same(unpack(sharded.tensors, sharded.data), unpack(whole.tensors, whole.data))
         one = read(consolidate(folder / "sharded", folder / "one"))
         assert one.manifest.files == whole.manifest.files
+        theirs = read(import_dcp(folder / "dcp", folder / "imported"))
+        tree, expected = unpack(theirs.tensors, theirs.data), unpack(whole.tensors, whole.data)
+        assert tree["step"] == 3
+        assert same(tree["state"], {name: expected["state"][name] for name in tree["state"]})

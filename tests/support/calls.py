@@ -193,6 +193,17 @@ def a_write() -> dict[str, Any]:
     }
 
 
+def a_copy() -> dict[str, Any]:
+    """Make arguments to copy a checkpoint."""
+    return {"folder": a_checkpoint(), "out": a_folder() / "copy"}
+
+
+def an_export() -> dict[str, Any]:
+    """Make arguments to import a checkpoint."""
+    exported = composable.checkpoint.export_dcp(**a_copy())
+    return {"folder": exported, "out": a_folder() / "copy", "ignore": (), "overwrite": False}
+
+
 def a_packed_tree() -> dict[str, Any]:
     """Pack a tree with a tensor."""
     tensors, data = composable.checkpoint.pack({"a": torch.ones(2)})
@@ -398,9 +409,19 @@ OTHERS: list[Any] = [
     (composable.models.Classifier, given(module=MODEL)),
     (composable.models.Detector, given(module=MODEL)),
     (composable.models.HuggingFaceModel, given(model=MODEL)),
+    (checkpoint.Region, given(offsets=(0, 2), sizes=(1, 2))),
+    (checkpoint.TensorShard, given(tensor=torch.ones(2), shape=(4,), offsets=(2,))),
+    (checkpoint.consolidate, lambda: {**a_copy(), "overwrite": False}, *FILES),
+    (checkpoint.export_dcp, lambda: {**a_copy(), "key": None, "prefix": ""}, *FILES),
+    (checkpoint.import_dcp, an_export, *FILES),
     (checkpoint.find, given(folder=FOLDER, thorough=False), *FILES),
     (checkpoint.load_weights, a_weights_file, *FILES),
     (checkpoint.pack, given(tree={"a": 1})),
+    (
+        checkpoint.read_shards,
+        lambda: {"folder": a_checkpoint(), "like": {}, "verify": True},
+        *FILES,
+    ),
     (checkpoint.read, given(folder=Fresh(a_checkpoint)), *FILES),
     (checkpoint.unpack, a_packed_tree, CheckpointError),
     (checkpoint.verify, given(folder=Fresh(a_checkpoint)), *FILES),
