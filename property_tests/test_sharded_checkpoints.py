@@ -93,7 +93,7 @@ def test_a_consolidated_checkpoint_has_the_bytes_of_one_process(tree, size, draw
 def test_blocks_cover_a_tensor_if_each_element_is_in_one(shape, size, draw):
     blocks = draw.draw(regions(shape, size))
     assert cover(shape, blocks)
-    if draw.draw(st.booleans()):  # leave a block out, or move one
+    if draw.draw(st.booleans()):  # move a block
         at = draw.draw(st.integers(0, len(blocks) - 1))
         moved = draw.draw(st.lists(st.integers(-1, 2), min_size=len(shape), max_size=len(shape)))
         blocks[at] = Region(

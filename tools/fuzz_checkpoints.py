@@ -34,6 +34,7 @@ from composable.algorithms import EMA
 from composable.callbacks import EarlyStopper, SpeedMonitor
 from composable.checkpoint import (
     CheckpointError,
+    Region,
     UnsavableError,
     manifest,
     pack,
@@ -42,9 +43,8 @@ from composable.checkpoint import (
     verify,
     write,
 )
+from tests.checkpoint.sharding import shard, together
 from tests.checkpoint.trees import same
-
-FILES = ("tensors.safetensors", "state.json", "manifest.json")
 
 
 def tree(shift):
@@ -61,17 +61,29 @@ def tree(shift):
     }
 
 
-def files_of(folder, shift):
-    """Return the files of a checkpoint, by name."""
-    path = write(Path(folder) / str(shift), *pack(tree(shift)), info={"batch": 10 + shift})
-    return {name: (path / name).read_bytes() for name in FILES}
+def files_of(folder, shift, size=1):
+    """Return the files of a checkpoint that a number of processes wrote, by name."""
+    tensors, data = pack(tree(shift))
+    path, weight, info = Path(folder, f"{shift}-{size}"), "model/0.weight", {"batch": 10 + shift}
+
+    def save(processes):
+        rows = Region((processes.rank * 2, 0), (2 - processes.rank, 4))
+        own = {**tensors, weight: shard(tensors[weight], rows)} if size > 1 else tensors
+        return write(path, own, data, info=info, processes=processes)
+
+    assert together(size, save) == [path] * size
+    return {each.name: each.read_bytes() for each in sorted(path.iterdir(), reverse=True)}
+
+
+def is_tensors(name):
+    return name.endswith(".safetensors")
 
 
 @st.composite
 def damaged(draw, whole, other):
     """Return damaged files, and the damage."""
     files = dict(whole)
-    name = draw(st.sampled_from(FILES))
+    name = draw(st.sampled_from(list(files)))
     raw = bytearray(files[name])
     at = draw(st.integers(0, len(raw) - 1))
     how = draw(st.sampled_from(["flip", "cut", "insert", "overwrite", "swap", "exchange", "gone"]))
@@ -89,7 +101,7 @@ def damaged(draw, whole, other):
         raw = bytearray(other[name])
     files[name] = bytes(raw)
     if how == "exchange":
-        second = draw(st.sampled_from([f for f in FILES if f != name]))
+        second = draw(st.sampled_from([f for f in files if f != name]))
         files[name], files[second] = files[second], files[name]
     elif how == "gone":
         del files[name]
@@ -140,12 +152,14 @@ def _places(value):
 def forged(draw, whole):
     """Return edited files with fitting hashes, and the edit."""
     files = dict(whole)
-    how = draw(st.sampled_from(["state", "header", "manifest", "length", "state bytes", "bytes"]))
-    if how == "state":
-        state = draw(edited(json.loads(files["state.json"])))
-        files["state.json"] = json.dumps(state).encode()
+    kinds = ["state", "header", "manifest", "length", "state bytes", "bytes"]
+    how = draw(st.sampled_from([*kinds, *["layout"] * 3] if "layout.json" in files else kinds))
+    of_tensors = draw(st.sampled_from([name for name in files if is_tensors(name)]))
+    if how in ("state", "layout"):
+        edit = draw(edited(json.loads(files[f"{how}.json"])))
+        files[f"{how}.json"] = json.dumps(edit).encode()
     elif how in ("header", "length"):
-        raw = files["tensors.safetensors"]
+        raw = files[of_tensors]
         length = int.from_bytes(raw[:8], "little")
         header, data = raw[8 : 8 + length], raw[8 + length :]
         if how == "header":
@@ -153,9 +167,9 @@ def forged(draw, whole):
             length = len(header)
         else:
             length = draw(st.integers(0, 2**64 - 1) | st.integers(0, 2 * length))
-        files["tensors.safetensors"] = length.to_bytes(8, "little") + header + data
+        files[of_tensors] = length.to_bytes(8, "little") + header + data
     elif how != "manifest":
-        name = "state.json" if how == "state bytes" else "tensors.safetensors"
+        name = "state.json" if how == "state bytes" else of_tensors
         raw = bytearray(files[name])
         at = draw(st.integers(0, len(raw) - 1))
         raw[at : at + draw(st.integers(0, 4))] = draw(st.binary(max_size=4))
@@ -301,33 +315,39 @@ def deterministic(count):
     )
 
 
+def check_files(count, folder, size, tally):
+    """Try mutants of the files that a number of processes wrote, and count their outcomes."""
+    kept, mutant = deterministic(count), folder / "mutant"
+    whole, other = files_of(folder, 1, size), files_of(folder, 2, size)
+    assert outcome(mutant, whole) == "loaded"
+
+    @kept
+    @given(damaged(whole, other))
+    def damage(case):
+        how, files = case
+        if files == whole:  # a byte for the same byte
+            tally["damaged", how, "unchanged"] += 1
+            return
+        seen = outcome(mutant, files)
+        assert seen == "refused", f"loaded silently: {how}"
+        tally["damaged", how, seen] += 1
+
+    @kept
+    @given(forged(whole))
+    def forge(case):
+        how, files = case
+        tally["forged", how, outcome(mutant, files)] += 1
+
+    damage()
+    forge()
+
+
 def check(count, count_altered):
     """Try so many mutants of each kind; return how many had which outcome."""
-    tally, kept = Counter(), deterministic(count)
+    tally = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        whole, other = files_of(folder, 1), files_of(folder, 2)
-        mutant = Path(folder) / "mutant"
-        assert outcome(mutant, whole) == "loaded"
-
-        @kept
-        @given(damaged(whole, other))
-        def damage(case):
-            how, files = case
-            if files == whole:  # a byte for the same byte
-                tally["damaged", how, "unchanged"] += 1
-                return
-            seen = outcome(mutant, files)
-            assert seen == "refused", f"loaded silently: {how}"
-            tally["damaged", how, seen] += 1
-
-        @kept
-        @given(forged(whole))
-        def forge(case):
-            how, files = case
-            tally["forged", how, outcome(mutant, files)] += 1
-
-        damage()
-        forge()
+        for size in (1, 2):
+            check_files(-(-count // 2), Path(folder), size, tally)
         altered_tally, errors = check_altered(count_altered, Path(folder) / "run")
     assert not errors, "\n".join(sorted(set(errors)))
     return tally + altered_tally

@@ -65,7 +65,7 @@ class Input:
         return count
 
     def skip(self, count: int) -> None:
-        """Go on by a number of bytes, which are hashed too."""
+        """Skip a number of bytes, which are hashed too if the file is."""
         if not self.hashing:
             os.lseek(self.descriptor, count, os.SEEK_CUR)
             return

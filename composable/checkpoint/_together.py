@@ -66,7 +66,7 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[BaseException | None, Any]:
-    """Call a function, and return its error, which the other processes must be told first."""
+    """Call a function, and return its error, which the other processes must receive first."""
     try:
         return None, function()
     except BaseException as error:

@@ -154,7 +154,7 @@ def import_dcp(
         folder: A folder that `torch.distributed.checkpoint.save` wrote, from any number of
             processes.
         out: The checkpoint to write. Its parent folder must exist.
-        ignore: Patterns of names of entries to leave out, such as "optim.*".
+        ignore: Patterns of names of entries to omit, such as "optim.*".
         overwrite: Replace an existing checkpoint.
 
     Returns:
@@ -272,7 +272,7 @@ class _Files:
         except DamagedCheckpointError as error:
             name = ".".join(map(str, entry.path))
             raise DamagedCheckpointError(
-                f"entry {name!r}: {error} ignore=[{name!r}] leaves it out."
+                f"entry {name!r}: {error} ignore=[{name!r}] skips it."
             ) from error
 
     def _load(self, piece: Piece) -> Any:

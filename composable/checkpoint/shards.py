@@ -110,7 +110,9 @@ def _strided_region(tensor: Any) -> Region:
         own = local_of(divided).flatten().tolist()
         start = own[0] if own else 0
         if own != list(range(start, start + len(own))):
-            raise ValueError(f"is divided into parts that are no blocks, by {tensor.placements}")
+            raise ValueError(
+                f"is divided into parts that are not contiguous, by {tensor.placements}"
+            )
         starts.append(start)
         sizes.append(len(own))
     return Region(starts, sizes)

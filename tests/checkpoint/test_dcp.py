@@ -147,7 +147,7 @@ def test_an_export_that_is_not_possible_is_refused(tmp_path, arguments, error, m
     assert os.listdir(tmp_path) == ["ours"]
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 class Evil:
@@ -242,10 +242,10 @@ def test_pickles_that_take_more_memory_than_their_size_are_refused(tmp_path):
             import_dcp(folder, tmp_path / "ours")
 
 
-def test_an_object_that_is_not_plain_is_named_and_can_be_left_out(tmp_path):
+def test_an_object_that_is_not_plain_is_named_and_can_be_skipped(tmp_path):
     folder = save(tmp_path / "theirs", {"a": torch.ones(2), "b": {"c": slice(3)}})
 
-    with pytest.raises(DamagedCheckpointError, match=r"entry 'b.c': .* ignore=\['b.c'\] leaves it"):
+    with pytest.raises(DamagedCheckpointError, match=r"entry 'b.c': .* ignore=\['b.c'\] skips it"):
         import_dcp(folder, tmp_path / "ours")
     assert same(tree_of(import_dcp(folder, tmp_path / "ours", ignore="b.*")), {"a": torch.ones(2)})
 

@@ -80,7 +80,7 @@ def saved(tmp_path):
     return tmp_path / "it"
 
 
-# --- what is written ---
+# --- the files ---
 
 
 def test_each_process_writes_a_file_and_the_manifest_lists_them(saved):
@@ -136,7 +136,7 @@ def test_a_part_alone_is_refused(tmp_path):
         write(tmp_path / "it", {"w": TensorShard(WEIGHT[:2], (6, 4), (0, 0))}, None)
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 def dtype(rank):
@@ -200,7 +200,7 @@ def test_one_file_replaces_several_and_several_replace_one(saved):
     assert os.listdir(saved.parent) == ["it"]
 
 
-# --- what goes wrong ---
+# --- faults ---
 
 
 @pytest.mark.parametrize("before", [None, 1], ids=["first", "overwriting"])
@@ -295,7 +295,7 @@ def test_a_folder_that_is_not_shared_is_named(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-# --- what is read ---
+# --- reading ---
 
 
 def test_a_file_is_verified_if_a_part_of_it_is_needed(saved):
@@ -430,7 +430,7 @@ def test_a_layout_that_does_not_match_the_files_is_refused(saved, change, messag
         verify(saved)
 
 
-# --- who reads it ---
+# --- readers ---
 
 
 def test_all_commands_read_it(saved, capsys):
