@@ -1,13 +1,12 @@
 """Read the `.metadata` file of torch's distributed checkpoints, which is a pickle.
 
-No code is executed: the few names that the file may contain stand for the classes of this module,
-which only keep the values, and any other name or instruction is an error.
+No code is executed, and the module `pickle` is not used. The few instructions of such a file are
+interpreted here. The names that it may contain stand for classes of this module, which only keep
+values. Any other instruction or name is an error.
 """
 
-import io
 import math
-import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickletools import genops
 from typing import Any
@@ -58,38 +57,136 @@ def parse_metadata(raw: bytes, where: Path) -> dict[str, Entry]:
         UnreadableCheckpointError: The checkpoint is compressed.
     """
     try:
-        _check_instructions(raw)
-        metadata = _Unpickler(io.BytesIO(raw)).load()
-        return _entries(metadata)
+        return _entries(_Interpreter().run(raw))
     except UnreadableCheckpointError:
         raise
-    except Exception as error:  # an unpickler raises any type
+    except Exception as error:  # of any type, from values that are not as expected
         raise DamagedCheckpointError(
             f"{where} is not the metadata of a distributed checkpoint: {str(error)[:200]}."
         ) from error
 
 
 # ---------------------------------------------------------------------------------------------
-# Unpickling
-
-_INSTRUCTIONS = frozenset(
-    [
-        *["PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET"],
-        *["LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"],
-        *["SHORT_BINUNICODE", "BINUNICODE", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"],
-        *["EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS"],
-        *["GLOBAL", "STACK_GLOBAL", "NEWOBJ", "REDUCE", "BUILD"],
-    ]
-)
+# The pickle
 
 
-def _check_instructions(raw: bytes) -> None:
-    for opcode, argument, _ in genops(raw):
-        if opcode.name not in _INSTRUCTIONS:
-            raise ValueError(f"it has the instruction {opcode.name}")
-        # The unpickler allocates a table of this size.
-        if opcode.name == "LONG_BINPUT" and int(argument or 0) > len(raw):
-            raise ValueError("it has a number that is too large")
+@attrs.define
+class _Interpreter:
+    """Builds the value of a pickle from the few instructions that such a file has."""
+
+    stack: list[Any] = attrs.field(factory=list)
+    marks: list[int] = attrs.field(factory=list)
+    memo: dict[int, Any] = attrs.field(factory=dict)
+
+    def run(self, raw: bytes) -> Any:
+        """Return the value."""
+        for opcode, argument, _ in genops(raw):
+            if opcode.name not in _STEPS:
+                raise ValueError(f"it has the instruction {opcode.name}")
+            _STEPS[opcode.name](self, argument)
+        return self.pop(1)[0]
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def pop(self, count: int) -> list[Any]:
+        if len(self.stack) < count:
+            raise ValueError("it takes more values than it has")
+        start = len(self.stack) - count
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def pop_marked(self) -> list[Any]:
+        return self.pop(len(self.stack) - self.marks.pop())
+
+    def mark(self, _: Any) -> None:
+        self.marks.append(len(self.stack))
+
+    def remember(self, number: Any) -> None:
+        self.memo[len(self.memo) if number is None else number] = self.stack[-1]
+
+    def extend(self, items: list[Any]) -> None:
+        _extend(self.stack[-1], items)
+
+    def create(self, _: Any) -> None:
+        self.push(_new(*self.pop(2)))
+
+    def build(self, _: Any) -> None:
+        (state,) = self.pop(1)
+        _keep(self.stack[-1], state)
+
+
+_Step = Callable[[_Interpreter, Any], None]
+_STEPS: dict[str, _Step] = {
+    "PROTO": lambda at, _: None,
+    "FRAME": lambda at, _: None,
+    "STOP": lambda at, _: None,
+    "MARK": _Interpreter.mark,
+    "MEMOIZE": _Interpreter.remember,
+    "BINPUT": _Interpreter.remember,
+    "LONG_BINPUT": _Interpreter.remember,
+    "BINGET": lambda at, number: at.push(at.memo[number]),
+    "LONG_BINGET": lambda at, number: at.push(at.memo[number]),
+    "NONE": lambda at, _: at.push(None),
+    "NEWTRUE": lambda at, _: at.push(True),
+    "NEWFALSE": lambda at, _: at.push(False),
+    "BININT": _Interpreter.push,
+    "BININT1": _Interpreter.push,
+    "BININT2": _Interpreter.push,
+    "LONG1": _Interpreter.push,
+    "SHORT_BINUNICODE": _Interpreter.push,
+    "BINUNICODE": _Interpreter.push,
+    "EMPTY_TUPLE": lambda at, _: at.push(()),
+    "TUPLE": lambda at, _: at.push(tuple(at.pop_marked())),
+    "TUPLE1": lambda at, _: at.push(tuple(at.pop(1))),
+    "TUPLE2": lambda at, _: at.push(tuple(at.pop(2))),
+    "TUPLE3": lambda at, _: at.push(tuple(at.pop(3))),
+    "EMPTY_LIST": lambda at, _: at.push([]),
+    "APPEND": lambda at, _: at.extend(at.pop(1)),
+    "APPENDS": lambda at, _: at.extend(at.pop_marked()),
+    "EMPTY_DICT": lambda at, _: at.push({}),
+    "SETITEM": lambda at, _: at.extend(at.pop(2)),
+    "SETITEMS": lambda at, _: at.extend(at.pop_marked()),
+    "GLOBAL": lambda at, words: at.push(_named(*words.split(" "))),
+    "STACK_GLOBAL": lambda at, _: at.push(_named(*at.pop(2))),
+    "NEWOBJ": _Interpreter.create,
+    "REDUCE": _Interpreter.create,
+    "BUILD": _Interpreter.build,
+}
+
+
+def _extend(container: Any, items: list[Any]) -> None:
+    if isinstance(container, list):
+        container.extend(items)
+        return
+    if not isinstance(container, dict):
+        raise ValueError("it adds items to a value that is no container")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, (str, _Index)):
+            raise ValueError("a key is not a name")
+        container[key] = value
+
+
+def _named(module: Any, name: Any) -> Any:
+    if (module, name) in _CLASSES:
+        return _CLASSES[module, name]
+    dtype = vars(torch).get(name) if module == "torch" else None
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    raise ValueError(f"it contains {module}.{name}")
+
+
+def _new(kind: Any, arguments: Any) -> Any:
+    if not isinstance(kind, type) or not isinstance(arguments, tuple):
+        raise ValueError("it creates a value of no class")
+    return kind(*arguments)  # one of those that `_named` returns
+
+
+def _keep(record: Any, state: Any) -> None:
+    if not isinstance(record, _Record):
+        raise ValueError("it sets the state of a value that has none")
+    record.keep(state)
 
 
 class _Record:
@@ -98,7 +195,8 @@ class _Record:
     def __init__(self, *values: Any) -> None:
         self.values = values
 
-    def __setstate__(self, state: Any) -> None:
+    def keep(self, state: Any) -> None:
+        """Set the state."""
         if isinstance(state, dict):
             self.__dict__.update(state)
         else:
@@ -112,6 +210,8 @@ class _Index(_Record):
     offset: Any = None
 
     def __hash__(self) -> int:
+        if self.offset is not None:
+            _counts(self.offset)
         return hash((self.fqn, self.offset))
 
     def __eq__(self, other: object) -> bool:
@@ -156,16 +256,6 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
     ("pathlib._local", "PosixPath"): _Record,
     ("pathlib._local", "WindowsPath"): _Record,
 }
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _CLASSES:
-            return _CLASSES[module, name]
-        dtype = vars(torch).get(name) if module == "torch" else None
-        if isinstance(dtype, torch.dtype):
-            return dtype
-        raise ValueError(f"it contains {module}.{name}")
 
 
 # ---------------------------------------------------------------------------------------------

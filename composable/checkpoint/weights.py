@@ -22,6 +22,8 @@ from composable.checkpoint.errors import (
     UnreadableCheckpointError,
 )
 from composable.checkpoint.files import read
+from composable.checkpoint.layout import Region
+from composable.checkpoint.shards import is_dtensor, like_dtensor, region_of
 from composable.checkpoint.tree import identity_of, listed, unpack
 from composable.core._paths import open_regular
 from composable.functional._checks import as_path, check_flag, check_module
@@ -62,7 +64,8 @@ def load_weights(
 
     Names, shapes and dtypes are compared before any value is copied. Only floating-point values are
     converted to the model's dtype. If two names refer to the same tensor of the model (tied
-    weights), the file may contain either.
+    weights), the file may contain either. If the parameters of the model are `DTensor`s, every
+    process calls this function, and loads its part of the file.
 
     Args:
         model: The model, modified in place.
@@ -117,8 +120,18 @@ def load_weights(
             + "\n  ".join(faults[:20])
             + "\nTo leave weights unchanged, list them in ignore=, such as ignore=['head.*']."
         )
-    _load(model, found, path)
+    _load(model, {name: _divided(value, own[name]) for name, value in found.items()}, path)
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
+
+
+def _divided(value: Any, own: Any) -> Any:
+    """Return a value as a `DTensor` if the model's own is one: the part of this process."""
+    if not (is_dtensor(own) and isinstance(value, Tensor)):
+        return value
+    region, whole = region_of(own), Region.whole(value.shape)
+    if region is None:
+        region = Region(whole.offsets, (0,) * value.ndim)
+    return like_dtensor(value[region.within(whole)], own)
 
 
 def as_patterns(ignore: Any) -> list[str]:

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 
-from composable.checkpoint import export_dcp, pack, read, read_shards, unpack, write
+from composable.checkpoint import export_dcp, load_weights, pack, read, read_shards, unpack, write
 from composable.distributed import Processes
 from tests.checkpoint.trees import bits, tensor
 
@@ -106,6 +107,7 @@ def divided(size, like=None):
 
 def save(processes, folder):
     """Write the tensors of this number of processes, and the whole ones beside them."""
+    load_into_divided_model(processes, folder)
     tree = divided(processes.size)
     write(Path(folder, "sharded"), *pack(tree), processes=processes, info={"batch": 3})
     whole = {name: value for name, (value, *_) in cases(processes.size).items()}
@@ -114,6 +116,20 @@ def save(processes, folder):
         write(Path(folder, "whole"), *pack({**tree, "state": whole}), info={"batch": 3})
         export_dcp(Path(folder, "sharded"), Path(folder, "exported"))
     dcp.save({"state": of_all(tree["state"]), "step": 3}, checkpoint_id=Path(folder, "dcp"))
+
+
+def load_into_divided_model(processes, folder):
+    """Load the weights of a file into a model that is divided among the processes."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model, weights = nn.Linear(3, 5), nn.Linear(3, 5).state_dict()
+    file = Path(folder, f"{processes.rank}.pt")
+    torch.save(weights, file)
+    fully_shard(model)
+    assert load_weights(model, file).loaded == ("weight", "bias")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value.full_tensor(), weights[name])
 
 
 def of_all(tensors):

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import pickletools
 import warnings
 from collections import OrderedDict
 
@@ -234,9 +233,9 @@ def test_forged_metadata_are_refused_and_execute_nothing(tmp_path, change, messa
 def test_pickles_that_take_more_memory_than_their_size_are_refused(tmp_path):
     folder = save(tmp_path / "theirs")
     path, raw = folder / ".metadata", (folder / ".metadata").read_bytes()
-    put = b"r" + (2**31 - 1).to_bytes(4, "little")  # into a table of this length
+    more = b"t" * 9  # tuples of values that are not there
     big = b"\x96" + (2**40).to_bytes(8, "little")  # a bytearray of this length
-    for pickled in (raw[:-1] + put + b".", b"\x80\x05" + big + b".", b"\x80\x04", b"", raw[:-9]):
+    for pickled in (raw[:-1] + more + b".", b"\x80\x05" + big + b".", b"\x80\x04", b"", raw[:-9]):
         path.write_bytes(pickled)
         with pytest.raises(DamagedCheckpointError, match="not the metadata"):
             import_dcp(folder, tmp_path / "ours")
@@ -262,10 +261,3 @@ def test_other_requests_that_cannot_be_met_are_refused(tmp_path):
         import_dcp(export_dcp(path, tmp_path / "own"), tmp_path / "x", ignore=["model"])
     with pytest.raises(TypeError, match="ignore=3 must be a list of patterns"):
         import_dcp(folder, tmp_path / "x", ignore=3)
-
-
-def test_the_metadata_have_no_other_instructions_than_those_allowed(tmp_path):
-    from composable.checkpoint._dcp_metadata import _INSTRUCTIONS
-
-    raw = (save(tmp_path / "theirs") / ".metadata").read_bytes()
-    assert {opcode.name for opcode, _, _ in pickletools.genops(raw)} <= _INSTRUCTIONS
