@@ -24,6 +24,7 @@ from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed.processes import Processes
 from composable.functional._checks import as_path
+from composable.functional._lent import is_divided
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -213,8 +214,8 @@ class CheckpointSaver(Callback):
         if self.dry_run is not None:
             self.dry_run(name, lambda: take(False))
             return
-        if not Processes.current().is_main:  # rank 0 writes
-            self._forget_old(replaced)
+        if not (Processes.current().is_main or is_divided(state.model)):
+            self._forget_old(replaced)  # rank 0 writes
             return
         tree = without(take(self.weights_only), self.ignore_keys)
         complete = not (self.weights_only or self.ignore_keys)
@@ -228,7 +229,8 @@ class CheckpointSaver(Callback):
                 raise
             self._drop_old(saved.info["run"], replaced)
 
-        if not self.background:
+        # The parts of several processes are written together, between their steps.
+        if not self.background or is_divided(state.model):
             self._settle(lambda: write(saved))
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -247,15 +249,15 @@ class CheckpointSaver(Callback):
     def write(self, name: str, saved: "Saved") -> Path:
         """Write one checkpoint."""
         target = self.folder / name
-        own = self.overwrite or _run_of(target) == saved.info["run"]
-        from composable.checkpoint import files  # on use: it is slow to import
-
-        return files.write(target, saved.tensors, saved.data, overwrite=own, info=saved.info)
+        processes = Processes.current()
+        own = self.overwrite or (processes.is_main and _run_of(target) == saved.info["run"])
+        return saved.write(target, overwrite=own)
 
     def _drop_old(self, run: str, replaced: str | None) -> None:
         """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
         for name in self._forget_old(replaced):
-            folders.delete(self.folder / name, run)
+            if Processes.current().is_main:
+                folders.delete(self.folder / name, run)
 
     def _forget_old(self, replaced: str | None) -> list[str]:
         """Drop the names beyond the number to keep, and return them."""
@@ -384,6 +386,21 @@ class Saved:
                 "complete": complete,
                 **({} if best is None else {"best": best}),
             },
+        )
+
+    def write(self, path: Path, *, overwrite: bool) -> Path:
+        """Write a checkpoint: all processes together if tensors are divided, otherwise rank 0."""
+        from composable.checkpoint import files  # on use: it is slow to import
+
+        processes = Processes.current()
+        divided = any(hasattr(tensor, "device_mesh") for tensor in self.tensors.values())
+        return files.write(
+            path,
+            self.tensors,
+            self.data,
+            overwrite=overwrite,
+            info=self.info,
+            processes=processes if divided else None,
         )
 
     def copied(self) -> "Saved":

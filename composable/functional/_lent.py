@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LentModel", "is_divided", "local_part"]
+__all__ = ["LentModel", "divided_like", "is_divided", "local_part", "whole_like"]
 
 
 def is_divided(model: nn.Module) -> bool:
@@ -17,6 +17,29 @@ def is_divided(model: nn.Module) -> bool:
 def local_part(tensor: Tensor) -> Tensor:
     """Return the part of a `DTensor` that this process holds; any other tensor as it is."""
     return getattr(tensor, "to_local", lambda: tensor)()
+
+
+def divided_like(tensor: Tensor, parameter: Tensor | None) -> Tensor:
+    """Divide a whole tensor among processes as a parameter is, if it has the same shape.
+
+    Every process has the whole tensor; nothing is sent.
+    """
+    if not hasattr(parameter, "device_mesh") or hasattr(tensor, "device_mesh"):
+        return tensor
+    if parameter is None or tensor.shape != parameter.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor  # on use: it is slow to import
+
+    mesh = parameter.device_mesh
+    placements = parameter.placements  # type: ignore[attr-defined]
+    return distribute_tensor(tensor.to(mesh.device_type), mesh, placements, src_data_rank=None)
+
+
+def whole_like(tensor: Tensor, device: str) -> Tensor:
+    """Return an empty tensor, not divided, like one that may be."""
+    if not hasattr(tensor, "device_mesh"):
+        return torch.empty_like(tensor, device=device, requires_grad=False)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 class LentModel(nn.Module):

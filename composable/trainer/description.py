@@ -36,7 +36,7 @@ def describe_request(options: TrainerOptions, model: nn.Module) -> dict[str, Any
     loss = options.loss_fn
     return {
         "modules": {
-            name: describe_value(module)
+            name: _without_sharding(module, describe_value(module))
             for name, module in model.named_modules()
             if not any(True for _ in module.children())
         },
@@ -55,6 +55,12 @@ def describe_request(options: TrainerOptions, model: nn.Module) -> dict[str, Any
             "precision": repr(options.precision.on(options.device)),
         },
     }
+
+
+def _without_sharding(module: nn.Module, text: Any) -> Any:
+    """Remove the prefix of the class that `fully_shard` makes for a module."""
+    sharded = hasattr(module, "unshard") and isinstance(text, str)
+    return text.removeprefix("FSDP") if sharded else text
 
 
 def describe_hyperparameters(run: Run) -> dict[str, Any]:

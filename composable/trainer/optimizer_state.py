@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable.checkpoint.errors import MismatchError
+from composable.functional._lent import divided_like, whole_like
 
 __all__ = ["capture_optimizer", "check_optimizer", "parameter_names", "restore_optimizer"]
 
@@ -88,14 +89,22 @@ def check_optimizer(
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> None:
     """Load a state that was checked; the hyperparameters are those of the checkpoint."""
     adopted = _adopt(optimizer, saved, names)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    adopted["state"] = {
+        number: {name: _divided(value, parameters[number]) for name, value in values.items()}
+        for number, values in adopted["state"].items()
+    }
     optimizer.load_state_dict(adopted)
     # torch casts the state to the dtype of the parameter; restore its own dtype.
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, values in adopted["state"].items():
         for name, value in values.items():
             loaded = optimizer.state[parameters[number]][name]
             if isinstance(value, Tensor) and value.dtype != loaded.dtype:
                 optimizer.state[parameters[number]][name] = value.to(loaded.device)
+
+
+def _divided(value: Any, parameter: Tensor) -> Any:
+    return divided_like(value, parameter) if isinstance(value, Tensor) else value
 
 
 def _adopt(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> dict[str, Any]:
@@ -226,7 +235,7 @@ def _rehearse(
     own = [p for group in optimizer.param_groups for p in group["params"]]
     if not state and all(optimizer.state.get(p) for p in own):
         return {number: optimizer.state[p] for number, p in enumerate(own)}
-    twins = [torch.empty_like(p, device="meta", requires_grad=True) for p in own]
+    twins = [whole_like(p, device="meta").requires_grad_() for p in own]
     for twin in twins:
         twin.grad = torch.empty_like(twin)
     numbers = dict(enumerate(twins))

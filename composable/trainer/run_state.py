@@ -18,6 +18,7 @@ from composable.core.key import Key
 from composable.core.state import State
 from composable.core.time import Time, Timestamp
 from composable.data.order import get_generators
+from composable.functional._lent import divided_like, is_divided
 from composable.trainer.loaded_state import check_run_state, check_structure
 from composable.trainer.optimizer_state import (
     capture_optimizer,
@@ -178,7 +179,7 @@ def _restore(run: Run, saved: Mapping[str, Any]) -> None:
         key=saved["key"],
         max_duration=saved["max_duration"] if unchanged else state.max_duration,
         loss=saved["loss"],
-        memory=_relink(saved["memory"], live),
+        memory=_relink(_divided(saved["memory"], state.model), live),
         metrics=saved["metrics"],
     )
     run.checkpoints.mark_saved(run, run.state)
@@ -223,7 +224,8 @@ def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -
 
 def _restore_model(model: nn.Module, saved: Mapping[str, Any]) -> dict[int, Tensor]:
     """Copy the values into the model, and map the ids of saved tensors to the model's own."""
-    model.load_state_dict(saved["weights"])
+    own = model.state_dict()
+    model.load_state_dict({n: divided_like(t, own.get(n)) for n, t in saved["weights"].items()})
     buffers = dict(model.named_buffers())
     for name, buffer in saved["buffers"].items():
         with torch.no_grad():
@@ -235,6 +237,23 @@ def _restore_model(model: nn.Module, saved: Mapping[str, Any]) -> dict[int, Tens
     own = {**model.state_dict(keep_vars=True), **buffers}
     theirs = {**saved["weights"], **saved["buffers"]}
     return {id(theirs[name]): own[name] for name in theirs if isinstance(own[name], Tensor)}
+
+
+def _divided(tree: Any, model: nn.Module) -> Any:
+    """Divide the tensors of a tree that belong to a parameter as the parameter is divided.
+
+    Those under the name of the parameter with its shape do, such as its average.
+    """
+    if not is_divided(model):
+        return tree
+    own = dict(model.named_parameters())
+
+    def visit(node: Any, name: str) -> Any:
+        if isinstance(node, Mapping):
+            return {key: visit(value, str(key)) for key, value in node.items()}
+        return divided_like(node, own.get(name)) if isinstance(node, Tensor) else node
+
+    return visit(tree, "")
 
 
 def _relink(tree: Any, live: Mapping[int, Tensor]) -> Any:

@@ -19,6 +19,7 @@ from composable.core._notes import add_note
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.state import State
+from composable.functional._lent import is_divided
 from composable.loggers.json_lines import JSONLinesLogger
 from composable.runs.environment import describe_environment
 from composable.runs.recorder import RunRecorder
@@ -183,14 +184,10 @@ class Saving:
         processes = self.options.processes
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
-        from composable.checkpoint.files import write  # on use: it is slow to import
-
-        def write_on_main() -> str:
-            make_folder(path.parent)
-            data = saved.data
-            return str(write(path, saved.tensors, data, overwrite=overwrite, info=saved.info))
-
-        return Path(processes.on_main(write_on_main))
+        processes.on_main(lambda: make_folder(path.parent))
+        if is_divided(state.model):
+            return saved.write(path, overwrite=overwrite)
+        return Path(processes.on_main(lambda: str(saved.write(path, overwrite=overwrite))))
 
     # --- restore ---
 

@@ -1,10 +1,12 @@
 """Runs of 1, 2 and 4 processes, compared with one another."""
 
 import re
+import shutil
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from composable.algorithms import (
     EMA,
@@ -16,9 +18,10 @@ from composable.algorithms import (
     LabelSmoothing,
     MixUp,
 )
-from composable.distributed import DDP
+from composable.distributed import DDP, FSDP2
 from tests.support import parallel_runs as runs
 from tests.support.processes import Failed, attempt, run
+from tests.support.runs import make_trainer
 
 METHODS = [
     MixUp(0.2),
@@ -105,6 +108,43 @@ def test_processes_of_unequal_loaders_train_on_all_batches():
 LOCAL = {"parallel": DDP(data="local"), "model": runs.plain_net}
 
 
+SHARDED = {
+    "fsdp": (2, FSDP2(shards=4)),
+    "hsdp": (4, FSDP2(shards=4, replicas=2, checkpointing=True)),
+    "microbatches": (2, FSDP2(shards=4)),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_losses_of_sharded_models_are_equal_to_rounding(name):
+    size, strategy = SHARDED[name]
+    options = {**OF_SHARDED, "count": 33, **({"grad_accum": 2} if name == "microbatches" else {})}
+    (alone,) = run(fit, 1, {**options, "parallel": DDP(shards=4)})
+    several = run(fit, size, {**options, "parallel": strategy})[0]
+    assert several["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert several["metrics"]["eval"] == pytest.approx(alone["metrics"]["eval"], rel=1e-4)
+
+
+OF_SHARDED = {
+    "model": runs.plain_net,
+    "algorithms": [EMA("2ba"), SAM(0.05), GradientClipping("norm", 1.0)],
+    "optimizers": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+}
+
+
+def test_sharded_run_resumes_on_one_process_and_on_two(tmp_path):
+    options = {**OF_SHARDED, "folder": str(tmp_path / "run")}
+    (whole,) = run(fit, 1, {**OF_SHARDED, "parallel": DDP(shards=2)})
+    stop = {"callbacks": [runs.SignalAt(2, rank=0)], "parallel": FSDP2()}
+    assert {one["ended"] for one in run(fit, 2, {**options, **stop})} == {"preempted"}
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    copied = {**options, "folder": str(tmp_path / "copy"), "parallel": DDP()}
+    for resumed in (run(fit, 2, {**options, "parallel": FSDP2()})[0], run(fit, 1, copied)[0]):
+        assert resumed["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+        assert resumed["metrics"]["eval"] == pytest.approx(whole["metrics"]["eval"], rel=1e-4)
+        assert (resumed["batch"], resumed["sample"]) == (whole["batch"], whole["sample"])
+
+
 # --- agreement ---
 
 
@@ -180,8 +220,29 @@ def test_number_of_shards_that_does_not_fit_is_refused(parallel, size, message):
         ({"shards": 6, "exact": True}, "shards=6 must be a power of two"),
         ({"exact": 1}, "exact=1 must be"),
         ({"data": "mine"}, "data='mine' must be one of"),
+        ({"replicas": 0}, "replicas=0 must be"),
+        ({"offload": "cpu"}, "offload='cpu' must be"),
+        ({"mixed_precision": "bf16"}, "mixed_precision='bf16' must be"),
+        ({"wrap": "blocks"}, "wrap='blocks' must be types"),
     ],
 )
 def test_rejects_invalid_arguments(arguments, message):
+    strategy = DDP if arguments.keys() <= {"shards", "exact", "data"} else FSDP2
     with pytest.raises((ValueError, TypeError), match=message):
-        DDP(**arguments)
+        strategy(**arguments)
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", 2, DDP])
+def test_rejects_unknown_strategies(parallel):
+    with pytest.raises((ValueError, TypeError), match="must be 'ddp', or a strategy"):
+        make_trainer(parallel=parallel)
+
+
+def test_fsdp_chooses_the_items_of_lists_and_what_is_asked_for():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ModuleList([nn.Linear(2, 2)]))
+    first, _, (second,) = model
+    assert FSDP2().wrapped(model) == [second, first]
+    assert FSDP2(wrap=[nn.Linear]).wrapped(model) == [second, first]
+    assert FSDP2(wrap=lambda module: module is second).wrapped(model) == [second]
+    with pytest.raises(ValueError, match="selects no module of Sequential"):
+        FSDP2(wrap=[nn.Conv2d]).wrapped(model)
