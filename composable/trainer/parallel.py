@@ -277,54 +277,56 @@ class _Sums:
         modules = [one for one in (state.model, state.loss_module) if one is not None]
         buffers = dict.fromkeys(chain(*(module.buffers() for module in modules)))
         self.buffers = [one for one in buffers if one.is_floating_point()]
+        self.on_cpu = state.device.type == "cpu"
         self.present = [False] * len(self.parameters)
-        self.losses, self.statistics, self.tree = TreeSum(), TreeSum(), TreeSum()
+        self.reports, self.gradients = TreeSum(), TreeSum()
 
     def add(self, state: State) -> None:
         """Add the gradients of a shard, which are in `.grad`, its loss and its buffers."""
         self.dtype = state.loss.dtype  # type: ignore[union-attr]
-        self.losses.add([state.loss.double().reshape(1)])  # type: ignore[union-attr]
-        if self.buffers:
-            self.statistics.add([torch.cat([b.double().reshape(-1) for b in self.buffers])])
+        report = [state.loss, *self.buffers]
+        self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])  # type: ignore[union-attr]
         grads = [p.grad for p in self.parameters]
         self.present = [a or b is not None for a, b in zip(self.present, grads, strict=True)]
         if self.parallel.exact:
-            self.tree.add(_flat(self.parameters, grads))
+            self.gradients.add(_flat(self.parameters, grads))
             for parameter in self.parameters:
                 parameter.grad = None
 
     def finish(self) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
-        if self.parallel.exact or (self.several and not self.parallel.divided):
-            if self.parallel.exact:
-                flats = self.tree.value
-            else:
-                flats = _flat(self.parameters, [p.grad for p in self.parameters])
-            present = self._present_anywhere()
-            totals = [self.reduce(flat, self.parallel.processes) for flat in flats]
-            _write(self.parameters, totals, present)
-        if self.buffers:
-            self._average_buffers()
-        loss = self.reduce(self.losses.value[0], self.parallel.processes)
-        if self.parallel.divided:
-            loss = loss / self.parallel.processes.size
-        return loss[0].to(self.dtype)
+        loss, present = self._reduce_reports()
+        if self.parallel.exact:
+            flats = self.gradients.value
+        elif self.several and not self.parallel.divided:
+            flats = _flat(self.parameters, [p.grad for p in self.parameters])
+        else:  # they are in `.grad` already
+            return loss
+        totals = [self.reduce(flat, self.parallel.processes) for flat in flats]
+        _write(self.parameters, totals, present)
+        return loss
 
-    def _average_buffers(self) -> None:
-        total = self.reduce(self.statistics.value[0], self.parallel.processes)
-        means = total / self.parallel.shards.count
+    def _reduce_reports(self) -> tuple[Tensor, list[bool]]:
+        """Average the buffers; return the loss, and which parameters have a gradient anywhere."""
+        report, present = self.reports.value[0], self.present
+        if self.several and self.on_cpu:  # in one message
+            flags = torch.tensor(present, dtype=torch.float64)
+            report = self.reduce(torch.cat([report, flags]), self.parallel.processes)
+            report, flags = report.split_with_sizes([len(report) - len(flags), len(flags)])
+            present = flags.bool().tolist()
+        elif self.several:  # flags on the GPU could not be read without waiting for it
+            report = self.reduce(report, self.parallel.processes)
+            present = [
+                bool(one) for one in self.parallel.processes.maximum(list(map(int, present)))
+            ]
+        total, means = report[0], report[1:] / self.parallel.shards.count
         sizes = [buffer.numel() for buffer in self.buffers]
         with torch.no_grad():
             for buffer, mean in zip(self.buffers, means.split_with_sizes(sizes), strict=True):
                 buffer.copy_(mean.view_as(buffer))
-
-    def _present_anywhere(self) -> list[bool]:
-        """Return which parameters have a gradient on any process."""
-        if not self.several:
-            return self.present
-        present = torch.tensor(self.present, dtype=torch.uint8)
-        dist.all_reduce(present, op=dist.ReduceOp.MAX)
-        return present.bool().tolist()
+        if self.parallel.divided:
+            total = total / self.parallel.processes.size
+        return total.to(self.dtype), present
 
 
 def _trained(state: State) -> list[Tensor]:
