@@ -4,13 +4,17 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 __all__ = ["Preempted", "Signals"]
 
 log = logging.getLogger("composable")
+
+REPEATED_WITHIN = 3.0  # seconds; launchers send signals on within about 0.1 s
 
 
 class Preempted(SystemExit):
@@ -32,6 +36,8 @@ class Signals:
         self.shared = False
         """Whether several processes agree on signals."""
         self._saves = False
+        self._arrival = 0.0  # of the first signal, in seconds of the monotonic clock
+        self._watches_workers: Any = None  # the handler of SIGCHLD that was replaced
 
     @contextmanager
     def handled(self, *, saves: bool = False) -> Iterator[None]:
@@ -44,6 +50,7 @@ class Signals:
         are restored. A signal that is ignored stays ignored.
         """
         self.received, self.arrived, self._saves = None, None, saves
+        self._watches_workers = None
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -57,6 +64,8 @@ class Signals:
         finally:
             for number in ours:
                 signal.signal(number, before[number])
+            if self._watches_workers is not None:
+                signal.signal(signal.SIGCHLD, self._watches_workers)
 
     def _handler(self, owner: int):  # type: ignore[no-untyped-def]
         def handle(number: int, frame: FrameType | None) -> None:
@@ -67,6 +76,8 @@ class Signals:
             if self.arrived is not None:
                 if self.shared and number != self.arrived:
                     return  # a launcher passes the signal of a terminal on as another one
+                if self._is_repetition(number):
+                    return
                 raise interruption(number)
             log.warning(
                 "%s: finishing this batch%s; the same signal again aborts",
@@ -75,11 +86,30 @@ class Signals:
                 if self._saves
                 else ", and saving nothing, since there is no save_folder",
             )
-            self.arrived = number
+            self.arrived, self._arrival = number, time.monotonic()
+            self._ignore_ends_of_workers()
             if not self.shared:
                 self.received = number
 
         return handle
+
+    def _is_repetition(self, number: int) -> bool:
+        """Return whether a launcher has sent on a signal that this process also received itself.
+
+        A scheduler such as Slurm signals all processes of a job, the launcher and its processes.
+        """
+        launched = "TORCHELASTIC_RUN_ID" in os.environ
+        repeated = number == self.arrived and time.monotonic() < self._arrival + REPEATED_WITHIN
+        return launched and repeated
+
+    def _ignore_ends_of_workers(self) -> None:
+        """Have the signal that ends the workers of a loader not end the current batch.
+
+        A scheduler signals these processes too. The handler that PyTorch then calls raises an error
+        at any point of the batch; a loader that has to wait for a dead worker still raises one.
+        """
+        if hasattr(signal, "SIGCHLD"):
+            self._watches_workers = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def interruption(self) -> BaseException:
         """Return the exception that ends the run."""
