@@ -1,0 +1,57 @@
+"""The process that failed first, of those that fail within the agent's resolution of a second."""
+
+import json
+import os
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from composable.distributed._failure import first_failure, status_of
+
+NOW = 1_000_000
+
+
+@pytest.fixture
+def failure(tmp_path):
+    """Return a function that makes the failure of a rank."""
+
+    def make(rank, code, at, raised):
+        file = tmp_path / f"{rank}.json"
+        if raised:
+            extra = {"py_callstack": "", "timestamp": str(int(at))}
+            file.write_text(json.dumps({"message": {"message": "", "extraInfo": extra}}))
+            os.utime(file, (at, at))
+        made = ProcessFailure(rank, pid=rank, exitcode=code, error_file=str(file))
+        made.timestamp = int(at)
+        return made
+
+    return make
+
+
+# Of each rank: the exit code, the time, and whether an exception was recorded.
+RAISED, CONSEQUENCE = (1, NOW + 0.4, True), (1, NOW + 0.7, True)
+STOPPED, KILLED = (-15, NOW + 0.9, False), (-9, NOW + 0.9, False)
+SLOW_TO_END = (-15, NOW + 0.4, True)  # the agent stopped it while its exception ended it
+KILLED_BY_AGENT = (-9, NOW + 30.9, False)
+PREEMPTED = (143, NOW + 0.2, False)
+
+
+@pytest.mark.parametrize(
+    ("failures", "rank", "status"),
+    [
+        ([CONSEQUENCE, RAISED], 1, 1),
+        ([STOPPED, RAISED], 1, 1),
+        ([PREEMPTED, RAISED], 1, 1),
+        ([CONSEQUENCE, SLOW_TO_END], 1, 1),
+        ([CONSEQUENCE, KILLED], 1, 137),
+        ([KILLED_BY_AGENT, RAISED], 1, 1),
+        ([RAISED, KILLED_BY_AGENT], 0, 1),
+        ([(7, NOW + 0.1, False), STOPPED], 0, 7),
+        ([PREEMPTED, PREEMPTED], 0, 143),
+        ([(-6, NOW + 0.4, True), CONSEQUENCE], 0, 1),
+    ],
+)
+def test_first_failure_and_its_status(failure, failures, rank, status):
+    by_rank = {i: failure(i, *each) for i, each in enumerate(failures)}
+    found, first = first_failure(by_rank)
+    assert (found, status_of(first)) == (rank, status)

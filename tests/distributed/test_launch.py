@@ -1,0 +1,365 @@
+"""`composable launch`: exit statuses, tracebacks, logs and signals of several processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+LIMIT = 90  # seconds, after which a launch counts as hanging
+COMMAND = [sys.executable, "-m", "composable", "launch"]
+
+
+def environment(**variables):
+    kept = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "LOGLEVEL")}
+    return {**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+
+
+def script(folder, *lines, name="script.py"):
+    """Write a script, which has `rank` and `restart`."""
+    head = """
+        import os, signal, sys, time
+        rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    """
+    path = folder / name
+    path.write_text(textwrap.dedent(head) + "\n".join(lines) + "\n")
+    return name
+
+
+def launch(folder, *arguments, **variables):
+    """Run the command to its end, and return its result."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=folder,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
+def start(folder, *arguments):
+    """Start the command, which handles SIGINT even if the tests run in the background."""
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def wait_for(*paths):
+    end = time.monotonic() + LIMIT
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < end, f"no {paths} within {LIMIT} s"
+        time.sleep(0.05)
+
+
+def finish(process):
+    """Return the exit status and the output of a command that was started."""
+    try:
+        output, errors = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, output, errors
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # An orphan that has ended, and that the init process of a container has not reaped.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+# A script that waits until every rank is there, and then for the failure of another.
+MEET = (
+    "open(f'here{rank}', 'w').close()",
+    "while len([n for n in os.listdir() if n.startswith('here')]) < 2: time.sleep(0.01)",
+)
+WAIT = "time.sleep(600)"
+ENDINGS = {
+    "exception": ("raise ValueError('no such label: 7')", 1, "ValueError: no such label: 7"),
+    "status": ("sys.exit(7)", 7, "exit status 7"),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "Segmentation fault"),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", 143, "stopped by SIGTERM"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_failure_of_one_rank_ends_all(ending, tmp_path):
+    line, status, message = ENDINGS[ending]
+    name = script(tmp_path, *MEET, f"if rank == 1: {line}", WAIT)
+    done = launch(tmp_path, "-n", 2, name)
+    assert done.returncode == status, done.stderr
+    assert "rank 1 ended first" in done.stderr
+    assert message in done.stderr
+
+
+def test_first_failure_is_reported_although_other_ranks_fail_at_once(tmp_path):
+    lines = [
+        "if rank == 1: raise ValueError('the cause')",
+        "while 'cause' not in os.listdir(): time.sleep(0.001)",
+        "raise ConnectionError('connection closed by peer')",
+    ]
+    cause = "import atexit; atexit.register(lambda: (open('cause', 'w').close(), time.sleep(0.3)))"
+    name = script(tmp_path, *MEET, f"if rank == 1:\n    {cause}", *lines)
+    done = launch(tmp_path, "-n", 2, name)
+    assert done.returncode == 1
+    report = done.stderr.partition("composable launch: ")[2]
+    assert report.startswith("rank 1 ended first")
+    assert "ValueError: the cause" in report
+    assert "ConnectionError" not in report
+
+
+def test_traceback_begins_in_the_script(tmp_path):
+    name = script(tmp_path, "def train(): raise ValueError('no')", "train()")
+    report = launch(tmp_path, "-n", 1, name).stderr
+    files = [line for line in report.splitlines() if line.strip().startswith("File ")]
+    assert len(files) == 4  # two frames, on the console and in the report
+    assert all(name in line for line in files)
+
+
+def test_arguments_arrive_unchanged_and_the_script_is_the_main_module(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "beside.py").write_text("value = 5\n")
+    lines = ["import beside", "print(sys.argv[1:], __name__, beside.value, 'torch' in sys.modules)"]
+    name = script(tmp_path / "sub", *lines)
+    given = ["-n", "3", "--lr=1", "-h", "$HOME ${local_rank} $$", "--", "--", "last"]
+    done = launch(tmp_path, "-n", 1, f"sub/{name}", *given)
+    assert done.stdout == f"{given} __main__ 5 False\n", done.stderr
+    assert done.returncode == 0
+
+
+def test_modules_and_commands(tmp_path):
+    (tmp_path / "package").mkdir()
+    script(tmp_path / "package", "print(__name__, __package__, sys.argv[1:])", name="train.py")
+    module = launch(tmp_path, "-n", 2, "-m", "package.train", "x")
+    assert module.stdout == "__main__ package ['x']\n", module.stderr
+    command = launch(tmp_path, "-n", 2, "-c", "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"')
+    assert command.stdout == "rank 0 of 2\n", command.stderr
+
+
+@pytest.mark.parametrize(
+    ("console", "shown"),
+    [("all", {"out 0", "[rank 1] out 1"}), ("none", set())],
+)
+def test_ranks_on_the_console_and_in_files(console, shown, tmp_path):
+    name = script(tmp_path, "print('out', rank)", "print('error', rank, file=sys.stderr)")
+    logs = ["--log-dir", "logs", "--stderr", "err/{rank}-of-{world_size}-{node_rank}.txt"]
+    done = launch(tmp_path, "-n", 2, "--console", console, *logs, name)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) == shown
+    assert (tmp_path / "logs" / "rank1.stdout.log").read_text() == "out 1\n"
+    assert (tmp_path / "err" / "1-of-2-0.txt").read_text() == "error 1\n"
+    assert (tmp_path / "logs" / "rank0.stdout.log").exists() == (console == "none")
+
+
+def test_threads_are_the_usable_cores_divided_by_the_processes(monkeypatch):
+    from composable.distributed import launch as module
+
+    def threads(nproc, given=None):
+        for name in ("OMP_NUM_THREADS", "PYTHONFAULTHANDLER", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+            monkeypatch.delenv(name, raising=False)
+        if given:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        module._set_environment(nproc)
+        return os.environ["OMP_NUM_THREADS"]
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # whatever is set is forgotten
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12), raising=False)
+    monkeypatch.setattr(Path, "read_text", lambda _: "max 100000")
+    assert [threads(n) for n in (1, 2, 5, 24)] == ["12", "6", "2", "1"]
+    monkeypatch.setattr(Path, "read_text", lambda _: "800000 100000")  # the quota of a container
+    assert [threads(n) for n in (1, 2, 5, 24)] == ["8", "4", "1", "1"]
+    assert threads(2, given="3") == "3"
+
+
+def test_restart_repeats_all_ranks_with_log_files_of_their_own(tmp_path):
+    lines = ["print('restart', restart, flush=True)", "if rank == 1 and restart == 0: sys.exit(3)"]
+    rest = "if restart == 0: time.sleep(600)"
+    name = script(tmp_path, *MEET, *lines, rest)
+    done = launch(tmp_path, "-n", 2, "--max_restarts", 1, "--stdout", "{rank}.log", name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "restart 0\nrestart 1\n"
+    assert (tmp_path / "1.log").read_text() == "restart 0\n"
+    assert (tmp_path / "1.log.1").read_text() == "restart 1\n"
+
+
+# ------------------------------------------------------------------------------------------------
+# Signals
+
+SAVES = (
+    "def save(number, frame):",
+    "    open(f'saved{rank}', 'w').close()",
+    "    sys.exit(128 + number)",
+    "signal.signal(signal.SIGTERM, save)",
+    "signal.signal(signal.SIGINT, save)",
+    "open(f'pid{rank}', 'w').write(str(os.getpid()))",
+    "os.rename(f'pid{rank}', f'ready{rank}')",
+    "time.sleep(600)",
+)
+
+
+@pytest.mark.parametrize(("sent", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 143)])
+def test_signal_reaches_every_rank(sent, status, tmp_path):
+    process = start(tmp_path, "-n", 2, script(tmp_path, *SAVES))
+    wait_for(tmp_path / "ready0", tmp_path / "ready1")
+    process.send_signal(getattr(signal, sent))
+    assert finish(process)[0] == status
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
+
+
+def test_rank_that_ignores_a_signal_is_killed_after_the_grace_period(tmp_path):
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    ready = "open(f'p{rank}', 'w').write(str(os.getpid())); os.rename(f'p{rank}', f'ready{rank}')"
+    process = start(tmp_path, "-n", 2, "--grace", 1, script(tmp_path, ignore, ready, WAIT))
+    wait_for(tmp_path / "ready0", tmp_path / "ready1")
+    pids = [int((tmp_path / f"ready{rank}").read_text()) for rank in (0, 1)]
+    process.terminate()
+    assert finish(process)[0] == 143
+    assert not any(map(is_alive, pids))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux sends the signal")
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
+    process = start(tmp_path, "-n", 2, script(tmp_path, *SAVES))
+    wait_for(tmp_path / "ready0", tmp_path / "ready1")
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL  # which waits until the ranks close their output
+    wait_for(tmp_path / "saved0", tmp_path / "saved1")
+
+
+# ------------------------------------------------------------------------------------------------
+# Several machines, which are launchers on this one
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_two_launchers_form_one_group(tmp_path):
+    lines = [
+        "import torch, torch.distributed as dist",
+        "dist.init_process_group('gloo')",
+        "total = torch.tensor(float(rank)); dist.all_reduce(total)",
+        "print(rank, os.environ['LOCAL_RANK'], total.item())",
+        "dist.barrier(); dist.destroy_process_group()",
+    ]
+    where = ["-n", 1, "--world_size", 2, "--master_addr", "127.0.0.1"]
+    where += ["--master_port", free_port()]
+    name = script(tmp_path, *lines)
+    second = start(tmp_path, *where, "--base_rank", 1, name)
+    first = start(tmp_path, *where, "--node_rank", 0, name)
+    assert finish(first)[:2] == (0, "0 0 1.0\n")
+    assert finish(second)[:2] == (0, "1 0 1.0\n")
+
+
+def test_machine_without_the_others_ends_with_an_error(tmp_path):
+    where = ["--world_size", 2, "--node_rank", 1, "--master_addr", "127.0.0.1"]
+    where += ["--master_port", free_port(), "--timeout", 2]
+    done = launch(tmp_path, "-n", 1, *where, script(tmp_path))
+    assert done.returncode == 2
+    assert "the 2 machines did not connect within timeout=2 s" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------
+# Invalid options
+
+TWO = ["-n", 1, "--world_size", 2]
+INVALID = {
+    "no such file": (["absent.py"], "script='absent.py' does not exist"),
+    "no such command": (["-c", "absent-command"], "command='absent-command' is not an executable"),
+    "no processes": (["-n", 0, "script.py"], "nproc=0 must be at least 1"),
+    "not a number": (["-n", "two", "script.py"], "invalid int value: 'two'"),
+    "no script": (["-n", 2], "SCRIPT"),
+    "odd world": (["-n", 2, "--world_size", 3, "script.py"], "must be a multiple of nproc=2"),
+    "no rank": ([*TWO, "script.py"], "node_rank=None must be the number of this machine"),
+    "rank": ([*TWO, "--node_rank", 2, "script.py"], "node_rank=2 must be from 0 to 1"),
+    "two ranks": (
+        [*TWO, "--node_rank", 0, "--base_rank", 1, "script.py"],
+        "base_rank=1 must be node_rank times nproc=1, and node_rank=0 is given",
+    ),
+    "no address": ([*TWO, "--node_rank", 1, "script.py"], "must be the address of machine 0"),
+    "restarts": (
+        [*TWO, "--node_rank", 1, "--max_restarts", 1, "script.py"],
+        "max_restarts=1 requires one machine",
+    ),
+    "negative": (["--max_restarts", -1, "script.py"], "max_restarts=-1 must be at least 0"),
+    "one file": (
+        ["-n", 2, "--stdout", "log.txt", "script.py"],
+        "stdout='log.txt' must contain {rank} or {local_rank}",
+    ),
+    "placeholder": (["--stdout", "{user}", "script.py"], "must contain no placeholders except"),
+    "brace": (["--stderr", "{rank", "script.py"], "is an invalid template"),
+    "port": (["--master_port", 70000, "script.py"], "master_port=70000 must be from 1 to 65535"),
+    "folder": (["--log_dir", "script.py", "script.py"], "log_dir='script.py' cannot be written"),
+}
+
+
+@pytest.mark.parametrize("mistake", INVALID)
+def test_invalid_option_is_an_error_before_any_process_starts(
+    mistake, tmp_path, capsys, monkeypatch
+):
+    from composable.cli import main
+
+    arguments, message = INVALID[mistake]
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, "open('started', 'w')")
+    try:
+        status = main(["launch", *map(str, arguments)])
+    except SystemExit as end:  # raised by argparse
+        status = end.code
+    assert status == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "started").exists()
+
+
+def test_port_in_use_is_an_error(tmp_path, capsys, monkeypatch):
+    from composable.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["launch", "--master_port", str(port), "script.py"]) == 2
+    assert f"master_port={port} cannot be used on this machine" in capsys.readouterr().err
+
+
+def test_more_processes_than_gpus_is_an_error(tmp_path, capsys, monkeypatch):
+    import torch
+
+    from composable.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    script(tmp_path)
+    assert main(["launch", "-n", "8", "script.py"]) == 2
+    assert "nproc=8 exceeds the 4 GPUs" in capsys.readouterr().err
+
+
+def test_launch_inside_a_launch_is_an_error(tmp_path, capsys, monkeypatch):
+    from composable.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "launch")
+    script(tmp_path)
+    assert main(["launch", "script.py"]) == 2
+    assert "use one launcher only" in capsys.readouterr().err
