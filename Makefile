@@ -2,6 +2,7 @@
 # make test       install everything, then run every check, exactly as CI does
 #
 # make CHECK      run one check: format lint types imports words docs shapes package tests
+# make deepspeed  install DeepSpeed, and run the tests that train with it
 # make fix        format the code and apply the linter's automatic fixes
 # make bench      measure the overhead of the Trainer over a plain loop
 # make clean      remove the environment, the caches and what was built
@@ -22,7 +23,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo test $(CHECKS) package fix bench clean FORCE
+.PHONY: help demo test $(CHECKS) package deepspeed fix bench clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -43,7 +44,7 @@ test: $(VENV)/.ready
 
 $(CHECKS) package fix: $(VENV)/.ready
 # One thread: the workers of pytest share the cores, and the last bits depend on the number.
-$(CHECKS) package: export OMP_NUM_THREADS = 1
+$(CHECKS) package deepspeed: export OMP_NUM_THREADS = 1
 $(CHECKS) package: export MPLBACKEND = Agg
 
 format:
@@ -70,6 +71,12 @@ tests:
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks
+
+# Apart from `make test`: its package is built from source, and its engine starts slowly.
+deepspeed: export DS_ACCELERATOR ?= cpu
+deepspeed: $(VENV)/.ready
+	$(PIP) install $(CONSTRAINTS) -e '.[deepspeed]'
+	$(PYTEST) tests/distributed/deepspeed_runs.py
 
 fix:
 	$(BIN)/ruff format .

@@ -8,6 +8,7 @@ from composable.core.loss import call_of, loss_module
 from composable.core.loss_mean import weigher
 from composable.core.state import State
 from composable.data.prefetch import CopyStream
+from composable.distributed.deepspeed import DeepSpeed
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.plan.declarations import as_list
@@ -16,6 +17,7 @@ from composable.plan.plan import Plan
 from composable.trainer import arguments as check
 from composable.trainer.compilation import outputs_of
 from composable.trainer.compile_options import check_compilable
+from composable.trainer.engine import start_engine
 from composable.trainer.forward import ForwardPass
 from composable.trainer.loss_scaler import LossScaler
 from composable.trainer.options import TrainerOptions
@@ -102,7 +104,10 @@ def build_run(
     parallel = options.parallel_part(signals, point)
     if parallel is not None and point is None:
         parallel.broadcast(state)
-    if options.divides_model:
+    if isinstance(options.parallel, DeepSpeed) and parallel is not None:
+        engine = parallel.engine = start_engine(options, state, dispatcher.plan)
+        forward = ForwardPass(engine.outputs)
+    elif options.divides_model:
         from composable.trainer.sharding import shard  # on use: it is slow to import
 
         shard(state, options.parallel, options.processes)

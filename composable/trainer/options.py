@@ -26,10 +26,11 @@ from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
 from composable.data.sharding import is_divided
+from composable.distributed.deepspeed import DeepSpeed
 from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 from composable.distributed.starting import join_processes
-from composable.distributed.strategies import Strategy, strategy_of
+from composable.distributed.strategies import DDP, Strategy, strategy_of
 from composable.functional._checks import as_path, check_count
 from composable.loggers.progress_bar import ProgressBarLogger
 from composable.metrics import Evaluator
@@ -38,6 +39,7 @@ from composable.plan.plan import Plan
 from composable.runs.recorder import RunRecorder
 from composable.trainer import arguments as check
 from composable.trainer.compile_options import check_compile
+from composable.trainer.engine import check_engine_options
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.parallel import Parallel
@@ -159,6 +161,8 @@ class TrainerOptions:
         parallel: How several processes share the run: "ddp", or a strategy: `DDP` or `FSDP2` of
             `composable.distributed`. Default: "ddp" in a process that `composable launch` or
             torchrun has started with others.
+        deepspeed_config: The configuration of DeepSpeed, whose engine then computes the gradients
+            and the steps: short for `parallel=DeepSpeed(config=...)` of `composable.distributed`.
         seed: The seed of all randomness; drawn by the operating system if None.
         deterministic_mode: Use deterministic algorithms only: see `configure_deterministic_mode`.
         compile: Compile the model after surgery: True, or options of `torch.compile`: "mode",
@@ -236,6 +240,7 @@ class TrainerOptions:
     device: torch.device = attrs.field(default=None, converter=check.check_device)
     precision: Any = attrs.field(default="fp32", converter=_precision)
     parallel: Any = attrs.field(default=None, converter=_parallel)
+    deepspeed_config: Mapping[str, Any] | None = None
     seed: int | None = None
     deterministic_mode: bool = _flag()
     compile: bool | Mapping[str, Any] = attrs.field(default=False, converter=check_compile)
@@ -270,6 +275,7 @@ class TrainerOptions:
     check_effects: bool = _flag()
 
     def __attrs_post_init__(self) -> None:
+        self._use_deepspeed()
         loss = self.loss()
         self.precision.on(self.device)
         if not self.metrics:
@@ -293,6 +299,18 @@ class TrainerOptions:
                 f"{one.label}/{n}" for one in evaluators for n in (*(one.metrics or ()), "loss")
             }
             check_known("save_best", name, known)
+
+    def _use_deepspeed(self) -> None:
+        if self.deepspeed_config is not None:
+            if not (self.parallel is None or self.parallel == DDP()):
+                raise ValueError(
+                    f"deepspeed_config and parallel={self.parallel!r} exclude each other; for "
+                    "other arguments of the strategy, pass parallel=DeepSpeed(config=...)."
+                )
+            object.__setattr__(self, "parallel", DeepSpeed(config=self.deepspeed_config))
+        if isinstance(self.parallel, DeepSpeed):
+            object.__setattr__(self, "precision", self.parallel.precision(self.precision))
+            check_engine_options(self)
 
     def _check_saving(self) -> None:
         if self.nonfinite_loss == "rollback" and self.save_folder is None:
@@ -352,7 +370,8 @@ class TrainerOptions:
     @property
     def divides_model(self) -> bool:
         """Whether each process has a part of the parameters only."""
-        return type(self.parallel).__name__ == "FSDP2" and self.processes.several
+        kind = type(self.parallel).__name__
+        return kind in ("FSDP2", "DeepSpeed") and self.processes.several
 
     # --- what the Trainer is built from ---
 

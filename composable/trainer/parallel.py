@@ -16,6 +16,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.data.grouping import ShardedBatch, total_weight
+from composable.distributed.deepspeed import DeepSpeedEngine
 from composable.distributed.processes import ProcessError, Processes
 from composable.distributed.reduction import TreeSum, all_reduce, all_reduce_exactly
 from composable.distributed.shards import Shards
@@ -47,6 +48,8 @@ class Parallel:
     exact: bool
     signals: Signals
     divided: bool = False
+    engine: DeepSpeedEngine | None = None
+    """Computes gradients and steps in the place of PyTorch and the optimizers."""
     seconds: float = 0.0
     """How long the last batch took, on rank 0."""
     _exchanged: float = attrs.field(factory=time.perf_counter)

@@ -166,6 +166,8 @@ class Saving:
 
     def capture(self, weights_only: bool, state: State | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds."""
+        if self.run.parallel is not None and self.run.parallel.engine is not None:
+            self.run.parallel.engine.check_saving(weights_only)
         state = self.run.state if state is None else state
         if weights_only:
             return capture_weights(state)

@@ -87,7 +87,10 @@ def build_step(  # noqa: PLR0913  # the parts of a step
     """
     fire = dispatcher.fire
     fire_each = each_batch(fire) if microbatches.groups else fire
+    engine = None if parallel is None else parallel.engine
     backward = scaler.backward if scaler.enabled else Tensor.backward
+    if engine is not None:
+        backward = engine.backward
     gradients: Gradients = forward_backward(fire, computes_loss(dispatcher, forward), backward)
     if microbatches.split:
         equal = None if parallel is None else parallel.equal_count
@@ -101,7 +104,8 @@ def build_step(  # noqa: PLR0913  # the parts of a step
     gradients = second_pass(gradients)
     if microbatches.auto and parallel is None:
         gradients = fit_memory(gradients, microbatches)
-    step = optimizer_step(dispatcher, fire_each, rates, gradients, guard)
+    update = update_weights(fire, None if engine is None else engine.step)
+    step = optimizer_step(dispatcher, fire_each, rates, gradients, guard, update)
     if scaler.enabled:
         step = skip_overflow(step, dispatcher, scaler)
     if guard.policy == "skip":
@@ -210,9 +214,10 @@ def optimizer_step(
     rates: LearningRates,
     gradients: Gradients,
     guard: NonFiniteGuard,
+    update: Step,
 ) -> Step:
     """Compute gradients, check the loss, and step: `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`."""
-    fire, update = dispatcher.fire, update_weights(dispatcher.fire)
+    fire = dispatcher.fire
     check = None if guard.policy == "ignore" else guard.check
 
     def step(state: State) -> State:
@@ -242,12 +247,20 @@ def optimizer_step(
     return step
 
 
-def update_weights(fire: Fire) -> Step:
-    """Step the optimizers, then drop the gradients: up to `AFTER_ZERO_GRAD`."""
+def update_weights(fire: Fire, engine_step: Callable[[State], None] | None = None) -> Step:
+    """Step the optimizers, then drop the gradients: up to `AFTER_ZERO_GRAD`.
+
+    Args:
+        fire: Fires the events.
+        engine_step: Steps in their place.
+    """
     step_optimizers = OptimizerSteps()
 
     def update(state: State) -> State:
-        step_optimizers(state.optimizers)
+        if engine_step is None:
+            step_optimizers(state.optimizers)
+        else:
+            engine_step(state)
         state = fire(AFTER_OPTIMIZER_STEP, state)
         state = fire(BEFORE_ZERO_GRAD, state)
         zero_grad(state)

@@ -31,7 +31,7 @@ def script(folder, *lines, name="script.py"):
     return name
 
 
-def launch(folder, *arguments, **variables):
+def launch(folder, *arguments, limit=LIMIT, **variables):
     """Run the command to its end, and return its result."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
@@ -39,7 +39,7 @@ def launch(folder, *arguments, **variables):
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=limit,
     )
 
 

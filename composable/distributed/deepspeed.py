@@ -1,0 +1,246 @@
+"""DeepSpeed: its engine computes gradients, steps the optimizer, and divides both among processes.
+
+The engine reduces, clips and scales gradients, so its configuration has the settings of these, and
+algorithms that change gradients or steps are rejected.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from composable.core.algorithm import Algorithm
+from composable.core.precision import Precision
+from composable.core.state import State
+from composable.distributed.strategies import Strategy
+
+__all__ = ["DeepSpeed", "DeepSpeedEngine"]
+
+_INSTEAD = {
+    "optimizer": "pass optimizers= to the Trainer",
+    "scheduler": "pass schedulers= to the Trainer",
+    "fp16": "use {'bf16': {'enabled': True}}; fp16 has not been tested",
+    "amp": "pass precision='bf16'",
+    "torch_autocast": "pass precision='bf16'",
+}
+_OWNED = {
+    "gradients": "writes gradients; {'gradient_clipping': 1.0} in the configuration clips by norm",
+    "second_pass": "requests a second pass",
+    "lr_override": "overrides the learning rate of a step",
+    "frozen": "freezes parameters",
+}
+
+
+@attrs.frozen
+class DeepSpeed(Strategy):
+    """ZeRO, by the engine of DeepSpeed: `shards` and `data` are those of `DDP`.
+
+    `Trainer(deepspeed_config=config)` is short for `Trainer(parallel=DeepSpeed(config=config))`.
+
+    Args:
+        config: The configuration of DeepSpeed. It must not contradict the arguments of the Trainer,
+            from which the batch sizes and the precision are filled in.
+
+    Example:
+        >>> from composable.distributed import DeepSpeed
+        >>> DeepSpeed(config={"zero_optimization": {"stage": 2}}).stage
+        2
+    """
+
+    config: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if not isinstance(self.config, Mapping):
+            raise TypeError(f"deepspeed_config={self.config!r} must be a mapping; {{}} is valid.")
+        for name, instead in _INSTEAD.items():
+            value = self.config.get(name)
+            if value is not None and _enabled(value):
+                raise ValueError(f"deepspeed_config has {name!r}={value!r}; {instead}.")
+        if self.config.get("managed_gradient_accumulation"):
+            raise ValueError(
+                "deepspeed_config['managed_gradient_accumulation']=True must be False or absent: "
+                "the Trainer determines when a step is complete."
+            )
+        if self.stage not in (0, 1, 2, 3):
+            raise ValueError(
+                f"deepspeed_config['zero_optimization']['stage']={self.stage!r} must be 0, 1, 2 or "
+                "3."
+            )
+
+    @property
+    def stage(self) -> int:
+        """The stage of ZeRO: what is divided among the processes."""
+        return self.config.get("zero_optimization", {}).get("stage", 0)  # type: ignore[no-any-return]
+
+    @property
+    def bf16(self) -> bool:
+        """Whether the configuration selects bfloat16."""
+        return _enabled(self.config.get("bf16", False))
+
+    def precision(self, given: Precision) -> Precision:
+        """Return the precision of a run, that of the configuration if the given one is "fp32".
+
+        Raises:
+            ValueError: The two differ, or DeepSpeed cannot be combined with the given one.
+        """
+        if given.name not in ("fp32", "bf16"):
+            raise ValueError(
+                f"precision={given.name!r} with deepspeed_config must be 'fp32' or 'bf16'."
+            )
+        if given.name == "bf16" and "bf16" in self.config and not self.bf16:
+            raise ValueError(
+                "precision='bf16' contradicts deepspeed_config['bf16'], which is not enabled; drop "
+                "one of them."
+            )
+        return Precision.of("bf16") if self.bf16 else given
+
+    def complete(
+        self, *, precision: Precision, processes: int, batch_size: int | None, grad_accum: int
+    ) -> dict[str, Any]:
+        """Return the configuration of the engine.
+
+        Args:
+            precision: That of the run.
+            processes: Number of processes.
+            batch_size: Number of examples in a global batch, or None if unknown.
+            grad_accum: Number of microbatches of a batch.
+
+        Raises:
+            ValueError: The configuration contradicts these values.
+
+        Example:
+            >>> from composable import Precision
+            >>> from composable.distributed import DeepSpeed
+            >>> run = {"precision": Precision(), "processes": 2, "batch_size": 64, "grad_accum": 1}
+            >>> DeepSpeed(config={"train_batch_size": 64}).complete(**run)["zero_optimization"]
+            {'stage': 0}
+            >>> DeepSpeed(config={"train_batch_size": 32}).complete(**run)
+            Traceback (most recent call last):
+                ...
+            ValueError: deepspeed_config['train_batch_size']=32 contradicts the Trainer, ...
+        """
+        expected: dict[str, int] = {"gradient_accumulation_steps": grad_accum}
+        if batch_size is not None:
+            expected["train_batch_size"] = batch_size
+            expected["train_micro_batch_size_per_gpu"] = batch_size // processes // grad_accum
+        for name, value in expected.items():
+            if self.config.get(name, "auto") not in ("auto", value):
+                raise ValueError(
+                    f"deepspeed_config[{name!r}]={self.config[name]!r} contradicts the Trainer, "
+                    f"for which it is {value}; drop it from the configuration."
+                )
+        defaults = {
+            "zero_optimization": {"stage": 0},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": 1_000_000_000,
+        }
+        # The engine counts neither batches nor microbatches: a step ends when the Trainer says so.
+        sizes = {
+            "train_micro_batch_size_per_gpu": expected.get("train_micro_batch_size_per_gpu") or 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,
+        }
+        given = {k: v for k, v in self.config.items() if k != "train_batch_size"}
+        return {**defaults, **given, **sizes, "bf16": {"enabled": precision.name == "bf16"}}
+
+    def check_algorithm(self, algorithm: Algorithm) -> None:
+        """Check that an algorithm leaves to the engine what the engine computes.
+
+        Raises:
+            ValueError: It does not.
+        """
+        for field in sorted(algorithm.writes & set(_OWNED)):
+            raise ValueError(
+                f"{algorithm.name} {_OWNED[field]}, and with deepspeed_config the engine of "
+                "DeepSpeed owns the gradients and the step; drop it, or use parallel='ddp'."
+            )
+        if self.stage == 3 and {"model", "memory"} <= algorithm.writes:
+            raise ValueError(
+                f"{algorithm.name} averages weights, of which each process has a part with stage 3 "
+                "of deepspeed_config; use stage 0, 1 or 2."
+            )
+
+
+def _enabled(value: Any) -> bool:
+    return bool(value.get("enabled", True)) if isinstance(value, Mapping) else bool(value)
+
+
+class DeepSpeedEngine:
+    """The engine of DeepSpeed, as a run uses it.
+
+    Args:
+        model: The model, on its device. Stage 3 divides its parameters in place.
+        optimizer: An optimizer of its parameters.
+        config: The result of `DeepSpeed.complete`.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, config: Mapping[str, Any]) -> None:
+        try:
+            import deepspeed
+        except ImportError as error:
+            raise ImportError(
+                "deepspeed_config needs DeepSpeed; install the extra: pip install "
+                "'composable[deepspeed]'."
+            ) from error
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        if not torch.cuda.is_available():
+            # It would compile C++ for minutes, and is for processes of one machine only.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        self.engine: Any = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=dict(config), dist_init_required=False
+        )[0]
+
+    def outputs(self, state: State) -> Any:
+        """Call the model on the batch of a state; an average of it is called directly.
+
+        Raises:
+            ValueError: The state requests what the engine does not do.
+        """
+        if state.model is not self.engine.module:
+            if state.model.training:
+                raise ValueError(
+                    "an algorithm replaced the model after DeepSpeed's engine was built; let it "
+                    "act at BEFORE_LOAD."
+                )
+            return state.forward()
+        return state.model_call(self.engine, state.batch, state.batch_spec)
+
+    def check_saving(self, weights_only: bool) -> None:
+        """Check that this process has what a checkpoint holds.
+
+        Raises:
+            ValueError: The optimizer's state, or the weights, are divided among the processes.
+        """
+        stage = self.engine.zero_optimization_stage()
+        if not weights_only or stage == 3:
+            raise ValueError(
+                f"a checkpoint of a run with stage {stage} of deepspeed_config needs "
+                "weights_only=True and a stage below 3: the optimizer's state, and with stage 3 "
+                "the weights, are divided among the processes."
+            )
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute gradients, and reduce them if the stage divides them."""
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self, state: State) -> None:
+        """Reduce and clip the gradients, and step the optimizer.
+
+        Raises:
+            ValueError: An algorithm wrote gradients, froze parameters or overrode the rate.
+        """
+        for field in ("gradients", "second_pass", "lr_override"):
+            if getattr(state, field) is not None:
+                raise ValueError(f"an algorithm {_OWNED[field]}, which DeepSpeed does not support.")
+        if state.frozen:
+            raise ValueError(f"an algorithm {_OWNED['frozen']}, which DeepSpeed does not support.")
+        self.engine.step()
