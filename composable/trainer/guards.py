@@ -263,6 +263,8 @@ def explain_dead_worker(error: Exception, loader: object) -> None:
         )
 
 
+LOADER_ERRORS = (RuntimeError, ConnectionError, EOFError)
+"""What a `DataLoader` raises if one of its workers died."""
 _DIED = "DataLoader worker (pid"
 _SECONDS = 10.0  # on a busy machine the signal comes late; without a dead worker this is rare
 _RAISED = "in DataLoader worker process"  # the dataset raised the error, in a live worker

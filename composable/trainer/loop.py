@@ -9,7 +9,7 @@ Algorithms act, and callbacks observe, in `fire`. The step is composed in `compo
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from composable.core.control import Control
@@ -17,7 +17,7 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import crossed
 from composable.trainer.forward import explain_float16
-from composable.trainer.guards import NonFiniteLossError, explain_dead_worker
+from composable.trainer.guards import LOADER_ERRORS, NonFiniteLossError, explain_dead_worker
 from composable.trainer.parameters import drop_batch, surgery, zero_grad
 from composable.trainer.run import Run
 from composable.trainer.training_data import Loaded
@@ -47,7 +47,7 @@ def fit(run: Run, state: State) -> State:
             state = run.rollback(error)
             run.compose()
             zero_grad(state)
-        except (RuntimeError, ConnectionError, EOFError) as error:
+        except LOADER_ERRORS as error:
             explain_dead_worker(error, run.data.loader)
             explain_float16(error, state)
             raise
@@ -93,7 +93,7 @@ def train_epoch(run: Run, state: State) -> State:
         started = time.perf_counter()
         if listens:
             state = run.fire(BEFORE_DATALOADER, drop_batch(state))
-        loaded: Any = next(batches, _END)
+        loaded = next_batch(run, state, batches)
         if loaded is _END:
             return end_epoch(run, state)
         if over:
@@ -107,6 +107,16 @@ def train_epoch(run: Run, state: State) -> State:
         if over and state.timestamp.batch_in_epoch != state.epoch_length:
             run.data.pause()
             return state  # a later fit continues in this epoch
+
+
+def next_batch(run: Run, state: State, batches: Iterator[Loaded]) -> Any:
+    """Return the next batch or `_END`; end the run if a signal has ended the loader's workers."""
+    try:
+        return next(batches, _END)
+    except LOADER_ERRORS:
+        if run.signals.received is not None:
+            run.interrupt(state)
+        raise
 
 
 def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State:

@@ -23,7 +23,7 @@ from composable.distributed.shards import Shards
 from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
 from composable.trainer._differences import compare
-from composable.trainer.guards import Buffers
+from composable.trainer.guards import LOADER_ERRORS, Buffers
 from composable.trainer.microbatches import Microbatches, fit_memory
 from composable.trainer.signals import Signals
 
@@ -72,9 +72,13 @@ class Parallel:
         """
         last: Any = None
         while True:
-            one: Any = next(loaded, _END)
+            one, ended = self._fetch(loaded)
             batch, samples, tokens = (None, 0, 0) if one is _END else one
-            present, samples, tokens = self._exchange(one is not _END, samples, tokens)
+            present, samples, tokens, any_ended = self._exchange(
+                one is not _END, samples, tokens, ended is not None
+            )
+            if any_ended:
+                raise ended or ProcessError("a signal has ended the loader of another process")
             if not present:
                 return
             if one is not _END:
@@ -88,22 +92,36 @@ class Parallel:
                 batch = attrs.evolve(last, empty=(True,) * len(last.batches))
             yield batch, samples, tokens
 
-    def _exchange(self, present: bool, samples: int, tokens: int) -> tuple[bool, int, int]:
-        """Return whether any process has a batch, and the sums of examples and of tokens."""
+    def _fetch(self, loaded: Iterator[Any]) -> tuple[Any, Exception | None]:
+        """Return the next batch; if a signal has ended the loader's workers, an error."""
+        try:
+            return next(loaded, _END), None
+        except LOADER_ERRORS as error:
+            if self.signals.arrived is None:
+                raise
+            return _END, error
+
+    def _exchange(
+        self, present: bool, samples: int, tokens: int, ended: bool
+    ) -> tuple[bool, int, int, bool]:
+        """Return whether any process has a batch, and the sums of examples and of tokens.
+
+        The last value is whether a signal has ended the loader of any process.
+        """
         now = time.perf_counter()
         elapsed, self._exchanged = now - self._exchanged, now
         if not self.processes.several:
             self.seconds = elapsed
-            return present, samples, tokens
-        table = torch.zeros(self.processes.size, 5, dtype=torch.int64)
+            return present, samples, tokens, ended
+        table = torch.zeros(self.processes.size, 6, dtype=torch.int64)
         table[self.processes.rank] = torch.tensor(
-            [present, samples, tokens, self.signals.arrived or 0, int(elapsed * 1e9)]
+            [present, samples, tokens, self.signals.arrived or 0, int(elapsed * 1e9), ended]
         )
         dist.all_reduce(table)
-        presents, all_samples, all_tokens, signals, elapsed_times = table.T.tolist()
+        presents, all_samples, all_tokens, signals, elapsed_times, all_ended = table.T.tolist()
         self.signals.received = max(signals) or None
         self.seconds = elapsed_times[0] / 1e9
-        return any(presents), sum(all_samples), sum(all_tokens)
+        return any(presents), sum(all_samples), sum(all_tokens), any(all_ended)
 
     def begin(self, description: Mapping[str, Any], state: State) -> None:
         """Check that the processes train the same run, and start the clock.

@@ -106,7 +106,7 @@ class Signals:
         """Have the signal that ends the workers of a loader not end the current batch.
 
         A scheduler signals these processes too. The handler that PyTorch then calls raises an error
-        at any point of the batch; a loader that has to wait for a dead worker still raises one.
+        at any point of the batch. A loader that has to wait for a dead worker still raises one.
         """
         if hasattr(signal, "SIGCHLD"):
             self._watches_workers = signal.signal(signal.SIGCHLD, signal.SIG_DFL)

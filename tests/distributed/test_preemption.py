@@ -60,14 +60,18 @@ def children(pid):
     return [*map(int, own), *(grandchild for child in own for grandchild in children(child))]
 
 
-@pytest.mark.parametrize(("sent_to", "slow"), [("launcher", "data"), ("all processes", "step")])
+@pytest.mark.parametrize(
+    ("sent_to", "slow"),
+    [("launcher", "data"), ("all processes", "step"), ("all processes", "data")],
+)
 def test_preempted_run_saves_a_checkpoint(sent_to, slow, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    process = start(tmp_path, "-n", 1, "train.py", slow)
+    process = start(tmp_path, "-n", 2, "train.py", slow)
     wait_for(tmp_path / "training")
     if sent_to == "all processes":  # as by a scheduler; the launcher sends the signal once more
-        rank, worker = children(process.pid)
-        for pid in (rank, worker):
+        processes = children(process.pid)
+        assert len(processes) == 4  # two ranks, each with a worker
+        for pid in sorted(processes):  # a rank before its worker
             os.kill(pid, signal.SIGTERM)
         assert "finishing this batch" in process.stderr.readline()
     process.terminate()
