@@ -140,7 +140,7 @@ class DeepSpeed(Strategy):
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": 1_000_000_000,
         }
-        # The engine counts neither batches nor microbatches: a step ends when the Trainer says so.
+        # The engine counts neither batches nor microbatches: the Trainer ends a step.
         sizes = {
             "train_micro_batch_size_per_gpu": expected.get("train_micro_batch_size_per_gpu") or 1,
             "gradient_accumulation_steps": 1,
