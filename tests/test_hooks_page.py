@@ -8,6 +8,7 @@ import pytest
 
 import composable
 from composable import Event
+from composable.plan.hooks import FOREIGN
 from tests.support import traced
 from tests.support.traced import BATCHES, EPOCHS, EVAL_BATCHES, MICROBATCHES
 
@@ -77,6 +78,22 @@ ORDER = {
         on_train_end {VALIDATES} {SAVES_IT})+
         on_fit_end
     """,
+    "Lightning": """
+        setup on_load_checkpoint on_fit_start
+        (on_train_epoch_start
+            (on_train_batch_start
+                (on_before_backward on_after_backward)+
+                on_before_optimizer_step on_before_zero_grad
+            on_train_batch_end
+            (on_validation_start
+                ((on_validation_batch_start on_validation_batch_end)+)+
+            on_validation_epoch_end)? (on_save_checkpoint)*)+
+        on_train_epoch_end
+        (on_validation_start
+            ((on_validation_batch_start on_validation_batch_end)+)+
+        on_validation_epoch_end)? (on_save_checkpoint)*)+
+        on_train_end
+    """,
     "Hugging Face Transformers": """
         on_init_end on_train_begin
         (on_epoch_begin
@@ -97,6 +114,14 @@ BESIDES = {
         EVAL_STANDALONE_START EVAL_STANDALONE_END
     """,
     "Cerebras Model Zoo": "",
+    "Lightning": """
+        on_train_start on_fit_end on_validation_epoch_start on_validation_end
+        on_test_start on_test_epoch_start on_test_batch_start on_test_batch_end
+        on_test_epoch_end on_test_end
+        on_predict_start on_predict_epoch_start on_predict_batch_start
+        on_predict_batch_end on_predict_epoch_end on_predict_end
+        on_sanity_check_start on_sanity_check_end
+    """,
     "Hugging Face Transformers": "on_predict on_push_begin",
 }
 
@@ -168,10 +193,29 @@ def test_the_hooks_of_the_other_libraries_fire_in_the_order_of_their_pseudocode(
     assert re.fullmatch(re.sub(r"\w+", r"\g<0>;", ORDER[title]), word, flags=re.VERBOSE)
 
 
+LIBRARIES = {
+    "Cerebras Model Zoo": "the Cerebras Model Zoo",
+    "Lightning": "Lightning",
+    "Hugging Face Transformers": "Transformers",
+}
+
+
+@pytest.mark.parametrize("title", LIBRARIES)
+def test_the_error_for_a_hook_names_the_events_of_the_page(title):
+    page = {}
+    for where, theirs, ours, *_ in HOOKS:
+        for name in names(theirs) if where == title else []:
+            page[name] = page.get(name, ()) + tuple(names(ours))
+    known = FOREIGN[LIBRARIES[title]]
+
+    assert {name: ours for name, ours in known.items() if ours != ("close",)} == page
+
+
 def test_a_hook_without_a_counterpart_has_advice():
     without = [(theirs, advice) for _, theirs, ours, advice, _ in HOOKS if ours == "none"]
 
-    assert [names(theirs) for theirs, _ in without] == [["on_push_begin"]]
+    sanity = ["on_sanity_check_start", "on_sanity_check_end"]
+    assert [names(theirs) for theirs, _ in without] == [sanity, ["on_push_begin"]]
     assert all(len(advice.split()) > 3 for _, advice in without)
 
 

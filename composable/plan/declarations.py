@@ -1,27 +1,21 @@
 """Validation of the members of a plan: algorithms and their declarations, callbacks, loggers."""
 
-import difflib
-import inspect
 from collections.abc import Callable, Iterable, Mapping
-from types import FunctionType
 from typing import Any
 
 import attrs
 from torch import Tensor
 
-from composable.core._warnings import warn_user
 from composable.core.algorithm import Algorithm, FunctionAlgorithm, Stage
 from composable.core.callback import Callback, FunctionCallback
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
 
-__all__ = ["as_algorithm", "as_callback", "as_destination", "as_list", "check_hooks"]
+__all__ = ["as_algorithm", "as_callback", "as_destination", "as_list", "as_observer"]
 
 _FIELDS = {field.name for field in attrs.fields(State)}
 _STATE_FIELDS = f"fields of State: {', '.join(sorted(_FIELDS))}"
-_HOOKS = [name.lower() for name in Event.__members__]
-_KNOWN = {*dir(LoggerDestination), *_HOOKS}
 _CLASSES = "classes of algorithms, or their names"
 
 
@@ -66,12 +60,14 @@ def as_callback(callback: object, context: str = "callbacks contains") -> Callba
     """Return a callback, or wrap a plain function into one.
 
     Args:
-        callback: A callback, or a function `(event, state, logger) -> Control | None`.
+        callback: A callback, a class of callbacks, which is called without arguments, or a function
+            `(event, state, logger) -> Control | None`.
         context: The beginning of the error message.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: It is something else, or the class needs arguments.
     """
+    callback = _instance(callback, Callback, context)
     if isinstance(callback, LoggerDestination):
         raise TypeError(f"{context} {callback.name}, which is a logger; pass it in loggers=[...].")
     if isinstance(callback, Callback):
@@ -90,12 +86,27 @@ def as_callback(callback: object, context: str = "callbacks contains") -> Callba
     )
 
 
+def as_observer(callback: object) -> Callback:
+    """Return a callback or a logger, given as for `as_callback`.
+
+    Raises:
+        TypeError: It is something else, or the class needs arguments.
+    """
+    callback = _instance(callback, Callback, "callback is")
+    return (
+        callback
+        if isinstance(callback, LoggerDestination)
+        else as_callback(callback, "callback is")
+    )
+
+
 def as_destination(logger: object) -> LoggerDestination:
-    """Return a logger.
+    """Return a logger, also of a class, which is called without arguments.
 
     Raises:
         TypeError: It is not a `LoggerDestination`.
     """
+    logger = _instance(logger, LoggerDestination, "loggers contains")
     if isinstance(logger, LoggerDestination):
         return logger
     if isinstance(logger, type):
@@ -103,24 +114,17 @@ def as_destination(logger: object) -> LoggerDestination:
     raise TypeError(f"loggers contains {logger!r}; pass an instance of LoggerDestination.")
 
 
-def check_hooks(callback: Callback) -> None:
-    """Warn about the methods of a callback that seem to be meant for an event and never run."""
-    kind = type(callback)
-    if kind.run_event is not Callback.run_event:
-        return
-    for name in sorted(set(dir(kind)) - _KNOWN):
-        method = getattr(kind, name)
-        if name.startswith("_") or not isinstance(method, FunctionType):
-            continue
-        similar = difflib.get_close_matches(name.removeprefix("on_"), _HOOKS, cutoff=0.8)
-        takes_state = list(inspect.signature(method).parameters)[1:3] == ["state", "logger"]
-        if similar or takes_state or name.startswith("on_"):
-            hint = f"did you mean {similar[0]}? " if similar else ""
-            warn_user(
-                f"{kind.__name__}.{name} is never called, since there is no event of that name; "
-                f"{hint}See Event for the names, or begin the name of a helper with '_'.",
-                UserWarning,
-            )
+def _instance(given: object, kind: type, context: str) -> object:
+    """Call a class of callbacks without arguments; return any other value as it is."""
+    if not (isinstance(given, type) and issubclass(given, kind)):
+        return given
+    try:
+        return given()
+    except Exception as error:
+        raise TypeError(
+            f"{context} the class {given.__name__}, and {given.__name__}() failed: {error}; pass "
+            f"an instance, {given.__name__}(...)."
+        ) from error
 
 
 def _class_message(context: str, cls: type) -> str:

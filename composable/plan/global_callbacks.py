@@ -5,8 +5,8 @@ from threading import Lock
 
 from composable.core.callback import Callback, callback_id, entered_callbacks
 from composable.core.control import Control
-from composable.core.destination import LoggerDestination
-from composable.plan.declarations import as_callback, check_hooks
+from composable.plan.declarations import as_observer
+from composable.plan.hooks import check_hooks
 
 __all__ = ["GlobalCallbackHandle", "global_callbacks", "register_global_callback"]
 
@@ -30,7 +30,7 @@ _registered: tuple[GlobalCallbackHandle, ...] = ()
 
 
 def register_global_callback(
-    callback: Callback | Callable[..., Control | None],
+    callback: Callback | type[Callback] | Callable[..., Control | None],
 ) -> GlobalCallbackHandle:
     """Add a callback to every run of every Trainer in this process, until it is removed.
 
@@ -38,7 +38,8 @@ def register_global_callback(
     at the next call of a Trainer: a run that has already started keeps its callbacks.
 
     Args:
-        callback: A callback, a logger, or a function `(event, state, logger) -> Control | None`.
+        callback: A callback, a logger, a class of either, which is called without arguments, or a
+            function `(event, state, logger) -> Control | None`.
 
     Returns:
         A handle, whose `remove()` removes the callback.
@@ -56,10 +57,9 @@ def register_global_callback(
         >>> handle.remove()  # it is already removed
     """
     global _registered
-    if not isinstance(callback, LoggerDestination):
-        callback = as_callback(callback, "callback is")
-    check_hooks(callback)
-    handle = GlobalCallbackHandle(callback)
+    observer = as_observer(callback)
+    check_hooks(observer)
+    handle = GlobalCallbackHandle(observer)
     with _lock:
         _registered = (*_registered, handle)
     return handle

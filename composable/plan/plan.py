@@ -19,9 +19,9 @@ from composable.plan.declarations import (
     as_callback,
     as_destination,
     as_list,
-    check_hooks,
 )
 from composable.plan.explain import Step, algorithm_steps, as_data, callback_step, format_plan
+from composable.plan.hooks import check_hooks
 from composable.plan.ordering import topological_sort
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ class Plan:
     def compile(
         cls,
         algorithms: Iterable[Algorithm | Callable[[Event, State], State]] = (),
-        callbacks: Iterable[Callback | Callable[..., Control | None]] = (),
-        loggers: Iterable[LoggerDestination] = (),
+        callbacks: Iterable[Callback | type[Callback] | Callable[..., Control | None]] = (),
+        loggers: Iterable[LoggerDestination | type[LoggerDestination]] = (),
         *,
         builtin_callbacks: Iterable[Callback] = (),
     ) -> "Plan":
@@ -81,8 +81,9 @@ class Plan:
 
         Args:
             algorithms: Algorithms, or functions `(event, state) -> state`.
-            callbacks: Callbacks, or functions `(event, state, logger) -> Control | None`.
-            loggers: Destinations of metrics.
+            callbacks: Callbacks, classes of callbacks, which are called without arguments, or
+                functions `(event, state, logger) -> Control | None`.
+            loggers: Destinations of metrics, or their classes.
             builtin_callbacks: The library's own callbacks and loggers, which run first.
 
         Raises:

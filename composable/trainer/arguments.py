@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from composable.core.batch_spec import BatchSpec
-from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.loss import Loss, ModelLoss, OutputLoss, TargetLoss
@@ -335,17 +334,6 @@ def check_iterations(
         raise ValueError(
             f"{name}={str(time)!r} is in iterations, which needs iteration_length, such as '2ep'."
         )
-
-
-def build_callback(cls: type[Callback]) -> Callback:
-    """Return an instance of a class of callbacks, made without arguments."""
-    try:
-        return cls()
-    except Exception as error:
-        raise TypeError(
-            f"callback is the class {cls.__name__}, and {cls.__name__}() failed: {error}; "
-            f"pass an instance, {cls.__name__}(...)."
-        ) from error
 
 
 def check_start(run: Run, longer: Time | None) -> State:

@@ -147,7 +147,8 @@ class TrainerOptions:
         step_schedulers_every_batch: Step torch schedulers after every batch instead.
         max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
         algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.
-        callbacks: Callbacks, or functions `(event, state, logger) -> Control | None`.
+        callbacks: Callbacks, classes of callbacks, which are called without arguments, or
+            functions `(event, state, logger) -> Control | None`.
         loggers: Where metrics are logged.
         metrics: Metrics of evaluations besides the loss, by name: see `composable.metrics`.
             Default: those of the model's method `metrics(train)`, if it computes its own loss.

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from composable.core.callback import Callback
 from composable.core.control import Control
-from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
 from composable.functional._checks import as_path
-from composable.plan.declarations import as_callback
+from composable.plan.declarations import as_observer
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
 from composable.trainer import loop
@@ -230,13 +229,10 @@ class Trainer:
             >>> count.fits
             0
         """
-        if isinstance(callback, type) and issubclass(callback, Callback):
-            callback = check.build_callback(callback)
-        if not isinstance(callback, LoggerDestination):
-            callback = as_callback(callback, "callback is")
-        self._session.add(callback)
+        observer = as_observer(callback)
+        self._session.add(observer)
         self._saving.connect()
-        return callback
+        return observer
 
     def save_checkpoint(
         self, path: str | Path, *, weights_only: bool = False, overwrite: bool = False

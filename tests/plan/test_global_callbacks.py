@@ -116,7 +116,7 @@ def test_each_handle_removes_its_own_registration_once():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (One, r"callback is the class One; pass an instance, One\(\)"),
+        (MixUp, r"callback is the class MixUp; pass an instance, MixUp\(\)"),
         (MixUp(), r"callback is MixUp.*algorithm; pass it in algorithms=\[...\]"),
         (3, "callback is 3; pass a Callback, or a function"),
     ],

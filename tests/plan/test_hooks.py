@@ -4,8 +4,10 @@ import warnings
 
 import pytest
 
-from composable import Callback, LoggerDestination, register_global_callback
+from composable import Callback, Event, LoggerDestination, register_global_callback
 from composable.plan.effects import ObserverError
+from composable.plan.global_callbacks import global_callbacks
+from composable.plan.hooks import FOREIGN
 from tests.support.runs import make_trainer
 
 
@@ -13,27 +15,66 @@ def callback(name, function=lambda self, state, logger: None, base=Callback):
     return type("Mine", (base,), {name: function})()
 
 
+def of_transformers(self, args, state, control, **kwargs):
+    pass
+
+
+WAYS = [
+    lambda mine, argument: make_trainer(**{argument: mine}),
+    lambda mine, argument: register_global_callback(mine),
+    lambda mine, argument: make_trainer().add_callback(mine),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    ("name", "function", "hint"),
     [
-        ("batch_ends", "batch_end"),
-        ("on_batch_end", "batch_end"),
-        ("after_optimiser_step", "after_optimizer_step"),
-        ("on_train_batch_begin", ""),
-        ("report", ""),
+        ("batch_ends", lambda self, state, logger: None, r"; define batch_end\(self, state"),
+        ("epoch_ended", lambda self, *given: None, r"; define epoch_end\("),
+        ("on_batch_end", lambda self: None, r"; define batch_end\("),
+        ("after_optimiser_step", lambda self, state, logger: None, r"define after_optimizer_step"),
+        ("on_train_begin", of_transformers, r"a hook of Transformers: define fit_start\("),
+        ("on_push_begin", of_transformers, "of Transformers without a counterpart here"),
+        ("on_validation_end", lambda self, trainer, module: None, "Lightning: define eval_after"),
+        ("setup", lambda self, trainer, module, stage: None, r"define init\(self, state, logger"),
+        ("teardown", lambda self, trainer, module, stage: None, r"define close\(self\)"),
+        ("post_close", lambda self: None, r"a hook of Composer: define close\(self\)"),
+        (
+            "on_train_start",
+            lambda self, trainer, model, loader, index: None,
+            r"define fit_start\(.*\) for that of Lightning, or epoch_start\(.*Cerebras",
+        ),
+        ("on_before_forward", lambda self: None, r"before_forward\(.*\) and eval_before_forward\("),
     ],
 )
 @pytest.mark.parametrize("base", [Callback, LoggerDestination])
-def test_unknown_event_is_a_warning(name, hint, base):
+@pytest.mark.parametrize("give", WAYS)
+def test_method_meant_for_an_event_is_an_error(name, function, hint, base, give):
     argument = {Callback: "callbacks", LoggerDestination: "loggers"}[base]
-    message = rf"Mine\.{name} is never called.*{hint and f'did you mean {hint}'}"
-    with pytest.warns(UserWarning, match=message) as caught:
+
+    with pytest.raises(TypeError, match=rf"Mine\.{name} is never called, .*{hint}"):
+        give(callback(name, function, base), argument)
+
+    assert global_callbacks() == ()
+
+
+@pytest.mark.parametrize("name", ["on_plateau", "report"])
+@pytest.mark.parametrize("base", [Callback, LoggerDestination])
+def test_method_like_that_of_an_event_is_a_warning(name, base):
+    argument = {Callback: "callbacks", LoggerDestination: "loggers"}[base]
+
+    with pytest.warns(UserWarning, match=rf"Mine\.{name} is never called") as caught:
         make_trainer(**{argument: callback(name, base=base)})
+
     assert caught[0].filename.endswith("runs.py")
-    with pytest.warns(UserWarning, match=message):
-        register_global_callback(callback(name, base=base)).remove()
-    with pytest.warns(UserWarning, match=message):
-        make_trainer().add_callback(callback(name, base=base))
+
+
+def callbacks_of_others():
+    """Return the base classes of other libraries, which are slow to import."""
+    from lightning.pytorch.callbacks import Callback as OfLightning
+    from transformers.trainer_callback import TrainerCallback as OfTransformers
+
+    return OfLightning, OfTransformers
 
 
 @pytest.mark.parametrize(
@@ -42,6 +83,10 @@ def test_unknown_event_is_a_warning(name, hint, base):
         callback("batch_end"),
         callback("_report"),
         callback("summary", lambda self: None),
+        callback("setup", lambda self, folder: None),
+        callback("teardown", lambda self: None),
+        callback("batch_ends", lambda self: None),
+        callback("eval_batch", lambda self, batch: None),
         callback("run_event", lambda self, event, state, logger: None),
         callback("on", property(lambda self: None)),
     ],
@@ -50,6 +95,27 @@ def test_other_methods_are_no_warning(mine):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_trainer(callbacks=mine)
+
+
+def test_hooks_of_other_libraries_are_known():
+    """Those that resemble the name of an event, such as `on_epoch_end`, included."""
+    for kind in callbacks_of_others():
+        hooks = {name for name in vars(kind) if name.startswith("on_")}
+
+        assert len(hooks) > 15
+        assert hooks <= {name for library in FOREIGN.values() for name in library}
+
+
+def test_callback_of_two_libraries_is_no_error():
+    """The methods that it inherits run in the other library."""
+    for kind in callbacks_of_others():
+        make_trainer(callbacks=type("OfBoth", (kind, Callback), {})())
+
+
+def test_hooks_are_replaced_by_methods_that_exist():
+    ours = {one for hooks in FOREIGN.values() for names in hooks.values() for one in names}
+
+    assert ours <= {*(event.value for event in Event), "close"}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from composable import (
 from composable.algorithms import EMA, LabelSmoothing, MixUp
 from composable.core.algorithm import Algorithm, FunctionAlgorithm
 from composable.core.logger import Logger
-from composable.loggers import InMemoryLogger
+from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.plan.dispatch import Dispatcher
 from tests.support.models import linear
 
@@ -228,12 +228,18 @@ def test_algorithms_of_other_stages_fields_or_events_do_not_conflict(first, seco
         ("algorithms", InMemoryLogger(), r"a callback; pass it in loggers=\[...\]"),
         ("algorithms", ["MixUp"], "algorithms contains 'MixUp'; pass an Algori"),
         ("algorithms", "MixUp", "algorithms contains 'MixUp'; pass an Algorithm"),
-        ("callbacks", [Callback], r"callbacks contains the class Callback; pass .*, Callback\(\)"),
+        ("callbacks", [MixUp], r"callbacks contains the class MixUp; pass an instance, MixUp\(\)"),
+        ("callbacks", [Logger], r"callbacks contains the class Logger; pass an instance"),
         ("callbacks", [MixUp()], r"an algorithm; pass it in algorithms=\[...\]"),
         ("callbacks", InMemoryLogger(), r"a logger; pass it in loggers=\[...\]"),
         ("callbacks", [3], "callbacks contains 3; pass a Callback, or a function"),
         ("loggers", [Callback()], "loggers contains .* instance of LoggerDestination"),
-        ("loggers", [InMemoryLogger], r"pass an instance, InMemoryLogger\(\)"),
+        (
+            "loggers",
+            [JSONLinesLogger],
+            r"the class JSONLinesLogger, and .*failed: .*'path'.*; pass",
+        ),
+        ("loggers", [Callback], r"loggers contains the class Callback; pass an instance"),
         ("loggers", "stdout", "loggers contains 'stdout'; pass an instance of"),
     ],
 )

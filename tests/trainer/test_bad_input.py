@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from composable import Algorithm, Callback, Evaluator, Event, Trainer, chain, during
 from composable.algorithms import EMA, MixUp
+from composable.callbacks import EarlyStopper
 from composable.loggers import ConsoleLogger, InMemoryLogger
 from composable.optim import constant, cosine, linear, step
 from composable.trainer.options import TrainerOptions
@@ -92,9 +93,10 @@ TYPES = [
     ({"algorithms": declares("reads", {"w"})}, r"Odd.reads contains \{'w'\} and must be a set of"),
     ({"callbacks": [MixUp()]}, r"an algorithm; pass it in algorithms=\[...\]"),
     ({"callbacks": InMemoryLogger()}, r"a logger; pass it in loggers=\[...\]"),
-    ({"callbacks": Callback}, r"the class Callback; pass an instance, Callback\(\)"),
+    ({"callbacks": EarlyStopper}, r"the class EarlyStopper, and .* failed: .*'monitor'; pass an"),
+    ({"callbacks": InMemoryLogger}, r"a logger; pass it in loggers=\[...\]"),
     ({"loggers": [Callback()]}, "loggers contains .*instance of LoggerDestination"),
-    ({"loggers": InMemoryLogger}, r"pass an instance, InMemoryLogger\(\)"),
+    ({"loggers": Callback}, r"pass an instance, Callback\(\)"),
     ({"metrics": {"a": 3}}, r"metrics\['a'\]=3 must be a function \(outputs, tar"),
     ({"metrics": {"a": nn.L1Loss}}, r"metrics\['a'\]=<class .* must be a function"),
     ({"eval_dataloader": Evaluator("a", [0], metrics=3)}, "metrics=3 must be a mapping"),

@@ -148,6 +148,12 @@ def test_instances_classes_and_functions_can_be_added_and_are_called_from_the_ne
     assert seen[0] is Event.FIT_START
 
 
+def test_constructor_takes_classes_of_callbacks_and_loggers():
+    trainer = make_trainer(callbacks=[Watch, Callback], loggers=InMemoryLogger)
+
+    assert [type(one) for one in trainer.plan.callbacks] == [Watch, Callback, InMemoryLogger]
+
+
 def look(event, state, logger):
     pass
 
