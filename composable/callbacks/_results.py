@@ -1,11 +1,13 @@
 """Evaluation results: their names, and whether a lower or a higher value is better."""
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from composable.core.results import LOGGED
 
 __all__ = [
-    "check_known",
+    "check_result",
     "declare_modes",
     "declared_modes",
     "find_result",
@@ -85,16 +87,26 @@ def declared_modes(evaluators: Iterable[Any]) -> dict[str, str]:
     }
 
 
-def declare_modes(callbacks: Iterable[Any], evaluators: Iterable[Any]) -> None:
+def declare_modes(callbacks: Iterable[Any], evaluators: Sequence[Any]) -> None:
     """Pass the modes that metrics declare to the callbacks that compare results.
 
     Raises:
-        ValueError: The mode of a result is unknown.
+        ValueError: The mode of a result is unknown, or no evaluator has a result of its name.
     """
     modes = declared_modes(evaluators)
     for callback in callbacks:
         if hasattr(callback, "declare_modes"):
             callback.declare_modes(modes)
+            argument, name = _watched(callback)
+            if evaluators and name is not None:
+                check_result(argument, name, evaluators)
+
+
+def _watched(callback: Any) -> tuple[str, str | None]:
+    """Return the argument by which a callback names a result, and the full name."""
+    if hasattr(callback, "monitor"):
+        return "monitor", f"{callback.dataloader_label}/{callback.monitor}"
+    return "metric", getattr(callback, "metric", None)
 
 
 def is_better(mode: str, value: float, best: float | None, min_delta: float = 0.0) -> bool:
@@ -108,36 +120,67 @@ def is_better(mode: str, value: float, best: float | None, min_delta: float = 0.
 
 
 def full_name(argument: str, metric: Any) -> str:
-    """Return the name of a result, "eval/accuracy", also if it was passed as it is logged.
+    """Return the full name of a result, "eval/accuracy".
+
+    Args:
+        argument: The argument of the caller, for errors.
+        metric: The name as it is logged, "metrics/eval/accuracy", or without "metrics", or without
+            the label of the evaluator, which is then "eval".
 
     Raises:
-        ValueError: It is no such name.
+        TypeError: It is not a string.
+        ValueError: It is empty.
+
+    Example:
+        >>> from composable.callbacks._results import full_name
+        >>> {full_name("metric", one) for one in ("metrics/eval/loss", "eval/loss", "loss")}
+        {'eval/loss'}
     """
-    name = metric.removeprefix("metrics/") if isinstance(metric, str) else ""
-    if "/" not in name.strip("/"):
-        raise ValueError(
-            f"{argument}={metric!r} must be '<evaluator label>/<metric>', such as 'eval/accuracy'."
+    if not isinstance(metric, str):
+        raise TypeError(
+            f"{argument}={metric!r} must be the name of a result, such as 'metrics/eval/accuracy'."
         )
-    return name
+    name = metric.removeprefix(LOGGED).strip("/")
+    if not name:
+        raise ValueError(
+            f"{argument}={metric!r} must be the name of a result, such as 'metrics/eval/accuracy'."
+        )
+    return name if "/" in name else f"eval/{name}"
 
 
 def find_result(argument: str, name: str, metrics: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return a result by its name, or None if its evaluator has not run.
+    """Return a result by its full name, or None if its evaluator has not run.
 
     Raises:
         ValueError: The evaluator ran, and has no such result.
     """
     named = {f"{label}/{n}": value for label, ours in metrics.items() for n, value in ours.items()}
     if name not in named and any(name.startswith(f"{label}/") for label in metrics):
-        check_known(argument, name, named)
+        _refuse(argument, name, named)
     return named.get(name)
 
 
-def check_known(argument: str, name: str, known: Iterable[str]) -> None:
-    """Raise a ValueError if there is no result of a name."""
-    known = sorted(known)
+def check_result(argument: str, name: str, evaluators: Iterable[Any]) -> None:
+    """Check that an evaluation may have a result of a full name.
+
+    The results of an object are known when it computes them only: it may return several.
+
+    Raises:
+        ValueError: There is no such evaluator, or it has no such metric.
+    """
+    known = {f"{one.label}/loss" for one in evaluators}
+    for one in evaluators:
+        for own, metric in (one.metrics or {}).items():
+            known.add(f"{one.label}/{own}")
+            if hasattr(metric, "compute") and name.startswith(f"{one.label}/{own}/"):
+                return
     if name not in known:
-        raise ValueError(
-            f"{argument}={name!r} must be a result of an evaluation: "
-            f"{f'one of {known}' if known else 'pass an eval_dataloader'}."
-        )
+        _refuse(argument, name, known)
+
+
+def _refuse(argument: str, name: str, known: Iterable[str]) -> NoReturn:
+    logged = sorted(f"{LOGGED}{one}" for one in known)
+    raise ValueError(
+        f"{argument}={name!r} must be a result of an evaluation: "
+        f"{f'one of {logged}' if logged else 'pass an eval_dataloader'}."
+    )

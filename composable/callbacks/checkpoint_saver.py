@@ -65,8 +65,9 @@ class CheckpointSaver(Callback):
         ignore_keys: Patterns of paths to exclude: "memory/EMA", "optimizers".
         background: Copy the state, and write it in a background thread.
         on_error: "raise" to raise if a checkpoint cannot be written, "warn" to warn and continue.
-        metric: The evaluation result that selects the best checkpoint: "eval/accuracy". A better
-            one is saved after its evaluation, whatever the interval.
+        metric: The evaluation result that selects the best checkpoint, by the name under which it
+            is logged: "metrics/eval/accuracy", or short "eval/accuracy" or "accuracy". A better one
+            is saved after its evaluation, whatever the interval.
         mode: Whether a higher ("max") or a lower ("min") metric is better. Default: determined by
             `higher_is_better` of the metric, or by its name, such as "loss", "error", "accuracy" or
             "f1".

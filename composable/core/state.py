@@ -13,6 +13,7 @@ from composable.core.batch_spec import BatchSpec
 from composable.core.key import Key
 from composable.core.model_call import ModelCall, call_with_input
 from composable.core.precision import Precision
+from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
 
 __all__ = ["FrozenStateError", "State"]
@@ -54,7 +55,7 @@ def _as_memory(value: Any) -> Mapping[str, Any]:
 
 def _as_metrics(value: Any) -> Mapping[str, Any]:
     _check_mapping("metrics", value)
-    return _read_only(value)
+    return MappingProxyType(Results(_read_only(value)))
 
 
 def _check_mapping(name: str, value: Any) -> None:
@@ -128,7 +129,8 @@ class State:
     memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_as_memory)
     """The values that algorithms keep between calls, by their names."""
     metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_as_metrics)
-    """The results of the last evaluation, by evaluator and metric."""
+    """The results of the last evaluation, by evaluator and metric: `metrics["eval"]["accuracy"]`,
+    or by the name under which it is logged, `metrics["metrics/eval/accuracy"]`."""
     device: torch.device = torch.device("cpu")
     batch_spec: BatchSpec = BatchSpec()
     """Which part of the batch is the input and which is the target."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from composable.callbacks._results import (
-    check_known,
+    check_result,
     declared_modes,
     full_name,
     mode_of,
@@ -201,7 +201,8 @@ class TrainerOptions:
         save_ignore_keys: Entries that are not saved, as patterns of paths.
         save_in_background: Write while training continues.
         save_error: What to do if a checkpoint cannot be written: "raise", or "warn" and continue.
-        save_best: The evaluation result that determines the best checkpoint: "eval/accuracy".
+        save_best: The evaluation result that determines the best checkpoint, by the name under
+            which it is logged: "metrics/eval/accuracy", or short "eval/accuracy" or "accuracy".
         save_best_mode: Whether the "max" or the "min" of it is best. Default: determined by
             `higher_is_better` of the metric, or by its name, such as "loss", "error", "accuracy" or
             "f1".
@@ -296,10 +297,7 @@ class TrainerOptions:
             name = full_name("save_best", self.save_best)
             mode = self.save_best_mode or declared_modes(evaluators).get(name)
             mode_of(name, mode, "save_best_mode", "save_best")
-            known = {
-                f"{one.label}/{n}" for one in evaluators for n in (*(one.metrics or ()), "loss")
-            }
-            check_known("save_best", name, known)
+            check_result("save_best", name, evaluators)
 
     def _use_deepspeed(self) -> None:
         if self.deepspeed_config is not None:

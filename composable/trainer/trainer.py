@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
+from composable.core.results import Results
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
@@ -162,7 +163,7 @@ class Trainer:
             return self._run.step(state)
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
-        """Evaluate now, and return the results by evaluator and metric.
+        """Evaluate now, and return the results by evaluator and metric, or by their logged names.
 
         Args:
             eval_dataloader: As in the constructor; that of the constructor if None.
@@ -188,7 +189,7 @@ class Trainer:
                 )
             state = run.fire(Event.EVAL_STANDALONE_END, state)
         run.state = self.state.evolve(memory=state.memory, metrics=state.metrics)
-        return {one.label: dict(state.metrics[one.label]) for one in evaluators}
+        return Results({one.label: dict(state.metrics[one.label]) for one in evaluators})
 
     def predict(self, dataloader: Iterable[Any]) -> list[Any]:
         """Call the model on every batch of a loader, and return its outputs on the CPU."""

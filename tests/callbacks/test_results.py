@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from composable import State
 from composable.callbacks import CheckpointSaver, EarlyStopper
 from composable.checkpoint import find
+from composable.loggers import InMemoryLogger
 from tests.support.data import batches
+from tests.support.models import linear
 from tests.support.runs import make_trainer
 
 LOWER = ["loss", "nll_loss", "TopError", "perplexity", "rmse", "val_mae", "distance"]
@@ -87,26 +90,101 @@ def test_lowest_loss_is_best(tmp_path):
     assert kept["ep3-ba9"]["mode"] == "min"
 
 
+def test_best_result_needs_an_evaluator(tmp_path):
+    with pytest.raises(ValueError, match=r"save_best='eval/loss' must be .*pass an eval_da"):
+        make_trainer(save_folder=tmp_path, save_best="loss")
+
+
+class Several:
+    """A metric that returns several results, whose names are known when it is computed."""
+
+    higher_is_better = True
+
+    def reset(self):
+        pass
+
+    def update(self, outputs, targets):
+        pass
+
+    def compute(self):
+        return {"top": 0.5}
+
+
+WATCHERS = [
+    lambda name, tmp_path: {"callbacks": CheckpointSaver(tmp_path, metric=name, mode="max")},
+    lambda name, tmp_path: {"callbacks": EarlyStopper(name, mode="max")},
+    lambda name, tmp_path: {
+        "save_folder": tmp_path,
+        "save_best": name,
+        "save_best_mode": "max",
+    },
+]
+
+
+@pytest.mark.parametrize("watch", WATCHERS)
 @pytest.mark.parametrize(
-    "options", [{"eval_dataloader": None}, {"eval_dataloader": batches([4])}], ids=["none", "eval"]
+    ("name", "full"),
+    [
+        ("acuracy", "eval/acuracy"),
+        ("eval/acuracy", "eval/acuracy"),
+        ("metrics/eval/acuracy", "eval/acuracy"),
+        ("tset/loss", "tset/loss"),
+    ],
 )
-def test_unknown_result_is_an_error_before_training(tmp_path, options):
-    with pytest.raises(ValueError, match="save_best='eval/acuracy' must be a result of an eval"):
-        make_trainer(
-            save_folder=tmp_path, save_best="eval/acuracy", save_best_mode="max", **options
-        )
+def test_name_that_no_result_has_is_an_error_before_training(watch, name, full, tmp_path):
+    argument, known = f"(metric|monitor|save_best)='({full}|{name})'", "'metrics/eval/loss'"
+    with pytest.raises(ValueError, match=f"{argument} must be a result .*: one of .*{known}"):
+        make_trainer(eval_dataloader=batches([4]), **watch(name, tmp_path))
 
 
-def test_unknown_result_of_a_saver(tmp_path):
-    saver = CheckpointSaver(tmp_path, metric="eval/accuracy")
-    with pytest.raises(ValueError, match=r"metric='eval/accuracy' must be .* \['eval/loss'\]"):
-        make_trainer(eval_dataloader=batches([4]), callbacks=saver).fit()
+@pytest.mark.parametrize("watch", WATCHERS)
+@pytest.mark.parametrize("name", ["eval/det/map", "eval/det/top"])
+def test_result_of_an_object_is_known_after_its_first_evaluation(watch, name, tmp_path):
+    trainer = make_trainer(
+        eval_dataloader=batches([4]), metrics={"det": Several()}, **watch(name, tmp_path)
+    )
+    if name == "eval/det/top":
+        trainer.fit()
+        return
+    with pytest.raises(ValueError, match="det/map' must be a result"):
+        trainer.fit()
+    assert trainer.state.timestamp.epoch == 1
+
+
+@pytest.mark.parametrize("name", ["score", "eval/score", "metrics/eval/score"])
+def test_every_name_of_a_result_is_taken_everywhere(name, tmp_path):
+    memory, stopper = InMemoryLogger(), EarlyStopper(name)
+    trainer = make_trainer(
+        eval_dataloader=batches([4]),
+        metrics={"score": results(0.25, 0.5, 0.75)},
+        callbacks=stopper,
+        loggers=memory,
+        save_folder=tmp_path,
+        save_best=name,
+    )
+    state = trainer.fit()
+
+    logged = memory.series("metrics/eval/score")
+    assert logged == [0.25, 0.5]
+    assert state.metrics["metrics/eval/score"] == state.metrics["eval/score"] == 0.5
+    assert stopper.best == 0.5
+    assert trainer.eval()["metrics/eval/score"] == 0.75
+    assert {one.manifest.info["best"]["value"] for one in find(tmp_path)[0]} == {0.25, 0.5}
+
+
+def test_state_finds_a_result_by_its_whole_name_only():
+    state = State(linear(), metrics={"eval": {"score": 0.5}, "a/b": {"score": 0.25}})
+
+    assert state.metrics["metrics/a/b/score"] == 0.25
+    for name in ("score", "metrics/score", "test/score", "eval/", "val/score", 3):
+        with pytest.raises(KeyError):
+            state.metrics[name]
 
 
 def test_warns_if_the_evaluator_of_a_saver_never_ran(tmp_path):
-    saver = CheckpointSaver(tmp_path, metric="tset/accuracy")
-    with pytest.warns(UserWarning, match=r"metric='tset/accuracy' .* evaluators: \['eval'\]"):
-        make_trainer(eval_dataloader=batches([4]), callbacks=saver).fit()
+    saver = CheckpointSaver(tmp_path, metric="eval/accuracy")
+    with pytest.warns(UserWarning, match=r"metric='eval/accuracy' .* evaluators: \[\]"):
+        make_trainer(callbacks=saver).fit()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""The results of evaluations, by their names."""
+
+from typing import Any
+
+__all__ = ["LOGGED", "Results", "logged_name"]
+
+LOGGED = "metrics/"
+"""The beginning of the name under which a result is logged."""
+
+
+def logged_name(label: str, metric: str) -> str:
+    """Return the name of a result, which is its path in the state.
+
+    Example:
+        >>> from composable.core.results import logged_name
+        >>> logged_name("eval", "accuracy")
+        'metrics/eval/accuracy'
+    """
+    return f"{LOGGED}{label}/{metric}"
+
+
+class Results(dict[str, Any]):
+    """Results by evaluator and metric, which are also found by their names.
+
+    Example:
+        >>> from composable.core.results import Results
+        >>> results = Results({"eval": {"accuracy": 0.5}})
+        >>> results["eval"]["accuracy"], results["metrics/eval/accuracy"], results["eval/accuracy"]
+        (0.5, 0.5, 0.5)
+        >>> results == {"eval": {"accuracy": 0.5}}
+        True
+    """
+
+    def __missing__(self, name: object) -> Any:
+        """Return the result of a name, such as "metrics/eval/accuracy" or "eval/accuracy"."""
+        own = name.removeprefix(LOGGED) if isinstance(name, str) else ""
+        for label, results in self.items():
+            metric = own.removeprefix(f"{label}/")
+            if metric != own and metric in results:
+                return results[metric]
+        raise KeyError(name)
