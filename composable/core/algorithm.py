@@ -56,8 +56,8 @@ class Algorithm:
     A subclass is a frozen attrs class whose fields are hyperparameters. It declares the `events`
     at which it acts, its `stage` among the other algorithms and the fields of the state that it
     `reads` and `writes`, and it implements `apply`. It holds no state: keep values between calls
-    with `state.remember(self.name, ...)`, and draw random numbers from
-    `state.generator(self.name)`.
+    with `state.remember(self.name, ...)`, draw random numbers from `state.generator(self.name)`,
+    and log metrics with `state.log({...})`.
 
     Args:
         name: The name of its memory and of its random numbers; by default that of the class. Two

@@ -58,6 +58,11 @@ def _as_metrics(value: Any) -> Mapping[str, Any]:
     return MappingProxyType(Results(_read_only(value)))
 
 
+def _as_to_log(value: Any) -> Mapping[str, Any]:
+    _check_mapping("to_log", value)
+    return MappingProxyType(dict(value))
+
+
 def _check_mapping(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}={value!r} must be a mapping, by name.")
@@ -144,6 +149,9 @@ class State:
     """The module that computes the loss, if `loss_fn` is one: its parameters and buffers are
     trained and saved like those of the model. Algorithms that change or average parameters do so
     for the model only."""
+    to_log: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_as_to_log)
+    """What an algorithm logs with `log`. It is logged after the algorithms of an event, and empty
+    otherwise."""
 
     def evolve(self, **changes: Any) -> "State":
         """Return this state with some fields replaced.
@@ -166,7 +174,7 @@ class State:
         """Do what `evolve` does, for fields that exist and need no conversion.
 
         The loop uses it at every step. Do not pass `memory`, `metrics`, `gradients` (other than
-        None) or `max_duration`: they would not be made read-only.
+        None), `to_log` or `max_duration`: they would not be made read-only.
         """
         new: State = _new(State)
         _set(new, "__dict__", self.__dict__ | changes)
@@ -195,6 +203,22 @@ class State:
         # Other values are read-only already; to convert them again would take time for each.
         memory = MappingProxyType({**self.memory, name: _frozen(value)})
         return self.evolve_unchecked(memory=memory)
+
+    def log(self, metrics: Mapping[str, Any]) -> "State":
+        """Return this state with metrics to log, such as the strength of an augmentation.
+
+        Args:
+            metrics: Numbers, strings or tensors of one element, by name. Tensors stay on the device
+                until a logger writes.
+
+        Example:
+            >>> from composable import State
+            >>> state = State(torch.nn.Linear(2, 1))
+            >>> dict(state.log({"mixup/weight": 0.75}).to_log)
+            {'mixup/weight': 0.75}
+        """
+        _check_mapping("metrics", metrics)
+        return self.evolve_unchecked(to_log=MappingProxyType({**self.to_log, **metrics}))
 
     def current_gradients(self) -> Mapping[str, Tensor]:
         """Return the gradients that the optimizers will use, by parameter name."""
@@ -245,6 +269,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "memory": _as_memory,
     "metrics": _as_metrics,
     "gradients": _as_gradients,
+    "to_log": _as_to_log,
     "max_duration": _as_time,
 }
 

@@ -1,6 +1,7 @@
 """Dispatching of events to the algorithms and callbacks of a plan."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from composable.core._notes import add_origin_note
@@ -14,6 +15,8 @@ from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook, WriteGuard
 from composable.plan.plan import Plan
 
 __all__ = ["Dispatcher"]
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 Listeners: TypeAlias = tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]
 
@@ -101,6 +104,9 @@ class Dispatcher:
         try:
             for running in algorithms:
                 state = check_returned(running(event, state))
+            if algorithms and state.to_log:
+                self.logger.log_metrics(state.to_log, state.timestamp)
+                state = state.evolve_unchecked(to_log=_EMPTY)
             if observers:
                 logger = self.logger
                 logger.timestamp = state.timestamp

@@ -148,7 +148,7 @@ def test_every_field_of_the_state_that_can_be_written_to_is_looked_at():
     fields = {field.name for field in attrs.fields(State)}
     frozen = {
         *("timestamp", "previous_timestamp", "max_duration", "epoch_length", "key", "device"),
-        *("batch_spec", "model_call", "precision", "frozen"),
+        *("batch_spec", "model_call", "precision", "frozen", "to_log"),
     }
     functions = {"loss_fn", "schedulers", "second_pass", "lr_override"}
 
