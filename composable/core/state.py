@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from composable.core.batch_spec import BatchSpec
 from composable.core.key import Key
 from composable.core.model_call import ModelCall, call_with_input
+from composable.core.plain_state import is_main_process, read_json, write_json
 from composable.core.precision import Precision
 from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
@@ -237,6 +238,11 @@ class State:
         return self.key.fold(*names, self.timestamp.batch).generator()
 
     @property
+    def is_main_process(self) -> bool:
+        """Whether this process writes and reports: the one of rank 0, or the only one."""
+        return is_main_process()
+
+    @property
     def elapsed(self) -> float:
         """The completed fraction of the run."""
         return elapsed(self)
@@ -244,6 +250,39 @@ class State:
     def reached(self, time: "Time | str | int") -> bool:
         """Return whether the run has reached `time`."""
         return reached(self, check_time("time", time))
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return the plain values of this state as JSON.
+
+        It has the timestamps, `max_duration`, `epoch_length`, the seed, the metrics, `frozen`, and
+        the entries of `memory` that JSON represents exactly; and, to look at, the classes of the
+        model, the optimizers and the schedulers, the device, the precision, the version of PyTorch,
+        `is_main_process` and `elapsed`. It has no tensors: a checkpoint saves everything. Metrics
+        that are not finite are the strings "NaN", "Infinity" and "-Infinity".
+
+        Args:
+            indent: The number of spaces by which to indent lines; a single line if None.
+
+        Example:
+            >>> from composable import State, Timestamp
+            >>> state = State(torch.nn.Linear(2, 1), timestamp=Timestamp(batch=3), epoch_length=5)
+            >>> text = state.to_json()
+            >>> State(torch.nn.Linear(2, 1)).load_json(text).timestamp.batch
+            3
+        """
+        return write_json(self, indent)
+
+    def load_json(self, text: str) -> "State":
+        """Return this state with the plain values that `to_json` returned.
+
+        The model, the optimizers and the device stay those of this state. Entries of `memory` that
+        are not in the JSON stay too.
+
+        Raises:
+            ValueError: `text` is not such JSON.
+        """
+        fields = read_json(text)
+        return self.evolve(**{**fields, "memory": {**self.memory, **fields["memory"]}})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `pickle`, which cannot store read-only mappings."""

@@ -1,0 +1,133 @@
+"""The plain values of a state as JSON: to look at, to send elsewhere, and to read back."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from composable.core.key import Key
+from composable.core.time import Time, Timestamp, elapsed
+
+__all__ = ["is_main_process", "read_json", "write_json"]
+
+_FORMAT = "composable state"
+_VERSION = 1
+_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""What JSON has no numbers for."""
+
+
+def write_json(state: Any, indent: int | None = None) -> str:
+    """Return the plain values of a state as JSON: see `State.to_json`."""
+    return json.dumps(_plain(state), indent=indent, allow_nan=False)
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """Return the fields of a state that `write_json` wrote; memory has its plain entries only.
+
+    Raises:
+        TypeError: `text` is not a string.
+        ValueError: It is not such JSON.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"text={text!r} must be a string, which State.to_json returned.")
+    try:
+        plain = json.loads(text)
+        if plain["format"] != _FORMAT or plain["version"] != _VERSION:
+            raise ValueError(f"its format is {plain['format']!r}, {plain['version']!r}")
+        whole = plain["max_duration"]
+        return {
+            "timestamp": _as_timestamp(plain["timestamp"]),
+            "previous_timestamp": _as_timestamp(plain["previous_timestamp"]),
+            "max_duration": None if whole is None else Time.parse(whole),
+            "epoch_length": _as_length(plain["epoch_length"]),
+            "key": Key(plain["seed"]),
+            "metrics": {
+                label: {name: _as_number(value) for name, value in results.items()}
+                for label, results in plain["metrics"].items()
+            },
+            "frozen": frozenset(plain["frozen"]),
+            "memory": dict(plain["memory"]),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"text={text[:80]!r} must be JSON that State.to_json returned: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def is_main_process() -> bool:
+    """Return whether this process has rank 0, or is the only one."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def _plain(state: Any) -> dict[str, Any]:
+    whole = state.max_duration
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "model": type(state.model).__name__,
+        "optimizers": [type(one).__name__ for one in state.optimizers],
+        "schedulers": [type(one).__name__ for one in state.schedulers],
+        "device": str(state.device),
+        "precision": state.precision.name,
+        "torch": str(torch.__version__),
+        "is_main_process": is_main_process(),
+        "elapsed": None if whole is None else elapsed(state),
+        "timestamp": attrs.asdict(state.timestamp),
+        "previous_timestamp": attrs.asdict(state.previous_timestamp),
+        "max_duration": None if whole is None else str(whole),
+        "epoch_length": state.epoch_length,
+        "seed": state.key.seed,
+        "metrics": {
+            label: {name: _as_json(value) for name, value in results.items()}
+            for label, results in state.metrics.items()
+        },
+        "frozen": sorted(state.frozen),
+        "memory": {name: _thawed(one) for name, one in state.memory.items() if _is_json(one)},
+    }
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _as_number(value: Any) -> Any:
+    return _NUMBERS.get(value, value) if isinstance(value, str) else value
+
+
+def _as_length(value: Any) -> int | None:
+    if value is None or (type(value) is int and value > 0):
+        return value
+    raise ValueError(f"epoch_length={value!r} must be a positive integer or None")
+
+
+def _as_timestamp(plain: Mapping[str, Any]) -> Timestamp:
+    for name, start in attrs.asdict(Timestamp()).items():
+        value = plain[name]
+        if type(value) not in (int, type(start)) or not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value!r} must be a number of at least 0")
+    return Timestamp(**plain)
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether JSON represents a value exactly."""
+    if isinstance(value, Mapping):
+        return all(type(name) is str and _is_json(one) for name, one in value.items())
+    if type(value) is list:
+        return all(map(_is_json, value))
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) in (bool, int, str)
+
+
+def _thawed(value: Any) -> Any:
+    """Convert read-only mappings to dictionaries, recursively."""
+    if isinstance(value, Mapping):
+        return {name: _thawed(one) for name, one in value.items()}
+    return [_thawed(one) for one in value] if type(value) is list else value
