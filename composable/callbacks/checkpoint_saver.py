@@ -174,10 +174,22 @@ class CheckpointSaver(Callback):
     def _request(self, before: Timestamp, state: State, event: Event) -> Control | None:
         self._seen = state.timestamp
         due = is_due(self.save_interval, state.evolve(timestamp=before), state, event)
-        self.wanted = self.wanted or due or self._is_better()
+        self.wanted = self.wanted or due or self.improved
         return Control.SAVE if self.wanted else None
 
-    def _is_better(self) -> bool:
+    @property
+    def latest(self) -> str | None:
+        """The name of the latest checkpoint."""
+        return self._kept[-1] if self._kept else None
+
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """The name of the best checkpoint so far, and its result."""
+        return self._best
+
+    @property
+    def improved(self) -> bool:
+        """Whether the last result is better than that of the best checkpoint."""
         best = None if self._best is None else self._best[1]
         if self._measured is None or self.metric is None:
             return False
@@ -210,7 +222,7 @@ class CheckpointSaver(Callback):
         replaced = self._kept[-1] if self._kept and self._batch == batch else None
         self._kept = [*(one for one in self._kept if one != name), name]
         self._batch = batch
-        if self._is_better():
+        if self.improved:
             self._best = name, self._measured  # type: ignore[assignment]
         if self.dry_run is not None:
             self.dry_run(name, lambda: take(False))

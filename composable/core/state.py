@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.core._facts import state_facts
+from composable.core._html import panel, table
 from composable.core.batch_spec import BatchSpec
 from composable.core.key import Key
 from composable.core.model_call import ModelCall, call_with_input
@@ -298,6 +300,9 @@ class State:
             f"<State of {type(self.model).__name__}: epoch {now.epoch}, batch {now.batch}, "
             f"max_duration {self.max_duration}, memory {sorted(self.memory)}>"
         )
+
+    def _repr_html_(self) -> str:
+        return panel(f"State of {type(self.model).__name__}", table(state_facts(self)))
 
 
 _new = object.__new__

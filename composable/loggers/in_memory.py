@@ -1,11 +1,14 @@
 """Keep metrics in memory."""
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
+from composable.core._html import panel, sparkline, table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import Timestamp
+from composable.loggers._records import pack_records, unpack_records
 
 __all__ = ["InMemoryLogger"]
 
@@ -13,7 +16,9 @@ _COMPACT_AT = 1000  # pending records before their tensors are converted to numb
 
 
 class InMemoryLogger(LoggerDestination):
-    """Keeps every metric, for use during or after training.
+    """Keeps every metric, for use during or after training, and across a resume.
+
+    `Trainer.history` returns it. Checkpoints have the metrics so far.
 
     Example:
         >>> from composable import Timestamp
@@ -60,3 +65,37 @@ class InMemoryLogger(LoggerDestination):
     def latest(self) -> dict[str, Any]:
         """The last value of every metric."""
         return {name: value for _, metrics in self.records for name, value in metrics.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metrics, which a resumed run continues."""
+        return pack_records(self.records)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the metrics by those that `state_dict` returned.
+
+        Raises:
+            ValueError: The state is something else.
+        """
+        if state:  # a checkpoint of an earlier version has none
+            self._numbers, self._pending = unpack_records(state), []
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.latest) or "nothing"
+        return f"<{type(self).__name__}: {len(self.records)} records of {names}>"
+
+    def _repr_html_(self) -> str:
+        series: dict[str, list[Any]] = {}
+        for _, metrics in self.records:
+            for name, value in metrics.items():
+                series.setdefault(name, []).append(value)
+        rows = [_row(name, values) for name, values in series.items()]
+        title = f"{type(self).__name__}: {len(self.records)} records"
+        return panel(title, table(rows, ("metric", "records", "last", "least", "largest", "")))
+
+
+def _row(name: str, values: list[Any]) -> tuple[object, ...]:
+    numbers = [float(value) for value in values if isinstance(value, Real)]
+    ends = [min(numbers), max(numbers)] if numbers else []
+    shown = [f"{end:.4g}" for end in ends] or ["", ""]
+    last = f"{values[-1]:.4g}" if isinstance(values[-1], float) else values[-1]
+    return (name, len(values), last, *shown, sparkline(numbers))

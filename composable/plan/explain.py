@@ -5,6 +5,7 @@ from typing import Any
 
 import attrs
 
+from composable.core._html import details, panel, table
 from composable.core._table import format_table
 from composable.core.algorithm import Algorithm, nested
 from composable.core.callback import Callback
@@ -12,7 +13,7 @@ from composable.core.event import Event
 from composable.plan.compatibility import Caveat
 from composable.plan.ordering import explain_position
 
-__all__ = ["Step", "algorithm_steps", "as_data", "callback_step", "format_plan"]
+__all__ = ["Step", "algorithm_steps", "as_data", "callback_step", "format_plan", "plan_html"]
 
 
 @attrs.frozen
@@ -56,8 +57,33 @@ def callback_step(event: Event, callback: Callback, why: str) -> Step:
 def format_plan(steps: Sequence[Step], caveats: Iterable[Caveat]) -> str:
     """Format a plan as a table of its steps, followed by its caveats."""
     if not steps:
-        return "The plan is empty: the loop runs alone."
-    rows = [
+        return _EMPTY
+    formatted = format_table(_rows(steps), _COLUMNS)
+    return "\n".join([formatted, *(f"\nCaveat: {caveat}" for caveat in caveats)])
+
+
+def plan_html(
+    algorithms: Sequence[Algorithm], steps: Sequence[Step], caveats: Iterable[Caveat]
+) -> str:
+    """Format a plan for notebooks: its algorithms, its caveats, and its steps on a click."""
+    if not steps:
+        return panel(_EMPTY)
+    short = [(one.name, one.stage.name.lower(), repr(one)) for one in algorithms]
+    warnings = [("caveat", caveat) for caveat in caveats]
+    return panel(
+        f"Plan: {len(algorithms)} algorithms",
+        table(short, ("algorithm", "stage", "value")) if short else "",
+        table(warnings) if warnings else "",
+        details(f"{len(steps)} steps", table(_rows(steps), _COLUMNS)),
+    )
+
+
+_EMPTY = "The plan is empty: the loop runs alone."
+_COLUMNS = ("event", "who", "stage", "reads", "writes", "why here")
+
+
+def _rows(steps: Iterable[Step]) -> list[tuple[str, ...]]:
+    return [
         (
             step.event.value,
             step.who,
@@ -68,8 +94,6 @@ def format_plan(steps: Sequence[Step], caveats: Iterable[Caveat]) -> str:
         )
         for step in steps
     ]
-    table = format_table(rows, ("event", "who", "stage", "reads", "writes", "why here"))
-    return "\n".join([table, *(f"\nCaveat: {caveat}" for caveat in caveats)])
 
 
 def as_data(

@@ -20,7 +20,14 @@ from composable.plan.declarations import (
     as_destination,
     as_list,
 )
-from composable.plan.explain import Step, algorithm_steps, as_data, callback_step, format_plan
+from composable.plan.explain import (
+    Step,
+    algorithm_steps,
+    as_data,
+    callback_step,
+    format_plan,
+    plan_html,
+)
 from composable.plan.hooks import check_hooks
 from composable.plan.ordering import topological_sort
 
@@ -176,6 +183,9 @@ class Plan:
     def explain(self) -> str:
         """Format the plan as a table of its steps, followed by its caveats."""
         return format_plan(self.steps(), self.caveats)
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.algorithms, self.steps(), self.caveats)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the plan to plain data that JSON can represent.

@@ -206,6 +206,9 @@ class TrainerOptions:
         save_best_mode: Whether the "max" or the "min" of it is best. Default: determined by
             `higher_is_better` of the metric, or by its name, such as "loss", "error", "accuracy" or
             "f1".
+        load_best_at_end: When training ends, load the weights of the best checkpoint, which
+            `save_best` determines, and the averages of algorithms. A later `fit` continues from
+            these.
         load_path: A checkpoint to resume from, or a folder of several, whose latest is used.
         load_weights_only: Load the weights alone, and start a new run.
         load_ignore_keys: Entries that are not loaded, as patterns of paths: "optimizers",
@@ -269,6 +272,7 @@ class TrainerOptions:
     save_error: str = "raise"
     save_best: str | None = None
     save_best_mode: str | None = None
+    load_best_at_end: bool = _flag()
     load_path: Path | None = attrs.field(default=None, converter=_load_path)
     load_weights_only: bool = _flag()
     load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
@@ -298,6 +302,8 @@ class TrainerOptions:
             mode = self.save_best_mode or declared_modes(evaluators).get(name)
             mode_of(name, mode, "save_best_mode", "save_best")
             check_result("save_best", name, evaluators)
+        if self.load_best_at_end:
+            self._check_best(evaluators)
 
     def _use_deepspeed(self) -> None:
         if self.deepspeed_config is not None:
@@ -331,6 +337,24 @@ class TrainerOptions:
                 f"autoresume=True with save_weights_only={self.save_weights_only} and "
                 f"save_ignore_keys={self.save_ignore_keys!r}: only a complete checkpoint can be "
                 "resumed; drop one of them."
+            )
+
+    def _check_best(self, evaluators: Sequence[Evaluator]) -> None:
+        given = as_list(self.callbacks)
+        savers = [c for c in given if isinstance(c, CheckpointSaver) and c.metric is not None]
+        names = [self.save_best] if self.save_best is not None else [c.metric for c in savers]
+        if not names:
+            raise ValueError(
+                "load_best_at_end=True needs the result that determines the best checkpoint; pass "
+                "save_folder=... and save_best=..., such as 'metrics/eval/loss'."
+            )
+        name = full_name("save_best", names[0])
+        check_result("save_best", name, evaluators)
+        due = [e for e in evaluators if name.startswith(f"{e.label}/") and e.eval_interval]
+        if not due:
+            raise ValueError(
+                f"load_best_at_end=True needs evaluations during training, and eval_interval=None "
+                f"for the evaluator of {name!r}; pass an interval such as '1ep'."
             )
 
     # --- several processes ---

@@ -28,9 +28,11 @@ __all__ = [
     "ResumePoint",
     "check_folder_is_ours",
     "find_resume_point",
+    "is_checkpoint",
     "latest_valid",
     "latest_weights",
     "new_run_id",
+    "read_tree",
 ]
 
 _COMPARED = (
@@ -247,6 +249,19 @@ def latest_weights(load_path: str | Path) -> Path:
 
 def _warn_broken(path: Path, error: Exception) -> None:
     warn_user(f"{path} is skipped, because it is damaged: {error}", BrokenCheckpointWarning)
+
+
+def read_tree(path: Path, device: torch.device, *, run: str) -> dict[str, Any]:
+    """Read the state of a checkpoint of a run, complete or not.
+
+    Raises:
+        MismatchError: It belongs to another run.
+        CheckpointError: It cannot be read.
+    """
+    point = _read(path, device, ("*",))
+    if point.run != run:
+        raise MismatchError(f"{path} was written by another run, {point.run}.")
+    return point.tree
 
 
 def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> ResumePoint:

@@ -208,8 +208,10 @@ class Checkpoints:
     """How the run is saved, and whether anything was done since."""
 
     save_function: Callable[[State], Any] | None = None
-    save_last: bool = False
+    save_last: Callable[[], bool] = bool
     """Whether the end of training is saved."""
+    load_best: Callable[[State], State] | None = None
+    """Loads the best weights at the end of training, if requested."""
     _saved_at: Any = None
 
     def save_requested(self, run: Run, state: State, event: Event) -> State:
@@ -224,8 +226,10 @@ class Checkpoints:
         return self.save(run, state)
 
     def save_end(self, run: Run, state: State) -> State:
-        """Save the end of training, unless it has just been saved."""
-        return self.save(run, state) if self.save_last and self.outdated(run, state) else state
+        """Save the end of training, unless it has just been saved, and load the best weights."""
+        if self.save_last() and self.outdated(run, state):
+            state = self.save(run, state)
+        return state if self.load_best is None else self.load_best(state)
 
     def save(self, run: Run, state: State) -> State:
         """Save the run."""

@@ -28,7 +28,15 @@ from composable.trainer.optimizer_state import (
 )
 from composable.trainer.run import Run
 
-__all__ = ["SCHEMA", "capture", "capture_weights", "check", "named_callbacks", "restore"]
+__all__ = [
+    "SCHEMA",
+    "capture",
+    "capture_weights",
+    "check",
+    "named_callbacks",
+    "restore",
+    "restore_weights",
+]
 
 SCHEMA: dict[str, type | tuple[type, ...]] = {
     "model": dict,
@@ -163,6 +171,41 @@ def restore(run: Run, saved: Mapping[str, Any], path: str) -> None:
         ) from error
 
 
+def restore_weights(
+    state: State, saved: Mapping[str, Any], names: Iterable[str], path: str
+) -> State:
+    """Restore the weights of the model and the loss, and the memory of some algorithms.
+
+    Args:
+        state: The state; its model is changed in place.
+        saved: What `capture` or `capture_weights` returned.
+        names: The algorithms whose memory becomes that of the checkpoint.
+        path: Where it was read, for errors.
+
+    Raises:
+        MismatchError: It has no weights of this model, or no memory for the algorithms.
+    """
+    names = set(names)
+    needed = {"model"} | ({"memory"} if names else set())
+    if state.loss_module is not None:
+        needed.add("loss_fn")
+    if missing := sorted(needed - saved.keys()):
+        raise MismatchError(
+            f"{path} has no {', '.join(missing)}, on which evaluations depend; do not exclude it "
+            "with save_weights_only or save_ignore_keys."
+        )
+    pairs = {"model": state.model}
+    if state.loss_module is not None:
+        pairs["loss_fn"] = state.loss_module
+    live: dict[int, Tensor] = {}
+    for key, module in pairs.items():
+        _check_model(module, saved[key], path, "model" if key == "model" else "loss_fn")
+        live |= _restore_tensors(module, saved[key])
+    memory = {name: value for name, value in state.memory.items() if name not in names}
+    kept = {n: v for n, v in saved.get("memory", {}).items() if n in names}
+    return state.evolve(memory={**memory, **_relink(kept, live)})
+
+
 def _restore(run: Run, saved: Mapping[str, Any]) -> None:
     state = run.state
     live = _restore_model(state.model, saved["model"])
@@ -224,16 +267,21 @@ def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -
 
 def _restore_model(model: nn.Module, saved: Mapping[str, Any]) -> dict[int, Tensor]:
     """Copy the values into the model, and map the ids of saved tensors to the model's own."""
+    live = _restore_tensors(model, saved)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in saved["without_gradients"])
+    for name, module in model.named_modules():
+        module.training = name not in saved["in_evaluation"]
+    return live
+
+
+def _restore_tensors(model: nn.Module, saved: Mapping[str, Any]) -> dict[int, Tensor]:
     own = model.state_dict()
     model.load_state_dict({n: divided_like(t, own.get(n)) for n, t in saved["weights"].items()})
     buffers = dict(model.named_buffers())
     for name, buffer in saved["buffers"].items():
         with torch.no_grad():
             buffers[name].copy_(buffer)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in saved["without_gradients"])
-    for name, module in model.named_modules():
-        module.training = name not in saved["in_evaluation"]
     own = {**model.state_dict(keep_vars=True), **buffers}
     theirs = {**saved["weights"], **saved["buffers"]}
     return {id(theirs[name]): own[name] for name in theirs if isinstance(own[name], Tensor)}

@@ -23,6 +23,7 @@ from composable.functional._lent import is_divided
 from composable.loggers.json_lines import JSONLinesLogger
 from composable.runs.environment import describe_environment
 from composable.runs.recorder import RunRecorder
+from composable.trainer.best import Best, check_best, check_complete, find_best, load_best
 from composable.trainer.description import (
     describe_hyperparameters,
     describe_request,
@@ -82,6 +83,9 @@ class Saving:
         self._loaded: Path | None = None
         if options.nonfinite_loss == "rollback" and not options.dry_run:
             run.rollback = self.roll_back
+        if options.load_best_at_end and not options.dry_run:
+            check_complete(run.state, session.own_plan, self.savers)
+            run.checkpoints.load_best = self._load_best
 
     @property
     def savers(self) -> list[CheckpointSaver]:
@@ -92,6 +96,11 @@ class Saving:
     def recorders(self) -> list[RunRecorder]:
         """The callbacks that record the run."""
         return [c for c in self.session.own_plan.callbacks if isinstance(c, RunRecorder)]
+
+    @property
+    def best(self) -> Best | None:
+        """The best checkpoint so far."""
+        return find_best(self.savers, self._loaded)
 
     def describe(self, state: State) -> dict[str, Any]:
         """Describe the run as plain values."""
@@ -197,7 +206,9 @@ class Saving:
         """Connect the savers to the run, and restore the states of callbacks."""
         if self.savers:
             self.run.checkpoints.save_function = self.save
-            self.run.checkpoints.save_last = any(one.save_interval for one in self.savers)
+            self.run.checkpoints.save_last = lambda: any(
+                one.save_interval or one.improved for one in self.savers
+            )
         self._load_callbacks()
 
     def _load_callbacks(self) -> None:
@@ -247,8 +258,17 @@ class Saving:
         run.progress.resume(restart=point.restart)
         requested = self.hyperparameters
         self.hyperparameters = point.hyperparameters(requested, ignored)
-        if not self.options.dry_run:
-            point.warn_of_changes(self.describe(run.state), requested)
+        if self.options.dry_run:
+            return
+        point.warn_of_changes(self.describe(run.state), requested)
+        if self.options.load_best_at_end:
+            check_best(self.best)
+
+    def _load_best(self, state: State) -> State:
+        for saver in self.savers:
+            saver.finish()
+        self.options.processes.barrier()  # rank 0 has written it
+        return load_best(state, self.session.own_plan, self.best, self.run_id)
 
     def roll_back(self, error: NonFiniteLossError) -> State:
         """Restore the last checkpoint of this run.

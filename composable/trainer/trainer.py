@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composable.core.callback import Callback
 from composable.core.control import Control
@@ -13,7 +13,6 @@ from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
 from composable.functional._checks import as_path
 from composable.plan.declarations import as_observer
-from composable.plan.plan import Plan
 from composable.trainer import arguments as check
 from composable.trainer import loop
 from composable.trainer._signature import takes_arguments_of
@@ -23,15 +22,14 @@ from composable.trainer.options import TrainerOptions, run_overrides
 from composable.trainer.parameters import start_training, surgery, zero_grad
 from composable.trainer.saving import Saving
 from composable.trainer.session import Session
+from composable.trainer.summary import summarized
+from composable.trainer.views import RunView
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
-
-if TYPE_CHECKING:
-    from composable.plan.timeline import Timeline
 
 __all__ = ["Trainer"]
 
 
-class Trainer:
+class Trainer(RunView):
     """Train a model: fire events, run the composed step, and carry out requests of callbacks.
 
     With no algorithms, the weights after N steps are bit-identical to those of a plain PyTorch
@@ -84,20 +82,6 @@ class Trainer:
             "can be pickled."
         )
 
-    @property
-    def plan(self) -> Plan:
-        """The plan of a run that starts now, global callbacks included."""
-        return self._session.plan
-
-    @property
-    def state(self) -> State:
-        """The state after the last finished batch."""
-        return self._run.state
-
-    def timeline(self) -> "Timeline":
-        """Return when each algorithm is active over the run: see `Plan.timeline`."""
-        return self.plan.timeline(self.state.max_duration, self.state.epoch_length)  # type: ignore[arg-type]
-
     def fit(self, *, duration: TimeLike | None = None) -> State:
         """Train until `max_duration`, or for `duration` more, and return the last state.
 
@@ -130,6 +114,7 @@ class Trainer:
         saving, session, signals = self._saving, self._session, run.signals
         saves = run.checkpoints.save_function is not None
         with (
+            summarized(run, saving),
             run.together(),
             preserve_rng(),
             saving.locked(),

@@ -1,0 +1,120 @@
+"""The best checkpoint of a run, and loading its weights at the end of training."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from composable.callbacks.checkpoint_saver import CheckpointSaver
+from composable.checkpoint.errors import MissingCheckpointError
+from composable.core._warnings import warn_user
+from composable.core.algorithm import leaves
+from composable.core.event import Event
+from composable.core.results import LOGGED
+from composable.core.state import State
+from composable.plan.plan import Plan
+from composable.trainer.resume import is_checkpoint, read_tree
+from composable.trainer.run_state import restore_weights
+
+__all__ = [
+    "Best",
+    "NoBestCheckpointWarning",
+    "check_best",
+    "check_complete",
+    "find_best",
+    "load_best",
+]
+
+
+class NoBestCheckpointWarning(UserWarning):
+    """No result selected a best checkpoint, so the model keeps its last weights."""
+
+
+@attrs.frozen
+class Best:
+    """The best result of a run so far, and the checkpoint that has its weights."""
+
+    metric: str
+    """The name under which the result is logged: "metrics/eval/accuracy"."""
+    mode: str
+    """Whether the "max" or the "min" is best."""
+    value: float
+    checkpoint: Path
+
+
+def find_best(savers: Sequence[CheckpointSaver], loaded: Path | None) -> Best | None:
+    """Return the best checkpoint of the first saver that selects one.
+
+    Args:
+        savers: The savers of the run.
+        loaded: The checkpoint from which the run was resumed, beside which the best one may be.
+    """
+    for saver in savers:
+        if saver.best is None or saver.metric is None or saver.mode is None:
+            continue
+        name, value = saver.best
+        path = saver.folder / name
+        if loaded is not None and not is_checkpoint(path) and is_checkpoint(loaded.parent / name):
+            path = loaded.parent / name
+        return Best(f"{LOGGED}{saver.metric}", saver.mode, value, path)
+    return None
+
+
+def load_best(state: State, plan: Plan, best: Best | None, run: str) -> State:
+    """Return the state with the weights of the best checkpoint.
+
+    The model, the module that computes the loss and the averages of algorithms are loaded, on which
+    evaluations depend. Everything else is as at the end of training.
+
+    Args:
+        state: The state at the end of training.
+        plan: The plan of the run.
+        best: The best checkpoint; without one, a warning is raised.
+        run: The id of the run.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or belongs to another run.
+    """
+    if best is None:
+        warn_user(
+            "load_best_at_end=True, but no evaluation had a result that selects a best checkpoint "
+            "(NaN never does), so the model keeps its last weights.",
+            NoBestCheckpointWarning,
+        )
+        return state
+    tree = read_tree(best.checkpoint, state.device, run=run)
+    return restore_weights(state, tree, _averaging(plan), str(best.checkpoint))
+
+
+def _averaging(plan: Plan) -> set[str]:
+    """Return the names of the algorithms on whose memory evaluations depend."""
+    parts = (leaf for algorithm in plan.algorithms for leaf in leaves(algorithm))
+    return {leaf.name for leaf in parts if Event.EVAL_START in leaf.events}
+
+
+def check_complete(state: State, plan: Plan, savers: Sequence[CheckpointSaver]) -> None:
+    """Check that the best checkpoint will have everything on which evaluations depend.
+
+    Raises:
+        ValueError: A saver excludes the averages of algorithms, or the parameters of the loss.
+    """
+    names = sorted(_averaging(plan)) + ([] if state.loss_module is None else ["loss_fn"])
+    if names and any(one.metric is not None and one.weights_only for one in savers):
+        raise ValueError(
+            f"save_weights_only=True with load_best_at_end=True: evaluations depend on "
+            f"{', '.join(names)}, which such a checkpoint does not have; drop one of them."
+        )
+
+
+def check_best(best: Best | None) -> None:
+    """Check that the best checkpoint exists, when a run resumes.
+
+    Raises:
+        MissingCheckpointError: It does not.
+    """
+    if best is not None and not is_checkpoint(best.checkpoint):
+        raise MissingCheckpointError(
+            f"load_best_at_end=True needs the best checkpoint of the run so far, and there is no "
+            f"{best.checkpoint}; copy it there from the folder of the run, or pass "
+            "load_best_at_end=False."
+        )

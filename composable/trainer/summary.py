@@ -1,0 +1,159 @@
+"""The summary at the end of `fit`."""
+
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import attrs
+
+from composable.core._printable import printable
+from composable.core.state import State
+from composable.core.time import Timestamp
+from composable.distributed import Processes
+from composable.runs.shown_warnings import ShownWarnings
+from composable.trainer.run import Run
+from composable.trainer.saving import Saving
+
+__all__ = ["FitSummary", "summarized"]
+
+_COUNTED = ("epoch", "batch", "sample", "token")
+_MOST_RESULTS = 8
+
+
+@attrs.frozen
+class FitSummary:
+    """A call of `fit`, to be described in a few lines.
+
+    Args:
+        run: The run after the call.
+        saving: Its checkpoints.
+        start: The timestamp before the call.
+        seconds: The duration of the call.
+        warnings: How many warnings of each class were shown.
+    """
+
+    run: Run
+    saving: Saving
+    start: Timestamp
+    seconds: float
+    warnings: Counter[str]
+
+    def __str__(self) -> str:
+        lines = [self._trained(), *self._results(), *self._saved(), *self._problems(), self._next()]
+        return "\n  ".join(map(printable, lines))
+
+    def _trained(self) -> str:
+        state = self.run.state
+        before, after = (attrs.asdict(one) for one in (self.start, state.timestamp))
+        done = {name: after[name] - before[name] for name in _COUNTED}
+        counted = [_count(n, name) for name, n in done.items() if n or name == "batch"]
+        training = after["total_wct"] - before["total_wct"]
+        parts = [f"training {_duration(training)}"] if training else []
+        parts += [
+            f"{_rate(done[name] / training)} {_plural(name)}/s"
+            for name in ("batch", "sample", "token")
+            if training and done[name]
+        ]
+        speed = f" ({', '.join(parts)})" if parts else ""
+        end = "" if _is_over(state) else f" It stopped before max_duration={state.max_duration}."
+        return (
+            f"Trained {type(state.model).__name__}: {', '.join(counted)} in "
+            f"{_duration(self.seconds)}{speed}.{end}"
+        )
+
+    def _results(self) -> Iterator[str]:
+        state = self.run.state
+        found = {} if state.loss is None else {"loss/train": float(state.loss)}
+        for label, results in state.metrics.items():
+            found |= {f"metrics/{label}/{name}": value for name, value in results.items()}
+        shown = [f"{name} {_short(value)}" for name, value in list(found.items())[:_MOST_RESULTS]]
+        if shown:
+            yield f"last: {', '.join(shown)}"
+        best = self.saving.best
+        if best is not None:
+            loaded = "; its weights are loaded" if self.run.checkpoints.load_best else ""
+            yield f"best: {best.metric} {_short(best.value)}, saved in {best.checkpoint}{loaded}"
+
+    def _saved(self) -> Iterator[str]:
+        for saver in self.saving.savers:
+            if saver.latest is not None:
+                yield f"last checkpoint: {saver.folder / saver.latest}"
+
+    def _problems(self) -> Iterator[str]:
+        guard, scaler = self.run.guard, self.run.loss_scaler
+        counts = {
+            "batches skipped because their loss was not finite": guard.num_skipped,
+            "rollbacks to a checkpoint": guard.num_rollbacks,
+            "steps skipped by the loss scaler": scaler.num_skipped,
+        }
+        yield from (f"{n} {what}" for what, n in counts.items() if n)
+        if self.warnings:
+            kinds = ", ".join(f"{name} ({n})" for name, n in self.warnings.most_common())
+            yield f"{_count(self.warnings.total(), 'warning')}: {kinds}"
+
+    def _next(self) -> str:
+        savers = self.saving.savers
+        if not savers:
+            return "next: trainer.save_checkpoint(path); nothing was saved without a save_folder"
+        folder = savers[0].folder
+        if find_spec("composable.cli.report") is not None:
+            return f"next: composable report {folder}"
+        if savers[0].latest is not None:
+            return f"next: composable checkpoint inspect {folder / savers[0].latest}"
+        return f"next: Trainer(..., load_path={str(folder)!r}) resumes the run"
+
+
+@contextmanager
+def summarized(run: Run, saving: Saving) -> Iterator[None]:
+    """Print a summary of the call of `fit` in the block, if it ends without an error.
+
+    It is printed on standard error by the main process, if the Trainer shows a progress bar.
+    """
+    options = saving.options
+    if not options.progress_bar or options.dry_run or not Processes.current().is_main:
+        yield
+        return
+    warnings: Counter[str] = Counter()
+    shown = ShownWarnings(lambda category, message, where: warnings.update([category]))
+    start, began = run.state.timestamp, time.perf_counter()
+    shown.listen()
+    try:
+        yield
+    finally:
+        shown.stop()
+    seconds = time.perf_counter() - began
+    print(FitSummary(run, saving, start, seconds, warnings), file=sys.stderr)
+
+
+def _is_over(state: State) -> bool:
+    return state.max_duration is None or state.reached(state.max_duration)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name if number == 1 else _plural(name)}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _plural(name: str) -> str:
+    return "batches" if name == "batch" else f"{name}s"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _duration(seconds: float) -> str:
+    """Format a duration by its two largest units."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(math.floor(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
