@@ -91,7 +91,7 @@ class FitSummary:
             "rollbacks to a checkpoint": guard.num_rollbacks,
             "steps skipped by the loss scaler": scaler.num_skipped,
         }
-        yield from (f"{n} {what}" for what, n in counts.items() if n)
+        yield from (f"{what}: {n}" for what, n in counts.items() if n)
         if self.warnings:
             kinds = ", ".join(f"{name} ({n})" for name, n in self.warnings.most_common())
             yield f"{_count(self.warnings.total(), 'warning')}: {kinds}"

@@ -1,0 +1,130 @@
+"""What `fit` prints at its end."""
+
+import re
+import warnings
+
+import pytest
+import torch
+
+from composable import Callback, Control, Event
+from composable.callbacks import CheckpointSaver
+from composable.distributed import Processes
+from composable.trainer import summary
+from tests.support.data import batches
+from tests.support.observers import Asks, Raise
+from tests.support.runs import make_trainer
+
+
+def printed(capsys, **options):
+    """Train with a progress bar, and return the lines below the bar."""
+    make_trainer(progress_bar=True, **options).fit()
+    return last_lines(capsys)
+
+
+def last_lines(capsys):
+    lines = capsys.readouterr().err.splitlines()
+    (first,) = [i for i, line in enumerate(lines) if line.startswith("Trained ")] or [len(lines)]
+    return lines[first:]
+
+
+def test_summary_has_durations_results_and_the_next_step(capsys):
+    lines = printed(capsys, eval_dataloader=batches([4]))
+
+    assert re.fullmatch(
+        r"Trained Linear: 2 epochs, 6 batches, 24 samples in [\d.]+ s "
+        r"\(training [\d.]+ s, [\d.,]+ batches/s, [\d.,]+ samples/s\)\.",
+        lines[0],
+    )
+    assert re.fullmatch(r"  last: loss/train [\d.]+, metrics/eval/loss [\d.]+", lines[1])
+    assert lines[2:] == [
+        "  next: trainer.save_checkpoint(path); nothing was saved without a save_folder"
+    ]
+
+
+def test_summary_of_a_saved_run_names_its_checkpoints(capsys, tmp_path):
+    lines = printed(
+        capsys,
+        eval_dataloader=batches([4]),
+        save_folder=tmp_path,
+        save_best="loss",
+        save_best_mode="max",
+        load_best_at_end=True,
+    )
+
+    assert re.fullmatch(
+        rf"  best: metrics/eval/loss [\d.]+, saved in {tmp_path}/ep[12]-ba[36]; its weights are "
+        "loaded",
+        lines[2],
+    )
+    assert lines[3] == f"  last checkpoint: {tmp_path}/ep2-ba6"
+    assert re.fullmatch(rf"  next: composable [a-z ]+ {tmp_path}\S*", lines[4])
+
+
+def test_summary_tells_of_warnings_and_skipped_batches(capsys):
+    class Warns(Callback):
+        def batch_end(self, state, logger):
+            warnings.warn(f"batch {state.timestamp.batch}", FutureWarning, stacklevel=1)
+
+    def inputs():
+        first, *rest = batches(12)
+        return [(first[0] * torch.nan, first[1]), *rest]
+
+    before = warnings.showwarning
+    with pytest.warns(Warning, match=r"batch|finite"):
+        lines = printed(
+            capsys, loader=inputs(), nonfinite_loss="skip", max_duration="1ep", callbacks=Warns
+        )
+
+    assert "  batches skipped because their loss was not finite: 1" in lines
+    assert "  4 warnings: FutureWarning (3), NonFiniteLossWarning (1)" in lines
+    assert warnings.showwarning is before
+
+
+def test_summary_of_a_part_of_a_run(capsys):
+    trainer = make_trainer(
+        progress_bar=True,
+        count_tokens=lambda batch: 3,
+        max_duration="9ep",
+        callbacks=Asks(Event.BATCH_END, 3, Control.STOP),
+    )
+    trainer.fit()
+    stopped = last_lines(capsys)[0]
+    trainer.fit(duration="1ba")
+    continued = last_lines(capsys)[0]
+
+    assert "1 epoch, 4 batches, 16 samples, 12 tokens in" in stopped
+    assert stopped.endswith("tokens/s). It stopped before max_duration=9ep.")
+    assert "Trained Linear: 1 batch, 4 samples, 3 tokens in" in continued
+    assert continued.endswith("/s).")
+
+
+def test_savers_without_a_checkpoint_name_their_folder(capsys, tmp_path):
+    lines = printed(capsys, callbacks=CheckpointSaver(tmp_path, save_interval=None))
+
+    assert (
+        lines[-1].split()
+        == ["next:", "Trainer(...,", f"load_path='{tmp_path}')", "resumes", *("the", "run")]
+        or lines[-1] == f"  next: composable report {tmp_path}"
+    )
+
+
+@pytest.mark.parametrize("quiet", ["progress_bar", "rank", "error"])
+def test_quiet_runs_print_no_summary(quiet, capsys, monkeypatch):
+    options = {"progress_bar": quiet != "progress_bar"}
+    if quiet == "rank":
+        monkeypatch.setattr(summary.Processes, "current", lambda: Processes(rank=1, size=2))
+    if quiet == "error":
+        with pytest.raises(ValueError, match="mine"):
+            make_trainer(callbacks=Raise(ValueError("mine")), **options).fit()
+    else:
+        make_trainer(**options).fit()
+
+    assert "Trained" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.01234, "0.0123 s"), (59.96, "60 s"), (61.9, "1 min 1 s"), (7384, "2 h 3 min")],
+)
+def test_durations(seconds, text):
+    assert summary._duration(seconds) == text
