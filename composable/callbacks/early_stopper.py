@@ -28,8 +28,8 @@ class EarlyStopper(Callback):
     improvement.
 
     Args:
-        monitor: The name under which the result is logged: "metrics/eval/accuracy", or short
-            "eval/accuracy" or "accuracy".
+        monitor: The name of the result: "accuracy", or with the label of its evaluator,
+            "eval/accuracy".
         dataloader_label: The label of the evaluator. Default: the one in `monitor`, or "eval".
         mode: "min" if lower is better, "max" if higher is better. Default: what the metric declares
             as `higher_is_better`, or determined by the name of the result, such as "loss",
@@ -64,10 +64,10 @@ class EarlyStopper(Callback):
         self.mode = known_mode(monitor, mode)
         self._given_mode = mode
         check_range("min_delta", min_delta, 0)
-        if dataloader_label is None:
+        if dataloader_label is None and "/" in monitor:
             dataloader_label, _, monitor = full_name("monitor", monitor).partition("/")
         self.monitor = monitor
-        self.dataloader_label = dataloader_label
+        self.dataloader_label = dataloader_label or "eval"
         self.min_delta = min_delta
         self.patience: Time = check_time("patience", patience)
         self.best: float | None = None
