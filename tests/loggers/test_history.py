@@ -40,12 +40,15 @@ def test_every_metric_survives_a_checkpoint():
     stamp = Timestamp(epoch=1, batch=2, total_wct=0.1)
     for i, value in enumerate(VALUES):
         memory.log_metrics({"a": float(i), "b": value, f"c{i % 3}": torch.tensor(i)}, stamp)
+        memory.log_metrics({"d": i > 5, "e": i if i % 2 else True}, stamp)
 
     again = resumed(memory)
 
     assert again.records == memory.records
     assert [type(one) for one in again.series("c0")] == [int] * 4
-    assert type(again.series("b")[4]) is bool
+    for name in ("b", "d", "e"):
+        expected = [bool if type(one) is bool else int for one in memory.series(name)]
+        assert [bool if type(one) is bool else int for one in again.series(name)] == expected
     assert resumed(InMemoryLogger()).records == []
 
 

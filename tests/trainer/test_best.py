@@ -82,6 +82,22 @@ def test_run_ends_with_the_weights_of_the_best_result(scores, at, interval, tmp_
     assert latest["checkpoint"] == trainer.best.checkpoint.name
 
 
+@pytest.mark.parametrize("interval", ["1ep", None])
+def test_evaluation_at_the_end_may_have_the_best_result(interval, tmp_path):
+    trainer = trainer_of(
+        tmp_path,
+        max_duration="5ba",
+        metrics=None,
+        save_best="loss",
+        save_best_mode="max",
+        save_interval=interval,
+    )
+    trainer.fit()
+
+    assert trainer.best.checkpoint.name == "ep1-ba5"
+    assert trainer.eval()["eval/loss"] == trainer.best.value
+
+
 @pytest.mark.parametrize(
     "algorithm", [EMA("1ba"), SWA(swa_start="1ba", update_interval="1ba"), EMA(ema_start="4ep")]
 )

@@ -28,8 +28,10 @@ def last_lines(capsys):
 
 
 def test_summary_has_durations_results_and_the_next_step(capsys):
+    shows = warnings.showwarning
     lines = printed(capsys, eval_dataloader=batches([4]))
 
+    assert warnings.showwarning is shows
     assert re.fullmatch(
         r"Trained Linear: 2 epochs, 6 batches, 24 samples in [\d.]+ s "
         r"\(training [\d.]+ s, [\d.,]+ batches/s, [\d.,]+ samples/s\)\.",
@@ -69,7 +71,6 @@ def test_summary_tells_of_warnings_and_skipped_batches(capsys):
         first, *rest = batches(12)
         return [(first[0] * torch.nan, first[1]), *rest]
 
-    before = warnings.showwarning
     with pytest.warns(Warning, match=r"batch|finite"):
         lines = printed(
             capsys, loader=inputs(), nonfinite_loss="skip", max_duration="1ep", callbacks=Warns
@@ -77,7 +78,6 @@ def test_summary_tells_of_warnings_and_skipped_batches(capsys):
 
     assert "  batches skipped because their loss was not finite: 1" in lines
     assert "  4 warnings: FutureWarning (3), NonFiniteLossWarning (1)" in lines
-    assert warnings.showwarning is before
 
 
 def test_summary_of_a_part_of_a_run(capsys):
