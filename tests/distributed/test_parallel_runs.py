@@ -246,3 +246,14 @@ def test_fsdp_chooses_the_items_of_lists_and_what_is_asked_for():
     assert FSDP2(wrap=lambda module: module is second).wrapped(model) == [second]
     with pytest.raises(ValueError, match="selects no module of Sequential"):
         FSDP2(wrap=[nn.Conv2d]).wrapped(model)
+
+
+def test_every_process_ends_with_the_best_weights(tmp_path):
+    options = {"save_best": "loss", "save_best_mode": "max", "max_duration": "3ep"}
+    (last,) = run(fit, 1, {**options, "folder": str(tmp_path / "last")})
+    options["load_best_at_end"] = True
+    (alone,) = run(fit, 1, {**options, "folder": str(tmp_path / "alone")})
+    both = run(fit, 2, {**options, "folder": str(tmp_path / "both")})
+
+    assert {one["weights"] for one in both} == {alone["weights"]}
+    assert alone["weights"] != last["weights"]

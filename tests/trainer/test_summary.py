@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,7 +113,8 @@ def test_savers_without_a_checkpoint_name_their_folder(capsys, tmp_path):
 def test_quiet_runs_print_no_summary(quiet, capsys, monkeypatch):
     options = {"progress_bar": quiet != "progress_bar"}
     if quiet == "rank":
-        monkeypatch.setattr(summary.Processes, "current", lambda: Processes(rank=1, size=2))
+        second = Processes(rank=1, size=2)
+        monkeypatch.setattr(summary, "Processes", SimpleNamespace(current=lambda: second))
     if quiet == "error":
         with pytest.raises(ValueError, match="mine"):
             make_trainer(callbacks=Raise(ValueError("mine")), **options).fit()
