@@ -1,9 +1,12 @@
 """Destinations of metrics: the base class of all loggers."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from composable.core.callback import Callback
+from composable.core.logger import UnsupportedLogError
 from composable.core.time import Timestamp
 
 __all__ = ["LoggerDestination"]
@@ -15,10 +18,47 @@ class LoggerDestination(Callback):
     It is also a callback. At each event, destinations run after all other callbacks, so that they
     see everything that those logged. Metrics arrive unconverted, tensors included. Convert them
     with `to_numbers` when writing, not at every step, because the conversion waits for the device.
+
+    A subclass defines the methods that it supports. The others raise an `UnsupportedLogError`,
+    of which the `Logger` warns once. Tensors other than metrics may be changed in place after the
+    call, so a method that keeps them copies them.
     """
+
+    drops_silently: ClassVar[bool] = False
+    """Whether the `Logger` does not warn of what this class does not support."""
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Record metrics: numbers or tensors of one element, by name."""
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Record the hyperparameters of the run."""
+
+    def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:
+        """Record images: tensors [C, H, W] or [N, C, H, W] by name."""
+        raise UnsupportedLogError
+
+    def log_histograms(self, histograms: Mapping[str, Tensor], timestamp: Timestamp) -> None:
+        """Record the distributions of tensors, by name."""
+        raise UnsupportedLogError
+
+    def log_text(self, texts: Mapping[str, str], timestamp: Timestamp) -> None:
+        """Record texts, by name."""
+        raise UnsupportedLogError
+
+    def log_table(
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        timestamp: Timestamp,
+    ) -> None:
+        """Record a table."""
+        raise UnsupportedLogError
+
+    def log_figure(self, name: str, figure: Any, timestamp: Timestamp) -> None:
+        """Record a figure of Matplotlib."""
+        raise UnsupportedLogError
+
+    def log_artifact(self, name: str, path: str) -> None:
+        """Record a file or a folder."""
+        raise UnsupportedLogError

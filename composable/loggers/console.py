@@ -1,9 +1,10 @@
 """Print metrics to the console."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from composable.core._table import format_table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
@@ -17,6 +18,8 @@ __all__ = ["ConsoleLogger"]
 
 class ConsoleLogger(LoggerDestination):
     """Prints the latest metrics every `log_interval`, and after every evaluation.
+
+    Texts and tables are printed at once.
 
     Args:
         log_interval: When to print: "10ba", "1ep" or "0.1dur".
@@ -42,6 +45,22 @@ class ConsoleLogger(LoggerDestination):
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Keep the latest value of each metric."""
         self._latest.update(metrics)
+
+    def log_text(self, texts: Mapping[str, str], timestamp: Timestamp) -> None:
+        """Print texts."""
+        for name, text in texts.items():
+            print(f"{_place(timestamp)}  {name}:\n{text}", file=self._out)
+
+    def log_table(
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        timestamp: Timestamp,
+    ) -> None:
+        """Print a table."""
+        table = format_table(([_short(value) for value in row] for row in rows), columns)
+        print(f"{_place(timestamp)}  {name}:\n{table}", file=self._out)
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Start the first interval."""
@@ -73,13 +92,16 @@ class ConsoleLogger(LoggerDestination):
         (numbers,) = to_numbers([self._latest])
         self._latest = {}
         if numbers:
-            now = state.timestamp
             text = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items())
-            print(f"[epoch {now.epoch}, batch {now.batch}]  {text}", file=self._out)
+            print(f"{_place(state.timestamp)}  {text}", file=self._out)
 
     @property
     def _out(self) -> IO[str]:
         return self._stream or sys.stderr
+
+
+def _place(now: Timestamp) -> str:
+    return f"[epoch {now.epoch}, batch {now.batch}]"
 
 
 def _short(value: Any) -> str:

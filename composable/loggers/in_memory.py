@@ -1,13 +1,16 @@
 """Keep metrics in memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
+
+from torch import Tensor
 
 from composable.core._html import panel, sparkline, table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import Timestamp
+from composable.loggers._histograms import Histogram
 from composable.loggers._records import pack_records, unpack_records
 
 __all__ = ["InMemoryLogger"]
@@ -16,9 +19,11 @@ _COMPACT_AT = 1000  # pending records before their tensors are converted to numb
 
 
 class InMemoryLogger(LoggerDestination):
-    """Keeps every metric, for use during or after training, and across a resume.
+    """Keeps everything that is logged, for use during or after training, and across a resume.
 
-    `Trainer.history` returns it. Checkpoints have the metrics so far.
+    `Trainer.history` returns it. Checkpoints have the metrics so far. `images`, `histograms`,
+    `texts`, `tables` and `figures` are lists of pairs: a timestamp, and the values by name. Images
+    are copied to the CPU, and histograms are kept as counts. A resume does not restore these lists.
 
     Example:
         >>> from composable import Timestamp
@@ -32,6 +37,13 @@ class InMemoryLogger(LoggerDestination):
 
     def __init__(self) -> None:
         self.hyperparameters: dict[str, Any] = {}
+        self.images: list[tuple[Timestamp, dict[str, Tensor]]] = []
+        self.histograms: list[tuple[Timestamp, dict[str, Histogram]]] = []
+        self.texts: list[tuple[Timestamp, dict[str, str]]] = []
+        self.tables: list[tuple[Timestamp, dict[str, list[dict[str, Any]]]]] = []
+        self.figures: list[tuple[Timestamp, dict[str, Any]]] = []
+        self.artifacts: dict[str, str] = {}
+        """The paths of files and folders, by name."""
         self._numbers: list[tuple[Timestamp, dict[str, Any]]] = []
         self._pending: list[tuple[Timestamp, Mapping[str, Any]]] = []
 
@@ -44,6 +56,39 @@ class InMemoryLogger(LoggerDestination):
         self._pending.append((timestamp, metrics))
         if len(self._pending) >= _COMPACT_AT:
             self._compact()
+
+    def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:
+        """Keep a copy of images."""
+        copies = {name: image.detach().to("cpu", copy=True) for name, image in images.items()}
+        self.images.append((timestamp, copies))
+
+    def log_histograms(self, histograms: Mapping[str, Tensor], timestamp: Timestamp) -> None:
+        """Count values, and keep the counts."""
+        counted = {name: Histogram.of(values) for name, values in histograms.items()}
+        self.histograms.append((timestamp, counted))
+
+    def log_text(self, texts: Mapping[str, str], timestamp: Timestamp) -> None:
+        """Keep texts."""
+        self.texts.append((timestamp, dict(texts)))
+
+    def log_table(
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        timestamp: Timestamp,
+    ) -> None:
+        """Keep a table, as one mapping for each row."""
+        table = [dict(zip(columns, row, strict=True)) for row in rows]
+        self.tables.append((timestamp, {name: table}))
+
+    def log_figure(self, name: str, figure: Any, timestamp: Timestamp) -> None:
+        """Keep a figure."""
+        self.figures.append((timestamp, {name: figure}))
+
+    def log_artifact(self, name: str, path: str) -> None:
+        """Keep the path of a file or a folder."""
+        self.artifacts[name] = path
 
     def _compact(self) -> None:
         numbers = to_numbers(metrics for _, metrics in self._pending)

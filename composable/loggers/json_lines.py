@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from numbers import Integral, Real
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
+from urllib.parse import quote
+
+from torch import Tensor
 
 from composable.core._hashing import hash_prefix
 from composable.core._paths import next_name
@@ -18,8 +21,13 @@ from composable.core.logger import Logger, to_numbers
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.functional._checks import as_path, check_count, check_flag
+from composable.loggers._histograms import Histogram
+from composable.loggers._images import figure_png, png, to_pixels
 
 __all__ = ["JSONLinesLogger"]
+
+# When it was logged, the metrics, and objects that JSON can represent.
+_Record: TypeAlias = tuple[Timestamp, Mapping[str, Any], Mapping[str, Any]]
 
 
 class JSONLinesLogger(LoggerDestination):
@@ -30,6 +38,10 @@ class JSONLinesLogger(LoggerDestination):
     error. NaN and infinity, which JSON does not support, are written as the strings "NaN",
     "Infinity" and "-Infinity". If a record cannot be encoded, the error is raised after the other
     records are written.
+
+    Texts are values like metrics. A table is an object with `columns` and `rows`, a histogram one
+    with `edges` and `counts`. Images and figures are PNG files in a folder beside the file,
+    `metrics.files`, and their lines have the names of these files.
 
     A run that resumes from a checkpoint truncates the file to its length at the time of the
     checkpoint; later lines are logged again. This needs no argument. A file that does not begin
@@ -73,7 +85,7 @@ class JSONLinesLogger(LoggerDestination):
             raise ValueError("overwrite=True and append=True are mutually exclusive; set only one.")
         self._overwrite, self._append = overwrite, append
         self._flush_interval = flush_interval
-        self._pending: list[tuple[Timestamp, Mapping[str, Any]]] = []
+        self._pending: list[_Record] = []
         self._begun = self._resumed = False
         self._size, self._hash = 0, sha256()
         self._file: IO[bytes] | None = None
@@ -117,14 +129,62 @@ class JSONLinesLogger(LoggerDestination):
         Raises:
             ValueError: A metric has the name of a reserved field.
         """
-        if reserved := sorted(_FIELDS & metrics.keys()):
+        self._add(metrics, {}, timestamp)
+
+    def _add(
+        self, metrics: Mapping[str, Any], objects: Mapping[str, Any], timestamp: Timestamp
+    ) -> None:
+        if reserved := sorted(_FIELDS & {*metrics, *objects}):
             raise ValueError(
                 f"metric name {reserved[0]!r} is reserved for a field of JSONLinesLogger: use "
                 f"another name, such as 'metrics/{reserved[0]}'."
             )
-        self._pending.append((timestamp, metrics))
+        self._pending.append((timestamp, metrics, objects))
         if len(self._pending) >= self._flush_interval:
             self.flush()
+
+    def log_text(self, texts: Mapping[str, str], timestamp: Timestamp) -> None:
+        """Write texts, as values of a line."""
+        self.log_metrics(texts, timestamp)
+
+    def log_table(
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        timestamp: Timestamp,
+    ) -> None:
+        """Write a table, as a value of a line."""
+        cells = [[_as_json(value) for value in row] for row in rows]
+        self._add({}, {name: {"columns": list(columns), "rows": cells}}, timestamp)
+
+    def log_histograms(self, histograms: Mapping[str, Tensor], timestamp: Timestamp) -> None:
+        """Write the edges and counts of bins, as values of a line."""
+        found = {name: Histogram.of(values) for name, values in histograms.items()}
+        counted = {n: {"edges": list(h.edges), "counts": list(h.counts)} for n, h in found.items()}
+        self._add({}, counted, timestamp)
+
+    def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:
+        """Write images to PNG files, and their names to a line."""
+        for name, some in images.items():
+            files = [
+                self._write_file(f"{name}-{i}", timestamp, png(pixels))
+                for i, pixels in enumerate(to_pixels(some))
+            ]
+            self._add({}, {name: {"images": files}}, timestamp)
+
+    def log_figure(self, name: str, figure: Any, timestamp: Timestamp) -> None:
+        """Write a figure to a PNG file, and the name of the file to a line."""
+        file = self._write_file(name, timestamp, figure_png(figure))
+        self._add({}, {name: {"figure": file}}, timestamp)
+
+    def _write_file(self, name: str, timestamp: Timestamp, content: bytes) -> str:
+        self._open()  # first, since the file may be that of another run
+        folder = self.path.with_suffix(".files")
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{quote(name, safe='')}-ba{timestamp.batch}.png"
+        path.write_bytes(content)
+        return f"{folder.name}/{path.name}"
 
     def flush(self) -> None:
         """Write the buffered records."""
@@ -204,16 +264,13 @@ class JSONLinesLogger(LoggerDestination):
             self.close_file()
 
 
-_Records = Sequence[tuple[Timestamp, Mapping[str, Any]]]
-
-
-def _lines(records: _Records) -> tuple[list[str], Exception | None]:
+def _lines(records: Sequence[_Record]) -> tuple[list[str], Exception | None]:
     """Encode the records that can be encoded; return the first error of the others too."""
     try:
-        numbers = to_numbers(metrics for _, metrics in records)
+        numbers = to_numbers(metrics for _, metrics, _ in records)
         return [
-            json.dumps({**_times(timestamp), **_printable(metrics)}, allow_nan=False) + "\n"
-            for (timestamp, _), metrics in zip(records, numbers, strict=True)
+            json.dumps({**_times(when), **_printable(metrics), **objects}, allow_nan=False) + "\n"
+            for (when, _, objects), metrics in zip(records, numbers, strict=True)
         ], None
     except Exception as error:
         if len(records) == 1:

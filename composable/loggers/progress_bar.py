@@ -29,6 +29,8 @@ class ProgressBarLogger(LoggerDestination):
             log.
     """
 
+    drops_silently = True  # it is on by default, and has no place for images or texts
+
     def __init__(
         self, *, stream: IO[str] | None = None, refresh_seconds: float | None = None
     ) -> None:
