@@ -111,6 +111,16 @@ def _policy(_: str, policy: Any) -> None:
     check.check_policy(policy)
 
 
+def _loggers(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    if given != "auto":
+        raise ValueError(f"loggers={given!r} must be 'auto', a logger or a list of loggers.")
+    from composable.loggers._auto import installed_loggers  # on use: few runs need all of them
+
+    return installed_loggers()
+
+
 def _size(name: str, size: Any) -> None:
     if isinstance(size, str):
         if size == "auto":
@@ -149,7 +159,8 @@ class TrainerOptions:
         algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.
         callbacks: Callbacks, classes of callbacks, which are called without arguments, or
             functions `(event, state, logger) -> Control | None`.
-        loggers: Where metrics are logged.
+        loggers: Where metrics are logged: one or several loggers, or "auto" for one of each back
+            end that is installed: TensorBoard, Weights & Biases, Comet and MLflow.
         metrics: Metrics of evaluations besides the loss, by name: see `composable.metrics`.
             Default: those of the model's method `metrics(train)`, if it computes its own loss.
         eval_interval: When to evaluate: "1ep", "100ba", a function `(state, event) -> bool`, or
@@ -237,7 +248,7 @@ class TrainerOptions:
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
     algorithms: Any = ()
     callbacks: Any = ()
-    loggers: Any = ()
+    loggers: Any = attrs.field(default=(), converter=_loggers)
     metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.check_metrics)
     eval_interval: Any = "1ep"
     log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=check.check_log_interval)

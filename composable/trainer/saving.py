@@ -125,6 +125,11 @@ class Saving:
             **describe_environment(),
         }
 
+    def with_folder(self, description: dict[str, Any]) -> dict[str, Any]:
+        """Return the description of the run, with the folder of its checkpoints for loggers."""
+        folder = self.options.save_folder
+        return description if folder is None else {**description, "save_folder": str(folder)}
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder of the run for the length of a call of `fit`.

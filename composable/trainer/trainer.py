@@ -132,7 +132,7 @@ class Trainer(RunView):
             description = saving.describe(state)
             if run.parallel is not None:
                 run.parallel.begin(description, state)
-            self.logger.log_hyperparameters(description)
+            self.logger.log_hyperparameters(saving.with_folder(description))
             saving.begin(description, state)
             run.state = loop.fit(run, state)
             progress.fit_in_progress = False

@@ -1,0 +1,227 @@
+"""Write to Comet."""
+
+import io
+import json
+import weakref
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composable.functional._checks import as_path, check_one_of
+from composable.loggers import _environment as environment
+from composable.loggers._back_end import BackEndLogger, Moment
+from composable.loggers._histograms import Histogram
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["CometLogger"]
+
+# An observer of training reads what it is given, and not the code, the arguments or the machine.
+_OFF: dict[str, Any] = {
+    "log_code": False,
+    "log_graph": False,
+    "auto_param_logging": False,
+    "auto_metric_logging": False,
+    "auto_output_logging": False,
+    "parse_args": False,
+    "log_env_details": False,
+    "log_git_metadata": False,
+    "log_git_patch": False,
+    "display_summary_level": 0,
+}
+
+
+class CometLogger(BackEndLogger):
+    """Writes everything that is logged to an experiment of Comet.
+
+    Arguments that are None come from the environment variables `COMET_PROJECT_NAME`, `COMET_MODE`
+    ("ONLINE", "OFFLINE" or "DISABLED") and `COMET_OFFLINE_DIRECTORY`. Without a mode, the
+    experiment is online if there is an API key, and offline otherwise: an archive is written when
+    it ends, and `comet upload` uploads it. With `COMET_LOG_ASSETS=true` the folder of checkpoints
+    is logged at the end of training.
+
+    The experiment stays open between calls, until `finish`, or until the logger or the process
+    ends.
+
+    A resumed run continues the experiment of the checkpoint, offline with a further archive. Steps
+    that an archive in the folder already has are not written again. The package writes an archive
+    only at the end, so a process that is killed loses what it logged offline.
+
+    Args:
+        project: The project. Default: "composable".
+        workspace: The workspace.
+        name: The name of the experiment.
+        mode: "online", "offline" or "disabled".
+        offline_directory: The folder of archives. Default: `comet`.
+        tags: The tags of the experiment.
+        experiment_kwargs: Further arguments of the experiment, such as `{"log_code": True}`. By
+            default the package collects nothing by itself.
+        flush_interval: Number of records of metrics to buffer, at least 1.
+
+    Raises:
+        ModuleNotFoundError: The package comet_ml is not installed.
+
+    Example:
+        >>> from composable.loggers import CometLogger
+        >>> logger = CometLogger("digits", mode="offline")
+    """
+
+    package = "comet_ml"
+    extra = "comet"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        workspace: str | None = None,
+        name: str | None = None,
+        mode: str | None = None,
+        offline_directory: str | Path | None = None,
+        tags: Sequence[str] = (),
+        experiment_kwargs: Mapping[str, Any] | None = None,
+        flush_interval: int = 100,
+    ) -> None:
+        super().__init__(flush_interval=flush_interval)
+        self.project = project or environment.text("COMET_PROJECT_NAME") or "composable"
+        self.workspace, self.name_of_experiment, self.tags = workspace, name, tuple(tags)
+        chosen = mode or environment.text("COMET_MODE")
+        if chosen is not None:
+            chosen = chosen.lower()
+            check_one_of("mode", chosen, ("online", "offline", "disabled"))
+        self.mode = chosen
+        folder = offline_directory or environment.text("COMET_OFFLINE_DIRECTORY") or "comet"
+        self.offline_directory = as_path("offline_directory", folder)
+        self._logs_assets = environment.flag("COMET_LOG_ASSETS")
+        self._experiment_kwargs = {**_OFF, **(experiment_kwargs or {})}
+        self._is_disabled = self.mode == "disabled"
+        self._experiment: Any = None
+        self._key: str | None = None
+        self._folder: Path | None = None
+
+    @property
+    def experiment(self) -> Any:
+        """The experiment of the package, or None before the first record."""
+        return self._experiment
+
+    def _open(self, saved: Any) -> None:
+        if self._experiment is not None:
+            return
+        import comet_ml  # imported here: it takes a second
+
+        self._key = saved or self._key
+        has_key = comet_ml.config.get_config("comet.api_key") is not None
+        mode = self.mode or ("online" if has_key else "offline")
+        existing = self._key is not None
+        options = {**self._experiment_kwargs, "workspace": self.workspace}
+        if existing:
+            options["previous_experiment"] = self._key
+        if mode == "offline":
+            self.offline_directory.mkdir(parents=True, exist_ok=True)
+            options["offline_directory"] = str(self.offline_directory)
+        kind = {
+            ("online", False): comet_ml.Experiment,
+            ("online", True): comet_ml.ExistingExperiment,
+            ("offline", False): comet_ml.OfflineExperiment,
+            ("offline", True): comet_ml.ExistingOfflineExperiment,
+        }[mode, existing]
+        self._experiment = kind(project_name=self.project, **options)
+        self._key = self._experiment.get_key()
+        if not existing:
+            self._describe()
+        weakref.finalize(self, self._experiment.end).atexit = False  # the package does it then
+
+    def _describe(self) -> None:
+        if self.name_of_experiment is not None:
+            self._experiment.set_name(self.name_of_experiment)
+        if self.tags:
+            self._experiment.add_tags(list(self.tags))
+
+    def finish(self) -> None:
+        """End the experiment, and write the archive if it is offline; a later record resumes it."""
+        self.close()
+        if self._experiment is not None:
+            self._attempt(self._experiment.end)
+            self._experiment = None
+            self._is_open = False
+
+    def _run_state(self) -> Any:
+        return self._key
+
+    def _steps(self) -> Mapping[str, int]:
+        found = dict(super()._steps())
+        for path in self.offline_directory.glob(f"{self._key}*.zip"):
+            for name, step in _last_steps(path).items():
+                found[name] = max(step, found.get(name, -1))
+        return found
+
+    def fit_end(self, state: "State", logger: "Logger") -> None:
+        """Log the folder of checkpoints, if requested."""
+        if self._logs_assets and self._folder is not None:
+            self.log_artifact("checkpoints", str(self._folder))
+
+    # --- writing ---
+
+    def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+        for moment, values in records:
+            epoch = moment.timestamp.epoch
+            for name, value in values.items():
+                if isinstance(value, str):
+                    self._experiment.log_other(name, value)
+                elif value is not None:
+                    self._experiment.log_metric(name, value, step=moment.step, epoch=epoch)
+
+    def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
+        folder = values.get("save_folder")
+        self._folder = None if folder is None else Path(folder)
+        self._experiment.log_parameters(dict(values))
+
+    def _write_images(self, name: str, pictures: Sequence[bytes], moment: Moment) -> None:
+        for i, picture in enumerate(pictures):
+            one = name if len(pictures) == 1 else f"{name}/{i}"
+            self._experiment.log_image(io.BytesIO(picture), name=one, step=moment.step)
+
+    def _write_histogram(self, name: str, histogram: Histogram, moment: Moment) -> None:
+        counted = {"edges": list(histogram.edges), "counts": list(histogram.counts)}
+        self._log_json(name, counted, moment, "histogram")
+
+    def _write_text(self, name: str, text: str, moment: Moment) -> None:
+        self._experiment.log_text(text, step=moment.step, metadata={"name": name})
+
+    def _write_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: Moment
+    ) -> None:
+        table = {"columns": list(columns), "rows": [list(row) for row in rows]}
+        self._log_json(name, table, moment, "table")
+
+    def _log_json(self, name: str, value: Mapping[str, Any], moment: Moment, kind: str) -> None:
+        self._experiment.log_asset_data(
+            json.dumps(value), name=f"{kind}/{name}.json", step=moment.step
+        )
+
+    def _write_artifact(self, name: str, path: Path) -> None:
+        if path.is_dir():
+            self._experiment.log_asset_folder(str(path), log_file_name=True, recursive=True)
+        else:
+            self._experiment.log_asset(str(path), file_name=f"{name}/{path.name}")
+
+
+def _last_steps(path: Path) -> dict[str, int]:
+    """Return the last step of each metric in an archive."""
+    found: dict[str, int] = {}
+    for message in _messages(path):
+        metric = message.get("payload", {}).get("metric") or {}
+        if metric.get("step") is not None:
+            name = metric["metricName"]
+            found[name] = max(metric["step"], found.get(name, -1))
+    return found
+
+
+def _messages(path: Path) -> list[dict[str, Any]]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [json.loads(line) for line in archive.read("messages.json").splitlines()]
+    except (zipfile.BadZipFile, KeyError, ValueError):  # its process ended while it was written
+        return []

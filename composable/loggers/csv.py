@@ -1,0 +1,116 @@
+"""Write metrics to a CSV file."""
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composable.functional._checks import as_path, check_flag
+from composable.loggers._back_end import BackEndLogger, Moment
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["CSVLogger"]
+
+_TIMES = ("epoch", "batch", "sample", "seconds")
+
+
+class CSVLogger(BackEndLogger):
+    """Writes metrics to a table with one row per record and one column per metric.
+
+    The first columns are `epoch`, `batch`, `sample` and `seconds` (of training). A metric that
+    comes later adds a column, for which the file is written anew. A run that resumes from a
+    checkpoint truncates the file to its rows at the time of the checkpoint.
+
+    Args:
+        path: The file; its folder is created. An existing file is an error by default.
+        flush_interval: Number of records to buffer, at least 1.
+        overwrite: Replace an existing file.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from composable import Timestamp
+        >>> from composable.loggers import CSVLogger
+        >>> logger = CSVLogger(pathlib.Path(tempfile.mkdtemp(), "metrics.csv"))
+        >>> logger.log_metrics({"loss": torch.tensor(0.5)}, Timestamp(batch=1))
+        >>> logger.log_metrics({"loss": 0.25, "accuracy": 1.0}, Timestamp(batch=2))
+        >>> logger.close()
+        >>> print(logger.path.read_text().strip())
+        epoch,batch,sample,seconds,loss,accuracy
+        0,1,0,0.0,0.5,
+        0,2,0,0.0,0.25,1.0
+    """
+
+    def __init__(
+        self, path: str | Path, *, flush_interval: int = 100, overwrite: bool = False
+    ) -> None:
+        super().__init__(flush_interval=flush_interval)
+        check_flag("overwrite", overwrite)
+        self.path, self.overwrite = as_path("path", path), overwrite
+        self._columns: list[str] = list(_TIMES)
+        self._num_rows = 0
+        self._began = False
+
+    def fit_start(self, state: "State", logger: "Logger") -> None:
+        """Open the file.
+
+        Raises:
+            FileExistsError: It exists, and `overwrite` is False.
+        """
+        replaces = self._began or self.overwrite or self._saved_run is not None
+        if self._writes and not replaces and self.path.exists():
+            raise FileExistsError(
+                f"path={str(self.path)!r} exists; pass another path, or overwrite=True."
+            )
+        super().fit_start(state, logger)
+
+    def _open(self, saved: Any) -> None:
+        if saved is not None:
+            self._columns, self._num_rows = list(saved["columns"]), saved["rows"]
+        elif self._began:
+            return
+        rows = self._read()[: self._num_rows] if saved is not None and self.path.exists() else []
+        self._num_rows, self._began = len(rows), True
+        self._rewrite(rows)
+
+    def _read(self) -> list[dict[str, str]]:
+        with self.path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_name(f"{self.path.name}.tmp")
+        with new.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns, lineterminator="\n", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        new.replace(self.path)
+
+    def _steps(self) -> Mapping[str, int]:
+        return {}  # what comes again was truncated
+
+    def _run_state(self) -> Any:
+        return {"columns": list(self._columns), "rows": self._num_rows}
+
+    def _flush(self) -> None:
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+        rows = [{**_times(moment), **values} for moment, values in records]
+        new = {name: None for row in rows for name in row if name not in self._columns}
+        if new:
+            self._columns += new
+            self._rewrite(self._read())
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns, lineterminator="\n").writerows(rows)
+        self._num_rows += len(rows)
+
+
+def _times(moment: Moment) -> dict[str, Any]:
+    now = moment.timestamp
+    times = (now.epoch, now.batch, now.sample, round(now.total_wct, 6))
+    return dict(zip(_TIMES, times, strict=True))

@@ -1,0 +1,231 @@
+"""Write to Weights & Biases."""
+
+import html
+import io
+import secrets
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composable.functional._checks import as_path, check_one_of
+from composable.loggers import _environment as environment
+from composable.loggers._back_end import BackEndLogger, Moment, save_model
+from composable.loggers._histograms import Histogram
+from composable.loggers._wandb_log import last_steps
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["WandBLogger"]
+
+_WATCH_INTERVAL = 100
+_WATCHED = {
+    "false": (),
+    "gradients": ("gradients",),
+    "parameters": ("parameters",),
+    "all": ("gradients", "parameters"),
+}
+_MODELS = {"false": "false", "true": "end", "1": "end", "0": "false"}
+
+
+class WandBLogger(BackEndLogger):
+    """Writes everything that is logged to a run of Weights & Biases.
+
+    Arguments that are None come from the environment variables of the package, such as
+    `WANDB_PROJECT`, `WANDB_NAME`, `WANDB_ENTITY` and `WANDB_MODE`. Without credentials and without
+    a mode, the run is offline, in the folder `wandb`; `wandb sync` uploads it. The package itself
+    is never asked to prompt.
+
+    - `WANDB_DISABLED=true` turns the logger off.
+    - `WANDB_WATCH` is "gradients", "parameters" or "all" for histograms of every parameter, each
+      100 batches; "false" by default.
+    - `WANDB_LOG_MODEL` is "end" to log the weights as an artifact after training, or "checkpoint"
+      to log the folder of checkpoints; "false" by default.
+
+    If `wandb.init` was called before, its run is used. Otherwise a run is begun, which stays open
+    between calls, until `finish`, or until the logger or the process ends.
+
+    A resumed run continues the run of the checkpoint: it has the same id, and the package is asked
+    for the steps that it already has, which are not written again.
+
+    Args:
+        project: The project. Default: "composable".
+        name: The name of the run.
+        entity: The user or the team.
+        mode: "online", "offline" or "disabled".
+        dir: The folder of local files.
+        flush_interval: Number of records of metrics to buffer, at least 1.
+        **init_kwargs: Further arguments of `wandb.init`, such as `group` and `tags`.
+
+    Raises:
+        ModuleNotFoundError: The package wandb is not installed.
+        ValueError: An environment variable has a value that is not allowed.
+
+    Example:
+        >>> from composable.loggers import WandBLogger
+        >>> logger = WandBLogger("digits", mode="offline")
+    """
+
+    package = "wandb"
+    extra = "wandb"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        name: str | None = None,
+        *,
+        entity: str | None = None,
+        mode: str | None = None,
+        dir: str | Path | None = None,
+        flush_interval: int = 100,
+        **init_kwargs: Any,
+    ) -> None:
+        super().__init__(flush_interval=flush_interval)
+        if mode is not None:
+            check_one_of("mode", mode, ("online", "offline", "disabled"))
+        self.project = project or environment.text("WANDB_PROJECT") or "composable"
+        self.mode = mode or environment.text("WANDB_MODE")
+        self.dir = None if dir is None else as_path("dir", dir)
+        self._init_kwargs = {"name": name, "entity": entity, **init_kwargs}
+        self._watched = _WATCHED[_choice("WANDB_WATCH", "false", _WATCHED)]
+        model = _choice("WANDB_LOG_MODEL", "false", (*_MODELS, "end", "checkpoint"))
+        self._log_model = _MODELS.get(model, model)
+        self._is_disabled = self.mode == "disabled" or environment.flag("WANDB_DISABLED")
+        self._wandb_run: Any = None
+        self._id: str | None = None
+        self._folder: Path | None = None
+
+    @property
+    def run(self) -> Any:
+        """The `wandb.Run`, or None before the first record."""
+        return self._wandb_run
+
+    def _open(self, saved: Any) -> None:
+        import wandb  # imported here: it takes half a second
+
+        if self._wandb_run is not None:
+            return
+        if saved is None and wandb.run is not None:  # the user's own
+            self._wandb_run, self._id = wandb.run, wandb.run.id
+            return
+        mode = self.mode or ("online" if wandb.login(prompt=False) else "offline")
+        self._id = saved or self._init_kwargs.get("id") or self._id or secrets.token_hex(4)
+        options: dict[str, Any] = {**self._init_kwargs, "id": self._id}
+        if mode == "online":
+            options.setdefault("resume", "allow")
+        options.setdefault("reinit", "create_new")
+        self._wandb_run = wandb.init(
+            project=self.project,
+            mode=mode,  # type: ignore[arg-type]
+            dir=self.dir,
+            **options,
+        )
+        weakref.finalize(self, self._wandb_run.finish).atexit = False  # the package does it then
+
+    def finish(self) -> None:
+        """End the run of Weights & Biases; a later record resumes it."""
+        self.close()
+        if self._wandb_run is not None:
+            self._attempt(self._wandb_run.finish)
+            self._wandb_run = None
+            self._is_open = False
+
+    def _run_state(self) -> Any:
+        return self._id
+
+    def _steps(self) -> Mapping[str, int]:
+        found = dict(super()._steps())
+        run = self._wandb_run
+        if not run.offline:
+            return {**dict.fromkeys(run.summary.keys(), run.step - 1), **found}
+        for path in Path(run.dir).parents[1].glob(f"offline-run-*-{self._id}/*.wandb"):
+            for name, step in last_steps(path).items():
+                found[name] = max(step, found.get(name, -1))
+        return found
+
+    # --- what it logs itself, if requested ---
+
+    def after_train_batch(self, state: "State", logger: "Logger") -> None:
+        """Log histograms of parameters and gradients every 100 batches, if requested."""
+        if self._watched and state.timestamp.batch % _WATCH_INTERVAL == 0:
+            named = dict(state.model.named_parameters())
+            if "gradients" in self._watched:
+                grads = {n: p.grad for n, p in named.items() if p.grad is not None}
+                found = {f"gradients/{n}": grad for n, grad in grads.items()}
+                self.log_histograms(found, state.timestamp)
+            if "parameters" in self._watched:
+                found = {f"parameters/{n}": p for n, p in named.items()}
+                self.log_histograms(found, state.timestamp)
+
+    def fit_end(self, state: "State", logger: "Logger") -> None:
+        """Log the model, if requested."""
+        if self._log_model == "end":
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "model.safetensors")
+                self._attempt(lambda: save_model(state.model, path))
+                self._attempt(lambda: self._write_artifact(f"model-{self._id}", path, "model"))
+        elif self._log_model == "checkpoint" and self._folder is not None:
+            folder_ = self._folder
+            self._attempt(lambda: self._write_artifact(f"model-{self._id}", folder_, "model"))
+
+    # --- writing ---
+
+    def _log(self, values: Mapping[str, Any], moment: Moment) -> None:
+        self._wandb_run.log(dict(values), step=moment.step)
+
+    def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+        for moment, values in records:
+            self._log({n: v for n, v in values.items() if v is not None}, moment)
+
+    def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
+        folder = values.get("save_folder")
+        self._folder = None if folder is None else Path(folder)
+        self._wandb_run.config.update(dict(values), allow_val_change=True)
+
+    def _write_images(self, name: str, pictures: Sequence[bytes], moment: Moment) -> None:
+        import wandb
+        from PIL import Image
+
+        found = [wandb.Image(Image.open(io.BytesIO(picture))) for picture in pictures]
+        self._log({name: found}, moment)
+
+    def _write_histogram(self, name: str, histogram: Histogram, moment: Moment) -> None:
+        import wandb
+
+        if histogram.counts:
+            pair = (list(histogram.counts), list(histogram.edges))
+            self._log({name: wandb.Histogram(np_histogram=pair)}, moment)
+
+    def _write_text(self, name: str, text: str, moment: Moment) -> None:
+        import wandb
+
+        self._log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)}, moment)
+
+    def _write_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: Moment
+    ) -> None:
+        import wandb
+
+        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        self._log({name: table}, moment)
+
+    def _write_artifact(self, name: str, path: Path, kind: str = "file") -> None:
+        import wandb
+
+        artifact = wandb.Artifact(name, type=kind)
+        if path.is_dir():
+            artifact.add_dir(str(path))
+        else:
+            artifact.add_file(str(path))
+        self._wandb_run.log_artifact(artifact)
+
+
+def _choice(name: str, default: str, allowed: Any) -> str:
+    value = (environment.text(name) or default).lower()
+    if value not in allowed:
+        listed = ", ".join(repr(one) for one in allowed)
+        raise ValueError(f"the environment variable {name}={value!r} must be one of {listed}.")
+    return value

@@ -1,0 +1,288 @@
+"""Loggers with back ends, and what the packages' own readers find in what they wrote."""
+
+import csv
+import io
+import json
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+from PIL import Image
+
+from composable.loggers import (
+    CometLogger,
+    CSVLogger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandBLogger,
+)
+from composable.loggers._wandb_log import read_history
+
+__all__ = ["BACK_ENDS", "WITH_PICTURES", "BackEnd", "size"]
+
+Series = list[tuple[int, Any]]
+
+
+@attrs.frozen
+class BackEnd:
+    """A kind of logger, and how to read what it wrote to a folder."""
+
+    name: str
+    make: Callable[..., Any]
+    """Makes a logger that writes to a folder."""
+    series: Callable[[Path, str], Series]
+    """The steps and values of a metric, oldest first."""
+    hyperparameters: Callable[[Path], dict[str, Any]] | None = None
+    pictures: Callable[[Path, str], list[bytes]] | None = None
+    """The pictures of a name, in the format PNG."""
+    counts: Callable[[Path, str], list[float]] | None = None
+    """The counts of a histogram."""
+    text: Callable[[Path, str], str] | None = None
+    table: Callable[[Path, str], str] | None = None
+    """The text of a table, in any format."""
+    artifact: Callable[[Path, str], bytes] | None = None
+    """The content of the file of an artifact."""
+
+
+def size(picture: bytes) -> tuple[int, int]:
+    """Return width and height."""
+    with Image.open(io.BytesIO(picture)) as image:
+        return image.size  # type: ignore[no-any-return]
+
+
+# --- TensorBoard
+
+
+def _events(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    everything = {"scalars": 0, "images": 0, "histograms": 0, "tensors": 0}
+    events = EventAccumulator(str(folder / "events"), size_guidance=everything)
+    events.Reload()
+    return events
+
+
+def _tensorboard_series(folder: Path, name: str) -> Series:
+    events = _events(folder)
+    found = events.Scalars(name) if name in events.Tags()["scalars"] else []
+    return [(event.step, event.value) for event in found]
+
+
+def _tensorboard_pictures(folder: Path, name: str) -> list[bytes]:
+    events = _events(folder)
+    tags = [tag for tag in events.Tags()["images"] if tag.split("/")[0] == name]
+    return [event.encoded_image_string for tag in tags for event in events.Images(tag)]
+
+
+def _tensorboard_counts(folder: Path, name: str) -> list[float]:
+    return list(_events(folder).Histograms(name)[-1].histogram_value.bucket)
+
+
+def _tensorboard_text(folder: Path, name: str) -> str:
+    tensor = _events(folder).Tensors(f"{name}/text_summary")[-1].tensor_proto
+    return tensor.string_val[0].decode()  # type: ignore[no-any-return]
+
+
+def _tensorboard_hyperparameters(folder: Path) -> dict[str, Any]:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    events = _events(folder)
+    content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    start = HParamsPluginData.FromString(content).session_start_info
+    return {name: getattr(v, v.WhichOneof("kind")) for name, v in start.hparams.items()}
+
+
+# --- Weights & Biases
+
+
+def _wandb_rows(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    paths = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+    return [row for path in paths for row in read_history(path)]
+
+
+def _wandb_series(folder: Path, name: str) -> Series:
+    return [(step, row[name]) for step, row in _wandb_rows(folder) if name in row]
+
+
+def _wandb_records(folder: Path, kind: str) -> Iterator[Any]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    from composable.loggers._wandb_log import _records
+
+    for path in folder.glob("wandb/offline-run-*/*.wandb"):
+        for raw in _records(path.read_bytes()):
+            record = Record.FromString(raw)
+            if record.WhichOneof("record_type") == kind:
+                yield getattr(record, kind)
+
+
+def _wandb_hyperparameters(folder: Path) -> dict[str, Any]:
+    found = {}
+    for config in _wandb_records(folder, "config"):
+        found.update({u.key or u.nested_key[0]: json.loads(u.value_json) for u in config.update})
+    return found
+
+
+def _wandb_files(folder: Path, path: str) -> bytes:
+    (found,) = folder.glob(f"wandb/offline-run-*/files/{path}")
+    return found.read_bytes()
+
+
+def _wandb_pictures(folder: Path, name: str) -> list[bytes]:
+    ((_, found),) = _wandb_series(folder, name)
+    return [_wandb_files(folder, path) for path in found["filenames"]]
+
+
+def _wandb_artifact(folder: Path, name: str) -> bytes:
+    (artifact,) = [a for a in _wandb_records(folder, "artifact") if a.name == name]
+    return Path(artifact.manifest.contents[0].local_path).read_bytes()
+
+
+# --- MLflow
+
+
+def _mlflow(folder: Path) -> tuple[Any, str]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    return client, run.info.run_id
+
+
+def _mlflow_series(folder: Path, name: str) -> Series:
+    client, run = _mlflow(folder)
+    return [(one.step, one.value) for one in client.get_metric_history(run, name)]
+
+
+def _mlflow_files(folder: Path, path: str) -> list[bytes]:
+    client, run = _mlflow(folder)
+    kind, _, start = path.partition("/")
+    files = [f.path for f in client.list_artifacts(run, kind) if f.path.startswith(path)]
+    return [Path(client.download_artifacts(run, f, str(folder))).read_bytes() for f in files]
+
+
+def _mlflow_hyperparameters(folder: Path) -> dict[str, Any]:
+    client, run = _mlflow(folder)
+    return dict(client.get_run(run).data.params)
+
+
+# --- Comet
+
+
+def _comet_messages(folder: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
+    for path in sorted(folder.glob("*.zip"), key=lambda one: one.stat().st_mtime):
+        with zipfile.ZipFile(path) as archive:
+            for line in archive.read("messages.json").splitlines():
+                yield archive, json.loads(line)
+
+
+def _comet_series(folder: Path, name: str) -> Series:
+    found = [message["payload"].get("metric") or {} for _, message in _comet_messages(folder)]
+    return [(m["step"], float(m["metricValue"])) for m in found if m.get("metricName") == name]
+
+
+def _comet_files(folder: Path, name: str) -> list[bytes]:
+    return [
+        archive.read(Path(message["payload"]["file_path"]).name)
+        for archive, message in _comet_messages(folder)
+        if message["type"] == "file_upload"
+        and name in message["payload"]["additional_params"]["fileName"]
+    ]
+
+
+def _comet_text(folder: Path, name: str) -> str:
+    return str([message for _, message in _comet_messages(folder)])
+
+
+def _comet_hyperparameters(folder: Path) -> dict[str, Any]:
+    found = [message["payload"].get("param") or {} for _, message in _comet_messages(folder)]
+    return {one["paramName"]: one["paramValue"] for one in found if one}
+
+
+# --- CSV
+
+
+def _csv_series(folder: Path, name: str) -> Series:
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get(name)]
+    return [(int(row["batch"]), float(row[name])) for row in rows]
+
+
+def _last(found: list[Any]) -> Any:
+    return found[-1]
+
+
+BACK_ENDS = {
+    one.name: one
+    for one in (
+        BackEnd(
+            "tensorboard",
+            lambda folder, **more: TensorBoardLogger(folder / "events", **more),
+            _tensorboard_series,
+            _tensorboard_hyperparameters,
+            _tensorboard_pictures,
+            _tensorboard_counts,
+            _tensorboard_text,
+            _tensorboard_text,
+        ),
+        BackEnd(
+            "wandb",
+            lambda folder, **more: WandBLogger("test", mode="offline", dir=folder, **more),
+            _wandb_series,
+            _wandb_hyperparameters,
+            _wandb_pictures,
+            lambda folder, name: _last(_wandb_series(folder, name))[1]["values"],
+            lambda folder, name: _wandb_files(
+                folder, _last(_wandb_series(folder, name))[1]["path"]
+            ).decode(),
+            lambda folder, name: _wandb_files(
+                folder, _last(_wandb_series(folder, name))[1]["path"]
+            ).decode(),
+            _wandb_artifact,
+        ),
+        BackEnd(
+            "mlflow",
+            lambda folder, **more: MLFlowLogger(
+                "test", tracking_uri=f"sqlite:///{folder}/mlflow.db", **more
+            ),
+            _mlflow_series,
+            _mlflow_hyperparameters,
+            lambda folder, name: _mlflow_files(folder, f"images/{name}"),
+            lambda folder, name: json.loads(_mlflow_files(folder, f"histograms/{name}")[0])[
+                "counts"
+            ],
+            lambda folder, name: _mlflow_files(folder, f"texts/{name}")[0].decode(),
+            lambda folder, name: _mlflow_files(folder, f"tables/{name}")[0].decode(),
+            lambda folder, name: _mlflow_files(folder, f"{name}/")[0],
+        ),
+        BackEnd(
+            "comet",
+            lambda folder, **more: CometLogger(
+                "test", mode="offline", offline_directory=folder, **more
+            ),
+            _comet_series,
+            _comet_hyperparameters,
+            _comet_files,
+            lambda folder, name: json.loads(_comet_files(folder, f"histogram/{name}")[0])["counts"],
+            _comet_text,
+            lambda folder, name: _comet_files(folder, f"table/{name}")[0].decode(),
+            lambda folder, name: _comet_files(folder, f"{name}/")[0],
+        ),
+        BackEnd(
+            "csv", lambda folder, **more: CSVLogger(folder / "metrics.csv", **more), _csv_series
+        ),
+    )
+}
+
+WITH_PICTURES = [name for name, one in BACK_ENDS.items() if one.pictures]
+
+
+def finish(logger: Any) -> None:
+    """End a run, and wait until its files are written."""
+    logger.close()
+    getattr(logger, "finish", logger.close)()
+    if isinstance(logger, WandBLogger):  # its process writes the files, and may end later
+        time.sleep(1.5)
