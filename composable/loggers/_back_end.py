@@ -255,6 +255,13 @@ class BackEndLogger(LoggerDestination):
             self._attempt(self._remember_run)
             self._is_open = False
 
+    def _end(self, end: Callable[[], None]) -> None:
+        """Close the logger and end the run, also after failures."""
+        self.close()
+        self._is_off = False
+        self._attempt(end)
+        self._is_open = False
+
     def _remember_run(self) -> None:
         self._run = self._run_state()
 

@@ -32,9 +32,13 @@ def read_history(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         record = Record()
         record.ParseFromString(raw)
         if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            row = {item.key or "/".join(item.nested_key): item.value_json for item in items}
-            values = {name: json.loads(value) for name, value in row.items()}
+            values: dict[str, Any] = {}
+            for item in record.history.item:
+                *parents, name = item.nested_key or [item.key]
+                inner = values
+                for parent in parents:
+                    inner = inner.setdefault(parent, {})
+                inner[name] = json.loads(item.value_json)
             step = values.pop("_step", record.history.step.num)
             yield step, {n: v for n, v in values.items() if not n.startswith("_")}
 

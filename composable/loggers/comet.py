@@ -141,11 +141,9 @@ class CometLogger(BackEndLogger):
 
     def finish(self) -> None:
         """End the experiment, and write the archive if it is offline; a later record resumes it."""
-        self.close()
         if self._experiment is not None:
-            self._attempt(self._experiment.end)
+            self._end(self._experiment.end)
             self._experiment = None
-            self._is_open = False
 
     def _run_state(self) -> Any:
         return self._key

@@ -127,11 +127,9 @@ class WandBLogger(BackEndLogger):
 
     def finish(self) -> None:
         """End the run of Weights & Biases; a later record resumes it."""
-        self.close()
         if self._wandb_run is not None:
-            self._attempt(self._wandb_run.finish)
+            self._end(self._wandb_run.finish)
             self._wandb_run = None
-            self._is_open = False
 
     def _run_state(self) -> Any:
         return self._id

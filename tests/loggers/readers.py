@@ -1,8 +1,11 @@
 """Loggers with back ends, and what the packages' own readers find in what they wrote."""
 
 import csv
+import functools
 import io
 import json
+import shutil
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -98,8 +101,11 @@ def _tensorboard_hyperparameters(folder: Path) -> dict[str, Any]:
 # --- Weights & Biases
 
 
+_WANDB = "wandb/offline-run-*/*.wandb"
+
+
 def _wandb_rows(folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    paths = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+    paths = sorted(folder.glob(_WANDB))
     return [row for path in paths for row in read_history(path)]
 
 
@@ -112,7 +118,7 @@ def _wandb_records(folder: Path, kind: str) -> Iterator[Any]:
 
     from composable.loggers._wandb_log import _records
 
-    for path in folder.glob("wandb/offline-run-*/*.wandb"):
+    for path in folder.glob(_WANDB):
         for raw in _records(path.read_bytes()):
             record = Record.FromString(raw)
             if record.WhichOneof("record_type") == kind:
@@ -142,6 +148,24 @@ def _wandb_artifact(folder: Path, name: str) -> bytes:
 
 
 # --- MLflow
+
+
+@functools.cache
+def _empty_store() -> Path:
+    """Make a store once: MLflow takes seconds for it."""
+    from mlflow import MlflowClient
+
+    path = Path(tempfile.mkdtemp()) / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+def make_mlflow(folder: Path, **more: Any) -> MLFlowLogger:
+    """Make a logger with a store in the folder."""
+    path = folder / "mlflow.db"
+    if not path.exists():
+        shutil.copyfile(_empty_store(), path)
+    return MLFlowLogger("test", tracking_uri=f"sqlite:///{path}", **more)
 
 
 def _mlflow(folder: Path) -> tuple[Any, str]:
@@ -185,16 +209,15 @@ def _comet_series(folder: Path, name: str) -> Series:
 
 
 def _comet_files(folder: Path, name: str) -> list[bytes]:
-    return [
-        archive.read(Path(message["payload"]["file_path"]).name)
-        for archive, message in _comet_messages(folder)
-        if message["type"] == "file_upload"
-        and name in message["payload"]["additional_params"]["fileName"]
-    ]
-
-
-def _comet_text(folder: Path, name: str) -> str:
-    return str([message for _, message in _comet_messages(folder)])
+    """Return the files whose name begins with a name."""
+    found = []
+    for archive, message in _comet_messages(folder):
+        if message["type"] == "file_upload":
+            payload = message["payload"]
+            about = {**payload["additional_params"], **(payload["metadata"] or {})}
+            if about.get("name", about.get("figName", about.get("fileName"))).startswith(name):
+                found.append(archive.read(payload["file_path"]))
+    return found
 
 
 def _comet_hyperparameters(folder: Path) -> dict[str, Any]:
@@ -245,9 +268,7 @@ BACK_ENDS = {
         ),
         BackEnd(
             "mlflow",
-            lambda folder, **more: MLFlowLogger(
-                "test", tracking_uri=f"sqlite:///{folder}/mlflow.db", **more
-            ),
+            make_mlflow,
             _mlflow_series,
             _mlflow_hyperparameters,
             lambda folder, name: _mlflow_files(folder, f"images/{name}"),
@@ -267,7 +288,7 @@ BACK_ENDS = {
             _comet_hyperparameters,
             _comet_files,
             lambda folder, name: json.loads(_comet_files(folder, f"histogram/{name}")[0])["counts"],
-            _comet_text,
+            lambda folder, name: _comet_files(folder, name)[0].decode(),
             lambda folder, name: _comet_files(folder, f"table/{name}")[0].decode(),
             lambda folder, name: _comet_files(folder, f"{name}/")[0],
         ),
@@ -284,5 +305,13 @@ def finish(logger: Any) -> None:
     """End a run, and wait until its files are written."""
     logger.close()
     getattr(logger, "finish", logger.close)()
-    if isinstance(logger, WandBLogger):  # its process writes the files, and may end later
-        time.sleep(1.5)
+    if isinstance(logger, WandBLogger) and logger.dir is not None:
+        _wait_for_wandb(logger.dir)
+
+
+def _wait_for_wandb(folder: Path) -> None:
+    """Wait until the process that writes the files has written the last record."""
+    end = time.monotonic() + 30
+    while len(list(_wandb_records(folder, "exit"))) < len(list(folder.glob(_WANDB))):
+        assert time.monotonic() < end, "wandb did not write the end of the run"
+        time.sleep(0.02)

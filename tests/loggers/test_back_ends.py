@@ -2,7 +2,8 @@
 
 import os
 import sys
-from pathlib import Path
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from composable.loggers import (
 )
 from composable.loggers._auto import installed_loggers
 from composable.testing import NoSync
-from tests.loggers.readers import BACK_ENDS, WITH_PICTURES, finish, size
+from tests.loggers.readers import BACK_ENDS, WITH_PICTURES, finish, make_mlflow, size
 from tests.support.data import batches
 from tests.support.observers import Raise
 from tests.support.runs import make_trainer, trained
@@ -94,10 +95,8 @@ def test_a_resumed_run_has_each_value_once(back_end, tmp_path):
             max_duration="3ep",
             **EVALUATED,
         )
-        try:
+        with suppress(KeyboardInterrupt):
             trainer.fit()
-        except KeyboardInterrupt:
-            pass
         finish(logger)
         return memory
 
@@ -110,6 +109,7 @@ def test_a_resumed_run_has_each_value_once(back_end, tmp_path):
     assert [step for step, _ in back_end.series(tmp_path, "metrics/eval/loss")] == [3, 6, 9]
 
 
+@pytest.mark.filterwarnings("ignore::composable.trainer.guards.NonFiniteLossWarning")
 @every_back_end
 def test_a_rollback_repeats_nothing(back_end, tmp_path):
     def poison(event, state):
@@ -219,8 +219,8 @@ def test_a_failure_is_one_warning_and_changes_no_weight(back_end, tmp_path, monk
     with pytest.warns(LoggerFailureWarning) as caught:
         weights = trained(loggers=[logger, memory], **EVALUATED)
 
-    assert [str(one.message).partition(":")[0] for one in caught] == [f"{logger.name} failed"]
-    assert "no space left on device" in str(caught[0].message)
+    (message,) = [str(one.message) for one in caught if one.category is LoggerFailureWarning]
+    assert message.startswith(f"{logger.name} failed: OSError: no space left on device. Records")
     assert len(memory.series("loss/train")) == 6
     expected = trained(**EVALUATED)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
@@ -276,14 +276,15 @@ def test_rejects_the_state_of_another_callback(back_end, tmp_path):
 def test_other_processes_than_the_main_one_write_nothing(back_end, tmp_path, monkeypatch):
     monkeypatch.setattr(Processes, "current", lambda: Processes(rank=1, size=1))
     logger = back_end.make(tmp_path, flush_interval=1)
+    before = list(tmp_path.iterdir())
     trainer = make_trainer(loggers=logger)
     trainer.fit()
     Logger([logger]).log_text({"a": "b"})
     state = logger.state_dict()
     finish(logger)
 
-    assert list(tmp_path.iterdir()) == []
-    assert state.keys() == {"run", "steps"}
+    assert list(tmp_path.iterdir()) == before
+    assert state == {"run": None, "steps": {}}
 
 
 @pytest.mark.parametrize(
@@ -381,24 +382,14 @@ def test_variables_of_comet(monkeypatch, tmp_path):
     assert logger.experiment.project_name == "digits"
     finish(logger)
 
-    files = [
-        message["payload"]["additional_params"]["fileName"]
-        for _, message in _messages(tmp_path / "archives")
-        if message["type"] == "file_upload"
-    ]
-    assert any("manifest" in name for name in files)
-
-
-def _messages(folder):
-    from tests.loggers.readers import _comet_messages
-
-    return list(_comet_messages(folder))
+    assert BACK_ENDS["comet"].artifact(tmp_path / "archives", "checkpoints/ep2-ba6")
 
 
 def test_variables_of_mlflow(monkeypatch, tmp_path):
     import mlflow
 
     store = f"sqlite:///{tmp_path}/mlflow.db"
+    make_mlflow(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "digits")
     monkeypatch.setenv("MLFLOW_TAGS", '{"team": "vision"}')
@@ -453,14 +444,12 @@ class FakeClient:
         self.address, self.calls = address, []
 
     def __getattr__(self, name):
-        from mlflow import MlflowClient
+        from mlflow.tracking import MlflowClient
 
         assert callable(getattr(MlflowClient, name))
         return lambda *args, **kwargs: self.calls.append(name)
 
     def get_run(self, run_id):
-        from types import SimpleNamespace
-
         return SimpleNamespace(data=SimpleNamespace(params={}, metrics={}))
 
 
