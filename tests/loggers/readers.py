@@ -183,7 +183,7 @@ def _mlflow_series(folder: Path, name: str) -> Series:
 
 def _mlflow_files(folder: Path, path: str) -> list[bytes]:
     client, run = _mlflow(folder)
-    kind, _, start = path.partition("/")
+    kind, _, _ = path.partition("/")
     files = [f.path for f in client.list_artifacts(run, kind) if f.path.startswith(path)]
     return [Path(client.download_artifacts(run, f, str(folder))).read_bytes() for f in files]
 
