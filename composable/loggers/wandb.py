@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WandBLogger"]
 
+_FLUSHES = "x_transaction_log_flush_interval"
 _WATCH_INTERVAL = 100
 _WATCHED = {
     "false": (),
@@ -91,6 +92,8 @@ class WandBLogger(BackEndLogger):
         self.dir = None if dir is None else as_path("dir", dir)
         self._init_kwargs = {"name": name, "entity": entity, **init_kwargs}
         self._watched = _WATCHED[_choice("WANDB_WATCH", "false", _WATCHED)]
+        if self._watched:  # otherwise the loop has no hook to call
+            self.after_train_batch = self._watch
         model = _choice("WANDB_LOG_MODEL", "false", (*_MODELS, "end", "checkpoint"))
         self._log_model = _MODELS.get(model, model)
         self._is_disabled = self.mode == "disabled" or environment.flag("WANDB_DISABLED")
@@ -117,6 +120,8 @@ class WandBLogger(BackEndLogger):
         if mode == "online":
             options.setdefault("resume", "allow")
         options.setdefault("reinit", "create_new")
+        if _FLUSHES in wandb.Settings.model_fields:  # a process that is killed loses a second
+            options.setdefault("settings", wandb.Settings(**{_FLUSHES: 1.0}))
         self._wandb_run = wandb.init(
             project=self.project,
             mode=mode,  # type: ignore[arg-type]
@@ -146,9 +151,9 @@ class WandBLogger(BackEndLogger):
 
     # --- what it logs itself, if requested ---
 
-    def after_train_batch(self, state: "State", logger: "Logger") -> None:
-        """Log histograms of parameters and gradients every 100 batches, if requested."""
-        if self._watched and state.timestamp.batch % _WATCH_INTERVAL == 0:
+    def _watch(self, state: "State", logger: "Logger") -> None:
+        """Log histograms of parameters and gradients every 100 batches."""
+        if state.timestamp.batch % _WATCH_INTERVAL == 0:
             named = dict(state.model.named_parameters())
             if "gradients" in self._watched:
                 grads = {n: p.grad for n, p in named.items() if p.grad is not None}

@@ -1,10 +1,12 @@
-"""Draw docs/pictures/tensorboard.png: TensorBoard in a browser, after a run on digits.
+"""Draw docs/pictures/tensorboard_run.png: TensorBoard in a browser, after a run on digits.
 
-    python docs/pictures/tensorboard.py [chromium]
+    python docs/pictures/tensorboard_run.py [chromium]
 
 It starts TensorBoard on a free port and takes a screenshot with a headless Chromium.
 """
 
+import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -30,7 +32,7 @@ def train(folder: Path) -> None:
     def observe(event, state, logger):
         if event.value == "epoch_end":
             logger.log_histograms({"weights": state.model[1].weight})
-            logger.log_images({"digits": images[:8]})
+            logger.log_images({"samples": images[:2]})
 
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
@@ -59,18 +61,18 @@ def main(browser: str) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        train(Path(folder))
+        train(Path(folder, "runs"))
         server = subprocess.Popen(
-            [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--port", str(port)]
+            [sys.executable, "-m", "tensorboard.main", "--logdir", "runs", "--port", str(port)],
+            cwd=folder,
         )
         try:
-            page = f"http://127.0.0.1:{port}/#timeseries"
-            wait(page)
-            time.sleep(5)  # until it has read the runs
+            page = f"http://127.0.0.1:{port}/#scalars"
+            wait(f"http://127.0.0.1:{port}/data/runs")
             subprocess.run(
                 [
-                    *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-                    *("--window-size=1280,860", "--virtual-time-budget=20000"),
+                    *(browser, "--headless", "--no-sandbox", "--hide-scrollbars"),
+                    *("--window-size=1400,900", "--virtual-time-budget=60000"),
                     *(f"--screenshot={PICTURE}", page),
                 ],
                 check=True,
@@ -81,14 +83,12 @@ def main(browser: str) -> None:
 
 
 def wait(page: str) -> None:
-    """Wait until a page answers."""
+    """Wait until TensorBoard has read the runs."""
     for _ in range(120):
-        try:
-            urllib.request.urlopen(page).close()
-        except OSError:
-            time.sleep(0.5)
-        else:
-            return
+        with contextlib.suppress(OSError), urllib.request.urlopen(page) as answer:
+            if len(json.load(answer)) == 2:
+                return
+        time.sleep(0.5)
     raise TimeoutError(page)
 
 
