@@ -54,7 +54,7 @@ class Moment:
 
 
 class BackEndLogger(LoggerDestination):
-    """Buffers metrics, converts what is logged, and writes on the main process only.
+    """Buffers metrics, converts logged values, and writes on the main process only.
 
     A subclass opens the back end in `_open` and writes in the methods `_write_*`; of those that it
     does not define, the `Logger` warns. An error in any of them never ends the run: it becomes one
@@ -134,7 +134,7 @@ class BackEndLogger(LoggerDestination):
     def _write_artifact(self, name: str, path: Path) -> None:
         raise UnsupportedLogError
 
-    # --- what is logged ---
+    # --- logged values ---
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Buffer metrics, and write them if the buffer is full."""

@@ -22,7 +22,7 @@ class CSVLogger(BackEndLogger):
     """Writes metrics to a table with one row per record and one column per metric.
 
     The first columns are `epoch`, `batch`, `sample` and `seconds` (of training). A metric that
-    comes later adds a column, for which the file is written anew. A run that resumes from a
+    comes later adds a column, for which the file is rewritten. A run that resumes from a
     checkpoint truncates the file to its rows at the time of the checkpoint.
 
     Args:

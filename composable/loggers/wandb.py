@@ -37,8 +37,8 @@ class WandBLogger(BackEndLogger):
 
     Arguments that are None come from the environment variables of the package, such as
     `WANDB_PROJECT`, `WANDB_NAME`, `WANDB_ENTITY` and `WANDB_MODE`. Without credentials and without
-    a mode, the run is offline, in the folder `wandb`; `wandb sync` uploads it. The package itself
-    is never asked to prompt.
+    a mode, the run is offline, in the folder `wandb`, and `wandb sync` uploads it; the package
+    never prompts.
 
     - `WANDB_DISABLED=true` turns the logger off.
     - `WANDB_WATCH` is "gradients", "parameters" or "all" for histograms of every parameter, each
@@ -49,8 +49,8 @@ class WandBLogger(BackEndLogger):
     If `wandb.init` was called before, its run is used. Otherwise a run is begun, which stays open
     between calls, until `finish`, or until the logger or the process ends.
 
-    A resumed run continues the run of the checkpoint: it has the same id, and the package is asked
-    for the steps that it already has, which are not written again.
+    A resumed run continues the run of the checkpoint: it has the same id, and the steps
+    that the package already has are not written again.
 
     Args:
         project: The project. Default: "composable".

@@ -1,7 +1,9 @@
 """What loggers write through other packages is read back with the packages' own readers."""
 
 import os
+import subprocess
 import sys
+import textwrap
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -484,3 +486,49 @@ def test_azure_is_called_through_the_client_of_mlflow(monkeypatch):
 def test_azure_needs_an_address():
     with pytest.raises(ValueError, match="AzureMLLogger needs the address of the workspace"):
         AzureMLLogger()
+
+
+# --- several processes
+
+TWO = """
+    import os, sys
+    from pathlib import Path
+    import torch
+    import torch.distributed as dist
+    from composable import Timestamp
+    from composable.loggers import CSVLogger, TensorBoardLogger
+
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    loggers = [CSVLogger(folder / "metrics.csv"), TensorBoardLogger(folder / "events")]
+    for logger in loggers:
+        for batch in range(1, 4):
+            logger.log_metrics({"rank": torch.tensor(rank)}, Timestamp(batch=batch))
+        logger.state_dict()
+        logger.close()
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_of_two_processes_one_writes(tmp_path):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(TWO), str(rank), str(tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        results = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+    assert [process.returncode for process in processes] == [0, 0], results
+    for name in ("csv", "tensorboard"):
+        assert BACK_ENDS[name].series(tmp_path, "rank") == [(1, 0), (2, 0), (3, 0)]
+    assert len(list((tmp_path / "events").iterdir())) == 1
