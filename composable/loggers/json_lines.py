@@ -20,6 +20,7 @@ from composable.core.destination import LoggerDestination
 from composable.core.logger import Logger, to_numbers
 from composable.core.state import State
 from composable.core.time import Timestamp
+from composable.distributed import Processes
 from composable.functional._checks import as_path, check_count, check_flag
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
@@ -45,7 +46,8 @@ class JSONLinesLogger(LoggerDestination):
 
     A run that resumes from a checkpoint truncates the file to its length at the time of the
     checkpoint; later lines are logged again. This needs no argument. A file that does not begin
-    with the lines that the run had written is never truncated.
+    with the lines that the run had written is never truncated. Of several processes, the one of
+    rank 0 writes.
 
     Args:
         path: The file; its folder is created. An existing file is an error by default.
@@ -96,7 +98,8 @@ class JSONLinesLogger(LoggerDestination):
         Raises:
             FileExistsError: It exists, and neither `overwrite` nor `append` is True.
         """
-        self._open()
+        if Processes.current().is_main:
+            self._open()
 
     def _open(self) -> IO[bytes]:
         if not self._begun:
@@ -139,6 +142,8 @@ class JSONLinesLogger(LoggerDestination):
                 f"metric name {reserved[0]!r} is reserved for a field of JSONLinesLogger: use "
                 f"another name, such as 'metrics/{reserved[0]}'."
             )
+        if not Processes.current().is_main:
+            return
         self._pending.append((timestamp, metrics, objects))
         if len(self._pending) >= self._flush_interval:
             self.flush()
@@ -179,12 +184,12 @@ class JSONLinesLogger(LoggerDestination):
         self._add({}, {name: {"figure": file}}, timestamp)
 
     def _write_file(self, name: str, timestamp: Timestamp, content: bytes) -> str:
-        self._open()  # first, since the file may be that of another run
-        folder = self.path.with_suffix(".files")
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{quote(name, safe='')}-ba{timestamp.batch}.png"
-        path.write_bytes(content)
-        return f"{folder.name}/{path.name}"
+        path = self.path.with_suffix(".files") / f"{quote(name, safe='')}-ba{timestamp.batch}.png"
+        if Processes.current().is_main:
+            self._open()  # first, since the file may be that of another run
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+        return f"{path.parent.name}/{path.name}"
 
     def flush(self) -> None:
         """Write the buffered records."""

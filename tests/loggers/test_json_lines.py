@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from composable import Event, Timestamp
+from composable.distributed import Processes
 from composable.loggers import JSONLinesLogger
 from composable.testing import NoSync
 from tests.support.data import batches
@@ -174,6 +175,17 @@ def test_reads_nothing_from_the_device_before_writing(path):
             logger.log_metrics({"loss": torch.tensor(1.0)}, Timestamp(batch=batch))
 
     assert len(write(logger)) == 99
+
+
+def test_other_processes_than_the_main_one_write_nothing(path, monkeypatch):
+    monkeypatch.setattr(Processes, "current", lambda: Processes(rank=1, size=1))
+    logger = JSONLinesLogger(path)
+    make_trainer(loggers=logger).fit()
+    logger.log_images({"faces": torch.zeros(1, 2, 2)}, Timestamp())
+    logger.state_dict()
+    logger.close()
+
+    assert list(path.parent.iterdir()) == []
 
 
 # Appending
