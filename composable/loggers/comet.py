@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from composable.functional._checks import as_path, check_one_of
 from composable.loggers import _environment as environment
+from composable.loggers._arguments import check_mapping, check_text, check_texts
 from composable.loggers._back_end import BackEndLogger, Moment
 from composable.loggers._histograms import Histogram
 
@@ -85,14 +86,18 @@ class CometLogger(BackEndLogger):
         flush_interval: int = 100,
     ) -> None:
         super().__init__(flush_interval=flush_interval)
+        for argument, value in {"project": project, "workspace": workspace, "name": name}.items():
+            check_text(argument, value)
+        check_texts("tags", tags)
+        check_mapping("experiment_kwargs", experiment_kwargs)
         self.project = project or environment.text("COMET_PROJECT_NAME") or "composable"
         self.workspace, self.name_of_experiment, self.tags = workspace, name, tuple(tags)
-        chosen = mode or environment.text("COMET_MODE")
+        chosen = (environment.text("COMET_MODE") or "").lower() or None if mode is None else mode
         if chosen is not None:
-            chosen = chosen.lower()
             check_one_of("mode", chosen, ("online", "offline", "disabled"))
         self.mode = chosen
-        folder = offline_directory or environment.text("COMET_OFFLINE_DIRECTORY") or "comet"
+        default = environment.text("COMET_OFFLINE_DIRECTORY") or "comet"
+        folder = default if offline_directory is None else offline_directory
         self.offline_directory = as_path("offline_directory", folder)
         self._logs_assets = environment.flag("COMET_LOG_ASSETS")
         self._experiment_kwargs = {**_OFF, **(experiment_kwargs or {})}

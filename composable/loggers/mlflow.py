@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from composable.functional._checks import check_flag
 from composable.loggers import _environment as environment
+from composable.loggers._arguments import check_mapping, check_text
 from composable.loggers._back_end import BackEndLogger, Moment
 from composable.loggers._histograms import Histogram
 
@@ -72,6 +74,12 @@ class MLFlowLogger(BackEndLogger):
         flush_interval: int = 100,
     ) -> None:
         super().__init__(flush_interval=flush_interval)
+        given = {"experiment_name": experiment_name, "run_name": run_name, "run_id": run_id}
+        for argument, value in {**given, "tracking_uri": tracking_uri}.items():
+            check_text(argument, value)
+        check_mapping("tags", tags)
+        if nested is not None:
+            check_flag("nested", nested)
         self.experiment_name = experiment_name or environment.text("MLFLOW_EXPERIMENT_NAME")
         self.run_name = run_name
         self.run_id = run_id or environment.text("MLFLOW_RUN_ID")

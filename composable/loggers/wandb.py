@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from composable.functional._checks import as_path, check_one_of
 from composable.loggers import _environment as environment
+from composable.loggers._arguments import check_text
 from composable.loggers._back_end import BackEndLogger, Moment, save_model
 from composable.loggers._histograms import Histogram
 from composable.loggers._wandb_log import last_steps
@@ -85,6 +86,8 @@ class WandBLogger(BackEndLogger):
         **init_kwargs: Any,
     ) -> None:
         super().__init__(flush_interval=flush_interval)
+        for argument, value in {"project": project, "name": name, "entity": entity}.items():
+            check_text(argument, value)
         if mode is not None:
             check_one_of("mode", mode, ("online", "offline", "disabled"))
         self.project = project or environment.text("WANDB_PROJECT") or "composable"

@@ -359,6 +359,12 @@ OTHERS: list[Any] = [
     (loggers.ConsoleLogger, given()),
     (loggers.JSONLinesLogger, given(path=Fresh(a_file), overwrite=False, append=False), OSError),
     (loggers.ProgressBarLogger, given()),
+    (loggers.CSVLogger, given(path=Fresh(a_file), overwrite=False), OSError),
+    (loggers.TensorBoardLogger, given()),
+    (loggers.WandBLogger, given(mode="offline")),
+    (loggers.MLFlowLogger, given()),
+    (loggers.CometLogger, given(mode="offline")),
+    (loggers.AzureMLLogger, given(), ModuleNotFoundError),  # its package is not in all extras
     (optim.Schedule, given()),
     (F.Rotation, given(fraction=0.5)),
     (optim.constant, given()),
