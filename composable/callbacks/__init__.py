@@ -5,11 +5,21 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
+    from composable.callbacks.activation_monitor import ActivationMonitor as ActivationMonitor
+    from composable.callbacks.check_loss import CheckLoss as CheckLoss
     from composable.callbacks.checkpoint_saver import CheckpointSaver as CheckpointSaver
     from composable.callbacks.checkpoint_saver import (
         UnsavedCheckpointWarning as UnsavedCheckpointWarning,
     )
+    from composable.callbacks.compute_norm import ComputeNorm as ComputeNorm
     from composable.callbacks.early_stopper import EarlyStopper as EarlyStopper
+    from composable.callbacks.gradient_noise import GradientNoise as GradientNoise
+    from composable.callbacks.lr_monitor import LRMonitor as LRMonitor
+    from composable.callbacks.nan_monitor import NaNMonitor as NaNMonitor
+    from composable.callbacks.optimizer_monitor import OptimizerMonitor as OptimizerMonitor
+    from composable.callbacks.printer import Printer as Printer
+    from composable.callbacks.runtime_estimator import RuntimeEstimator as RuntimeEstimator
     from composable.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
+    from composable.callbacks.threshold_stopper import ThresholdStopper as ThresholdStopper
 else:
     export_lazily(__name__)

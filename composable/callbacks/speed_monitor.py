@@ -1,11 +1,16 @@
-"""Log the throughput of training."""
+"""Log the throughput of training, and the time it takes."""
 
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
-from composable.functional._checks import check_count
+from composable.data.grouping import batches_of
+from composable.distributed import Processes
+from composable.functional._checks import check_count, check_range
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -13,20 +18,37 @@ if TYPE_CHECKING:
 
 __all__ = ["SpeedMonitor"]
 
+_UNITS = ("batches", "samples", "tokens", "flops")
+
 
 class SpeedMonitor(Callback):
-    """Logs the throughput of training, averaged over the last `window_size` batches.
+    """Logs the throughput of training over the last `window_size` batches, and wall-clock times.
 
-    It logs `throughput/batches_per_sec`, `throughput/samples_per_sec` and, if tokens are counted,
-    `throughput/tokens_per_sec` after every batch, as soon as the window is full. Evaluation time is
-    excluded. The monitor never synchronizes with the device: work that is still queued counts
-    towards a later batch.
+    It logs after every batch:
+
+    - `time/train`, `time/val` and `time/total`: the seconds of training, of evaluation during
+      training, and their sum. Saving checkpoints and logging are not included.
+    - as soon as the window is full, `throughput/batches_per_sec`, `throughput/samples_per_sec` and,
+      if tokens are counted, `throughput/tokens_per_sec`. Evaluation is excluded.
+    - with `flops_per_batch`, also `throughput/flops_per_sec`, `throughput/device/flops_per_sec` (of
+      each process) and, if the peak of the device is known, `throughput/device/mfu`: the fraction
+      of the peak that the model uses (model FLOPs utilization, at most 1).
+
+    The monitor never synchronizes with the device: work that is still queued counts towards a later
+    batch.
 
     Args:
         window_size: The number of batches to average over, at least 1.
+        flops_per_batch: The floating-point operations of the forward and backward pass of a batch:
+            a number; a function of the batch; or "count", to count them once, on the first batch,
+            and to scale them by the tokens (or else the samples) of later ones. Default: the method
+            `flops_per_batch(batch)` of the model if it has one, otherwise none.
+        gpu_flops_available: The peak of the device in floating-point operations per second.
+            Default: that of the data sheet for the dtype of the run, for common GPUs.
 
     Raises:
-        ValueError: `window_size` is below 1.
+        ValueError: An argument has an invalid value.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> from composable import Trainer
@@ -39,75 +61,185 @@ class SpeedMonitor(Callback):
         ...     max_duration="1ep",
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        ...     callbacks=SpeedMonitor(window_size=2),
+        ...     callbacks=SpeedMonitor(window_size=2, flops_per_batch="count"),
         ...     loggers=memory,
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
         >>> len(memory.series("throughput/samples_per_sec"))
         4
+        >>> flops = memory.latest["throughput/flops_per_sec"]
+        >>> round(flops / memory.latest["throughput/batches_per_sec"]) == 2 * (2 * 8 * 4 * 3)
+        True
     """
 
-    def __init__(self, window_size: int = 100) -> None:
+    def __init__(
+        self,
+        window_size: int = 100,
+        *,
+        flops_per_batch: float | str | Callable[[Any], float] | None = None,
+        gpu_flops_available: float | None = None,
+    ) -> None:
         check_count("window_size", window_size, 1)
+        _check_flops(flops_per_batch)
+        if gpu_flops_available is not None:
+            check_range("gpu_flops_available", gpu_flops_available, 0, ends="()")
         self.window_size = window_size
-        # Batches, samples, tokens and seconds of training at the end of each batch.
+        self.flops_per_batch = flops_per_batch
+        self.gpu_flops_available = gpu_flops_available
+        # Batches, samples, tokens, operations and seconds of training at the end of each batch.
         self._window: deque[tuple[float, ...]] = deque(maxlen=min(window_size, 2**62) + 1)
+        self._counted: float | None = None
+        self._flops = self._eval_seconds = 0.0
+        self._peak: float | None = None
+        self._processes = 1
+        self._began: float | None = None
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Start a window, unless the current one ends at this batch."""
-        now = _done(state)
+        if state.timestamp.batch == 0:
+            self._flops, self._eval_seconds, self._counted = 0.0, 0.0, None
+        now = self._done(state)
         if not self._window or self._window[-1] != now:
             self._window.clear()
             self._window.append(now)
+        self._processes = Processes.current().size
+        self._peak = self.gpu_flops_available
+        if self._peak is None and self._source(state) is not None:
+            from composable.callbacks._flops import peak_flops  # imports slow parts of torch
+
+            self._peak = peak_flops(state)
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
-        """Log the throughput over the window."""
-        self._window.append(_done(state))
-        if len(self._window) <= self.window_size:
-            return
-        first, last = self._window[0], self._window[-1]
-        *counts, seconds = (after - before for before, after in zip(first, last, strict=True))
-        if seconds > 0:
-            logger.log_metrics(
-                {
-                    f"throughput/{unit}_per_sec": count / seconds
-                    for unit, count in zip(_UNITS, counts, strict=True)
-                    if count or unit != "tokens"
-                }
-            )
+        """Log the times, and the throughput over the window."""
+        self._flops += self._flops_of(state)
+        self._window.append(self._done(state))
+        trained = state.timestamp.total_wct
+        metrics = {
+            "time/train": trained,
+            "time/val": self._eval_seconds,
+            "time/total": trained + self._eval_seconds,
+        }
+        if len(self._window) > self.window_size:
+            metrics |= self._throughput()
+        logger.log_metrics(metrics)
+
+    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+        """Start the clock of evaluation."""
+        self._began = time.perf_counter()
+
+    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+        """Stop the clock of evaluation."""
+        if self._began is not None:
+            self._eval_seconds += time.perf_counter() - self._began
+            self._began = None
+
+    def close(self) -> None:
+        """Stop the clock of an evaluation that did not end."""
+        self._began = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window."""
-        return {"window": [list(done) for done in self._window]}
+        """Return the window, the counted operations, and the seconds of evaluation."""
+        return {
+            "window": [list(done) for done in self._window],
+            "counted": self._counted,
+            "eval_seconds": self._eval_seconds,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the window.
+        """Restore what `state_dict` returned.
 
         Raises:
-            ValueError: The window is not one that `state_dict` returns.
+            ValueError: The state is not one that `state_dict` returns.
         """
         check_keys(self, state)
-        window = state["window"]
+        window, counted, seconds = state["window"], state["counted"], state["eval_seconds"]
         if not isinstance(window, list) or not all(map(_is_point, window)):
             raise ValueError(
-                "window must be a list of counts of batches, samples and tokens, and seconds."
+                "window must be a list of counts of batches, samples, tokens and operations, and "
+                "seconds."
             )
+        if not (counted is None or _is_number(counted)) or not _is_number(seconds):
+            raise ValueError("counted must be a number or None, and eval_seconds a number.")
         self._window.clear()
         self._window.extend(tuple(done) for done in window)
+        self._flops = window[-1][-2] if window else 0.0
+        self._counted, self._eval_seconds = counted, seconds
+
+    def _done(self, state: "State") -> tuple[float, ...]:
+        now = state.timestamp
+        return now.batch, now.sample, now.token, self._flops, now.total_wct
+
+    def _throughput(self) -> dict[str, float]:
+        first, last = self._window[0], self._window[-1]
+        *counts, seconds = (after - before for before, after in zip(first, last, strict=True))
+        if seconds <= 0:
+            return {}
+        rates = {
+            f"throughput/{unit}_per_sec": count / seconds
+            for unit, count in zip(_UNITS, counts, strict=True)
+            if count or unit in ("batches", "samples")
+        }
+        flops = rates.get("throughput/flops_per_sec")
+        if flops is not None:
+            rates["throughput/device/flops_per_sec"] = flops / self._processes
+            if self._peak is not None:
+                rates["throughput/device/mfu"] = flops / self._processes / self._peak
+        return rates
+
+    # --- floating-point operations ---
+
+    def _source(self, state: "State") -> Any:
+        """Return the number, the function or "count"; None if operations are not logged."""
+        if self.flops_per_batch is not None:
+            return self.flops_per_batch
+        own = getattr(state.model, "flops_per_batch", None)
+        return own if callable(own) else None
+
+    def _flops_of(self, state: "State") -> float:
+        """Return the operations of a batch, of all processes."""
+        source = self._source(state)
+        if source is None:
+            return 0.0
+        if callable(source):
+            return float(sum(map(source, batches_of(state.batch)))) * self._processes
+        if source != "count":
+            return float(source)
+        before, now = state.previous_timestamp, state.timestamp
+        tokens, samples = now.token - before.token, now.sample - before.sample
+        if self._counted is None:
+            self._counted = _count(state) * self._processes / (tokens or samples or 1)
+        return self._counted * (tokens or samples)
 
 
-_UNITS = ("batches", "samples", "tokens")
+def _count(state: "State") -> int:
+    from composable.callbacks._flops import count_flops  # imports slow parts of torch
+
+    try:
+        return count_flops(state)
+    except Exception as error:  # the code of the model may raise anything
+        warn_user(
+            f"SpeedMonitor can't count the floating-point operations of "
+            f"{type(state.model).__name__}: {type(error).__name__}: {error} Pass them as "
+            "flops_per_batch, a number or a function of the batch.",
+            UserWarning,
+        )
+        return 0
+
+
+def _check_flops(flops: Any) -> None:
+    if flops is None or callable(flops) or flops == "count":
+        return
+    if isinstance(flops, str) or not isinstance(flops, Real):
+        raise TypeError(
+            f"flops_per_batch={flops!r} must be 'count', a number, a function of the batch or None."
+        )
+    check_range("flops_per_batch", flops, 0, ends="()")
 
 
 def _is_point(done: Any) -> bool:
-    return (
-        isinstance(done, list)
-        and len(done) == len(_UNITS) + 1
-        and all(type(number) in (int, float) for number in done)
-    )
+    return isinstance(done, list) and len(done) == len(_UNITS) + 1 and all(map(_is_number, done))
 
 
-def _done(state: "State") -> tuple[float, ...]:
-    now = state.timestamp
-    return now.batch, now.sample, now.token, now.total_wct
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)

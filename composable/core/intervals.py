@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time, crossed
+from composable.core.time import Time, TimeLike, TimeUnit, check_time, crossed, progress
 
-__all__ = ["Interval", "IntervalLike", "check_interval", "is_due"]
+__all__ = ["Interval", "IntervalLike", "check_interval", "completes", "is_due"]
 
 Interval: TypeAlias = Time | Callable[[State, Event], bool] | None
 IntervalLike: TypeAlias = TimeLike | Callable[[State, Event], bool] | None
@@ -64,3 +64,37 @@ def is_due(
     if interval.unit is TimeUnit.ITERATION:  # due with its last epoch
         return now.epoch_in_iteration == iteration_length and not (now.iteration + 1) % count
     return not now.epoch % count
+
+
+def completes(interval: Interval, state: State, event: Event = Event.BATCH_START) -> bool:
+    """Return whether the batch in progress completes an interval.
+
+    Callbacks that measure during a step use it, to log at the end of that step. How many samples,
+    tokens and seconds a batch takes is known only after it, and so is the last batch of an epoch of
+    unknown length. In these units, the batch after the one that completed the interval is due.
+
+    Args:
+        interval: A time, a function `(state, event) -> bool`, or None for never.
+        state: The state between `BATCH_START` and `AFTER_ZERO_GRAD`.
+        event: The event that is passed to a function.
+
+    Example:
+        >>> from composable import State, Time, Timestamp
+        >>> from composable.core.intervals import completes
+        >>> ninth = State(torch.nn.Linear(1, 1), timestamp=Timestamp(batch=9))
+        >>> completes(Time("10ba"), ninth), completes(Time("4ba"), ninth)
+        (True, False)
+    """
+    if interval is None:
+        return False
+    if not isinstance(interval, Time):
+        return bool(interval(state, event))
+    unit, whole = interval.unit, state.max_duration
+    if unit is TimeUnit.DURATION and whole is not None:
+        unit = whole.unit
+    before, after = state.previous_timestamp, state.timestamp
+    if unit is TimeUnit.BATCH or (unit is TimeUnit.EPOCH and state.epoch_length is not None):
+        before, after = after, after.next_batch()
+    then, step = progress(state, interval, before)
+    now, _ = progress(state, interval, after)
+    return then // step != now // step

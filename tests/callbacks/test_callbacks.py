@@ -31,7 +31,7 @@ def epoch_of_stop(stopper, values, *, name="loss", start=0):
 
 
 def speeds(monitor, steps, now=None):
-    """Return the logs of batches of (samples, tokens, seconds), and the timestamp after them."""
+    """Return the throughput at batches of (samples, tokens, seconds), and the timestamp after."""
     memory = InMemoryLogger()
     logger = Logger([memory])
     state = State(linear(), timestamp=now or Timestamp())
@@ -39,7 +39,8 @@ def speeds(monitor, steps, now=None):
     for step in steps:
         state = state.evolve(timestamp=state.timestamp.next_batch(*step))
         monitor.batch_end(state, logger)
-    return [metrics for _, metrics in memory.records], state.timestamp
+    rates = [{n: v for n, v in log.items() if "throughput" in n} for _, log in memory.records]
+    return [log for log in rates if log], state.timestamp
 
 
 # --- EarlyStopper
@@ -97,7 +98,7 @@ def test_results_of_other_evaluators_do_not_count():
 
 def test_every_run_ends_and_starts_without_the_state_of_the_last():
     stopper = EarlyStopper("loss", dataloader_label="test", min_delta=1e9, patience="2ep")
-    stopper.load_state_dict({"best": -1e12, "since": 0})
+    stopper.load_state_dict({"best": -1e12, "since": 0, "evaluations": 3})
     evaluator = Evaluator("test", batches([4]))
     options = {"eval_dataloader": evaluator, "callbacks": stopper, "max_duration": "9ep"}
 
@@ -191,7 +192,7 @@ def test_a_loaded_state_continues_the_run(cut):
         ),
         (
             lambda: SpeedMonitor().load_state_dict({"best": 1.0}),
-            r"SpeedMonitor was given .*, and its own has \['window'\]",
+            r"SpeedMonitor was given .*, and its own has \['counted', 'eval_seconds', 'window'\]",
         ),
     ],
 )

@@ -1,0 +1,53 @@
+"""Norms of many tensors, computed on their device by fused operations."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from composable.functional._checks import LOW_PRECISION
+
+__all__ = ["l2_norms", "total_norm"]
+
+
+def l2_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the L2 norm of each tensor, for 16-bit tensors in float32.
+
+    Args:
+        tensors: Dense or sparse tensors of any shape, dtype and device.
+
+    Example:
+        >>> from composable.callbacks._norms import l2_norms
+        >>> l2_norms([torch.tensor([3.0, 4.0]), torch.zeros(2, 2)])
+        [tensor(5.), tensor(0.)]
+    """
+    norms: list[Tensor] = [torch.empty(0)] * len(tensors)
+    for low in (False, True):
+        places = [i for i, one in enumerate(tensors) if (one.dtype in LOW_PRECISION) is low]
+        if places:
+            values = [_values(tensors[i].detach()) for i in places]
+            found = torch._foreach_norm(values, 2, dtype=torch.float32 if low else None)
+            for i, norm in zip(places, found, strict=True):
+                norms[i] = norm
+    return norms
+
+
+def total_norm(norms: Sequence[Tensor]) -> Tensor:
+    """Return the norm of the concatenation of tensors, given the norm of each.
+
+    Args:
+        norms: At least one norm; the result is on the device of the first.
+
+    Example:
+        >>> from composable.callbacks._norms import total_norm
+        >>> total_norm([torch.tensor(3.0), torch.tensor(4.0)])
+        tensor(5.)
+    """
+    device = norms[0].device
+    return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
+
+
+def _values(tensor: Tensor) -> Tensor:
+    if not tensor.is_sparse:
+        return tensor
+    return tensor.coalesce().values()  # type: ignore[no-any-return]

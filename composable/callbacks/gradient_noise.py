@@ -1,0 +1,187 @@
+"""Estimate the gradient noise scale, which tells what batch size pays.
+
+McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Large-Batch Training",
+2018, https://arxiv.org/abs/1812.06162, appendix A.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from composable.callbacks._norms import l2_norms, total_norm
+from composable.core._warnings import warn_user
+from composable.core.callback import Callback, check_keys
+from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.data.grouping import batches_of
+from composable.distributed import Processes
+from composable.functional._checks import check_range
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["GradientNoise"]
+
+
+class GradientNoise(Callback):
+    r"""Logs the gradient noise scale, in examples.
+
+    For a gradient $G$ of the whole data set and the covariance $\Sigma$ of the gradients of single
+    examples, the simple noise scale is
+
+    $$B_\text{simple} = \frac{\operatorname{tr} \Sigma}{|G|^2}.$$
+
+    With a batch size far below it, twice the batch size takes about half the steps; far above it,
+    more examples in a batch save hardly any steps. It grows during training.
+
+    Both terms are estimated from the squared norms of the gradient of the first microbatch and of
+    the gradient of the whole batch, so batches must be split into microbatches: pass `grad_accum`
+    or `microbatch_size` to the `Trainer`. The estimates of one step are noisy, and are averaged
+    exponentially. A loss that is a mean over examples is assumed; with a mean over tokens, the
+    scale is approximate if examples differ in their numbers of tokens.
+
+    It logs `gradient_noise/scale`, `gradient_noise/variance` ($\operatorname{tr} \Sigma$) and
+    `gradient_noise/squared_norm` ($|G|^2$). The scale is NaN until the estimate of $|G|^2$ is
+    positive.
+
+    Args:
+        interval: When to measure and log: "10ba", "1ep", a function `(state, event) -> bool`, or
+            None for never.
+        smoothing: The weight of earlier measurements in the averages, in [0, 1).
+
+    Raises:
+        ValueError: An argument has an invalid value.
+        TypeError: An argument has the wrong type.
+
+    Example:
+        >>> from composable import Trainer
+        >>> from composable.callbacks import GradientNoise
+        >>> from composable.loggers import InMemoryLogger
+        >>> memory = InMemoryLogger()
+        >>> trainer = Trainer(
+        ...     torch.nn.Linear(4, 3),
+        ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
+        ...     max_duration="1ep",
+        ...     loss_fn=torch.nn.functional.cross_entropy,
+        ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        ...     grad_accum=4,
+        ...     callbacks=GradientNoise("2ba"),
+        ...     loggers=memory,
+        ...     progress_bar=False,
+        ... )
+        >>> _ = trainer.fit()
+        >>> len(memory.series("gradient_noise/scale"))
+        2
+    """
+
+    def __init__(self, interval: IntervalLike = "10ba", *, smoothing: float = 0.95) -> None:
+        self.interval = check_interval("interval", interval)
+        check_range("smoothing", smoothing, 0, 1, ends="[)")
+        self.smoothing = smoothing
+        self._averages: Tensor | None = None  # variance and squared norm, both towards 0 at first
+        self._count = 0
+        self._tried = False
+        self._small: Tensor | None = None  # squared norm of the gradient of the first microbatch
+        self._latest: Tensor | None = None
+        self._large: Tensor | None = None
+        self.close()
+
+    def fit_start(self, state: "State", logger: "Logger") -> None:
+        """Discard the averages of an earlier run."""
+        if state.timestamp.batch == 0:
+            self._averages, self._count = None, 0
+
+    def batch_start(self, state: "State", logger: "Logger") -> None:
+        """Decide whether this batch is measured."""
+        self.close()
+        self._due = completes(self.interval, state)
+
+    def before_forward(self, state: "State", logger: "Logger") -> None:
+        """Note whether this is the first microbatch of a pass: nothing has a gradient yet."""
+        if self._due:
+            self._first = all(one.grad is None for one in state.model.parameters())
+
+    def after_backward(self, state: "State", logger: "Logger") -> None:
+        """Measure the gradient of the first microbatch."""
+        if not self._due or not (self._first or state.precision.scales_loss):
+            return
+        self._latest = _squared_norm(state)
+        if self._first:
+            self._small, self._part = self._latest, _count(state)
+
+    def after_train_batch(self, state: "State", logger: "Logger") -> None:
+        """Measure the gradient of the batch, before algorithms clip it."""
+        if self._due:
+            self._tried = True
+            self._large, self._whole = _squared_norm(state), _count(state)
+
+    def batch_end(self, state: "State", logger: "Logger") -> None:
+        """Update and log the averages."""
+        small, large, part, whole = self._small, self._large, self._part, self._whole
+        if Processes.current().several:  # each has a part of the batch
+            whole = state.timestamp.sample - state.previous_timestamp.sample
+        if small is not None and large is not None and 0 < part < whole:
+            small = small * (whole / part) ** 2  # its loss was weighted by its share
+            if state.precision.scales_loss and self._latest is not None:
+                small = small * (large / self._latest)  # gradients are unscaled at the end
+            variance = (small - large) / (1 / part - 1 / whole)
+            squared_norm = (whole * large - part * small) / (whole - part)
+            logger.log_metrics(self._average(variance, squared_norm))
+        self.close()
+
+    def _average(self, variance: Tensor, squared_norm: Tensor) -> dict[str, Tensor]:
+        found = torch.stack([variance, squared_norm])
+        before = torch.zeros_like(found) if self._averages is None else self._averages.to(found)
+        self._averages = torch.lerp(found, before, self.smoothing)
+        self._count += 1
+        variance, squared_norm = self._averages / (1 - self.smoothing**self._count)
+        scale = torch.where(squared_norm > 0, variance / squared_norm, torch.nan)
+        return {
+            "gradient_noise/scale": scale,
+            "gradient_noise/variance": variance,
+            "gradient_noise/squared_norm": squared_norm,
+        }
+
+    def fit_end(self, state: "State", logger: "Logger") -> None:
+        """Warn if nothing could be measured."""
+        if self._tried and not self._count:
+            warn_user(
+                "GradientNoise measured nothing, because no batch was split into microbatches: "
+                "pass grad_accum=2 or a microbatch_size to the Trainer.",
+                UserWarning,
+            )
+
+    def close(self) -> None:
+        """Discard what was measured of a batch that did not end."""
+        self._due = self._first = False
+        self._small = self._latest = self._large = None
+        self._part = self._whole = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages."""
+        return {"averages": self._averages, "count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the averages.
+
+        Raises:
+            ValueError: They are not averages that `state_dict` returns.
+        """
+        check_keys(self, state)
+        averages, count = state["averages"], state["count"]
+        is_pair = isinstance(averages, Tensor) and averages.shape == (2,)
+        if type(count) is not int or not (is_pair or averages is None):
+            raise ValueError("averages must be a tensor of two numbers or None, and count an int.")
+        self._averages, self._count = averages, count
+
+
+def _squared_norm(state: "State") -> Tensor | None:
+    """Return the squared norm of the gradients, before algorithms replace them."""
+    gradients = [one.grad for one in state.model.parameters() if one.grad is not None]
+    return total_norm(l2_norms(gradients)).square() if gradients else None
+
+
+def _count(state: "State") -> int:
+    return sum(state.batch_spec.count(batch) for batch in batches_of(state.batch))

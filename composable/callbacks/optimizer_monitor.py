@@ -1,0 +1,165 @@
+"""Log the norms of gradients, weights and updates."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from composable.callbacks._norms import l2_norms, total_norm
+from composable.core.callback import Callback
+from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.functional._checks import check_flag
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["OptimizerMonitor"]
+
+
+class OptimizerMonitor(Callback):
+    """Logs the L2 norms of gradients, weights and updates.
+
+    It logs `l2_norm/grad/global`, `l2_norm/param/global` and `l2_norm/update/global`, and with
+    `per_parameter=True` also the norms of each parameter, such as `l2_norm/grad/0.weight`.
+    Gradients are those of the whole batch, before clipping. Weights are those after the step, and
+    the update is what the step added to them. The norms are computed on the device and stay there
+    until a logger writes them.
+
+    An optimizer may have metrics of its own, as Composer's `DecoupledAdamW` has: its method
+    `report_per_parameter_metrics(parameter, name, metrics)` returns `metrics`, a dictionary, with
+    its own added. It is called for each of the optimizer's parameters that has a gradient.
+
+    Args:
+        interval: When to log: "10ba", "1ep", a function `(state, event) -> bool`, or None for
+            never.
+        weights: Log the norm of the weights.
+        updates: Log the norm of the updates. This keeps a second copy of the weights during the
+            steps that are logged.
+        per_parameter: Log the norms of each parameter too.
+        log_optimizer_metrics: Log the metrics of optimizers that have their own.
+
+    Raises:
+        ValueError: `interval` is not a valid interval.
+        TypeError: An argument has the wrong type.
+
+    Example:
+        >>> from composable import Trainer
+        >>> from composable.callbacks import OptimizerMonitor
+        >>> from composable.loggers import InMemoryLogger
+        >>> memory = InMemoryLogger()
+        >>> trainer = Trainer(
+        ...     torch.nn.Linear(4, 3),
+        ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
+        ...     max_duration="1ep",
+        ...     loss_fn=torch.nn.functional.cross_entropy,
+        ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        ...     callbacks=OptimizerMonitor("2ba"),
+        ...     loggers=memory,
+        ...     progress_bar=False,
+        ... )
+        >>> _ = trainer.fit()
+        >>> [
+        ...     timestamp.batch
+        ...     for timestamp, norms in memory.records
+        ...     if "l2_norm/grad/global" in norms
+        ... ]
+        [2, 4]
+        >>> gradient, update = (
+        ...     memory.latest["l2_norm/grad/global"],
+        ...     memory.latest["l2_norm/update/global"],
+        ... )
+        >>> round(update / gradient, 3)
+        0.5
+    """
+
+    def __init__(
+        self,
+        interval: IntervalLike = "10ba",
+        *,
+        weights: bool = True,
+        updates: bool = True,
+        per_parameter: bool = False,
+        log_optimizer_metrics: bool = True,
+    ) -> None:
+        self.interval = check_interval("interval", interval)
+        for name, value in [
+            ("weights", weights),
+            ("updates", updates),
+            ("per_parameter", per_parameter),
+            ("log_optimizer_metrics", log_optimizer_metrics),
+        ]:
+            check_flag(name, value)
+        self.weights, self.updates = weights, updates
+        self.per_parameter, self.log_optimizer_metrics = per_parameter, log_optimizer_metrics
+        self._metrics: dict[str, Any] = {}
+        self._before: dict[str, Tensor] = {}
+        self.close()
+
+    def batch_start(self, state: "State", logger: "Logger") -> None:
+        """Decide whether this batch is logged."""
+        self.close()
+        self._due = completes(self.interval, state)
+
+    def after_train_batch(self, state: "State", logger: "Logger") -> None:
+        """Measure the gradients before algorithms clip them."""
+        if self._due:
+            self._add("grad", state.current_gradients())
+
+    def before_optimizer_step(self, state: "State", logger: "Logger") -> None:
+        """Copy the weights that the step will change."""
+        if self._due and self.updates:
+            stepped = state.current_gradients()
+            self._before = {
+                name: parameter.detach().clone()
+                for name, parameter in state.model.named_parameters()
+                if name in stepped
+            }
+
+    def after_optimizer_step(self, state: "State", logger: "Logger") -> None:
+        """Measure the weights and the updates."""
+        if not self._due:
+            return
+        named = {name: one.detach() for name, one in state.model.named_parameters()}
+        if self.weights:
+            self._add("param", named)
+        if self._before:
+            torch._foreach_sub_([*self._before.values()], [named[name] for name in self._before])
+            self._add("update", self._before)
+            self._before = {}
+        if self.log_optimizer_metrics:
+            self._metrics |= _reported(state)
+
+    def batch_end(self, state: "State", logger: "Logger") -> None:
+        """Log the norms."""
+        if self._metrics:
+            logger.log_metrics(self._metrics)
+        self.close()
+
+    def close(self) -> None:
+        """Discard what was measured of a batch that did not end."""
+        self._due, self._metrics, self._before = False, {}, {}
+
+    def _add(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        if not tensors:
+            return
+        norms = l2_norms([*tensors.values()])
+        if self.per_parameter:
+            named = zip(tensors, norms, strict=True)
+            self._metrics |= {f"l2_norm/{kind}/{name}": norm for name, norm in named}
+        self._metrics[f"l2_norm/{kind}/global"] = total_norm(norms)
+
+
+@torch.no_grad()
+def _reported(state: "State") -> dict[str, Any]:
+    """Return the metrics that optimizers report of their parameters."""
+    metrics: dict[str, Any] = {}
+    for optimizer in state.optimizers:
+        report = getattr(optimizer, "report_per_parameter_metrics", None)
+        if callable(report):
+            own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            for name, parameter in state.model.named_parameters():
+                if id(parameter) in own and parameter.grad is not None:
+                    metrics = report(parameter, name, metrics)
+    return metrics
