@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composable import Event, register_global_callback
+from composable.algorithms import GradientClipping
 from composable.loggers import InMemoryLogger
 from composable.plan.global_callbacks import global_callbacks
 from tests.support.algorithm_cases import algorithm_sets
 from tests.support.data import batches, noisy_loader
 from tests.support.models import conv_net, same, weights
-from tests.support.observers import Raise, Watch, watched, watched_by
-from tests.support.runs import make_trainer, trained
+from tests.support.observers import MONITORS, Raise, Watch, watched, watched_by
+from tests.support.outcomes import differences, left_by
+from tests.support.runs import PROBLEMS, make_trainer, trained
 from tests.support.strategies import seeds
 
 
@@ -28,6 +30,7 @@ def train(observers, model, loader, **options):
 @settings(max_examples=15)
 @given(watched(), algorithm_sets(), seeds, st.booleans())
 @pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+@pytest.mark.filterwarnings("ignore:GradientNoise measured nothing")
 def test_observers_do_not_change_training(observers, algorithms, seed, checked):
     options = {
         "algorithms": algorithms,
@@ -38,6 +41,20 @@ def test_observers_do_not_change_training(observers, algorithms, seed, checked):
     seen = train(observers, conv_net(), noisy_loader(images=True), check_effects=checked, **options)
 
     assert same(seen, trained(conv_net(), noisy_loader(images=True), **options))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
+@pytest.mark.parametrize("name", MONITORS)
+def test_a_monitor_does_not_change_training(name, problem):
+    def left(**options):
+        logger = InMemoryLogger()
+        trainer = problem.trainer(
+            loader=problem.shuffled(), eval_dataloader=problem.batches(), loggers=logger, **options
+        )
+        return {**left_by(trainer.fit()), "losses": logger.series("loss/train")}
+
+    options = {"grad_accum": 2, "algorithms": GradientClipping("norm", 0.1)}
+    assert differences(left(callbacks=MONITORS[name](), **options), left(**options)) == []
 
 
 raised_at = st.sampled_from(

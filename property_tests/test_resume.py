@@ -39,7 +39,7 @@ from composable.algorithms import (
     SelectiveBackprop,
     StochasticDepth,
 )
-from composable.callbacks import EarlyStopper, SpeedMonitor
+from composable.callbacks import EarlyStopper, SpeedMonitor, ThresholdStopper
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.time import Timestamp
@@ -51,6 +51,7 @@ from tests.support.algorithm_cases import algorithm_sets, cases_on
 from tests.support.algorithms import Draws, six_algorithms
 from tests.support.data import NoisyExamples, batches, examples, stream
 from tests.support.models import CLASSES, conv_net, mlp, same
+from tests.support.observers import MONITORS
 from tests.support.outcomes import differences, left_by
 from tests.support.runs import PROBLEMS, VISION, adam, plain_loop, sgd, trained
 
@@ -129,7 +130,7 @@ def equal(one: Any, other: Any) -> bool:
     """Return whether two values are equal to the bit, whatever their strides."""
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
-    return bool(one == other)
+    return bool(one == other or (one != one and other != other))  # NaN is itself
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
@@ -145,10 +146,13 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+_MEASURED = ("throughput/", "time/")
+
+
 def logged(logger: InMemoryLogger) -> list[Any]:
     """Return the logged metrics in order, with their times and without measured durations."""
     return [
-        [now.epoch, now.batch, {k: v for k, v in metrics.items() if "throughput" not in k}]
+        [now.epoch, now.batch, {k: v for k, v in metrics.items() if not k.startswith(_MEASURED)}]
         for now, metrics in logger.records
     ]
 
@@ -355,10 +359,18 @@ RUNS: dict[str, dict[str, Build]] = {
         "callbacks": lambda: [
             EarlyStopper("loss", patience="1ep"),
             EarlyStopper("accuracy", patience="9ep"),
-            SpeedMonitor(window_size=3),
+            EarlyStopper("loss", min_delta=1.0, patience="9eval"),
+            SpeedMonitor(window_size=3, flops_per_batch="count"),
+            ThresholdStopper("loss", 0.0),
         ],
         "eval_dataloader": evaluation,
         "metrics": lambda: {"accuracy": accuracy},
+    },
+    "callbacks that measure": {
+        "callbacks": lambda: [build() for build in MONITORS.values()],
+        "eval_dataloader": evaluation,
+        "grad_accum": lambda: 2,
+        "log_interval": lambda: "3ba",
     },
     "model that is replaced while its layers are frozen": combination(
         LayerFreezing(0.2), StochasticDepth(target=nn.ReLU, drop_warmup="0.7dur")

@@ -44,10 +44,11 @@ def total_norm(norms: Sequence[Tensor]) -> Tensor:
         tensor(5.)
     """
     device = norms[0].device
-    return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
+    return total
 
 
 def _values(tensor: Tensor) -> Tensor:
     if not tensor.is_sparse:
         return tensor
-    return tensor.coalesce().values()  # type: ignore[no-any-return]
+    return tensor.coalesce().values()

@@ -1,6 +1,7 @@
 """Callbacks and loggers for tests, and the ways in which a Trainer gets to know them."""
 
 import copy
+import io
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,18 @@ import torch
 from hypothesis import strategies as st
 
 from composable import Callback, Control, Event, State, Trainer, register_global_callback
+from composable.callbacks import (
+    ActivationMonitor,
+    CheckLoss,
+    ComputeNorm,
+    GradientNoise,
+    LRMonitor,
+    NaNMonitor,
+    OptimizerMonitor,
+    Printer,
+    RuntimeEstimator,
+    SpeedMonitor,
+)
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
 
@@ -106,12 +119,27 @@ def a_function_that_draws():
     return draw
 
 
+MONITORS = {
+    "activations": lambda: ActivationMonitor("2ba", inputs=True),
+    "loss": NaNMonitor,
+    "infinite loss": CheckLoss,
+    "norms": lambda: OptimizerMonitor("1ba", per_parameter=True),
+    "norms of parameters": lambda: ComputeNorm("2ba"),
+    "noise": lambda: GradientNoise("1ba"),
+    "rates": LRMonitor,
+    "lines": lambda: Printer("1ba", stream=io.StringIO()),
+    "time": lambda: RuntimeEstimator("1ba"),
+    "speed": lambda: SpeedMonitor(2, flops_per_batch="count"),
+}
+"""Builders of the callbacks that measure, at short intervals."""
+
 WAYS = {
     Gambler: ("callbacks", "added", "entered", "registered"),
     Trace: ("callbacks", "added", "entered", "registered"),
     Probes: ("callbacks", "added", "entered", "registered"),
     LogsToo: ("loggers", "added", "entered", "registered"),
     a_function_that_draws: ("callbacks", "added", "registered"),
+    **{build: ("callbacks", "added", "entered", "registered") for build in MONITORS.values()},
 }
 
 
