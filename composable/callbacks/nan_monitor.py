@@ -51,17 +51,12 @@ class NaNMonitor(Callback):
     def __init__(self) -> None:
         self._pending: list[tuple[int, Tensor]] = []
 
-    @staticmethod
-    def _is_wrong(losses: Tensor) -> Tensor:
-        """Return which losses are errors."""
-        return losses.isnan()
-
     def after_backward(self, state: "State", logger: "Logger") -> None:
         """Check the loss of a microbatch, now or later."""
         loss = state.loss
         if loss is not None:
             self._pending.append((state.timestamp.batch, loss.detach()))
-            if loss.device.type == "cpu" or len(self._pending) >= _MAX_PENDING:
+            if self._is_immediate(loss) or len(self._pending) >= _MAX_PENDING:
                 self._check(state)
 
     def before_save(self, state: "State", logger: "Logger") -> None:
@@ -79,6 +74,14 @@ class NaNMonitor(Callback):
     def close(self) -> None:
         """Discard the pending losses of a run that failed."""
         self._pending = []
+
+    @staticmethod
+    def _is_immediate(loss: Tensor) -> bool:
+        return loss.device.type == "cpu"
+
+    @staticmethod
+    def _is_wrong(losses: Tensor) -> Tensor:
+        return losses.isnan()
 
     def _check(self, state: "State") -> None:
         pending, self._pending = self._pending, []

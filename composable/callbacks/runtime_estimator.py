@@ -96,6 +96,10 @@ class RuntimeEstimator(Callback):
                 }
             )
 
+    def epoch_end(self, state: "State", logger: "Logger") -> None:
+        """Measure the end of an epoch of unknown length."""
+        self._measure(state)
+
     def eval_before_all(self, state: "State", logger: "Logger") -> None:
         """Note the results of earlier evaluations."""
         self._results = dict(state.metrics)

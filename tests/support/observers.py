@@ -139,7 +139,7 @@ WAYS = {
     Probes: ("callbacks", "added", "entered", "registered"),
     LogsToo: ("loggers", "added", "entered", "registered"),
     a_function_that_draws: ("callbacks", "added", "registered"),
-    **{build: ("callbacks", "added", "entered", "registered") for build in MONITORS.values()},
+    **dict.fromkeys(MONITORS.values(), ("callbacks", "added", "entered", "registered")),
 }
 
 
