@@ -1,7 +1,6 @@
 """Raise an error if the loss is NaN or infinite."""
 
-import torch
-from torch import Tensor
+import math
 
 from composable.callbacks.nan_monitor import NaNMonitor
 
@@ -37,5 +36,5 @@ class CheckLoss(NaNMonitor):
     """
 
     @staticmethod
-    def _is_wrong(losses: Tensor) -> Tensor:
-        return torch.isfinite(losses).logical_not()
+    def _is_wrong(loss: float) -> bool:
+        return not math.isfinite(loss)

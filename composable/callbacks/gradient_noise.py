@@ -119,20 +119,28 @@ class GradientNoise(Callback):
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
         """Update and log the averages."""
-        small, large, part, whole = self._small, self._large, self._part, self._whole
-        if Processes.current().several:  # each has a part of the batch
-            whole = state.timestamp.sample - state.previous_timestamp.sample
-        if small is not None and large is not None and 0 < part < whole:
-            small = small * (whole / part) ** 2  # its loss was weighted by its share
-            if state.precision.scales_loss and self._latest is not None:
-                small = small * (large / self._latest)  # gradients are unscaled at the end
-            variance = (small - large) / (1 / part - 1 / whole)
-            squared_norm = (whole * large - part * small) / (whole - part)
-            logger.log_metrics(self._average(variance, squared_norm))
+        if self._small is not None and self._large is not None:
+            found = self._estimate(state, self._small, self._large)
+            if found is not None:
+                logger.log_metrics(self._average(torch.stack(found)))
         self.close()
 
-    def _average(self, variance: Tensor, squared_norm: Tensor) -> dict[str, Tensor]:
-        found = torch.stack([variance, squared_norm])
+    def _estimate(
+        self, state: "State", small: Tensor, large: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the variance and the squared norm; None if the batch was not split."""
+        part, whole = self._part, self._whole
+        if Processes.current().several:  # each has a part of the batch
+            whole = state.timestamp.sample - state.previous_timestamp.sample
+        if not 0 < part < whole:
+            return None
+        small = small * (whole / part) ** 2  # its loss was weighted by its share
+        if state.precision.scales_loss and self._latest is not None:
+            small = small * (large / self._latest)  # gradients are unscaled at the end
+        variance = (small - large) / (1 / part - 1 / whole)
+        return variance, (whole * large - part * small) / (whole - part)
+
+    def _average(self, found: Tensor) -> dict[str, Tensor]:
         before = torch.zeros_like(found) if self._averages is None else self._averages.to(found)
         self._averages = torch.lerp(found, before, self.smoothing)
         self._count += 1

@@ -1,5 +1,6 @@
 """Raise an error if the loss is NaN."""
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -80,18 +81,17 @@ class NaNMonitor(Callback):
         return loss.device.type == "cpu"
 
     @staticmethod
-    def _is_wrong(losses: Tensor) -> Tensor:
-        return losses.isnan()
+    def _is_wrong(loss: float) -> bool:
+        return math.isnan(loss)
 
     def _check(self, state: "State") -> None:
         pending, self._pending = self._pending, []
         if not pending:
             return
-        losses = torch.stack([loss.reshape(()) for _, loss in pending])
-        wrong = self._is_wrong(losses).nonzero().flatten().tolist()
-        if wrong:
-            batch, _ = pending[wrong[0]]
-            raise RuntimeError(_explain(state, batch, losses[wrong[0]].item()))
+        losses = torch.stack([loss.reshape(()) for _, loss in pending]).tolist()
+        for (batch, _), loss in zip(pending, losses, strict=True):
+            if self._is_wrong(loss):
+                raise RuntimeError(_explain(state, batch, loss))
 
 
 def _explain(state: "State", batch: int, loss: float) -> str:

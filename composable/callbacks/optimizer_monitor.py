@@ -94,6 +94,7 @@ class OptimizerMonitor(Callback):
         self.weights, self.updates = weights, updates
         self.per_parameter, self.log_optimizer_metrics = per_parameter, log_optimizer_metrics
         self._metrics: dict[str, Any] = {}
+        self._stepped: list[str] = []
         self._before: dict[str, Tensor] = {}
         self.close()
 
@@ -105,17 +106,15 @@ class OptimizerMonitor(Callback):
     def after_train_batch(self, state: "State", logger: "Logger") -> None:
         """Measure the gradients before algorithms clip them."""
         if self._due:
-            self._add("grad", state.current_gradients())
+            gradients = state.current_gradients()
+            self._stepped = list(gradients)
+            self._add("grad", gradients)
 
     def before_optimizer_step(self, state: "State", logger: "Logger") -> None:
         """Copy the weights that the step will change."""
         if self._due and self.updates:
-            stepped = state.current_gradients()
-            self._before = {
-                name: parameter.detach().clone()
-                for name, parameter in state.model.named_parameters()
-                if name in stepped
-            }
+            named = dict(state.model.named_parameters())
+            self._before = {name: named[name].detach().clone() for name in self._stepped}
 
     def after_optimizer_step(self, state: "State", logger: "Logger") -> None:
         """Measure the weights and the updates."""
@@ -139,7 +138,7 @@ class OptimizerMonitor(Callback):
 
     def close(self) -> None:
         """Discard what was measured of a batch that did not end."""
-        self._due, self._metrics, self._before = False, {}, {}
+        self._due, self._metrics, self._stepped, self._before = False, {}, [], {}
 
     def _add(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
         if not tensors:

@@ -228,9 +228,9 @@ def _count(state: "State") -> int:
 
 
 def _check_flops(flops: Any) -> None:
-    if flops is None or callable(flops) or flops == "count":
+    if flops is None or callable(flops) or (isinstance(flops, str) and flops == "count"):
         return
-    if isinstance(flops, str) or not isinstance(flops, Real):
+    if not isinstance(flops, Real):
         raise TypeError(
             f"flops_per_batch={flops!r} must be 'count', a number, a function of the batch or None."
         )
