@@ -33,7 +33,7 @@ class ActivationMonitor(Callback):
     - `max`: the maximum.
 
     Forward hooks are registered only for the forward passes that are logged, and removed after
-    them. A module that a compiled function calls may not run its hooks; then nothing is logged.
+    them. A compiled model is compiled once more for these passes.
 
     Args:
         interval: When to log: "100ba", "1ep", a function `(state, event) -> bool`, or None for

@@ -1,6 +1,6 @@
 """Estimate the gradient noise scale, which tells what batch size pays.
 
-McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Large-Batch Training",
+McCandlish, Kaplan and Amodei, "An Empirical Model of Large-Batch Training",
 2018, https://arxiv.org/abs/1812.06162, appendix A.
 """
 
@@ -162,7 +162,7 @@ class GradientNoise(Callback):
             )
 
     def close(self) -> None:
-        """Discard what was measured of a batch that did not end."""
+        """Discard the measurements of a batch that did not end."""
         self._due = self._first = False
         self._small = self._latest = self._large = None
         self._part = self._whole = 0

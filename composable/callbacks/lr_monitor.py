@@ -58,7 +58,7 @@ class LRMonitor(Callback):
         self._rates = LearningRates(state.optimizers).read() if due else {}
 
     def log(self, state: "State", logger: "Logger") -> None:
-        """Leave out the batch: the loop has logged its learning rates."""
+        """Skip the batch: the loop has logged its learning rates."""
         self._rates = {}
 
     def batch_checkpoint(self, state: "State", logger: "Logger") -> None:

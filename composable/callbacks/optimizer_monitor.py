@@ -137,7 +137,7 @@ class OptimizerMonitor(Callback):
         self.close()
 
     def close(self) -> None:
-        """Discard what was measured of a batch that did not end."""
+        """Discard the measurements of a batch that did not end."""
         self._due, self._metrics, self._stepped, self._before = False, {}, [], {}
 
     def _add(self, kind: str, tensors: Mapping[str, Tensor]) -> None:

@@ -124,7 +124,7 @@ class RuntimeEstimator(Callback):
         self._results = None
 
     def close(self) -> None:
-        """Discard what was measured of a batch or an evaluation that did not end."""
+        """Discard the start of an evaluation that did not end."""
         self._due, self._began, self._results = False, 0.0, None
 
     def state_dict(self) -> dict[str, Any]:
