@@ -38,8 +38,8 @@ class ActivationMonitor(Callback):
     Args:
         interval: When to log: "100ba", "1ep", a function `(state, event) -> bool`, or None for
             never.
-        modules: Patterns of the names of modules: "encoder.*", "*.mlp". By default, every module
-            that contains no other module.
+        modules: Patterns of the names of modules, such as `["encoder.*", "*.mlp"]`. By default,
+            every module that contains no other module.
         inputs: Log the inputs of the modules too, as `activations/l2_norm/encoder.0_input.0`.
 
     Raises:
