@@ -25,11 +25,10 @@ class NaNMonitor(Callback):
     microbatches later, and before every evaluation and every save.
 
     The `Trainer` checks the loss itself, infinite values included, unless it is constructed with
-    `nonfinite_loss="ignore"`. This callback is for such runs, and for loops in which a `Trainer`
-    is not used.
+    `nonfinite_loss="ignore"`. This callback is for such runs.
 
     Raises:
-        RuntimeError: A loss is NaN. The message names the batch, and the weights that are NaN.
+        RuntimeError: A loss is NaN. The message names the batch, and weights that are not finite.
 
     Example:
         >>> from composable import Trainer

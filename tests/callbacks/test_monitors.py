@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Event, State, Timestamp
+from composable import Evaluator, Event, State, Timestamp
 from composable.algorithms import GradientClipping, MixUp
 from composable.callbacks import (
     ActivationMonitor,
@@ -727,6 +727,21 @@ def test_lines_of_progress():
     assert "loss " in lines[0]
     assert " batches/s, 0:00:00 left" in lines[0]
     assert lines[1].partition(": ")[2].startswith("eval/loss ")
+
+
+def test_only_new_results_are_printed():
+    stream = io.StringIO()
+    evaluators = [
+        Evaluator("often", batches(4), eval_interval="1ba"),
+        Evaluator("last", batches(4), eval_interval="3ba"),
+    ]
+    run(Printer(None, stream=stream), eval_dataloader=evaluators, max_duration="4ba")
+
+    found = [
+        line.count("often/loss") + 10 * line.count("last/loss")
+        for line in stream.getvalue().splitlines()
+    ]
+    assert found == [1, 1, 11, 1, 10]
 
 
 def test_lines_of_a_run_of_unknown_length_of_epoch():
