@@ -7,11 +7,13 @@ from torch import Tensor
 
 from composable.functional._checks import LOW_PRECISION
 
-__all__ = ["l2_norms", "total_norm"]
+__all__ = ["is_sharded", "l2_norms", "total_norm"]
 
 
 def l2_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor, for 16-bit tensors in float32.
+
+    The norm of a sharded tensor is that of the whole tensor; every process must call the function.
 
     Args:
         tensors: Dense or sparse tensors of any shape, dtype and device.
@@ -28,7 +30,7 @@ def l2_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
             values = [_values(tensors[i].detach()) for i in places]
             found = torch._foreach_norm(values, 2, dtype=torch.float32 if low else None)
             for i, norm in zip(places, found, strict=True):
-                norms[i] = norm
+                norms[i] = norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
     return norms
 
 
@@ -46,6 +48,11 @@ def total_norm(norms: Sequence[Tensor]) -> Tensor:
     device = norms[0].device
     total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
     return total
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether each process has a part of a tensor, as with FSDP2."""
+    return hasattr(tensor, "full_tensor")
 
 
 def _values(tensor: Tensor) -> Tensor:

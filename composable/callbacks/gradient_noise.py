@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from composable.callbacks._norms import l2_norms, total_norm
+from composable.callbacks._norms import is_sharded, l2_norms, total_norm
 from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.intervals import IntervalLike, check_interval, completes
@@ -89,7 +89,17 @@ class GradientNoise(Callback):
         self.close()
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
-        """Discard the averages of an earlier run."""
+        """Discard the averages of an earlier run.
+
+        Raises:
+            ValueError: The parameters of the model are sharded.
+        """
+        if any(map(is_sharded, state.model.parameters())):
+            raise ValueError(
+                "GradientNoise can't measure a model whose parameters are sharded, as by FSDP2: "
+                "its gradients are summed over the processes in each microbatch. Use DDP, or "
+                "remove the callback."
+            )
         if state.timestamp.batch == 0:
             self._averages, self._count = None, 0
 
