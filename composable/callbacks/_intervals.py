@@ -1,0 +1,48 @@
+"""Intervals of callbacks that act between batches."""
+
+from typing import Any
+
+from composable.core.event import Event
+from composable.core.intervals import Interval
+from composable.core.state import State
+from composable.core.time import Time, Timestamp, check_time, progress
+
+__all__ = ["check_length", "has_completed", "has_passed"]
+
+
+def check_length(name: str, length: Any) -> Time:
+    """Parse a time that is greater than 0.
+
+    Raises:
+        ValueError: It is 0, or not a valid time.
+        TypeError: It is not a time.
+    """
+    time = check_time(name, length)
+    if not time.value:
+        raise ValueError(f"{name}={length!r} must be greater than 0, such as '10ba'.")
+    return time
+
+
+def has_completed(interval: Interval, state: State, event: Event) -> bool:
+    """Return whether the last batch, or the end of an epoch after it, completed an interval.
+
+    Call it at the end of a batch or at the start of the next. At the end of a batch, the epoch is
+    not counted yet: where an epoch has no known length, call it at the end of the epoch too.
+
+    Args:
+        interval: A time, a function `(state, event) -> bool`, or None for never.
+        state: The state between two batches.
+        event: The event that is passed to a function.
+    """
+    if not isinstance(interval, Time):
+        return interval is not None and bool(interval(state, event))
+    now, length = progress(state, interval)
+    before, _ = progress(state, interval, state.previous_timestamp)
+    return before // length != now // length
+
+
+def has_passed(state: State, length: Time, since: Timestamp) -> bool:
+    """Return whether a time has passed since a timestamp."""
+    now, total = progress(state, length)
+    before, _ = progress(state, length, since)
+    return now - before >= total

@@ -1,0 +1,299 @@
+"""Export the model for inference."""
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from composable.callbacks._files import replacing
+from composable.callbacks._intervals import has_completed
+from composable.core._warnings import warn_user
+from composable.core.batch import map_tensors, tensors_of
+from composable.core.callback import Callback
+from composable.core.event import Event
+from composable.core.intervals import IntervalLike, check_interval
+from composable.core.model_call import call_with_batch, call_with_input
+from composable.data.grouping import batches_of
+from composable.distributed import Processes
+from composable.functional import with_tensors
+from composable.functional._checks import as_path, check_flag, check_one_of, check_range
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["ExportError", "ExportForInference"]
+
+_ROWS = 2  # torch.export takes a dimension of size 1 for a constant
+
+
+class ExportError(RuntimeError):
+    """A model cannot be exported, or the exported one computes something else."""
+
+
+class ExportForInference(Callback):
+    """Exports the model at the end of training, and at intervals if requested.
+
+    The exported model is in evaluation mode, on the CPU, and takes batches of any size. If an
+    algorithm such as `EMA` or `SWA` averages weights, it has the averaged weights, like an
+    evaluation. Before the file is renamed to its path, it is loaded, and its outputs are compared
+    with those of the model on a batch of another size. With several processes, rank 0 exports.
+
+    Args:
+        path: The file; its folder is created. It may contain the fields {epoch} and {batch}. An
+            existing file is replaced.
+        save_format: "torch_export" for `torch.export.load`, or "onnx", which needs the packages
+            that `pip install "composable[onnx]"` installs.
+        interval: When to export during training: "1ep", a function `(state, event) -> bool`, or
+            None for never.
+        at_end: Whether to export at the end of training.
+        sample_input: The arguments of one call of the model: a tensor, a tuple of arguments, or a
+            dictionary of keyword arguments. Default: the input of the last training batch, without
+            its targets.
+        averaged: Whether to export averaged weights, if there are any.
+        dynamic_batch: Whether the exported model takes batches of any size, or of two examples
+            only: some models cannot be exported for any size.
+        tolerance: The largest difference of an output, relative to the largest output, above 0.
+
+    Raises:
+        ValueError: An argument has an invalid value.
+        ImportError: The packages for ONNX are missing.
+        ExportError: During training: the model cannot be exported, or the outputs differ.
+
+    Example:
+        >>> from composable.callbacks import ExportForInference
+        >>> export = ExportForInference("runs/a/model.pt2", interval="1ep")
+        >>> export.save_format
+        'torch_export'
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        save_format: str = "torch_export",
+        interval: IntervalLike = None,
+        at_end: bool = True,
+        sample_input: Any = None,
+        averaged: bool = True,
+        dynamic_batch: bool = True,
+        tolerance: float = 1e-3,
+    ) -> None:
+        self.path = as_path("path", path)
+        _fill(self.path, epoch=0, batch=0)
+        check_one_of("save_format", save_format, ("torch_export", "onnx"))
+        if save_format == "onnx":
+            _import_onnx()
+        for name, flag in (
+            ("at_end", at_end),
+            ("averaged", averaged),
+            ("dynamic_batch", dynamic_batch),
+        ):
+            check_flag(name, flag)
+        check_range("tolerance", tolerance, 0, ends="()")
+        self.save_format, self.interval = save_format, check_interval("interval", interval)
+        self.at_end, self.averaged, self.dynamic_batch = at_end, averaged, dynamic_batch
+        self.tolerance = tolerance
+        self._given = None if sample_input is None else Call.of(sample_input)
+        self._sample = self._given
+
+    def batch_end(self, state: "State", logger: "Logger") -> None:
+        """Keep the input if its shape is new, and export if the interval has passed."""
+        if self._given is None:
+            call = Call.of_batch(state)
+            if self._sample is None or call.signature != self._sample.signature:
+                self._sample = call.first_rows()
+        if has_completed(self.interval, state, Event.BATCH_END):
+            self.export(state)
+
+    def epoch_end(self, state: "State", logger: "Logger") -> None:
+        """Export if the interval has passed, where the epoch had no known length."""
+        if state.epoch_length is None and has_completed(self.interval, state, Event.EPOCH_END):
+            self.export(state)
+
+    def fit_end(self, state: "State", logger: "Logger") -> None:
+        """Export at the end."""
+        if self.at_end:
+            self.export(state)
+
+    def export(self, state: "State") -> None:
+        """Export the model of a state.
+
+        Raises:
+            ExportError: It cannot be exported, or the outputs differ.
+        """
+        if not Processes.current().is_main:
+            return
+        if self._sample is None:
+            warn_user(
+                f"ExportForInference did not write {self.path}, because this fit trained on no "
+                "batch that shows what the input is; pass sample_input.",
+                UserWarning,
+            )
+            return
+        path = _fill(self.path, epoch=state.timestamp.epoch, batch=state.timestamp.batch)
+        average = _average(state) if self.averaged else None
+        model = state.model if average is None else with_tensors(state.model, average)
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")  # about internals of torch.export
+                self._write(copy.deepcopy(model).cpu().eval(), path)
+        except ExportError:
+            raise
+        except Exception as error:
+            raise ExportError(
+                f"{type(state.model).__name__} cannot be exported to {path}: "
+                f"{type(error).__name__}: {error}\nIf the model depends on the size of the batch, "
+                "pass dynamic_batch=False; if it takes other inputs, pass sample_input."
+            ) from error
+
+    def _write(self, model: nn.Module, path: Path) -> None:
+        model = model.float() if self.save_format == "onnx" else model
+        call = self._sample.first_rows().for_model(model)  # type: ignore[union-attr]
+        shapes = call.dynamic_shapes() if self.dynamic_batch else None
+        program = torch.export.export(model, call.args, call.kwargs, dynamic_shapes=shapes)
+        other = call.more_rows() if self.dynamic_batch else call
+        with replacing(path) as partial:
+            if self.save_format == "onnx":
+                torch.onnx.export(program, dynamo=True, verbose=False).save(partial)  # type: ignore[union-attr]
+                exported = _run_onnx(partial, other)
+            else:
+                torch.export.save(program, partial)
+                exported = torch.export.load(partial).module()(*other.args, **other.kwargs)
+            self._compare(model(*other.args, **other.kwargs), exported, path)
+
+    def _compare(self, expected: Any, exported: Any, path: Path) -> None:
+        pairs = zip(_outputs(expected), _outputs(exported), strict=True)
+        for i, (one, other) in enumerate(pairs):
+            scale = one.abs().nan_to_num(posinf=0).amax().item() if one.numel() else 0.0
+            near = self.tolerance * scale
+            if not torch.allclose(
+                one, other.to(one), rtol=self.tolerance, atol=near, equal_nan=True
+            ):
+                difference = (one - other.to(one)).abs().max().item()
+                raise ExportError(
+                    f"the model in {path} would differ from the trained one: output {i} by up to "
+                    f"{difference:.2g}, with outputs of up to {scale:.2g}, and tolerance="
+                    f"{self.tolerance} is allowed. The file is not written."
+                )
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """The arguments of a call of the model."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, given: Any) -> "Call":
+        """Return the call that `sample_input` stands for."""
+        if isinstance(given, Mapping):
+            return cls(kwargs=dict(given))
+        return cls(given if isinstance(given, tuple) else (given,))
+
+    @classmethod
+    def of_batch(cls, state: "State") -> "Call":
+        """Return the call that a run makes for the first batch of the step, without targets."""
+        batch, spec = batches_of(state.batch)[0], state.batch_spec
+        if state.model_call is call_with_batch:
+            return cls((batch,))
+        if state.model_call is call_with_input or not isinstance(batch, Mapping):
+            inputs = spec.inputs(batch)
+            return cls(tuple(inputs) if spec.has_several_inputs else (inputs,))
+        return cls(kwargs={n: part for n, part in batch.items() if n not in spec.target_names})
+
+    @property
+    def signature(self) -> list[Any]:
+        """The shapes without the examples, and the dtypes."""
+        return [(tensor.shape[1:], tensor.dtype) for tensor in self.tensors()]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors, in the order of the inputs of the exported model."""
+        return list(tensors_of([*self.args, self.kwargs]))
+
+    def map(self, function: Any) -> "Call":
+        """Apply a function to every tensor."""
+        return Call(map_tensors(function, self.args), map_tensors(function, self.kwargs))
+
+    def first_rows(self) -> "Call":
+        """Return the call with copies of two examples."""
+
+        def first(tensor: Tensor) -> Tensor:
+            if not tensor.ndim:
+                return tensor
+            rows = tensor if len(tensor) >= _ROWS else torch.cat([tensor] * _ROWS)
+            return rows[:_ROWS].detach().clone()
+
+        return self.map(first)
+
+    def more_rows(self) -> "Call":
+        """Return the call with three examples."""
+        return self.map(lambda t: torch.cat([t, t[:1]]) if t.ndim else t)
+
+    def for_model(self, model: nn.Module) -> "Call":
+        """Return the call on the CPU, in the dtype of the model."""
+        dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+
+        def converted(tensor: Tensor) -> Tensor:
+            dtype = dtypes[0] if dtypes and tensor.is_floating_point() else tensor.dtype
+            return tensor.to("cpu", dtype)
+
+        return self.map(converted)
+
+    def dynamic_shapes(self) -> Any:
+        """Return the argument of `torch.export` by which the first dimension has any size."""
+        batch = torch.export.Dim("batch")
+
+        def shape(leaf: Any) -> Any:
+            return {0: batch} if isinstance(leaf, Tensor) and leaf.ndim else None
+
+        return pytree.tree_map(shape, self.kwargs if self.kwargs else self.args)
+
+
+def _average(state: "State") -> Mapping[str, Tensor] | None:
+    """Return the averaged weights with which the model is evaluated, if there are any."""
+    found = [
+        m["average"] for m in state.memory.values() if isinstance(m, Mapping) and "average" in m
+    ]
+    return found[-1] if found else None
+
+
+def _outputs(outputs: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+
+
+def _import_onnx() -> Any:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 (torch.onnx needs it)
+    except ImportError as error:
+        raise ImportError(
+            "save_format='onnx' needs onnx, onnxscript and onnxruntime, of which one is not "
+            'installed: pip install "composable[onnx]".'
+        ) from error
+    return onnxruntime
+
+
+def _run_onnx(path: Path, call: Call) -> Sequence[Tensor]:
+    session = _import_onnx().InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    tensors = [call.kwargs[n] for n in names] if call.kwargs else call.tensors()
+    given = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+    return [torch.from_numpy(output) for output in session.run(None, given)]
+
+
+def _fill(path: Path, **fields: int) -> Path:
+    try:
+        return path.with_name(path.name.format(**fields))
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"path={str(path)!r} may have the fields {{epoch}} and {{batch}} in its name, and no "
+            "others."
+        ) from error
