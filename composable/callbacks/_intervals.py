@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import attrs
+
 from composable.core.event import Event
 from composable.core.intervals import Interval
 from composable.core.state import State
@@ -26,18 +28,21 @@ def check_length(name: str, length: Any) -> Time:
 def has_completed(interval: Interval, state: State, event: Event) -> bool:
     """Return whether the last batch, or the end of an epoch after it, completed an interval.
 
-    Call it at the end of a batch or at the start of the next. At the end of a batch, the epoch is
-    not counted yet: where an epoch has no known length, call it at the end of the epoch too.
-
     Args:
         interval: A time, a function `(state, event) -> bool`, or None for never.
         state: The state between two batches.
-        event: The event that is passed to a function.
+        event: `BATCH_START`; or `BATCH_END`, where the epoch is not counted yet, and then
+            `EPOCH_END`, which is due only for an epoch of unknown length.
     """
     if not isinstance(interval, Time):
         return interval is not None and bool(interval(state, event))
+    then = state.previous_timestamp
+    if event is Event.EPOCH_END:
+        if state.epoch_length is not None:
+            return False
+        then = attrs.evolve(state.timestamp, epoch=state.timestamp.epoch - 1)
     now, length = progress(state, interval)
-    before, _ = progress(state, interval, state.previous_timestamp)
+    before, _ = progress(state, interval, then)
     return before // length != now // length
 
 

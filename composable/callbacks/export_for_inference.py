@@ -114,7 +114,7 @@ class ExportForInference(Callback):
 
     def epoch_end(self, state: "State", logger: "Logger") -> None:
         """Export if the interval has passed, where the epoch had no known length."""
-        if state.epoch_length is None and has_completed(self.interval, state, Event.EPOCH_END):
+        if has_completed(self.interval, state, Event.EPOCH_END):
             self.export(state)
 
     def fit_end(self, state: "State", logger: "Logger") -> None:

@@ -87,16 +87,18 @@ class MemoryMonitor(Callback):
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
         """Log if the interval has passed."""
-        if logger.destinations and has_completed(self.interval, state, Event.BATCH_END):
+        self._log_if_due(Event.BATCH_END, state, logger)
+
+    def epoch_end(self, state: "State", logger: "Logger") -> None:
+        """Log if the interval has passed, where the epoch had no known length."""
+        self._log_if_due(Event.EPOCH_END, state, logger)
+
+    def _log_if_due(self, event: Event, state: "State", logger: "Logger") -> None:
+        if logger.destinations and has_completed(self.interval, state, event):
             used = self._allocated(state.device) if state.device.type == "cuda" else None
             used = resident_memory() if used is None else used
             if used:
                 logger.log_metrics({f"memory/{name}": value for name, value in used.items()})
-
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
-        """Log if the interval has passed, where the epoch had no known length."""
-        if state.epoch_length is None:
-            self.batch_end(state, logger)
 
     def _allocated(self, device: torch.device) -> dict[str, float]:
         stats = torch.cuda.memory_stats(device)

@@ -205,9 +205,10 @@ class Profiler(Callback):
         """
         check_keys(self, state)
         phase, recordings, since = state["phase"], state["recordings"], state["since"]
-        counts = type(phase) is int and type(recordings) is int and recordings >= 0
-        if not counts or phase not in range(len(_PHASES)):
-            raise ValueError(f"phase and recordings must be counts, not {phase!r:.40}.")
+        if type(phase) is not int or phase not in range(len(_PHASES)):
+            raise ValueError(f"phase must be in [0, {len(_PHASES)}), not {str(phase)[:40]}.")
+        if type(recordings) is not int or recordings < 0:
+            raise ValueError("recordings must be a non-negative integer.")
         if isinstance(since, bool) or not isinstance(since, (int, float, Fraction, NoneType)):
             raise ValueError(f"since must be a number or None, not a {type(since).__name__}.")
         self._phase, self._recordings, self._since = phase, recordings, since

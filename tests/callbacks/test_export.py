@@ -1,0 +1,252 @@
+"""An exported model computes what the trained one does, with averaged weights if there are any."""
+
+import sys
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from composable.algorithms import EMA, SWA
+from composable.callbacks import ExportError, ExportForInference
+from composable.core.evaluation_mode import evaluation_mode
+from tests.support.data import Stream, batches
+from tests.support.models import conv_net, same, weights
+from tests.support.runs import LANGUAGE, make_trainer
+
+IMAGES = partial(batches, images=True)
+
+
+def train(*exports, model=None, loader=None, **options):
+    """Train a convolutional net, and return the state."""
+    model, loader = model or conv_net(), IMAGES() if loader is None else loader
+    return make_trainer(model, loader, callbacks=list(exports), **options).fit()
+
+
+def run(path, *inputs):
+    """Return the outputs of an exported model."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()(*inputs)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    given = {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=True)}
+    return torch.from_numpy(session.run(None, given)[0])
+
+
+def outputs_of(model, *inputs):
+    with evaluation_mode(model):
+        return model(*inputs)
+
+
+@pytest.mark.parametrize(("name", "save_format"), [("m.pt2", "torch_export"), ("m.onnx", "onnx")])
+def test_exported_model_computes_what_the_trained_one_does(name, save_format, tmp_path):
+    path = tmp_path / "new" / name
+
+    state = train(ExportForInference(path, save_format=save_format))
+
+    for size in (1, 5):
+        ((inputs, _),) = IMAGES([size])
+        assert_close(run(path, inputs), outputs_of(state.model, inputs), rtol=1e-4, atol=1e-5)
+    assert [path.name for path in path.parent.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("algorithm", [EMA("2ba"), SWA("0.3dur", update_interval="1ba")])
+def test_averaged_weights_are_exported(algorithm, tmp_path):
+    paths = [tmp_path / "average.pt2", tmp_path / "trained.pt2"]
+    exports = [ExportForInference(paths[0]), ExportForInference(paths[1], averaged=False)]
+
+    state = train(*exports, algorithms=algorithm)
+
+    ((inputs, _),) = IMAGES([4])
+    average = algorithm.averaged_model(state)
+    assert not same(weights(average), weights(state.model))
+    assert_close(run(paths[0], inputs), outputs_of(average, inputs))
+    assert_close(run(paths[1], inputs), outputs_of(state.model, inputs))
+
+
+@pytest.mark.parametrize(
+    ("interval", "at_end", "names"),
+    [
+        ("1ep", True, ["ep0-ba3", "ep1-ba6", "ep2-ba6"]),
+        ("4ba", False, ["ep1-ba4"]),
+        (lambda state, event: event.value == "epoch_end", False, ["ep1-ba3", "ep2-ba6"]),
+        (None, True, ["ep2-ba6"]),
+        (None, False, []),
+    ],
+)
+def test_exports_at_intervals_and_at_the_end(interval, at_end, names, tmp_path):
+    path = tmp_path / "ep{epoch}-ba{batch}.pt2"
+
+    make_trainer(
+        callbacks=ExportForInference(path, interval=interval, at_end=at_end),
+        loader=batches(12),
+    ).fit()
+
+    assert sorted(path.stem for path in tmp_path.iterdir()) == names
+
+
+def test_epochs_of_unknown_length_are_counted_at_their_end(tmp_path):
+    path = tmp_path / "ep{epoch}-ba{batch}.pt2"
+    export = ExportForInference(path, interval="1ep", at_end=False)
+
+    make_trainer(callbacks=export, loader=Stream(batches(12))).fit()
+
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["ep1-ba3", "ep2-ba6"]
+
+
+def test_training_is_not_changed(tmp_path):
+    exports = [
+        ExportForInference(tmp_path / "a.pt2", interval="2ba"),
+        ExportForInference(tmp_path / "a.onnx", save_format="onnx"),
+    ]
+    seen = train(*exports, algorithms=EMA("2ba"))
+
+    assert same(weights(seen.model), weights(train(algorithms=EMA("2ba")).model))
+
+
+def test_earlier_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "m.pt2"
+    path.write_text("old")
+    export = ExportForInference(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.export, "load", lambda path: pytest.fail("no memory"))
+        with pytest.raises(pytest.fail.Exception):
+            train(export)
+    assert path.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt2"]
+
+    state = train(export)
+
+    ((inputs, _),) = IMAGES([3])
+    assert_close(run(path, inputs), outputs_of(state.model, inputs))
+
+
+class Wrong(nn.Module):
+    """A model that computes something else while it is exported."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        outputs = self.linear(inputs)
+        return outputs * 2 if torch.compiler.is_compiling() else outputs
+
+
+class Sized(nn.Module):
+    """A model that takes batches of two or four examples only."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        if inputs.shape[0] not in (2, 4):
+            raise ValueError("unknown size")
+        return self.linear(inputs)
+
+
+def test_other_outputs_are_an_error(tmp_path):
+    export = ExportForInference(tmp_path / "m.pt2")
+
+    with pytest.raises(ExportError, match=r"output 0 by up to .* tolerance=0.001 is allowed"):
+        train(export, model=Wrong(), loader=batches(8, features=4))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_model_that_cannot_be_exported_is_an_error_that_says_what_to_do(tmp_path):
+    path, loader = tmp_path / "m.pt2", batches(8, features=4)
+    with pytest.raises(ExportError, match=r"(?s)Sized cannot be exported .*dynamic_batch=False"):
+        train(ExportForInference(path), model=Sized(), loader=loader)
+
+    state = train(ExportForInference(path, dynamic_batch=False), model=Sized(), loader=loader)
+
+    inputs = loader[0][0][:2]
+    assert_close(run(path, inputs), outputs_of(state.model, inputs))
+
+
+@pytest.mark.parametrize("save_format", ["torch_export", "onnx"])
+def test_language_model_is_exported_without_its_targets(save_format, tmp_path):
+    path = tmp_path / ("m.onnx" if save_format == "onnx" else "m.pt2")
+
+    state = LANGUAGE.trainer(callbacks=ExportForInference(path, save_format=save_format)).fit()
+
+    ids = LANGUAGE.batches()[0]["input_ids"][:3]
+    assert_close(run(path, ids), outputs_of(state.model, ids), rtol=1e-4, atol=1e-5)
+
+
+def test_input_is_given_or_that_of_the_last_batch(tmp_path):
+    given = torch.zeros(1, 4)
+    export = ExportForInference(tmp_path / "m.pt2", sample_input=given)
+    make_trainer(nn.Linear(4, 3), batches([1, 1], features=4), callbacks=export).fit()
+    assert run(tmp_path / "m.pt2", torch.zeros(3, 4)).shape == (3, 3)
+
+    grown = [(torch.zeros(4, 2, side, side), torch.zeros(4, dtype=torch.long)) for side in (4, 8)]
+    train(ExportForInference(tmp_path / "m.pt2"), loader=grown)
+    assert run(tmp_path / "m.pt2", torch.zeros(3, 2, 8, 8)).shape[0] == 3
+
+
+@pytest.mark.parametrize("options", [{"microbatch_size": 2}, {"accumulate_batches": 2}])
+def test_split_and_grouped_batches_have_an_input(options, tmp_path):
+    train(ExportForInference(tmp_path / "m.pt2"), **options)
+
+    assert (tmp_path / "m.pt2").exists()
+
+
+def test_weights_of_16_bits_are_exported(tmp_path):
+    exports = [
+        ExportForInference(tmp_path / "m.pt2", tolerance=1e-2),
+        ExportForInference(tmp_path / "m.onnx", save_format="onnx"),
+    ]
+    model = nn.Linear(4, 3).bfloat16()
+    loader = batches(8, features=4, dtype=torch.bfloat16)
+
+    make_trainer(model, loader, callbacks=exports).fit()
+
+    assert run(tmp_path / "m.pt2", loader[0][0]).dtype is torch.bfloat16
+    assert run(tmp_path / "m.onnx", loader[0][0].float()).dtype is torch.float32
+    assert model.weight.dtype is torch.bfloat16
+
+
+def test_fit_without_a_batch_is_a_warning(tmp_path):
+    trainer = make_trainer()
+    trainer.fit()
+    trainer.add_callback(ExportForInference(tmp_path / "m.pt2"))
+
+    with pytest.warns(UserWarning, match=r"ExportForInference did not write .*; pass sample_input"):
+        trainer.fit()
+
+
+def test_other_ranks_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("composable.distributed.Processes.is_main", False)
+
+    train(ExportForInference(tmp_path / "m.pt2"))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", ["onnxruntime", "onnxscript"])
+def test_missing_package_is_an_error_that_names_the_extra(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    ExportForInference("a")
+
+    with pytest.raises(ImportError, match=r'pip install "composable\[onnx\]"'):
+        ExportForInference("a", save_format="onnx")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"save_format": "torchscript"}, r"must be one of \['torch_export', 'onnx'\]"),
+        ({"interval": "0ba"}, "interval='0ba' must be greater than 0"),
+        ({"at_end": 1}, "at_end=1 must be True or False"),
+        ({"tolerance": 0}, "tolerance=0 must be"),
+        ({"path": "{run}.pt2"}, r"path='{run}.pt2' may have the fields {epoch} and {batch}"),
+    ],
+)
+def test_rejects_invalid_arguments(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        ExportForInference(**{"path": "a", **options})
