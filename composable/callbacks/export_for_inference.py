@@ -18,7 +18,7 @@ from composable.core.batch import map_tensors, tensors_of
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval
-from composable.core.model_call import call_with_batch, call_with_input
+from composable.core.model_call import call_with_batch, call_with_input, is_transformers_model
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 from composable.functional import with_tensors
@@ -143,7 +143,7 @@ class ExportForInference(Callback):
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # about internals of torch.export
-                self._write(copy.deepcopy(model).cpu().eval(), path)
+                self._write(_for_inference(model), path)
         except ExportError:
             raise
         except Exception as error:
@@ -263,6 +263,14 @@ def _average(state: "State") -> Mapping[str, Tensor] | None:
         m["average"] for m in state.memory.values() if isinstance(m, Mapping) and "average" in m
     ]
     return found[-1] if found else None
+
+
+def _for_inference(model: nn.Module) -> nn.Module:
+    model = copy.deepcopy(model).cpu().eval()
+    if is_transformers_model(model):
+        config: Any = model.config
+        config.use_cache = False  # the keys and values of a text, for generating the next
+    return model
 
 
 def _outputs(outputs: Any) -> list[Tensor]:

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from composable import Event
 from composable.algorithms import EMA, SWA
 from composable.callbacks import ExportError, ExportForInference
 from composable.core.evaluation_mode import evaluation_mode
 from tests.support.data import Stream, batches
 from tests.support.models import conv_net, same, weights
+from tests.support.observers import Raise
 from tests.support.runs import LANGUAGE, make_trainer
 
 IMAGES = partial(batches, images=True)
@@ -212,12 +214,35 @@ def test_weights_of_16_bits_are_exported(tmp_path):
 
 
 def test_fit_without_a_batch_is_a_warning(tmp_path):
-    trainer = make_trainer()
-    trainer.fit()
-    trainer.add_callback(ExportForInference(tmp_path / "m.pt2"))
+    save = {"save_folder": tmp_path / "runs", "save_interval": "1ba", "autoresume": True}
+    stop = Raise(KeyboardInterrupt(), Event.FIT_END, batch=6)
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(callbacks=stop, **save).fit()
 
     with pytest.warns(UserWarning, match=r"ExportForInference did not write .*; pass sample_input"):
-        trainer.fit()
+        make_trainer(callbacks=ExportForInference(tmp_path / "m.pt2"), **save).fit()
+
+
+def test_causal_language_model_of_transformers_is_exported_without_its_cache(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    ids = torch.randint(50, (4, 7), generator=torch.Generator().manual_seed(0))
+    sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM"}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **ends))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+    make_trainer(
+        model, [batch], loss_fn=None, callbacks=ExportForInference(tmp_path / "m.pt2")
+    ).fit()
+
+    outputs = torch.export.load(tmp_path / "m.pt2").module()(
+        input_ids=ids[:3], attention_mask=torch.ones_like(ids[:3])
+    )
+    given = {"input_ids": ids[:3], "attention_mask": torch.ones_like(ids[:3])}
+    with evaluation_mode(model):
+        assert_close(outputs["logits"], model(**given).logits)
+    assert model.config.use_cache
 
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
