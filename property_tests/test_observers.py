@@ -31,6 +31,7 @@ def train(observers, model, loader, **options):
 @given(watched(), algorithm_sets(), seeds, st.booleans())
 @pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 @pytest.mark.filterwarnings("ignore:GradientNoise measured nothing")
+@pytest.mark.filterwarnings("ignore:Profiler skips a recording")
 def test_observers_do_not_change_training(observers, algorithms, seed, checked):
     options = {
         "algorithms": algorithms,

@@ -6,10 +6,12 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from composable.callbacks._files import replacing
 from composable.core._paths import next_name
+from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.time import Time, TimeLike, check_time, progress
 from composable.distributed import Processes
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Profiler"]
 
 _PHASES = ("wait", "warmup", "active")
+_active: list["Profiler"] = []
 
 
 class Profiler(Callback):
@@ -38,7 +41,8 @@ class Profiler(Callback):
     recording, what was recorded is written. A resumed run continues with the schedule: a recording
     that was interrupted is continued in a second file.
 
-    Outside a recording and its warm-up nothing is profiled.
+    Outside a recording and its warm-up nothing is profiled. PyTorch runs one profiler at a time: a
+    recording that would start while another profiler runs is skipped, with a warning.
 
     Args:
         folder: The folder of the files; it is created.
@@ -141,10 +145,24 @@ class Profiler(Callback):
         if self._done or self._name == "wait":
             return
         if self._torch is None:
+            if _active or torch.autograd._profiler_enabled():
+                self._skip(state)
+                return
             self._torch = profile(activities=_activities(state), **self.options)
             self._torch.prepare_trace()
+            _active.append(self)
         if self._name == "active":
             self._record(state.timestamp.batch)
+
+    def _skip(self, state: "State") -> None:
+        """Leave out a recording: two profilers in one process crash it."""
+        warn_user(
+            f"Profiler skips a recording at batch {state.timestamp.batch}, because another "
+            "profiler is running, and PyTorch runs one at a time.",
+            UserWarning,
+        )
+        self._recordings, self._phase = self._recordings + 1, 0
+        self._since = progress(state, self._length)[0]
 
     def _record(self, batch: int) -> None:
         if not self._recording:
@@ -170,6 +188,7 @@ class Profiler(Callback):
             self._torch.start_trace()  # as PyTorch does where a warm-up has no recording
             self._torch.stop_trace()
             self._torch = None
+            _active.remove(self)
 
     def _end_batch(self) -> None:
         if self._batch is not None:
@@ -183,6 +202,7 @@ class Profiler(Callback):
         self._end_batch()
         finished, self._torch, self._recording = self._torch, None, False
         finished.stop_trace()
+        _active.remove(self)
         on_cuda = ProfilerActivity.CUDA in finished.activities
         sort_by = f"self_{'cuda' if on_cuda else 'cpu'}_time_total"
         table = finished.key_averages().table(sort_by=sort_by, row_limit=100)

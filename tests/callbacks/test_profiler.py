@@ -127,6 +127,23 @@ def test_later_fit_continues_the_schedule_and_replaces_no_file(tmp_path):
     assert traces(tmp_path) == {"trace-ba3-ba4": [3, 4], "trace-ba3-ba4.1": [3, 4]}
 
 
+def test_recording_during_another_one_is_skipped(tmp_path):
+    first, second = Profiler(tmp_path / "a"), Profiler(tmp_path / "b", wait="2ba", repeat=3)
+
+    with pytest.warns(UserWarning, match="skips a recording at batch [24], because another"):
+        make_trainer(callbacks=[first, second], max_duration="4ep").fit()
+
+    assert traces(tmp_path / "a") == {"trace-ba2-ba4": [2, 3, 4]}
+    assert traces(tmp_path / "b") == {"trace-ba7-ba9": [7, 8, 9]}
+
+
+def test_recording_during_the_users_profiler_is_skipped(tmp_path):
+    with torch.profiler.profile(), pytest.warns(UserWarning, match="another profiler"):
+        profiled(tmp_path)
+
+    assert traces(tmp_path) == {}
+
+
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)

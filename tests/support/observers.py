@@ -3,6 +3,7 @@
 import copy
 import io
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,10 +18,13 @@ from composable.callbacks import (
     CheckLoss,
     ComputeNorm,
     GradientNoise,
+    ImageVisualizer,
     LRMonitor,
+    MemoryMonitor,
     NaNMonitor,
     OptimizerMonitor,
     Printer,
+    Profiler,
     RuntimeEstimator,
     SpeedMonitor,
 )
@@ -112,6 +116,21 @@ class LogsToo(Gambler, InMemoryLogger):
     """A logger that draws random numbers at every event."""
 
 
+TRACES = tempfile.TemporaryDirectory()  # until the process ends
+
+
+def a_profiler():
+    return Profiler(TRACES.name, wait=0, warmup="1ba", active="2ba", repeat=None)
+
+
+def images():
+    return ImageVisualizer("2ba", mode="segmentation")
+
+
+def memory():
+    return MemoryMonitor("1ba")
+
+
 def a_function_that_draws():
     def draw(event, state, logger):
         torch.rand(3)
@@ -138,6 +157,9 @@ WAYS = {
     Trace: ("callbacks", "added", "entered", "registered"),
     Probes: ("callbacks", "added", "entered", "registered"),
     LogsToo: ("loggers", "added", "entered", "registered"),
+    a_profiler: ("callbacks", "added", "entered", "registered"),
+    images: ("callbacks", "added", "entered", "registered"),
+    memory: ("callbacks", "added", "entered", "registered"),
     a_function_that_draws: ("callbacks", "added", "registered"),
     **dict.fromkeys(MONITORS.values(), ("callbacks", "added", "entered", "registered")),
 }
