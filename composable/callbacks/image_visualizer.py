@@ -28,7 +28,7 @@ class ImageVisualizer(Callback):
     is their name. The images of an evaluation are those of its first batch, named after the
     evaluator: `images/eval/inputs`. With `mode="segmentation"` the masks are logged too, as
     `images/train/targets` and `images/train/predictions`, in one color for each class; targets
-    that are no masks, such as those of MixUp, are left out. The images of a batch that is split
+    that are not masks, such as those of MixUp, are omitted. The images of a batch that is split
     into microbatches are those of the first one.
 
     An image with values outside [0, 1], as after normalization, is scaled to [0, 1]. Of two

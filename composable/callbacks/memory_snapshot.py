@@ -65,7 +65,7 @@ class MemorySnapshot(Callback):
         self._start = state.timestamp.batch + self.skip_batches if main else None
 
     def batch_start(self, state: "State", logger: "Logger") -> None:
-        """Start the recording if it is time."""
+        """Start the recording if due."""
         if state.timestamp.batch == self._start:
             self._start = None
             if record(self, state.device, self.max_entries):

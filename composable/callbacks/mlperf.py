@@ -275,7 +275,7 @@ def _now() -> int:
 
 
 def _truncate(path: Path, size: int) -> None:
-    """Remove what was logged after a checkpoint.
+    """Remove the lines after a checkpoint.
 
     Raises:
         ValueError: The file is not the one that the run wrote.

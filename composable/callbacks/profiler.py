@@ -136,7 +136,7 @@ class Profiler(Callback):
             self._since = progress(state, self._length)[0]
 
     def batch_start(self, state: "State", logger: "Logger") -> None:
-        """Start to warm up or to record if it is time."""
+        """Start to warm up or to record if due."""
         if self._done or not self._main:
             return
         self._advance(state)  # an epoch may have ended since the last batch
@@ -145,7 +145,7 @@ class Profiler(Callback):
         if self._done or self._name == "wait":
             return
         if self._torch is None:
-            if _active or torch.autograd._profiler_enabled():
+            if _active or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
                 self._skip(state)
                 return
             self._torch = profile(activities=_activities(state), **self.options)
@@ -155,7 +155,7 @@ class Profiler(Callback):
             self._record(state.timestamp.batch)
 
     def _skip(self, state: "State") -> None:
-        """Leave out a recording: two profilers in one process crash it."""
+        """Skip a recording: two profilers in one process crash it."""
         warn_user(
             f"Profiler skips a recording at batch {state.timestamp.batch}, because another "
             "profiler is running, and PyTorch runs one at a time.",
@@ -173,7 +173,7 @@ class Profiler(Callback):
         self._batch.__enter__()
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
-        """End the recording if it is time."""
+        """End the recording if due."""
         if self._recording:
             self._end_batch()
             self._advance(state)

@@ -63,7 +63,7 @@ def loss_fn(outputs, targets):
 
 
 def log(visualizer, loader=None, model=None, **options):
-    """Return what is logged in a run of two epochs, and the final state."""
+    """Return the logged images of a run of two epochs, and its final state."""
     images, loader = Images(), photos() if loader is None else loader
     trainer = make_trainer(
         model or Segments(),
