@@ -17,7 +17,7 @@ def record(callback: object, device: torch.device, max_entries: int) -> bool:
     """Record allocations until `stop_recording`, and return whether PyTorch can.
 
     Warns:
-        UserWarning: It can't: the run is not on a CUDA device, or this PyTorch has no such function.
+        UserWarning: It can't: the run is not on a CUDA device, or PyTorch has no such function.
     """
     try:
         if device.type != "cuda":

@@ -8,6 +8,7 @@ from composable.core._table import format_table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
+from composable.loggers._patterns import check_patterns, matches
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -23,7 +24,12 @@ class ConsoleLogger(LoggerDestination):
 
     Args:
         log_interval: When to print: "10ba", "1ep" or "0.1dur".
+        metrics: Patterns of the names of the metrics to print, such as "metrics/*". Default: all.
         stream: The stream to print to. Default: standard error.
+
+    Raises:
+        ValueError: `log_interval` is not a valid interval.
+        TypeError: `metrics` is not a list of strings.
 
     Example:
         >>> import sys
@@ -31,25 +37,33 @@ class ConsoleLogger(LoggerDestination):
         >>> logger = ConsoleLogger("10ba", stream=sys.stdout)
     """
 
-    def __init__(self, log_interval: TimeLike = "1ep", *, stream: IO[str] | None = None) -> None:
+    def __init__(
+        self,
+        log_interval: TimeLike = "1ep",
+        *,
+        metrics: Sequence[str] = ("*",),
+        stream: IO[str] | None = None,
+    ) -> None:
         self._interval = check_time("log_interval", log_interval)
         if self._interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION):
             raise ValueError(
                 f"log_interval={str(self._interval)!r} must be in epochs, batches or fractions of "
                 "the run, such as '1ep', '10ba' or '0.1dur'."
             )
-        self._stream = stream
+        self._stream, self._metrics = stream, check_patterns(metrics)
         self._latest: dict[str, Any] = {}
         self._before: State | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Keep the latest value of each metric."""
-        self._latest.update(metrics)
+        for name, value in metrics.items():
+            if matches(name, self._metrics):
+                self._latest[name] = value
 
     def log_text(self, texts: Mapping[str, str], timestamp: Timestamp) -> None:
         """Print texts."""
         for name, text in texts.items():
-            print(f"{_place(timestamp)}  {name}:\n{text}", file=self._out)
+            self._write(f"{_place(timestamp)}  {name}:\n{text}")
 
     def log_table(
         self,
@@ -60,7 +74,7 @@ class ConsoleLogger(LoggerDestination):
     ) -> None:
         """Print a table."""
         table = format_table(([_short(value) for value in row] for row in rows), columns)
-        print(f"{_place(timestamp)}  {name}:\n{table}", file=self._out)
+        self._write(f"{_place(timestamp)}  {name}:\n{table}")
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Start the first interval."""
@@ -93,11 +107,15 @@ class ConsoleLogger(LoggerDestination):
         self._latest = {}
         if numbers:
             text = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items())
-            print(f"{_place(state.timestamp)}  {text}", file=self._out)
+            self._write(f"{_place(state.timestamp)}  {text}")
 
-    @property
-    def _out(self) -> IO[str]:
-        return self._stream or sys.stderr
+    def _write(self, text: str) -> None:
+        """Print lines, above the bars of tqdm if there are any."""
+        out, tqdm = self._stream or sys.stderr, sys.modules.get("tqdm.std")
+        if tqdm is None:
+            print(text, file=out)
+        else:
+            tqdm.tqdm.write(text, file=out)
 
 
 def _place(now: Timestamp) -> str:

@@ -1,13 +1,17 @@
-"""Show the progress of training as a bar."""
+"""Show the progress of training, evaluation and prediction."""
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any
 
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import Time, Timestamp, TimeUnit, progress
+from composable.distributed import Processes
+from composable.functional._checks import check_one_of, check_range
+from composable.loggers._patterns import check_patterns, matches
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -15,94 +19,284 @@ if TYPE_CHECKING:
 
 __all__ = ["ProgressBarLogger"]
 
+_BARS = ("train", "eval", "predict")
+_METRICS = ("loss/train", "metrics/*")
+_PAUSES = {"terminal": 0.1, "notebook": 0.5, "lines": 10.0}
+_COUNTS = "[{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+_FORMAT_WITH_TOTAL = "{l_bar}{bar}| {n:.0f}/{total:.0f} {unit} " + _COUNTS
+_FORMAT = "{desc}: {n:.0f} {unit} [{elapsed}, {rate_fmt}{postfix}]"
+
 
 class ProgressBarLogger(LoggerDestination):
     """Shows the progress, the remaining time, the loss and the last evaluation results.
 
-    The values are copied from the device when the bar is drawn, every `refresh_seconds`, and not at
-    every step.
+    Training has one bar, from its first batch to its last. An evaluation during training has a bar
+    of its own below, which disappears at its end; `Trainer.eval` and `Trainer.predict` have one
+    that stays. The length of an evaluation is known from the second time on. Where there is neither
+    a terminal nor a notebook, such as in a file, lines of text replace the bars.
+
+    The values are copied from the device when a bar is drawn, every `refresh_seconds`, and not at
+    every step. With several processes, rank 0 draws.
 
     Args:
+        bars: What has a bar: some of "train", "eval" and "predict".
+        metrics: Patterns of the names of the metrics to show, such as "throughput/*".
+        style: "bar" or "lines". Default: bars on a terminal and in a notebook, lines elsewhere.
         stream: The stream to draw on. Default: standard error.
-        refresh_seconds: The minimum time between two updates of the bar. Default: 0.1 on a
-            terminal and in a notebook, and 10 elsewhere, because each update is then a line of a
-            log.
+        refresh_seconds: The minimum time between two updates. Default: 0.1 on a terminal, 0.5 in a
+            notebook, and 10 for lines.
+
+    Raises:
+        ValueError: An argument has an invalid value.
+        TypeError: `metrics` is not a list of strings.
+
+    Example:
+        >>> import sys
+        >>> from composable.loggers import ProgressBarLogger
+        >>> bar = ProgressBarLogger(bars=["train"], metrics=["loss/train", "lr"], stream=sys.stdout)
     """
 
     drops_silently = True  # it is on by default, and has no place for images or texts
 
     def __init__(
-        self, *, stream: IO[str] | None = None, refresh_seconds: float | None = None
+        self,
+        *,
+        bars: Sequence[str] = _BARS,
+        metrics: Sequence[str] = _METRICS,
+        style: str | None = None,
+        stream: IO[str] | None = None,
+        refresh_seconds: float | None = None,
     ) -> None:
-        self._stream = stream
-        self._refresh_seconds = refresh_seconds
+        for i, bar in enumerate(bars):
+            check_one_of(f"bars[{i}]", bar, _BARS)
+        if style is not None:
+            check_one_of("style", style, ("bar", "lines"))
+        if refresh_seconds is not None:
+            check_range("refresh_seconds", refresh_seconds, 0)
+        self._bars, self._metrics = frozenset(bars), check_patterns(metrics)
+        self._style, self._stream, self._refresh_seconds = style, stream, refresh_seconds
         self._latest: dict[str, Any] = {}
         self._bar: Any = None
-        self._total: Any = None
+        """The bar of training."""
+        self._inner: Any = None
+        """The bar of an evaluation or a prediction."""
+        self._kind = ""
+        self._count = self._index = 0
+        self._lengths: dict[tuple[bool, int], int] = {}
         self._next_drawing = 0.0
+        self._hidden = False
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
-        """Keep the latest loss and evaluation results."""
+        """Keep the latest values of the metrics to show."""
         for name, value in metrics.items():
-            if name == "loss/train" or name.startswith("metrics/"):
+            if matches(name, self._metrics):
                 self._latest[name.removeprefix("metrics/")] = value
+
+    # --- training ---
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Draw the bar."""
-        from tqdm.auto import tqdm  # imported here: it is slow, because it searches for notebooks
-
-        stream = self._stream or sys.stderr
-        seconds = self._refresh_seconds
-        if seconds is None:
-            seconds = 0.1 if stream.isatty() or _in_notebook(stream) else 10.0
-        self._pause = seconds
-        self._total, unit = _total(state)
-        self._latest = {}
-        self._bar = tqdm(
-            total=float(self._total),
-            initial=float(_done(state)),
-            unit=unit,
-            file=stream,
-            dynamic_ncols=True,
-            mininterval=0,  # this class decides when to draw, before it reads any value
-            bar_format="{l_bar}{bar}| {n:.0f}/{total:.0f} {unit} [{elapsed}<{remaining}{postfix}]",
-        )
-        self._next_drawing = time.monotonic() + seconds
+        self._start()
+        if "train" not in self._bars or self._hidden:
+            return
+        total, unit = _total(state)
+        self._bar = self._open(_place(state), float(total), unit, float(_done(state)))
+        self._wait()
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
         """Update the bar if it is due."""
         if time.monotonic() >= self._next_drawing:
-            self._draw(state)
-
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
-        """Make the next update due, to show the results."""
-        self._next_drawing = 0.0
+            self._draw_training(state)
 
     def fit_end(self, state: "State", logger: "Logger") -> None:
         """Update the bar for the last time."""
-        self._draw(state)
+        self._draw_training(state)
 
-    def _draw(self, state: "State") -> None:
+    def _draw_training(self, state: "State") -> None:
+        if self._bar is not None:
+            self._bar.set_description_str(_place(state), refresh=False)
+            self._draw(self._bar, min(float(_done(state)), float(_total(state)[0])))
+
+    # --- evaluation and prediction ---
+
+    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+        """Count the evaluators from the first."""
+        self._index = -1
+
+    def eval_standalone_start(self, state: "State", logger: "Logger") -> None:
+        """Count the evaluators from the first, and forget earlier results."""
+        self._index = -1
         if self._bar is None:
-            return
-        (numbers,) = to_numbers([self._latest])
-        postfix = {
-            name: f"{value:.4g}" for name, value in numbers.items() if isinstance(value, float)
-        }
-        self._bar.n = min(float(_done(state)), float(self._total))
-        self._bar.set_postfix(postfix, refresh=False)
-        self._bar.refresh()
+            self._start()
+
+    def eval_start(self, state: "State", logger: "Logger") -> None:
+        """Start to count the batches of an evaluator."""
+        self._finish()
+        self._index += 1
+        self._begin("eval")
+
+    def eval_batch_end(self, state: "State", logger: "Logger") -> None:
+        """Count a batch, and update the bar if it is due."""
+        self._advance(self._lengths.get((self._bar is None, self._index)))
+
+    def eval_end(self, state: "State", logger: "Logger") -> None:
+        """Note the length of the evaluation."""
+        self._lengths[self._bar is None, self._index] = self._count
+
+    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+        """Remove the bar, and make the next update of that of training due, to show the results."""
+        self._finish()
+        self._next_drawing = 0.0
+
+    def eval_standalone_end(self, state: "State", logger: "Logger") -> None:
+        """Update the bar for the last time."""
+        self._finish()
+
+    def predict_start(self, state: "State", logger: "Logger") -> None:
+        """Start to count the batches."""
+        if self._bar is None:
+            self._start()
+        self._begin("predict")
+
+    def predict_batch_end(self, state: "State", logger: "Logger") -> None:
+        """Count a batch, and update the bar if it is due."""
+        self._advance(None)
+
+    def predict_end(self, state: "State", logger: "Logger") -> None:
+        """Update the bar for the last time."""
+        self._finish()
+
+    def _begin(self, kind: str) -> None:
+        self._kind = kind if kind in self._bars and not self._hidden else ""
+        self._count = 0
+        if self._bar is not None:
+            self._wait()  # a short evaluation needs no bar
+
+    def _advance(self, total: int | None) -> None:
+        self._count += 1
+        if self._kind and time.monotonic() >= self._next_drawing:
+            if self._inner is None:
+                self._inner = self._open(
+                    self._kind, total, "ba", self._count, self._bar is not None
+                )
+            self._draw(self._inner, self._count, nested=self._bar is not None)
+
+    def _finish(self) -> None:
+        """Close the bar of an evaluation or a prediction; one in training disappears."""
+        if self._inner is not None:
+            if self._bar is None:
+                self._draw(self._inner, self._count)
+            self._inner.close()
+        self._inner, self._kind = None, ""
+
+    # --- drawing ---
+
+    def _start(self) -> None:
+        """Choose the style, and forget the results of an earlier call."""
+        stream = self._out
+        notebook = type(stream).__module__.startswith("ipykernel")
+        place = "notebook" if notebook else "terminal" if stream.isatty() else "lines"
+        self._lines = place == "lines" if self._style is None else self._style == "lines"
+        pause = _PAUSES["lines" if self._lines else place]
+        self._pause = pause if self._refresh_seconds is None else self._refresh_seconds
+        self._hidden = not Processes.current().is_main
+        self._latest = {}
+        self._next_drawing = 0.0
+        if self._lines:
+            self._wait()
+
+    def _open(
+        self, description: str, total: float | None, unit: str, initial: float, nested: bool = False
+    ) -> Any:
+        if self._lines:
+            return _Lines(self._out, description, total, unit, initial)
+        from tqdm.auto import tqdm  # imported here: it is slow, because it searches for notebooks
+
+        return tqdm(
+            desc=description,
+            total=total,
+            initial=initial,
+            unit=unit,
+            file=self._out,
+            position=int(nested),
+            leave=not nested,
+            dynamic_ncols=True,
+            mininterval=0,  # this class decides when to draw, before it reads any value
+            bar_format=_FORMAT if total is None else _FORMAT_WITH_TOTAL,
+        )
+
+    def _draw(self, bar: Any, done: float, nested: bool = False) -> None:
+        (numbers,) = to_numbers([{} if nested else self._latest])
+        shown = [f"{name}={value:.4g}" for name, value in numbers.items() if _is_number(value)]
+        bar.n = done if bar.total is None else min(done, bar.total)
+        bar.set_postfix_str(", ".join(shown), refresh=False)
+        bar.refresh()
+        self._wait()
+
+    def _wait(self) -> None:
         self._next_drawing = time.monotonic() + self._pause
 
     def close(self) -> None:
-        """Close the bar and leave it on the screen."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        """Close the bars; that of training stays on the screen."""
+        for bar in (self._inner, self._bar):
+            if bar is not None:
+                bar.close()
+        self._inner = self._bar = None
+
+    @property
+    def _out(self) -> IO[str]:
+        return self._stream or sys.stderr
 
 
-def _in_notebook(stream: IO[str]) -> bool:
-    return type(stream).__module__.startswith("ipykernel")
+class _Lines:
+    """Lines of text in the place of a bar of tqdm."""
+
+    def __init__(
+        self, stream: IO[str], description: str, total: float | None, unit: str, initial: float
+    ) -> None:
+        self.stream, self.description, self.unit = stream, description, unit
+        self.n, self.total, self.initial = initial, total, initial
+        self.postfix, self.start = "", time.monotonic()
+
+    def set_description_str(self, description: str, refresh: bool) -> None:
+        self.description = description
+
+    def set_postfix_str(self, postfix: str, refresh: bool) -> None:
+        self.postfix = postfix
+
+    def refresh(self) -> None:
+        """Write a line."""
+        seconds, done = time.monotonic() - self.start, self.n - self.initial
+        clock, count = _clock(seconds), f"{self.n:.0f}"
+        if self.total is not None:
+            left = _clock(seconds * (self.total - self.n) / done) if done > 0 else "?"
+            share = 100 * self.n / self.total if self.total else 100.0
+            clock, count = f"{clock}<{left}", f"{share:.0f}%, {count}/{self.total:.0f}"
+        rate = f", {done / seconds:.3g} {self.unit}/s" if seconds and self.unit != "sec" else ""
+        shown = f"  {self.postfix}" if self.postfix else ""
+        line = f"{self.description}: {count} {self.unit} [{clock}{rate}]{shown}"
+        print(line, file=self.stream, flush=True)
+
+    def close(self) -> None:
+        """Do nothing: the lines stay."""
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=int(seconds)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _place(state: "State") -> str:
+    """Return the epoch in progress, from 1, and the batch where the length of epochs is unknown."""
+    whole, now = _whole(state), state.timestamp
+    epoch = now.epoch + 1
+    if whole.unit is not TimeUnit.EPOCH:
+        return f"epoch {epoch}"
+    shown = f"epoch {min(epoch, int(whole.value))}/{whole.value}"
+    return shown if state.epoch_length is not None else f"{shown}, batch {now.batch}"
 
 
 def _whole(state: "State") -> Time:

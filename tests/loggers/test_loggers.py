@@ -38,7 +38,7 @@ def console(out, interval="1ep"):
 
 
 def bar(out, refresh_seconds=0):
-    return ProgressBarLogger(stream=out, refresh_seconds=refresh_seconds)
+    return ProgressBarLogger(style="bar", stream=out, refresh_seconds=refresh_seconds)
 
 
 def shown(logger, out, **changes):
@@ -149,7 +149,7 @@ def test_bar_reads_numbers_only_to_draw_them(out):
 
 
 def test_bar_of_a_second_fit_starts_at_the_end_of_the_first(out):
-    one = bar(out)
+    one = ProgressBarLogger(bars=["train"], style="bar", stream=out, refresh_seconds=0)
     trainer = make_trainer(loggers=[one], max_duration="1ep", **EVALUATED)
     trainer.fit()
     trainer.fit(duration="2ba")
@@ -170,7 +170,7 @@ def test_bar_of_a_second_fit_starts_at_the_end_of_the_first(out):
     assert "3/6 ba" not in added.getvalue()
 
 
-def test_bar_is_on_by_default_and_only_in_fit(capsys):
+def test_progress_is_shown_by_default(capsys):
     trainer = make_trainer(progress_bar=True)
     trainer.eval(batches([4]))
     trainer.predict(batches([4]))

@@ -91,7 +91,7 @@ def test_interrupted_evaluation_repeats_neither_batches_nor_scheduler_steps(even
 
 def test_progress_bar_is_closed():
     stream = io.StringIO()
-    bar = ProgressBarLogger(stream=stream, refresh_seconds=0)
+    bar = ProgressBarLogger(style="bar", stream=stream, refresh_seconds=0)
     shown = Watch(Event.BATCH_START, read=lambda state: bar._bar)
     trainer = make_trainer(callbacks=[shown, Raise(KeyboardInterrupt())], loggers=[bar])
 

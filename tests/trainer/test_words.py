@@ -128,7 +128,7 @@ def test_gradient_clipping_has_defaults():
     assert GradientClipping() == GradientClipping("norm", 1.0)
 
 
-@pytest.mark.parametrize(("module", "pause"), [("ipykernel.iostream", 0.1), ("io", 10.0)])
+@pytest.mark.parametrize(("module", "pause"), [("ipykernel.iostream", 0.5), ("io", 10.0)])
 def test_bar_in_notebooks(module, pause):
     stream = type("OutStream", (io.StringIO,), {"__module__": module})()
     bar = ProgressBarLogger(stream=stream)

@@ -1,0 +1,260 @@
+"""Bars of training, evaluation and prediction on a terminal, and lines of text elsewhere."""
+
+import io
+import re
+import sys
+
+import pytest
+
+from composable import Evaluator
+from composable.loggers import ConsoleLogger, ProgressBarLogger
+from composable.loggers import progress_bar as module
+from tests.support.data import batches, stream
+from tests.support.runs import make_trainer
+
+EVALUATORS = [Evaluator("eval", batches(8)), Evaluator("other", batches(12))]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Replace the clock by one that advances by a second each time it is read."""
+    seconds = iter(range(10**6))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(seconds)))
+
+
+def frames(out):
+    """Return what a terminal showed, without the movements of the cursor."""
+    parts = re.split(r"\r|\n|\x1b\[A", out.getvalue())
+    return [part.strip() for part in parts if part.strip()]
+
+
+def trainer(out, style="bar", pause=0, evaluators=EVALUATORS, **options):
+    own = {name: options.pop(name) for name in ("bars", "metrics") if name in options}
+    bar = ProgressBarLogger(style=style, stream=out, refresh_seconds=pause, **own)
+    return make_trainer(loggers=[bar], eval_dataloader=evaluators, **options)
+
+
+def counts(frames, start):
+    """Return the counts of the bars whose description begins like this, without repeats."""
+    found = [re.search(r"(\d+(?:/\d+)?) ba", one)[1] for one in frames if one.startswith(start)]
+    return list(dict.fromkeys(found))
+
+
+# --- bars
+
+
+def test_epoch_in_progress_is_shown():
+    out = Terminal()
+    trainer(out, evaluators=None, max_duration="3ep").fit()
+
+    shown = [re.match(r"epoch \d/3", one)[0] for one in frames(out)]
+    assert list(dict.fromkeys(shown)) == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert frames(out)[-1].startswith("epoch 3/3: 100%|")
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [
+        ({"max_duration": "4ba"}, r"epoch 2: 100%\|.*\| 4/4 ba"),
+        ({"loader": stream(12)}, r"epoch 2/2, batch 6: 100%\|.*\| 2/2 ep"),
+    ],
+)
+def test_other_durations_have_the_epoch_too(options, last):
+    out = Terminal()
+    trainer(out, evaluators=None, **options).fit()
+
+    assert re.match(last, frames(out)[-1])
+
+
+def test_evaluation_in_training_has_a_bar_below_that_disappears(clock):
+    out = Terminal()
+    trainer(out).fit()
+
+    assert counts(frames(out), "eval") == ["1", "2", "3", "1/2", "2/2", "1/3", "2/3", "3/3"]
+    assert "\n\reval" in out.getvalue()  # in the line below
+    assert frames(out)[-1].startswith("epoch 2/2: 100%")
+
+
+def test_short_evaluation_has_no_bar():
+    out = Terminal()
+    trainer(out, pause=1000).fit()
+
+    assert counts(frames(out), "eval") == []
+    assert counts(frames(out), "epoch") == ["0/6", "4/6", "6/6"]  # 4/6 shows the results
+
+
+def test_evaluation_and_prediction_of_their_own_have_bars_that_stay():
+    out = Terminal()
+    run = trainer(out)
+    run.eval(EVALUATORS)
+    run.eval(EVALUATORS)
+    run.predict(batches(12))
+
+    lines = [line.rpartition("\r")[2] for line in out.getvalue().rstrip("\n").split("\n")]
+    shown = [
+        (line.partition(":")[0], re.search(r"[\d/]+ ba", line)[0], re.findall(r"\w+/loss", line))
+        for line in lines
+    ]
+    both = ["eval/loss", "other/loss"]
+    assert shown == [
+        ("eval", "2 ba", ["eval/loss"]),
+        ("eval", "3 ba", both),
+        ("eval", "2/2 ba", ["eval/loss"]),
+        ("eval", "3/3 ba", both),
+        ("predict", "3 ba", []),
+    ]
+
+
+def test_bars_can_be_chosen(clock):
+    out = Terminal()
+    run = trainer(out, bars=["eval"])
+    run.fit()
+    run.predict(batches(12))
+    assert {one.partition(":")[0] for one in frames(out)} == {"eval"}
+
+    out = Terminal()
+    run = trainer(out, bars=["train", "predict"])
+    run.fit()
+    run.eval(batches(4))
+    assert all(one.startswith("epoch") for one in frames(out))
+
+
+def test_metrics_can_be_chosen():
+    out = Terminal()
+    trainer(out, metrics=["lr", "metrics/other/*"]).fit()
+
+    (shown,) = re.findall(r"/s, (.*)\]", frames(out)[-1])
+    assert re.fullmatch(r"lr=0.1, other/loss=[\d.]+", shown)
+
+
+def test_results_of_a_call_are_not_shown_in_the_next():
+    out = Terminal()
+    run = trainer(out)
+    run.fit()
+    out.truncate(0)
+    run.predict(batches(12))
+
+    assert "loss" not in out.getvalue()
+
+
+# --- lines
+
+
+def test_lines_replace_bars_where_there_is_no_terminal():
+    out = io.StringIO()
+    trainer(out, style=None, pause=0).fit()
+
+    lines = out.getvalue().splitlines()
+    assert "\r" not in out.getvalue()
+    assert re.fullmatch(
+        r"epoch 2/2: 100%, 6/6 ba \[0:00:00<0:00:00, [\d.e+]+ ba/s\]"
+        r"  loss/train=[\d.]+, eval/loss=[\d.]+, other/loss=[\d.]+",
+        lines[-1],
+    )
+
+
+def test_lines_have_a_readable_pace(clock):
+    out = io.StringIO()
+    trainer(out, style="lines", pause=2).fit()
+
+    lines = out.getvalue().splitlines()
+    assert 1 < len(lines) < 10
+    assert lines[-1].startswith("epoch 2/2: 100%, 6/6 ba")
+    assert any(line.startswith("eval: ") for line in lines)
+
+
+def test_short_run_is_one_line_and_a_short_evaluation_none(capsys):
+    run = make_trainer(progress_bar=True)
+    run.eval(batches([4]))
+    run.predict(batches([4]))
+    assert capsys.readouterr() == ("", "")
+
+    run.fit()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("out", "style", "pause", "lines"),
+    [
+        (Terminal(), None, 0.1, False),
+        (io.StringIO(), None, 10, True),
+        (Terminal(), "lines", 10, True),
+        (io.StringIO(), "bar", 10, False),
+    ],
+)
+def test_style_follows_from_the_stream_or_is_given(out, style, pause, lines):
+    bar = ProgressBarLogger(style=style, stream=out)
+    make_trainer(loggers=[bar]).fit()
+
+    assert bar._lines is lines
+    assert bar._pause == pause
+    assert ("\r" in out.getvalue()) is not lines
+
+
+def test_lines_need_no_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    out = io.StringIO()
+
+    trainer(out, style="lines").fit()
+
+    assert "6/6 ba" in out.getvalue()
+
+
+# --- both
+
+
+@pytest.mark.parametrize("style", ["bar", "lines"])
+def test_other_ranks_show_nothing(style, monkeypatch):
+    monkeypatch.setattr("composable.distributed.Processes.is_main", False)
+    out = Terminal()
+    run = trainer(out, style)
+    run.fit()
+    run.eval(batches([4]))
+    run.predict(batches([4]))
+
+    assert out.getvalue() == ""
+
+
+def test_console_prints_above_the_bar():
+    out = Terminal()
+    bar = ProgressBarLogger(stream=out, refresh_seconds=0)
+    make_trainer(loggers=[bar, ConsoleLogger("1ep", stream=out)]).fit()
+
+    whole = out.getvalue()
+    printed = [line for line in whole.split("\n") if "[epoch" in line]
+    assert len(printed) == 2
+    assert all(line.rpartition("\r")[2].startswith("[epoch") for line in printed)
+
+
+def test_metrics_on_the_console_can_be_chosen():
+    out = io.StringIO()
+    make_trainer(loggers=[ConsoleLogger("1ep", metrics=["lr"], stream=out)]).fit()
+
+    assert out.getvalue().splitlines() == [
+        "[epoch 0, batch 3]  lr 0.1",
+        "[epoch 1, batch 6]  lr 0.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ProgressBarLogger(bars=["test"]), r"bars\[0\]='test' must be one of \['train'"),
+        (lambda: ProgressBarLogger(metrics="lr"), "metrics='lr' must be a list of names"),
+        (lambda: ProgressBarLogger(metrics=[1]), r"metrics=\[1\] must be a list of names"),
+        (
+            lambda: ProgressBarLogger(style="dots"),
+            r"style='dots' must be one of \['bar', 'lines'\]",
+        ),
+        (lambda: ProgressBarLogger(refresh_seconds=-1), "refresh_seconds=-1 must be at least 0"),
+        (lambda: ConsoleLogger(metrics="lr"), "metrics='lr' must be a list of names"),
+    ],
+)
+def test_rejects_invalid_arguments(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
