@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportError", "ExportForInference"]
 
+_SUFFIXES = (".pt2", ".onnx")
 _ROWS = 2  # torch.export takes a dimension of size 1 for a constant
 
 
@@ -46,10 +47,10 @@ class ExportForInference(Callback):
     with those of the model on a batch of another size. With several processes, rank 0 exports.
 
     Args:
-        path: The file; its folder is created. It may contain the fields {epoch} and {batch}. An
-            existing file is replaced.
-        save_format: "torch_export" for `torch.export.load`, or "onnx", which needs the packages
-            that `pip install "composable[onnx]"` installs.
+        path: The file; its folder is created. Its suffix is the format: ".pt2" for
+            `torch.export.load`, or ".onnx", which needs the packages that
+            `pip install "composable[onnx]"` installs. Its name may have the fields {epoch} and
+            {batch}. An existing file is replaced.
         interval: When to export during training: "1ep", a function `(state, event) -> bool`, or
             None for never.
         at_end: Whether to export at the end of training.
@@ -69,15 +70,14 @@ class ExportForInference(Callback):
     Example:
         >>> from composable.callbacks import ExportForInference
         >>> export = ExportForInference("runs/a/model.pt2", interval="1ep")
-        >>> export.save_format
-        'torch_export'
+        >>> export.path.suffix
+        '.pt2'
     """
 
     def __init__(
         self,
         path: str | Path,
         *,
-        save_format: str = "torch_export",
         interval: IntervalLike = None,
         at_end: bool = True,
         sample_input: Any = None,
@@ -87,8 +87,8 @@ class ExportForInference(Callback):
     ) -> None:
         self.path = as_path("path", path)
         _fill(self.path, epoch=0, batch=0)
-        check_one_of("save_format", save_format, ("torch_export", "onnx"))
-        if save_format == "onnx":
+        check_one_of("the suffix of path", self.path.suffix, _SUFFIXES)
+        if self.path.suffix == ".onnx":
             _import_onnx()
         for name, flag in (
             ("at_end", at_end),
@@ -97,7 +97,7 @@ class ExportForInference(Callback):
         ):
             check_flag(name, flag)
         check_range("tolerance", tolerance, 0, ends="()")
-        self.save_format, self.interval = save_format, check_interval("interval", interval)
+        self.interval = check_interval("interval", interval)
         self.at_end, self.averaged, self.dynamic_batch = at_end, averaged, dynamic_batch
         self.tolerance = tolerance
         self._given = None if sample_input is None else Call.of(sample_input)
@@ -154,13 +154,14 @@ class ExportForInference(Callback):
             ) from error
 
     def _write(self, model: nn.Module, path: Path) -> None:
-        model = model.float() if self.save_format == "onnx" else model
+        onnx = path.suffix == ".onnx"
+        model = model.float() if onnx else model
         call = self._sample.first_rows().for_model(model)  # type: ignore[union-attr]
         shapes = call.dynamic_shapes() if self.dynamic_batch else None
         program = torch.export.export(model, call.args, call.kwargs, dynamic_shapes=shapes)
         other = call.more_rows() if self.dynamic_batch else call
         with replacing(path) as partial:
-            if self.save_format == "onnx":
+            if onnx:
                 torch.onnx.export(program, dynamo=True, verbose=False).save(partial)  # type: ignore[union-attr]
                 exported = _run_onnx(partial, other)
             else:
@@ -283,8 +284,8 @@ def _import_onnx() -> Any:
         import onnxscript  # noqa: F401 (torch.onnx needs it)
     except ImportError as error:
         raise ImportError(
-            "save_format='onnx' needs onnx, onnxscript and onnxruntime, of which one is not "
-            'installed: pip install "composable[onnx]".'
+            "a path with the suffix .onnx needs onnx, onnxscript and onnxruntime, of which one is "
+            'not installed: pip install "composable[onnx]".'
         ) from error
     return onnxruntime
 

@@ -42,11 +42,11 @@ def outputs_of(model, *inputs):
         return model(*inputs)
 
 
-@pytest.mark.parametrize(("name", "save_format"), [("m.pt2", "torch_export"), ("m.onnx", "onnx")])
-def test_exported_model_computes_what_the_trained_one_does(name, save_format, tmp_path):
+@pytest.mark.parametrize("name", ["m.pt2", "m.onnx"])
+def test_exported_model_computes_what_the_trained_one_does(name, tmp_path):
     path = tmp_path / "new" / name
 
-    state = train(ExportForInference(path, save_format=save_format))
+    state = train(ExportForInference(path))
 
     for size in (1, 5):
         ((inputs, _),) = IMAGES([size])
@@ -101,7 +101,7 @@ def test_epochs_of_unknown_length_are_counted_at_their_end(tmp_path):
 def test_training_is_not_changed(tmp_path):
     exports = [
         ExportForInference(tmp_path / "a.pt2", interval="2ba"),
-        ExportForInference(tmp_path / "a.onnx", save_format="onnx"),
+        ExportForInference(tmp_path / "a.onnx"),
     ]
     seen = train(*exports, algorithms=EMA("2ba"))
 
@@ -170,11 +170,11 @@ def test_model_that_cannot_be_exported_is_an_error_that_says_what_to_do(tmp_path
     assert_close(run(path, inputs), outputs_of(state.model, inputs))
 
 
-@pytest.mark.parametrize("save_format", ["torch_export", "onnx"])
-def test_language_model_is_exported_without_its_targets(save_format, tmp_path):
-    path = tmp_path / ("m.onnx" if save_format == "onnx" else "m.pt2")
+@pytest.mark.parametrize("name", ["m.pt2", "m.onnx"])
+def test_language_model_is_exported_without_its_targets(name, tmp_path):
+    path = tmp_path / name
 
-    state = LANGUAGE.trainer(callbacks=ExportForInference(path, save_format=save_format)).fit()
+    state = LANGUAGE.trainer(callbacks=ExportForInference(path)).fit()
 
     ids = LANGUAGE.batches()[0]["input_ids"][:3]
     assert_close(run(path, ids), outputs_of(state.model, ids), rtol=1e-4, atol=1e-5)
@@ -191,6 +191,44 @@ def test_input_is_given_or_that_of_the_last_batch(tmp_path):
     assert run(tmp_path / "m.pt2", torch.zeros(3, 2, 8, 8)).shape[0] == 3
 
 
+class Sum(nn.Module):
+    """A model of two inputs, of a dictionary of them, or of a whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(2, 3)
+
+    def forward(self, a, b=None):
+        if isinstance(a, dict):
+            a, b = a["a"], a["b"]
+        if isinstance(a, tuple):
+            a, b, _ = a
+        return self.a(a) + self.b(b)
+
+
+class WithLoss(Sum):
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[2])
+
+
+A, B, Y = torch.ones(4, 4), torch.ones(4, 2), torch.zeros(4, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "options", "inputs"),
+    [
+        (Sum, (A, B, Y), {"input_key": (0, 1), "target_key": 2}, (A, B)),
+        (Sum, ({"a": A, "b": B}, Y), {}, ({"a": A, "b": B},)),
+        (WithLoss, (A, B, Y), {"loss_fn": None}, ((A, B, Y),)),
+    ],
+)
+def test_model_is_called_as_in_training(model, batch, options, inputs, tmp_path):
+    export, model = ExportForInference(tmp_path / "m.pt2"), model()
+    make_trainer(model, [batch], callbacks=export, **options).fit()
+
+    assert_close(run(tmp_path / "m.pt2", *inputs), outputs_of(model, *inputs))
+
+
 @pytest.mark.parametrize("options", [{"microbatch_size": 2}, {"accumulate_batches": 2}])
 def test_split_and_grouped_batches_have_an_input(options, tmp_path):
     train(ExportForInference(tmp_path / "m.pt2"), **options)
@@ -201,7 +239,7 @@ def test_split_and_grouped_batches_have_an_input(options, tmp_path):
 def test_weights_of_16_bits_are_exported(tmp_path):
     exports = [
         ExportForInference(tmp_path / "m.pt2", tolerance=1e-2),
-        ExportForInference(tmp_path / "m.onnx", save_format="onnx"),
+        ExportForInference(tmp_path / "m.onnx"),
     ]
     model = nn.Linear(4, 3).bfloat16()
     loader = batches(8, features=4, dtype=torch.bfloat16)
@@ -256,16 +294,16 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("missing", ["onnxruntime", "onnxscript"])
 def test_missing_package_is_an_error_that_names_the_extra(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
-    ExportForInference("a")
+    ExportForInference("a.pt2")
 
     with pytest.raises(ImportError, match=r'pip install "composable\[onnx\]"'):
-        ExportForInference("a", save_format="onnx")
+        ExportForInference("a.onnx")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"save_format": "torchscript"}, r"must be one of \['torch_export', 'onnx'\]"),
+        ({"path": "a.pt"}, r"the suffix of path='.pt' must be one of \['.pt2', '.onnx'\]"),
         ({"interval": "0ba"}, "interval='0ba' must be greater than 0"),
         ({"at_end": 1}, "at_end=1 must be True or False"),
         ({"tolerance": 0}, "tolerance=0 must be"),
@@ -274,4 +312,4 @@ def test_missing_package_is_an_error_that_names_the_extra(missing, monkeypatch):
 )
 def test_rejects_invalid_arguments(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        ExportForInference(**{"path": "a", **options})
+        ExportForInference(**{"path": "a.pt2", **options})
