@@ -111,7 +111,7 @@ class ImageVisualizer(Callback):
         before, now = self._results, state.metrics
         labels = [label for label in now if now[label] is not before.get(label)]
         if self._images and labels:
-            self._log(labels[-1], logger)
+            self._log(labels[0], logger)
         self._results = {}
 
     # --- images ---

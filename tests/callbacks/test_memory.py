@@ -1,6 +1,7 @@
 """Memory is logged; its allocations are recorded on a CUDA device, of which tests have a fake."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from composable import State, Timestamp
 from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver, _allocations
 from composable.callbacks import memory_monitor as monitors
 from composable.callbacks import oom_observer as observers
+from composable.callbacks._files import replacing
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
 from tests.support.data import Stream, batches
@@ -153,6 +155,29 @@ def test_snapshot_of_a_later_fit_replaces_no_file(fake, tmp_path):
     ]
 
 
+def test_batch_that_is_repeated_after_a_rollback_is_not_recorded_again(fake, tmp_path):
+    callback = MemorySnapshot(tmp_path, interval="1ba")
+    drive(callback, 3)
+
+    callback.batch_start(on_cuda(1), Logger())
+
+    assert len(fake.history) == 2
+
+
+def test_files_are_renamed_before_the_one_that_needs_them(tmp_path, monkeypatch):
+    renamed, rename = [], Path.replace
+    monkeypatch.setattr(
+        Path, "replace", lambda self, target: [renamed.append(self.name), rename(self, target)]
+    )
+
+    with replacing(tmp_path / "m.b") as partial:
+        for name in ("m.c", "m.b", "m.a"):
+            partial.with_name(name).touch()
+
+    assert renamed[-1] == "m.b"
+    assert files(tmp_path) == ["m.a", "m.b", "m.c"]
+
+
 def test_recording_stops_with_the_fit(fake, tmp_path):
     callback = MemorySnapshot(tmp_path, interval="100ba")
 
@@ -197,15 +222,16 @@ def test_error_in_writing_does_not_hide_the_error_of_memory(fake, tmp_path):
     observer.close()
 
 
-def test_recording_for_two_keeps_the_entries_of_both(fake, tmp_path):
+@pytest.mark.parametrize(("one", "other"), [(5, 9), (9, 5)])
+def test_recording_for_two_keeps_the_entries_of_both(one, other, fake, tmp_path):
     snapshot, observer = (
-        MemorySnapshot(tmp_path, interval="1ba", max_entries=9),
-        OOMObserver(tmp_path, max_entries=5),
+        MemorySnapshot(tmp_path, interval="1ba", max_entries=other),
+        OOMObserver(tmp_path, max_entries=one),
     )
     drive(observer, 1)
     drive(snapshot, 3)
 
-    assert [options.get("max_entries") for options in fake.history] == [5, 9]
+    assert [options.get("max_entries") for options in fake.history] == [one, 9]
     observer.close()
     assert fake.history[-1] == {"enabled": None}
 

@@ -9,7 +9,7 @@ from composable import Event
 from composable.callbacks import Profiler
 from tests.support.data import Stream, batches
 from tests.support.models import same, weights
-from tests.support.observers import Raise
+from tests.support.observers import Raise, Watch
 from tests.support.runs import make_trainer
 
 
@@ -79,6 +79,17 @@ def test_nothing_is_profiled_outside_the_schedule(tmp_path, monkeypatch):
 
     assert profiled(tmp_path, wait="12ba") == {}
     assert built == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_profiler_runs_during_the_recording_only(known, tmp_path):
+    enabled = Watch(Event.AFTER_FORWARD, read=lambda state: torch.autograd._profiler_enabled())
+    loader = batches(12) if known else Stream(batches(12))
+    profiler = Profiler(tmp_path, wait="0ba", warmup="1ep", active="1ep", repeat=None)
+
+    make_trainer(None, loader, callbacks=[profiler, enabled], max_duration="4ep").fit()
+
+    assert enabled.values == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
 
 
 def test_failed_run_writes_what_was_recorded(tmp_path):
