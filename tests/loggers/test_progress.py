@@ -88,6 +88,14 @@ def test_short_evaluation_has_no_bar():
     assert counts(frames(out), "epoch") == ["0/6", "4/6", "6/6"]  # 4/6 shows the results
 
 
+@pytest.mark.parametrize("pause", range(3, 9))
+def test_evaluation_that_is_shorter_than_the_pause_has_no_bar(pause, clock):
+    out = Terminal()
+    trainer(out, pause=pause, evaluators=EVALUATORS[:1]).fit()
+
+    assert counts(frames(out), "eval") == []
+
+
 def test_evaluation_and_prediction_of_their_own_have_bars_that_stay():
     out = Terminal()
     run = trainer(out)
