@@ -44,7 +44,8 @@ class ExportForInference(Callback):
     The exported model is in evaluation mode, on the CPU, and takes batches of any size. If an
     algorithm such as `EMA` or `SWA` averages weights, it has the averaged weights, like an
     evaluation. Before the file is renamed to its path, it is loaded, and its outputs are compared
-    with those of the model on a batch of another size. With several processes, rank 0 exports.
+    with those of the model on a batch of another size. With several processes, rank 0 exports; a
+    model whose parameters are divided among them, as by FSDP, cannot be exported.
 
     Args:
         path: The file; its folder is created. Its suffix is the format: ".pt2" for
@@ -102,6 +103,18 @@ class ExportForInference(Callback):
         self.tolerance = tolerance
         self._given = None if sample_input is None else Call.of(sample_input)
         self._sample = self._given
+
+    def fit_start(self, state: "State", logger: "Logger") -> None:
+        """Check that this process has the whole model.
+
+        Raises:
+            ValueError: The parameters are divided among processes.
+        """
+        if any(hasattr(parameter, "full_tensor") for parameter in state.model.parameters()):
+            raise ValueError(
+                "ExportForInference cannot export a model whose parameters are divided among "
+                "processes, as by FSDP; load a checkpoint in one process, and export it there."
+            )
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
         """Keep the input if its shape is new, and export if the interval has passed."""

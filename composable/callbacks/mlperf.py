@@ -29,7 +29,9 @@ class MLPerfCallback(Callback):
     `python -m mlperf_logging.compliance_checker --ruleset 4.0.0 PATH` checks the log. What else a
     benchmark requires, such as the name of the optimizer, is passed as `values`.
 
-    A resumed run appends to the log. With several processes, rank 0 writes it. Use one `fit` a run.
+    A resumed run appends to the log. With several processes, rank 0 writes it, and the number of
+    examples of an evaluation is not known: pass `values={"eval_samples": ...}`. Use one `fit` a
+    run.
 
     Args:
         path: The log, such as "result_0.txt"; its folder is created. An existing file is an error,
@@ -184,7 +186,8 @@ class MLPerfCallback(Callback):
         """Log the result."""
         label = self.metric.partition("/")[0]
         if state.metrics.get(label) is not self._before.get(label):
-            self._event("eval_samples", self._examples)
+            if not Processes.current().several:  # each process evaluates some of the batches
+                self._event("eval_samples", self._examples)
             value = find_result("metric", self.metric, state.metrics)
             if self._running:
                 self._log("event", "eval_accuracy", value, **_position(_epoch(state), state))

@@ -10,6 +10,7 @@ from composable import Evaluator, Event
 from composable.callbacks import MLPerfCallback
 from composable.trainer.resume import ChangedRunWarning
 from tests.support.data import batches
+from tests.support.mlperf import problems
 from tests.support.observers import Raise
 from tests.support.runs import make_trainer
 
@@ -32,15 +33,6 @@ def keys(path):
 
 def values(path):
     return {key: value for key, value, _ in lines(path)}
-
-
-def problems(path, ruleset="4.0.0"):
-    """Return what the checker of the package says against a log."""
-    from mlperf_logging.compliance_checker import mlp_compliance
-
-    checker = mlp_compliance.make_checker("training", ruleset, quiet=False, werror=True)
-    checker.check_file(str(path), f"training_{ruleset}/common.yaml")
-    return [*checker.overwritable.values(), *checker.not_overwritable]
 
 
 def rising(*given):
