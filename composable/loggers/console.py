@@ -24,7 +24,7 @@ class ConsoleLogger(LoggerDestination):
 
     Args:
         log_interval: When to print: "10ba", "1ep" or "0.1dur".
-        metrics: Patterns of the names of the metrics to print, such as "metrics/*". Default: all.
+        metrics: Names of the metrics to print, or patterns with wildcards. Default: all.
         stream: The stream to print to. Default: standard error.
 
     Raises:

@@ -40,7 +40,8 @@ class ProgressBarLogger(LoggerDestination):
 
     Args:
         bars: What has a bar: some of "train", "eval" and "predict".
-        metrics: Patterns of the names of the metrics to show, such as "throughput/*".
+        metrics: Names of the metrics to show, or patterns with wildcards. Default: the training
+            loss and all results of evaluations.
         style: "bar" or "lines". Default: bars on a terminal and in a notebook, lines elsewhere.
         stream: The stream to draw on. Default: standard error.
         refresh_seconds: The minimum time between two updates. Default: 0.1 on a terminal, 0.5 in a
