@@ -202,7 +202,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 _IGNORED = {
     *("id", "time", "batch", "command", "callbacks", "max_duration", "cwd", "save_folder"),
-    *("script", "executable", "metrics_files"),
+    *("script", "executable", "metrics_files", "metrics_paths", "plan"),
 }
 
 

@@ -22,6 +22,7 @@ from composable.functional._checks import as_path, check_flag
 from composable.optim.learning_rates import LearningRates
 from composable.runs import records
 from composable.runs.environment import describe_script
+from composable.runs.events import EVENTS, EventLog
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -47,6 +48,8 @@ class RunRecorder(Callback):
     `run.json` holds the configuration: algorithms, seed, versions, commit, platform, and the script
     with its arguments. `steps.jsonl` holds the exact loss and learning rates of each batch, and the
     results of each evaluation. `composable replay` and `composable diff` read both files.
+    `events.jsonl` holds what is not reproducible: starts, ends, times and warnings, for `composable
+    report`.
 
     The `Trainer` adds one for its `save_folder`, unless `callbacks` contains one. Losses are copied
     to the host in batches of 100, so no step synchronizes with the device.
@@ -78,6 +81,7 @@ class RunRecorder(Callback):
         self.on_error = on_error
         self.observer: StepObserver | None = None
         """Receives each record at once; nothing is written then."""
+        self._events = EventLog(self.folder)
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self._bytes, self._hash = 0, sha256()
         self._digest = self._hash.hexdigest()
@@ -97,6 +101,7 @@ class RunRecorder(Callback):
         if self.observer is not None:
             self.observer.on_begin(description)
             return
+        self._events.start(state.timestamp)
         if self._begun:
             return
         self._begun = True
@@ -112,8 +117,20 @@ class RunRecorder(Callback):
             folders.make_folder(self.folder)
             self._open_steps()
             records.add_record(self.folder, record)
+            self._events.flush()
 
         self._try(write)
+
+    def end(self, state: State, error: BaseException | None) -> None:
+        """Record the end of training; the `Trainer` calls this, after `close`.
+
+        Args:
+            state: The last state.
+            error: The error that ended training.
+        """
+        if self.observer is None and self._begun:
+            self._events.end(state.timestamp, error)
+            self._try(self._events.flush)
 
     # --- every step ---
 
@@ -138,6 +155,8 @@ class RunRecorder(Callback):
             values |= {f"weights/{n}": digest(t) for n, t in named if isinstance(t, Tensor)}
         began = state.previous_timestamp
         self._add(began.batch, began.epoch, values)
+        if self.observer is None:
+            self._events.batch_end(state.timestamp)
 
     def eval_before_all(self, state: State, logger: "Logger") -> None:
         """Note the results of earlier evaluations."""
@@ -170,6 +189,7 @@ class RunRecorder(Callback):
         """
         if self._pending:
             self._try(self._write)
+            self._try(self._events.flush)
 
     def _write(self) -> None:
         if not self._opened:
@@ -199,6 +219,8 @@ class RunRecorder(Callback):
         else:  # the file of another run, or a new folder
             if path.exists() and path.stat().st_size:
                 records.rotate(path)
+            if (self.folder / EVENTS).exists():
+                records.rotate(self.folder / EVENTS)
             path.touch()
             self._bytes, self._hash = 0, sha256()
             self._digest = self._hash.hexdigest()
@@ -215,6 +237,7 @@ class RunRecorder(Callback):
 
     def close(self) -> None:
         """Write the pending lines."""
+        self._events.close()
         self.flush()
 
     # --- its own state ---

@@ -10,12 +10,21 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from composable.core.state import State
 from composable.core.time import Time
+from composable.plan.plan import Plan
+from composable.plan.spans import Row
 from composable.trainer.arguments import length_of
 from composable.trainer.options import TrainerOptions
 from composable.trainer.run import Run
 
-__all__ = ["describe_hyperparameters", "describe_request", "describe_value", "settings_of"]
+__all__ = [
+    "describe_hyperparameters",
+    "describe_plan",
+    "describe_request",
+    "describe_value",
+    "settings_of",
+]
 
 _OPTIONS = (
     *("grad_accum", "accumulate_batches", "microbatch_size", "loss_mean_over", "count_tokens"),
@@ -79,6 +88,33 @@ def describe_hyperparameters(run: Run) -> dict[str, Any]:
     for i, scheduler in enumerate(run.rates.steppers):
         described[f"rates/schedulers/{i}"] = settings_of(scheduler)
     return described
+
+
+def describe_plan(plan: Plan, state: State) -> dict[str, Any]:
+    """Describe what runs at each event, and when each algorithm is active, for a report.
+
+    The starts and ends of spans are fractions of the run.
+    """
+    rows: tuple[Row, ...] = ()
+    if state.max_duration is not None and state.max_duration.value:
+        rows = plan.timeline(state.max_duration, state.epoch_length).rows
+    return {
+        "steps": [
+            {"event": s.event.value, "who": s.who, "stage": s.stage, "why": s.why}
+            for s in plan.steps()
+        ],
+        "caveats": [str(caveat) for caveat in plan.caveats],
+        "timeline": [
+            {
+                "name": row.name,
+                "stage": row.stage.name.lower(),
+                "spans": [
+                    [float(one.start), float(one.end), list(one.conditions)] for one in row.spans
+                ],
+            }
+            for row in rows
+        ],
+    }
 
 
 def settings_of(value: Any) -> str:

@@ -26,6 +26,7 @@ from composable.runs.recorder import RunRecorder
 from composable.trainer.best import Best, check_best, check_complete, find_best, load_best
 from composable.trainer.description import (
     describe_hyperparameters,
+    describe_plan,
     describe_request,
     describe_value,
     settings_of,
@@ -152,10 +153,33 @@ class Saving:
             self.lock.release()
 
     def begin(self, description: dict[str, Any], state: State) -> None:
-        """Record the configuration of a run, and the lengths of its metrics files."""
-        files = {name: one.state_dict() for name, one in self._metrics_files().items()}
+        """Record the configuration of a run, its plan, and its metrics files."""
+        if not self.recorders:
+            return
+        files = self._metrics_files()
+        record = {
+            **description,
+            "metrics_files": {name: one.state_dict() for name, one in files.items()},
+            "metrics_paths": {name: str(one.path.absolute()) for name, one in files.items()},
+            "plan": describe_plan(self.session.own_plan, state),
+        }
         for recorder in self.recorders:
-            recorder.begin({**description, "metrics_files": files}, state)
+            recorder.begin(record, state)
+
+    @contextmanager
+    def recording_end(self) -> Iterator[None]:
+        """Record the end of a call of `fit`, and the error that caused it."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(UnwritableCheckpointError):  # the first error says more
+                self._record_end(error)
+            raise
+        self._record_end(None)
+
+    def _record_end(self, error: BaseException | None) -> None:
+        for recorder in self.recorders:
+            recorder.end(self.run.state, error)
 
     def _metrics_files(self) -> dict[str, JSONLinesLogger]:
         named = named_callbacks(self.session.callbacks)

@@ -118,6 +118,7 @@ class Trainer(RunView):
             run.together(),
             preserve_rng(),
             saving.locked(),
+            saving.recording_end(),
             session.running(),
             signals.handled(saves=saves),
         ):
