@@ -29,5 +29,6 @@ if TYPE_CHECKING:
     from composable.callbacks.runtime_estimator import RuntimeEstimator as RuntimeEstimator
     from composable.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
     from composable.callbacks.threshold_stopper import ThresholdStopper as ThresholdStopper
+    from composable.callbacks.time_split import TimeSplit as TimeSplit
 else:
     export_lazily(__name__)

@@ -1,6 +1,6 @@
 """Comparison of two recorded runs: the first step, metric and tensor that differ."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,15 @@ from composable.core._printable import printable
 from composable.runs import records as run_records
 from composable.runs.records import Steps, format_hex
 
-__all__ = ["Comparison", "Difference", "changes", "compare", "first_difference", "first_weight"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "changes",
+    "compare",
+    "configuration",
+    "first_difference",
+    "first_weight",
+]
 
 _MOST_SHOWN = 5
 
@@ -198,6 +206,17 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         known = name.split("/")[0] in before and name.split("/")[0] in now
         if known and a.get(name) != b.get(name):
             yield f"{name}: {a.get(name)} -> {b.get(name)}"[:400]
+
+
+def configuration(record: Mapping[str, Any], names: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the values in a record that `changes` compares, by their paths.
+
+    Args:
+        record: The description of a run.
+        names: The names of further values to return.
+    """
+    ignored = _IGNORED - set(names)
+    return {n: value for n, value in _flat(record).items() if n.split("/")[0] not in ignored}
 
 
 _IGNORED = {

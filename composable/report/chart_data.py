@@ -1,0 +1,110 @@
+"""The data of the charts, as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from composable.report.comparison import Comparison
+from composable.report.curves import Curve, Grid
+from composable.report.html import clean
+from composable.report.images import in_order
+from composable.report.recorded_run import RecordedRun
+
+__all__ = ["COLORS", "chart_data", "color_of", "section_of", "shown_metrics"]
+
+# Told apart by most color-blind readers, on white and on black.
+COLORS = (
+    *("#4269d0", "#e8890c", "#1f9e77", "#d6456c", "#8a63d2", "#0fa3b1", "#9c6b4e", "#7a8b99"),
+    *("#b5a300", "#c45ab3"),
+)
+
+_MOST_POINTS = 700  # intervals of one curve: about as many as a chart has pixels
+_FEWEST_POINTS = 20
+_POINTS_OF_ALL = 200_000  # about three megabytes
+_MOST_MARKS = 50
+_MOST_TIMES = 400
+
+
+def color_of(index: int) -> str:
+    """Return the color of a group of runs."""
+    return COLORS[index % len(COLORS)]
+
+
+_FIRST = ("loss", "metrics", "lr", "throughput")
+
+
+def section_of(name: str) -> str:
+    """Return the heading under which a metric is shown; "" for those that come first."""
+    prefix = name.split("/")[0]
+    if prefix in _FIRST:
+        return ""
+    return prefix.replace("_", " ").capitalize() if "/" in name else "Other metrics"
+
+
+def shown_metrics(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the names of the metrics that have a chart, in the order of the page."""
+    names = dict.fromkeys(name for run in runs for name, curve in run.curves.items() if len(curve))
+
+    def position(name: str) -> tuple[Any, ...]:
+        prefix = name.split("/")[0]
+        return section_of(name), _FIRST.index(prefix) if prefix in _FIRST else 0, in_order(name)
+
+    return sorted((n for n in names if not n.startswith("time_split/")), key=position)
+
+
+def chart_data(comparison: Comparison) -> dict[str, Any]:
+    """Return what the page draws, as plain values."""
+    runs, metrics = comparison.runs, shown_metrics(comparison.runs)
+    num_curves = sum(name in run.curves for run in runs for name in metrics)
+    most = min(_MOST_POINTS, max(_FEWEST_POINTS, _POINTS_OF_ALL // (3 * max(num_curves, 1))))
+    group_of = {run: index for index, group in enumerate(comparison.groups) for run in group}
+    return {
+        "runs": [
+            {
+                "name": clean(name),
+                "group": group_of[index],
+                "color": color_of(group_of[index]),
+                "epochLength": run.epoch_length,
+                "samples": _clock(run.clock.samples),
+                "seconds": _clock(run.clock.seconds),
+            }
+            for index, (run, name) in enumerate(zip(runs, comparison.names, strict=True))
+        ],
+        "groups": [clean(comparison.group_name(group)) for group in comparison.groups],
+        "charts": [_chart(name, runs, most) for name in metrics],
+    }
+
+
+def _chart(name: str, runs: Sequence[RecordedRun], most: int) -> dict[str, Any]:
+    curves = {i: run.curves[name] for i, run in enumerate(runs) if name in run.curves}
+    grid = Grid.over(curves.values(), most)
+    return {
+        "name": clean(name),
+        "dense": any(len(curve) > 100 for curve in curves.values()),
+        "curves": [{"run": index, **_curve(curve, grid)} for index, curve in curves.items()],
+    }
+
+
+def _curve(curve: Curve, grid: Grid) -> dict[str, Any]:
+    drawn = grid.thin(curve)
+    bad = curve.nonfinite()
+    found: dict[str, Any] = {
+        "x": [batch for batch, _ in drawn.points],
+        "y": [_rounded(value) for _, value in drawn.points],
+    }
+    if drawn.means is not None:
+        found["meanX"] = [_rounded(batch) for batch, _ in drawn.means]
+        found["meanY"] = [_rounded(value) for _, value in drawn.means]
+    if bad:
+        found["notFinite"] = bad[:: -(-len(bad) // _MOST_MARKS)]
+    return found
+
+
+def _clock(curve: Curve) -> list[list[float]]:
+    points = list(curve.finite())
+    step = max(1, -(-len(points) // _MOST_TIMES))
+    kept = points[::step] + ([points[-1]] if points and (len(points) - 1) % step else [])
+    return [[batch for batch, _ in kept], [_rounded(value) for _, value in kept]]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

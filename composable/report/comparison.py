@@ -1,0 +1,99 @@
+"""What several runs have in common, and where they differ."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from composable.report.lines import as_text
+from composable.report.recorded_run import RecordedRun
+from composable.runs.diff import configuration
+
+__all__ = ["Comparison", "first_difference"]
+
+# Facts about the machine and the start, in which runs of one configuration may differ.
+_SYSTEM = (
+    *("versions", "platform", "processor", "gpu", "num_threads", "deterministic", "commit"),
+    *("device", "torch", "module", "arguments", "script_sha256"),
+)
+_TRAINING = ("max_duration", "requested_duration")
+
+
+@attrs.frozen(eq=False)
+class Comparison:
+    """Several runs side by side."""
+
+    runs: tuple[RecordedRun, ...]
+    names: tuple[str, ...]
+    """The names of the runs: their folders, without the parts that all have in common."""
+    settings: Mapping[str, tuple[str, ...]]
+    """The hyperparameters by name, with the value in each run; "" if a run has none."""
+    system: Mapping[str, tuple[str, ...]]
+    """The facts about the machine and the software, likewise."""
+    groups: tuple[tuple[int, ...], ...]
+    """The indices of runs whose settings are equal except for the seed."""
+
+    @classmethod
+    def of(cls, runs: Sequence[RecordedRun]) -> "Comparison":
+        """Compare runs."""
+        rows = [_flat(run.configuration) for run in runs]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        table = {name: tuple(row.get(name, "") for row in rows) for name in names}
+        system = {n: values for n, values in table.items() if n.split("/")[0] in _SYSTEM}
+        settings = {n: values for n, values in table.items() if n not in system}
+        return cls(tuple(runs), _names(runs), settings, system, _groups(settings, len(runs)))
+
+    def differing(self, table: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        """Return the rows of a table whose values differ."""
+        return {name: values for name, values in table.items() if len(set(values)) > 1}
+
+    def group_name(self, group: Sequence[int]) -> str:
+        """Return the part of their names that the runs of a group share, or all their names."""
+        names = [self.names[index] for index in group]
+        shared = os.path.commonprefix(names)
+        if shared not in names:
+            shared = shared.rstrip("0123456789").rstrip("-_/=. ")
+        return shared or ", ".join(names)
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, str]:
+    return {name: as_text(value) for name, value in configuration(record, _TRAINING).items()}
+
+
+def _groups(settings: Mapping[str, tuple[str, ...]], num_runs: int) -> tuple[tuple[int, ...], ...]:
+    groups: dict[Any, list[int]] = {}
+    for index in range(num_runs):
+        key = tuple(values[index] for name, values in settings.items() if name != "seed")
+        groups.setdefault(key if any(key) else index, []).append(index)
+    return tuple(map(tuple, groups.values()))
+
+
+def _names(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
+    folders = [run.folder.absolute() for run in runs]
+    if len(folders) == 1:
+        return (folders[0].name or str(folders[0]),)
+    common = os.path.commonpath([folder.parent for folder in folders])
+    return tuple(os.path.relpath(folder, common) for folder in folders)
+
+
+def first_difference(first: RecordedRun, second: RecordedRun) -> tuple[int | None, int]:
+    """Find the first batch in which the losses or learning rates of two runs differ.
+
+    Returns:
+        The batch, counted from 1, or None if all that both have are equal; and their number.
+    """
+    found: list[int] = []
+    compared = 0
+    for name in sorted(first.curves.keys() & second.curves.keys()):
+        if name == "loss/train" or name.split("/")[0] == "lr":
+            other = dict(second.curves[name])
+            both = [(batch, value) for batch, value in first.curves[name] if batch in other]
+            compared = max(compared, len(both))
+            differing = (batch for batch, value in both if not _same(value, other[batch]))
+            found += [batch for batch in [next(differing, None)] if batch is not None]
+    return min(found, default=None), compared
+
+
+def _same(first: float, second: float) -> bool:
+    return first == second or (first != first and second != second)

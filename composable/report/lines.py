@@ -1,0 +1,87 @@
+"""Read files of JSON lines that may be broken: a report shows what can be read."""
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from composable.core._paths import open_regular
+
+__all__ = ["as_batch", "as_number", "as_text", "read_lines"]
+
+_LONGEST = 1 << 24
+_MOST_BATCHES = 2**53
+_TEXT = 400
+_NOT_FINITE = {"NaN": math.nan, "nan": math.nan, "Infinity": math.inf, "inf": math.inf}
+_NOT_FINITE |= {f"-{name}": -value for name, value in _NOT_FINITE.items()}
+
+
+def read_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Iterate over the objects in a file; lines that cannot be read are skipped.
+
+    An incomplete last line, as a running or killed process leaves it, is no problem.
+
+    Args:
+        path: The file; nothing is read if it does not exist.
+        problems: Receives a sentence if something cannot be read.
+    """
+    first, skipped, number = "", 0, 0
+    try:
+        with io.BufferedReader(open_regular(path)) as file:
+            while raw := file.readline(_LONGEST):
+                if not raw.endswith(b"\n") and len(raw) < _LONGEST:
+                    break
+                number += 1
+                line = _load(raw)
+                if line is not None:
+                    yield line
+                elif raw.strip():
+                    first, skipped = first or f"{path.name}, line {number}", skipped + 1
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {error.strerror}.")
+    if skipped:
+        lines = "1 line is" if skipped == 1 else f"{skipped} lines are"
+        problems.append(f"{first}: invalid; {lines} skipped.")
+
+
+def _load(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):  # invalid UTF-8 too
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def as_number(value: Any) -> float | None:
+    """Return a recorded number, or None if the value is no number.
+
+    Example:
+        >>> from composable.report.lines import as_number
+        >>> [as_number(value) for value in (2, "0x1.8p-1", "NaN", "face", True, None)]
+        [2.0, 0.75, nan, None, None, None]
+    """
+    try:
+        if type(value) in (int, float):
+            return float(value)
+        if isinstance(value, str):
+            if value.startswith(("0x", "-0x")):
+                return float.fromhex(value)
+            return _NOT_FINITE.get(value)
+    except (ValueError, OverflowError):
+        pass
+    return None
+
+
+def as_batch(value: Any) -> int | None:
+    """Return a number of batches, or None if the value is none."""
+    return value if type(value) is int and 0 <= value < _MOST_BATCHES else None
+
+
+def as_text(value: Any) -> str:
+    """Return a short text for a value that may be anything."""
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"

@@ -1,0 +1,369 @@
+"""A recorded run, read from its folder."""
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from composable.checkpoint import find
+from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
+from composable.functional._checks import as_path
+from composable.report.curves import Curve
+from composable.report.images import Image, find_images, in_order
+from composable.report.lines import as_batch, as_number, as_text, read_lines
+from composable.runs import records
+from composable.runs.events import EVENTS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from plotly.graph_objects import Figure
+
+__all__ = ["Clock", "RecordedRun", "ShownWarning", "find_runs"]
+
+_FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
+_RUNNING = 120.0  # seconds since the last write
+_MISSING = (
+    "{what} needs {package}: pip install composable[report]. It is an extra, which the library "
+    "does not install by default."
+)
+
+
+@attrs.frozen(eq=False)
+class Clock:
+    """What was done at some batches: to convert batches to samples or seconds of training."""
+
+    samples: Curve = attrs.field(factory=Curve)
+    seconds: Curve = attrs.field(factory=Curve)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add the time of a line, if it has one."""
+        batch = as_batch(line.get("batch"))
+        for curve, name in ((self.samples, "sample"), (self.seconds, "seconds")):
+            value = as_number(line.get(name))
+            if batch is not None and value is not None and value >= 0:
+                curve.add(batch, value)
+
+
+@attrs.define
+class ShownWarning:
+    """A warning that was shown during a run, and how often."""
+
+    category: str
+    message: str
+    where: str
+    batch: int
+    """The batch at which it was shown first."""
+    count: int = 1
+
+
+@attrs.frozen(eq=False)
+class RecordedRun:
+    """A run that a Trainer recorded in its `save_folder`.
+
+    What cannot be read is left out and named in `problems`. A run may still be running.
+
+    Args:
+        folder: The `save_folder` of a Trainer.
+
+    Raises:
+        MissingCheckpointError: The folder does not exist, or is not the folder of a recorded run.
+
+    Example:
+        >>> import tempfile
+        >>> from functools import partial
+        >>> from composable import Trainer
+        >>> from composable.report import RecordedRun
+        >>> folder = tempfile.mkdtemp()
+        >>> trainer = Trainer(
+        ...     torch.nn.Linear(4, 3),
+        ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 5,
+        ...     max_duration="2ep",
+        ...     loss_fn=torch.nn.functional.cross_entropy,
+        ...     optimizers=partial(torch.optim.SGD, lr=0.1),
+        ...     save_folder=folder,
+        ...     progress_bar=False,
+        ... )
+        >>> _ = trainer.fit()
+        >>> run = RecordedRun(folder)
+        >>> run.status, run.num_batches, sorted(run.curves)
+        ('finished', 10, ['loss/train', 'lr', 'throughput/samples_per_sec'])
+    """
+
+    folder: Path = attrs.field(converter=lambda folder: as_path("folder", folder))
+    records: list[dict[str, Any]] = attrs.field(init=False, factory=list)
+    """The configurations, one for each start of the run, the oldest first."""
+    curves: dict[str, Curve] = attrs.field(init=False, factory=dict)
+    """The metrics by their logged names: `loss/train`, `lr`, `metrics/eval/accuracy`."""
+    clock: Clock = attrs.field(init=False, factory=Clock)
+    warnings: list[ShownWarning] = attrs.field(init=False, factory=list)
+    checkpoints: list[dict[str, Any]] = attrs.field(init=False, factory=list)
+    """Each checkpoint: `name`, `batch`, `epoch`, `bytes`, `complete`, `created`, `best`."""
+    images: list[Image] = attrs.field(init=False, factory=list)
+    """Image files in the folder `images`, and in those that a `JSONLinesLogger` writes."""
+    problems: list[str] = attrs.field(init=False, factory=list)
+    """What could not be read, in sentences."""
+    status: str = attrs.field(init=False, default="unknown")
+    """`finished`, `running`, `interrupted`, `failed`, `not ended` (it was killed), or `unknown`."""
+    error: str | None = attrs.field(init=False, default=None)
+    """The error that ended the run."""
+    num_skipped: int = attrs.field(init=False, default=0)
+    """The number of batches without a step, such as after a loss that is not finite."""
+
+    def __attrs_post_init__(self) -> None:
+        if not is_run(self.folder):
+            raise MissingCheckpointError(
+                f"{self.folder} contains no {records.RUN} and no {records.STEPS}: it is not the "
+                "save_folder of a recorded run."
+            )
+        self._read_records()
+        self._read_steps()
+        ended = self._read_events()
+        self._read_metrics()
+        self._derive_throughput()
+        self._read_checkpoints()
+        object.__setattr__(self, "status", ended)
+        beside = [path.with_suffix(".files") for path in self._metrics_files()]
+        self.images.extend(find_images([self.folder / "images", *beside], self.problems))
+
+    # --- facts ---
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The configuration of the last start; empty if it cannot be read."""
+        return self.records[-1] if self.records else {}
+
+    @property
+    def num_batches(self) -> int:
+        """The number of batches trained on."""
+        return max((curve.batches[-1] for curve in self.curves.values() if len(curve)), default=0)
+
+    @property
+    def num_seconds(self) -> float | None:
+        """The seconds of training, without evaluation, if they are known."""
+        return self.clock.seconds.values[-1] if len(self.clock.seconds) else None
+
+    @property
+    def epoch_length(self) -> int | None:
+        """The number of batches in an epoch, if it is known."""
+        length = self.configuration.get("epoch_length")
+        return length if type(length) is int and length > 0 else None
+
+    @property
+    def time_split(self) -> dict[str, float]:
+        """The seconds of each part of training, if the run had a `TimeSplit` callback."""
+        prefix = "time_split/"
+        return {
+            name.removeprefix(prefix): curve.values[-1]
+            for name, curve in self.curves.items()
+            if name.startswith(prefix) and len(curve)
+        }
+
+    # --- as tables and figures ---
+
+    def to_pandas(self) -> "DataFrame":
+        """Return the metrics as a table with a row for each batch that has any.
+
+        The index is the number of batches, the columns are the metrics, and `seconds` of training.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            text = _MISSING.format(what="RecordedRun.to_pandas", package="pandas")
+            raise ImportError(text) from error
+        columns = {
+            name: pandas.Series(list(curve.values), index=list(curve.batches), dtype="float64")
+            for name, curve in sorted(self.curves.items())
+        }
+        table = pandas.DataFrame(columns).rename_axis("batch").sort_index()
+        known = pandas.Series(list(self.clock.seconds.values), index=list(self.clock.seconds.batches))
+        every = known.index.union(table.index)
+        seconds = known.reindex(every).astype("float64").interpolate("index", limit_area="inside")
+        table.insert(0, "seconds", seconds.reindex(table.index))
+        return table
+
+    def plot(self, metrics: "str | Iterable[str] | None" = None) -> "Figure":
+        """Plot metrics with plotly; notebooks show the figure.
+
+        Args:
+            metrics: The names of metrics. Default: losses, evaluation results and learning rates.
+
+        Returns:
+            A figure of plotly, with the metrics below one another.
+
+        Raises:
+            ImportError: plotly is not installed.
+            ValueError: The run has no metric of that name.
+        """
+        from composable.report.figures import plot_runs
+
+        return plot_runs([self], metrics)
+
+    # --- reading ---
+
+    def _read_records(self) -> None:
+        try:
+            self.records.extend(records.read_records(self.folder))
+        except CheckpointError as error:
+            self.problems.append(str(error))
+
+    def _curve(self, name: str) -> Curve:
+        return self.curves.setdefault(name, Curve())
+
+    def _read_steps(self) -> None:
+        for line in read_lines(self.folder / records.STEPS, self.problems):
+            index = as_batch(line.pop("batch", None))
+            if index is None:
+                continue
+            trained = "loss" in line
+            if trained and line.get("skipped"):
+                object.__setattr__(self, "num_skipped", self.num_skipped + 1)
+            for name, value in line.items():
+                number = as_number(value)
+                if number is None or name == "epoch" or name.startswith("weights/"):
+                    continue
+                logged = name if trained else f"metrics/{name}"
+                self._curve("loss/train" if name == "loss" else logged).add(index + 1, number)
+
+    def _read_events(self) -> str:
+        """Read the times and warnings, and return the status."""
+        last: dict[str, Any] = {}
+        shown: dict[tuple[str, ...], ShownWarning] = {}
+        for line in read_lines(self.folder / EVENTS, self.problems):
+            self.clock.add(line)
+            if line.get("event") == "warning":
+                text = tuple(as_text(line.get(key, "")) for key in ("category", "message", "where"))
+                if text in shown:
+                    shown[text].count += 1
+                else:
+                    shown[text] = ShownWarning(*text, batch=as_batch(line.get("batch")) or 0)
+            elif line.get("event") in ("start", "end"):
+                last = line
+        self.warnings.extend(shown.values())
+        if not last:
+            return "unknown"
+        if last["event"] == "end":
+            return self._ended(last.get("error"))
+        return "running" if time.time() - self._last_write() < _RUNNING else "not ended"
+
+    def _ended(self, error: Any) -> str:
+        if error is None:
+            return "finished"
+        object.__setattr__(self, "error", as_text(error))
+        return "interrupted" if re.match(r"KeyboardInterrupt|Preempted", str(error)) else "failed"
+
+    def _last_write(self) -> float:
+        written = [self.folder / name for name in (records.STEPS, EVENTS)]
+        return max((path.stat().st_mtime for path in written if path.is_file()), default=0.0)
+
+    def _read_metrics(self) -> None:
+        """Read the files of JSONLinesLogger; a metric of steps.jsonl is already known."""
+        known, timed = set(self.curves), bool(len(self.clock.seconds))
+        for path in self._metrics_files():
+            for line in read_lines(path, self.problems):
+                batch = as_batch(line.get("batch"))
+                if batch is None:
+                    continue
+                if not timed:
+                    self.clock.add(line)
+                for name in line.keys() - _FIELDS - known:
+                    if (number := as_number(line[name])) is not None:
+                        self._curve(name).add(batch, number)
+
+    def _metrics_files(self) -> list[Path]:
+        """Find the files in the folder, and those elsewhere that the configuration names."""
+        own = {records.STEPS, EVENTS}
+        inside = [
+            path
+            for path in sorted(self.folder.glob("*.jsonl"))
+            if path.name not in own and not re.search(r"\.[0-9]+\.jsonl$", path.name)
+        ]
+        named = self.configuration.get("metrics_paths")
+        paths = list(named.values()) if isinstance(named, dict) else []
+        outside = [Path(path) for path in paths if isinstance(path, str) and "\0" not in path]
+        return list({path.absolute(): path for path in [*inside, *outside] if path.is_file()})
+
+    def _derive_throughput(self) -> None:
+        """Compute the throughput between the known times, if no callback logged it."""
+        name = "throughput/samples_per_sec"
+        if name in self.curves:
+            return
+        seconds = dict(self.clock.seconds)
+        before: tuple[float, float] | None = None
+        curve = Curve()
+        for batch, samples in self.clock.samples:
+            now = samples, seconds.get(batch, -1.0)
+            if before is not None and now[1] > before[1] and now[0] > before[0]:
+                curve.add(batch, (now[0] - before[0]) / (now[1] - before[1]))
+            before = now
+        if len(curve):
+            self.curves[name] = curve
+
+    def _read_checkpoints(self) -> None:
+        try:
+            whole, broken = find(self.folder)
+        except CheckpointError as error:
+            self.problems.append(str(error))
+            return
+        self.problems.extend(str(one.error) for one in broken)
+        for one in reversed(whole):
+            manifest = one.manifest
+            self.checkpoints.append(
+                {
+                    "name": one.path.name,
+                    "batch": manifest.batch,
+                    "epoch": manifest.info.get("epoch"),
+                    "bytes": sum(file.size for file in manifest.files.values()),
+                    "complete": manifest.info.get("complete") is True,
+                    "created": manifest.created,
+                    "best": _best_of(manifest.info.get("best")),
+                }
+            )
+        latest = self.checkpoints[-1]["best"] if self.checkpoints else None
+        for each in self.checkpoints:
+            each["best"] = latest if latest and latest["checkpoint"] == each["name"] else None
+
+
+def _best_of(best: Any) -> dict[str, Any] | None:
+    if not isinstance(best, dict) or not isinstance(best.get("checkpoint"), str):
+        return None
+    return {name: best.get(name) for name in ("checkpoint", "metric", "value")}
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder has the files of a recorded run."""
+    return any((folder / name).is_file() for name in (records.RUN, records.STEPS))
+
+
+def find_runs(paths: Iterable[str | Path]) -> list[RecordedRun]:
+    """Read run folders, and the run folders in other folders.
+
+    Args:
+        paths: Folders. One that is no run folder stands for the run folders in it.
+
+    Raises:
+        MissingCheckpointError: There is no run folder at a path.
+    """
+    folders: dict[Path, Path] = {}
+    for given in paths:
+        path = as_path("paths", given)
+        inside = [path] if is_run(path) else _runs_in(path)
+        if not inside:
+            raise MissingCheckpointError(
+                f"{path} contains no {records.RUN}, and neither does a folder in it: pass the "
+                "save_folder of a recorded run, or a folder of such folders."
+            )
+        folders |= {one.resolve(): one for one in inside if one.resolve() not in folders}
+    return [RecordedRun(folder) for folder in folders.values()]
+
+
+def _runs_in(path: Path) -> list[Path]:
+    try:
+        return sorted((one for one in path.iterdir() if is_run(one)), key=lambda one: in_order(one.name))
+    except OSError:
+        return []

@@ -1,0 +1,183 @@
+"""Open a report in headless Chromium, as a reader would, and check what happens.
+
+    python -m tools.check_report REPORT [--screenshots FOLDER]
+
+It needs Chromium and its driver: `apt-get install chromium chromium-driver`. For a wide screen and
+a phone, in light and dark mode, it checks that every chart is drawn, that nothing is requested but
+the file itself, that the console has no error, and that the page is not wider than the screen. Then
+it uses each control. The exit status is 1 if a check fails.
+"""
+
+import argparse
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SCREENS = {
+    "wide": {"width": 1400, "height": 900, "pixelRatio": 1, "touch": False, "mobile": False},
+    "phone": {"width": 390, "height": 844, "pixelRatio": 2, "touch": True, "mobile": True},
+}
+OPTIONS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+LONGEST = 60  # seconds until the charts are drawn
+
+DRAW_ALL = """
+    const charts = [...document.querySelectorAll(".chart")];
+    charts.forEach((chart) => chart.scrollIntoView());
+    const waiting = charts.filter((chart) => !chart.querySelector(".main-svg")).length;
+    if (!waiting) scrollTo(0, 0);
+    return document.documentElement.dataset.ready === "true" && !waiting;
+"""
+WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
+FAULT = 'return document.getElementById("fault").hidden'
+DRAWN = """
+    return [...document.querySelectorAll(".chart:not([hidden]) .plot")].map((plot) => plot.data.length)
+"""
+USE_CONTROLS = """
+    const controls = document.querySelector("#controls");
+    const inform = (one) => ["input", "change"].forEach((name) => one.dispatchEvent(new Event(name)));
+    for (const select of controls.querySelectorAll("select"))
+      for (const option of [...select.options].reverse()) { select.value = option.value; inform(select); }
+    for (const one of controls.querySelectorAll("input[type=range]"))
+      for (const value of [0, 10, 1]) { one.value = value; inform(one); }
+    for (const box of controls.querySelectorAll("input[type=checkbox]")) { box.click(); box.click(); }
+    for (const button of controls.querySelectorAll("button")) { button.click(); button.click(); }
+    const first = controls.querySelector(".runs button");
+    if (!first) return [];
+    first.click();
+    const found = [...document.querySelectorAll("[data-run='0']")].map((one) => one.hidden);
+    first.click();
+    return found;
+"""
+
+
+class Driver:
+    """A session of chromedriver, through the WebDriver protocol."""
+
+    def __init__(self, url: str, screen: dict[str, Any]) -> None:
+        metrics = {key: value for key, value in screen.items()}
+        options = {"args": OPTIONS, "mobileEmulation": {"deviceMetrics": metrics}}
+        logs = {"browser": "ALL", "performance": "ALL"}
+        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": logs}
+        self.url = f"{url}/session"
+        session = self.post("", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        self.url = f"{url}/session/{session}"
+
+    def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
+        raw = json.dumps(body).encode() if method == "POST" else None
+        request = urllib.request.Request(self.url + path, raw, method=method)
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=LONGEST) as answer:
+            return json.load(answer)["value"]
+
+    def run(self, script: str) -> Any:
+        return self.post("/execute/sync", {"script": script, "args": []})
+
+    def devtools(self, command: str, **parameters: Any) -> Any:
+        return self.post("/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def log(self, kind: str) -> list[dict[str, Any]]:
+        return self.post("/se/log", {"type": kind})
+
+    def close(self) -> None:
+        self.post("", {}, "DELETE")
+
+
+@contextmanager
+def chromedriver() -> Iterator[str]:
+    """Start chromedriver on a free port, and return its address."""
+    program = shutil.which("chromedriver")
+    if program is None:
+        raise SystemExit("chromedriver is not installed: apt-get install chromium chromium-driver")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([program, f"--port={port}"], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            with socket.socket() as trial:
+                if trial.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def faults(driver: Driver, page: str) -> Iterator[str]:
+    """Open the page, use its controls, and describe everything that is wrong."""
+    driver.post("/url", {"url": page})
+    end = time.monotonic() + LONGEST
+    while not driver.run(DRAW_ALL):
+        if time.monotonic() > end:
+            yield f"the charts are not drawn within {LONGEST} s"
+            break
+        time.sleep(0.2)
+    if not driver.run(FAULT):
+        yield "the page says that it cannot draw its charts"
+    if 0 in (counts := driver.run(DRAWN)):
+        yield f"a chart has no curve: {counts}"
+    width, screen = driver.run(WIDTHS)
+    if width > screen:
+        yield f"the page is {width} pixels wide, and the screen {screen}"
+    if not all(driver.run(USE_CONTROLS)):
+        yield "a run that is switched off is still shown"
+    for entry in driver.log("browser"):
+        yield f"console: {entry['message'][:400]}"
+    for address in requests(driver, page):
+        yield f"requested: {address[:200]}"
+
+
+def requests(driver: Driver, page: str) -> Iterator[str]:
+    for entry in driver.log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            address = message["params"]["request"]["url"]
+            if address.partition("#")[0] != page and not address.startswith(("data:", "blob:")):
+                yield address
+
+
+def screenshot(driver: Driver, path: Path) -> None:
+    """Save the whole page as a picture."""
+    size = driver.devtools("Page.getLayoutMetrics")["cssContentSize"]
+    area = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+    shot = driver.devtools("Page.captureScreenshot", captureBeyondViewport=True, clip=area)
+    path.write_bytes(base64.b64decode(shot["data"]))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check a report on all screens, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--screenshots", type=Path, help="a folder for a picture of each screen")
+    options = parser.parse_args(arguments)
+    page, failed = options.report.resolve().as_uri(), False
+    with chromedriver() as url:
+        for name, screen in SCREENS.items():
+            for theme in ("light", "dark"):
+                driver = Driver(url, screen)
+                try:
+                    feature = {"name": "prefers-color-scheme", "value": theme}
+                    driver.devtools("Emulation.setEmulatedMedia", features=[feature])
+                    found = list(faults(driver, page))
+                    if options.screenshots is not None:
+                        options.screenshots.mkdir(parents=True, exist_ok=True)
+                        screenshot(driver, options.screenshots / f"{name}-{theme}.png")
+                finally:
+                    driver.close()
+                print(f"{name}, {theme}: {'; '.join(found) or 'no fault'}")
+                failed |= bool(found)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
