@@ -55,7 +55,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     files = {name for name in names if not name.startswith(metadata)}
     package = ROOT / "composable"
     sources = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.py")}
-    assert files == sources | {"composable/py.typed"}
+    page = {"composable/report/report.css", "composable/report/report.js"}
+    assert files == sources | page | {"composable/py.typed"}
     assert {f"{metadata}METADATA", f"{metadata}licenses/LICENSE"} <= names
 
 

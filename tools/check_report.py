@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,25 +32,30 @@ LONGEST = 60  # seconds until the charts are drawn
 
 DRAW_ALL = """
     const charts = [...document.querySelectorAll(".chart")];
-    charts.forEach((chart) => chart.scrollIntoView());
-    const waiting = charts.filter((chart) => !chart.querySelector(".main-svg")).length;
-    if (!waiting) scrollTo(0, 0);
+    const waiting = charts.find((one) => !one.querySelector(".main-svg"));
+    if (waiting) waiting.scrollIntoView(); else scrollTo(0, 0);
     return document.documentElement.dataset.ready === "true" && !waiting;
 """
 WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
 FAULT = 'return document.getElementById("fault").hidden'
 DRAWN = """
-    return [...document.querySelectorAll(".chart:not([hidden]) .plot")].map((plot) => plot.data.length)
+    const plots = [...document.querySelectorAll(".chart:not([hidden]) .plot")];
+    return plots.map((plot) => (plot.data || []).length);
 """
 USE_CONTROLS = """
     const controls = document.querySelector("#controls");
-    const inform = (one) => ["input", "change"].forEach((name) => one.dispatchEvent(new Event(name)));
+    const set = (one, value) => {
+      one.value = value;
+      ["input", "change"].forEach((name) => one.dispatchEvent(new Event(name)));
+    };
     for (const select of controls.querySelectorAll("select"))
-      for (const option of [...select.options].reverse()) { select.value = option.value; inform(select); }
+      for (const option of [...select.options].reverse()) set(select, option.value);
     for (const one of controls.querySelectorAll("input[type=range]"))
-      for (const value of [0, 10, 1]) { one.value = value; inform(one); }
-    for (const box of controls.querySelectorAll("input[type=checkbox]")) { box.click(); box.click(); }
-    for (const button of controls.querySelectorAll("button")) { button.click(); button.click(); }
+      for (const value of [0, 10, 1]) set(one, value);
+    for (const one of controls.querySelectorAll("button, input[type=checkbox]")) {
+      one.click();
+      one.click();
+    }
     const first = controls.querySelector(".runs button");
     if (!first) return [];
     first.click();
@@ -63,8 +69,7 @@ class Driver:
     """A session of chromedriver, through the WebDriver protocol."""
 
     def __init__(self, url: str, screen: dict[str, Any]) -> None:
-        metrics = {key: value for key, value in screen.items()}
-        options = {"args": OPTIONS, "mobileEmulation": {"deviceMetrics": metrics}}
+        options = {"args": OPTIONS, "mobileEmulation": {"deviceMetrics": screen}}
         logs = {"browser": "ALL", "performance": "ALL"}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": logs}
         self.url = f"{url}/session"
@@ -75,8 +80,11 @@ class Driver:
         raw = json.dumps(body).encode() if method == "POST" else None
         request = urllib.request.Request(self.url + path, raw, method=method)
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=LONGEST) as answer:
-            return json.load(answer)["value"]
+        try:
+            with urllib.request.urlopen(request, timeout=LONGEST) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise SystemExit(f"chromedriver: {json.load(error)['value']['message']}") from error
 
     def run(self, script: str) -> Any:
         return self.post("/execute/sync", {"script": script, "args": []})

@@ -34,10 +34,7 @@ _FIRST = ("loss", "metrics", "lr", "throughput")
 
 def section_of(name: str) -> str:
     """Return the heading under which a metric is shown; "" for those that come first."""
-    prefix = name.split("/")[0]
-    if prefix in _FIRST:
-        return ""
-    return prefix.replace("_", " ").capitalize() if "/" in name else "Other metrics"
+    return "" if name.split("/")[0] in _FIRST else "Other metrics"
 
 
 def shown_metrics(runs: Sequence[RecordedRun]) -> list[str]:

@@ -51,7 +51,7 @@ class Comparison:
     def group_name(self, group: Sequence[int]) -> str:
         """Return the part of their names that the runs of a group share, or all their names."""
         names = [self.names[index] for index in group]
-        shared = os.path.commonprefix(names)
+        shared = os.path.commonprefix(names)  # noqa: RUF071 - of letters, not of folders
         if shared not in names:
             shared = shared.rstrip("0123456789").rstrip("-_/=. ")
         return shared or ", ".join(names)
@@ -73,7 +73,10 @@ def _names(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     folders = [run.folder.absolute() for run in runs]
     if len(folders) == 1:
         return (folders[0].name or str(folders[0]),)
-    common = os.path.commonpath([folder.parent for folder in folders])
+    try:
+        common = os.path.commonpath([folder.parent for folder in folders])
+    except ValueError:  # on several drives
+        return tuple(map(str, folders))
     return tuple(os.path.relpath(folder, common) for folder in folders)
 
 

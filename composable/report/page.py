@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import os
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -15,6 +14,7 @@ from composable._version import __version__
 from composable.functional._checks import as_path
 from composable.report.chart_data import chart_data
 from composable.report.comparison import Comparison
+from composable.report.extras import needs
 from composable.report.html import HTML, element
 from composable.report.recorded_run import RecordedRun, find_runs
 from composable.report.sections import SECTIONS
@@ -31,7 +31,6 @@ _POLICY = (
 _HINTS = {
     "Time": "No run recorded a time split: pass callbacks=[TimeSplit()] and "
     "loggers=[JSONLinesLogger(folder / 'metrics.jsonl')] to the Trainer.",
-    "Images": "No images: log_images with a JSONLinesLogger writes some.",
     "Curves": "No run recorded a metric.",
 }
 
@@ -80,13 +79,15 @@ def write_report(
     partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
     try:
         partial.write_bytes(raw)
-        os.replace(partial, target)
+        partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
     return target
 
 
-def _read(runs: "str | Path | RecordedRun | Iterable[str | Path | RecordedRun]") -> list[RecordedRun]:
+def _read(
+    runs: "str | Path | RecordedRun | Iterable[str | Path | RecordedRun]",
+) -> list[RecordedRun]:
     given = [runs] if isinstance(runs, (str, Path, RecordedRun)) else list(runs)
     if not given:
         raise ValueError("runs is empty: pass at least one run folder.")
@@ -163,11 +164,6 @@ def _compressed_plotly() -> str:
     Raises:
         ImportError: plotly is not installed.
     """
-    try:
+    with needs("plotly", "a report"):
         from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ImportError(
-            "a report needs plotly: pip install composable[report]. It is an extra, which the "
-            "library does not install by default."
-        ) from error
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()

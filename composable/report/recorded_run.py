@@ -12,6 +12,7 @@ from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composable.functional._checks import as_path
 from composable.report.curves import Curve
+from composable.report.extras import needs
 from composable.report.images import Image, find_images, in_order
 from composable.report.lines import as_batch, as_number, as_text, read_lines
 from composable.runs import records
@@ -25,10 +26,6 @@ __all__ = ["Clock", "RecordedRun", "ShownWarning", "find_runs"]
 
 _FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
 _RUNNING = 120.0  # seconds since the last write
-_MISSING = (
-    "{what} needs {package}: pip install composable[report]. It is an extra, which the library "
-    "does not install by default."
-)
 
 
 @attrs.frozen(eq=False)
@@ -59,7 +56,11 @@ class ShownWarning:
     count: int = 1
 
 
-@attrs.frozen(eq=False)
+def _as_folder(folder: Any) -> Path:
+    return as_path("folder", folder)
+
+
+@attrs.define(eq=False)
 class RecordedRun:
     """A run that a Trainer recorded in its `save_folder`.
 
@@ -92,7 +93,7 @@ class RecordedRun:
         ('finished', 10, ['loss/train', 'lr', 'throughput/samples_per_sec'])
     """
 
-    folder: Path = attrs.field(converter=lambda folder: as_path("folder", folder))
+    folder: Path = attrs.field(converter=_as_folder)
     records: list[dict[str, Any]] = attrs.field(init=False, factory=list)
     """The configurations, one for each start of the run, the oldest first."""
     curves: dict[str, Curve] = attrs.field(init=False, factory=dict)
@@ -106,7 +107,7 @@ class RecordedRun:
     problems: list[str] = attrs.field(init=False, factory=list)
     """What could not be read, in sentences."""
     status: str = attrs.field(init=False, default="unknown")
-    """`finished`, `running`, `interrupted`, `failed`, `not ended` (it was killed), or `unknown`."""
+    """`finished`, `running`, `interrupted`, `failed`, `not ended` (killed), or `unknown`."""
     error: str | None = attrs.field(init=False, default=None)
     """The error that ended the run."""
     num_skipped: int = attrs.field(init=False, default=0)
@@ -120,11 +121,10 @@ class RecordedRun:
             )
         self._read_records()
         self._read_steps()
-        ended = self._read_events()
+        self._read_events()
         self._read_metrics()
         self._derive_throughput()
         self._read_checkpoints()
-        object.__setattr__(self, "status", ended)
         beside = [path.with_suffix(".files") for path in self._metrics_files()]
         self.images.extend(find_images([self.folder / "images", *beside], self.problems))
 
@@ -171,19 +171,17 @@ class RecordedRun:
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
+        with needs("pandas", "to_pandas"):
             import pandas
-        except ImportError as error:
-            text = _MISSING.format(what="RecordedRun.to_pandas", package="pandas")
-            raise ImportError(text) from error
         columns = {
             name: pandas.Series(list(curve.values), index=list(curve.batches), dtype="float64")
             for name, curve in sorted(self.curves.items())
         }
         table = pandas.DataFrame(columns).rename_axis("batch").sort_index()
-        known = pandas.Series(list(self.clock.seconds.values), index=list(self.clock.seconds.batches))
+        clock = self.clock.seconds
+        known = pandas.Series(list(clock.values), index=list(clock.batches), dtype="float64")
         every = known.index.union(table.index)
-        seconds = known.reindex(every).astype("float64").interpolate("index", limit_area="inside")
+        seconds = known.reindex(every).interpolate("index", limit_area="inside")
         table.insert(0, "seconds", seconds.reindex(table.index))
         return table
 
@@ -222,7 +220,7 @@ class RecordedRun:
                 continue
             trained = "loss" in line
             if trained and line.get("skipped"):
-                object.__setattr__(self, "num_skipped", self.num_skipped + 1)
+                self.num_skipped += 1
             for name, value in line.items():
                 number = as_number(value)
                 if number is None or name == "epoch" or name.startswith("weights/"):
@@ -230,32 +228,35 @@ class RecordedRun:
                 logged = name if trained else f"metrics/{name}"
                 self._curve("loss/train" if name == "loss" else logged).add(index + 1, number)
 
-    def _read_events(self) -> str:
-        """Read the times and warnings, and return the status."""
+    def _read_events(self) -> None:
+        """Read the times, the warnings and the status."""
         last: dict[str, Any] = {}
-        shown: dict[tuple[str, ...], ShownWarning] = {}
         for line in read_lines(self.folder / EVENTS, self.problems):
             self.clock.add(line)
             if line.get("event") == "warning":
-                text = tuple(as_text(line.get(key, "")) for key in ("category", "message", "where"))
-                if text in shown:
-                    shown[text].count += 1
-                else:
-                    shown[text] = ShownWarning(*text, batch=as_batch(line.get("batch")) or 0)
+                self._add_warning(line)
             elif line.get("event") in ("start", "end"):
                 last = line
-        self.warnings.extend(shown.values())
-        if not last:
-            return "unknown"
-        if last["event"] == "end":
-            return self._ended(last.get("error"))
-        return "running" if time.time() - self._last_write() < _RUNNING else "not ended"
+        if last.get("event") == "start":
+            recent = time.time() - self._last_write() < _RUNNING
+            self.status = "running" if recent else "not ended"
+        elif last.get("error") is not None:
+            self.error = as_text(last["error"])
+            stopped = re.match(r"KeyboardInterrupt|Preempted", self.error)
+            self.status = "interrupted" if stopped else "failed"
+        elif last:
+            self.status = "finished"
 
-    def _ended(self, error: Any) -> str:
-        if error is None:
-            return "finished"
-        object.__setattr__(self, "error", as_text(error))
-        return "interrupted" if re.match(r"KeyboardInterrupt|Preempted", str(error)) else "failed"
+    def _add_warning(self, line: dict[str, Any]) -> None:
+        category, message, where = (
+            as_text(line.get(name, "")) for name in ("category", "message", "where")
+        )
+        for one in self.warnings:
+            if (one.category, one.message, one.where) == (category, message, where):
+                one.count += 1
+                return
+        batch = as_batch(line.get("batch")) or 0
+        self.warnings.append(ShownWarning(category, message, where, batch))
 
     def _last_write(self) -> float:
         written = [self.folder / name for name in (records.STEPS, EVENTS)]
@@ -364,6 +365,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[RecordedRun]:
 
 def _runs_in(path: Path) -> list[Path]:
     try:
-        return sorted((one for one in path.iterdir() if is_run(one)), key=lambda one: in_order(one.name))
+        return sorted(
+            (one for one in path.iterdir() if is_run(one)), key=lambda one: in_order(one.name)
+        )
     except OSError:
         return []

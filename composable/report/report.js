@@ -27,21 +27,20 @@
   const [unit, seconds] = longest > 7200 ? ["h", 3600] : longest > 120 ? ["min", 60] : ["s", 1];
   const axes = {
     batches: { title: "batches", of: (run, x) => x },
-    epochs: { title: "epochs", of: (run, x) => run.epochLength && x / run.epochLength },
+    epochs: { title: "epochs", of: (run, x) => run.epochLength ? x / run.epochLength : null },
     samples: { title: "samples", of: (run, x) => interpolate(run.samples, x) },
     time: {
       title: `training time (${unit})`,
       of: (run, x) => { const t = interpolate(run.seconds, x); return t === null ? null : t / seconds; },
     },
   };
-  const known = Object.keys(axes).filter((name) => data.runs.every((run) => axes[name].of(run, 1) || name === "batches")
-    && (name !== "samples" || data.runs.every((run) => run.samples[1].at(-1) > 0))
-    && (name !== "time" || longest > 0));
+  const positive = (value) => value !== null && value > 0;
+  const known = Object.keys(axes).filter((name) => data.runs.some((run) => positive(axes[name].of(run, 1e15))));
 
-  // An exponential average over a length of x, whatever the distance of the points.
-  function smooth(xs, ys, range) {
-    const length = range * shown.smoothing / 100;
-    if (!length) return ys;
+  // An exponential average over a share of the curve, whatever the distance of the points.
+  function smooth(xs, ys) {
+    const length = (xs.at(-1) - xs[0]) * shown.smoothing / 100;
+    if (!(length > 0)) return ys;
     let mean = 0, weight = 0;
     return ys.map((y, i) => {
       const keep = i ? Math.exp(-(xs[i] - xs[i - 1]) / length) : 0;
@@ -68,13 +67,11 @@
 
   function tracesOf(chart) {
     const curves = chart.curves.filter((curve) => !shown.hidden.has(curve.run));
-    const ends = curves.flatMap((curve) => [curve.x[0], curve.x.at(-1)]).filter((x) => x !== undefined);
-    const range = ends.length ? Math.max(...ends) - Math.min(...ends) : 0;
     const traces = [], smoothed = [];
     for (const curve of curves) {
       const run = data.runs[curve.run], at = (x) => axes[shown.axis].of(run, x);
       const xs = curve.meanX || curve.x, raw = curve.meanY || curve.y;
-      const ys = chart.dense ? smooth(xs, raw, range) : raw;
+      const ys = chart.dense ? smooth(xs, raw) : raw;
       smoothed.push({ curve, run, xs, ys });
       const banded = shown.bands && curves.filter((c) => rank.get(c.run) === run.group).length > 1;
       const thin = curve.meanX || (chart.dense && shown.smoothing > 0);
@@ -128,7 +125,7 @@
 
   function layoutOf(chart, traces) {
     const grid = { gridcolor: color("--line"), linecolor: color("--line"), zerolinecolor: color("--line") };
-    const positive = traces.every((trace) => trace.y.every((y) => y === null || y > 0));
+    const canBeLog = traces.every((trace) => trace.y.every((y) => y === null || y > 0));
     const large = traces.some((trace) => trace.y.some((y) => Math.abs(y) >= 1000));
     return {
       margin: { l: 58, r: 8, t: 6, b: 40 }, showlegend: false, uirevision: shown.axis,
@@ -137,14 +134,14 @@
       hovermode: traces.length > 16 ? "closest" : "x unified", dragmode: narrow ? false : "zoom",
       hoverlabel: { bgcolor: color("--card"), bordercolor: color("--line"), font: { color: color("--ink") }, namelength: -1 },
       xaxis: { ...grid, title: { text: axes[shown.axis].title, standoff: 6 }, hoverformat: ".6~g", nticks: 8 },
-      yaxis: { ...grid, type: shown.log && positive ? "log" : "linear", exponentformat: large ? "SI" : "power", nticks: 7 },
+      yaxis: { ...grid, type: shown.log && canBeLog ? "log" : "linear", exponentformat: large ? "SI" : "power", nticks: 7 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--faint"), activecolor: color("--accent") },
     };
   }
 
   const config = {
     displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "", topojsonURL: "none",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", ...(narrow ? ["toImage", "zoom2d", "pan2d"] : [])],
   };
   const drawn = new Set();
 

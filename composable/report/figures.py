@@ -1,0 +1,99 @@
+"""Figures of recorded runs, by plotly."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from composable.report.chart_data import color_of, shown_metrics
+from composable.report.comparison import Comparison
+from composable.report.curves import Grid
+from composable.report.extras import needs
+from composable.report.html import clean
+from composable.report.recorded_run import RecordedRun
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["plot_runs"]
+
+_MOST_POINTS = 1000  # intervals of one curve
+_HEIGHT = 260  # of one metric, in pixels
+_DEFAULT = ("loss", "metrics", "lr")
+
+
+def plot_runs(runs: Sequence[RecordedRun], metrics: str | Iterable[str] | None = None) -> "Figure":
+    """Plot metrics of one or several runs with plotly; notebooks show the figure.
+
+    Curves of more than 2000 points are thinned, with their extremes.
+
+    Args:
+        runs: The runs, at least one.
+        metrics: The names of metrics. Default: losses, evaluation results and learning rates.
+
+    Returns:
+        A figure of plotly, with the metrics below one another.
+
+    Raises:
+        ImportError: plotly is not installed.
+        ValueError: `runs` is empty, or no run has a metric of that name.
+    """
+    with needs("plotly", "plot"):
+        from plotly.subplots import make_subplots
+    runs = list(runs)
+    if not runs:
+        raise ValueError("runs is empty: pass at least one run.")
+    names = _names(runs, metrics)
+    figure = make_subplots(
+        rows=len(names), cols=1, shared_xaxes=True, vertical_spacing=min(0.06, 0.2 / len(names))
+    )
+    comparison = Comparison.of(runs)
+    for row, name in enumerate(names, start=1):
+        curves = {i: run.curves[name] for i, run in enumerate(runs) if name in run.curves}
+        grid = Grid.over(curves.values(), _MOST_POINTS)
+        for index, curve in curves.items():
+            points = grid.thin(curve).points
+            trace = _trace(points, _plain(comparison.names[index]), index, row)
+            figure.add_trace(trace, row=row, col=1)
+        figure.update_yaxes(title_text=_plain(name), row=row, col=1)
+    figure.update_xaxes(title_text="batches", row=len(names), col=1)
+    figure.update_layout(
+        height=_HEIGHT * len(names) + 80,
+        margin={"l": 70, "r": 20, "t": 30, "b": 50},
+        hovermode="x unified",
+        showlegend=len(runs) > 1,
+    )
+    return figure
+
+
+def _names(runs: Sequence[RecordedRun], metrics: str | Iterable[str] | None) -> list[str]:
+    known = shown_metrics(runs)
+    if metrics is None:
+        found = [name for name in known if name.split("/")[0] in _DEFAULT]
+        if not found:
+            raise ValueError("no run has recorded a loss; pass metrics= to plot others.")
+        return found
+    names = [metrics] if isinstance(metrics, str) else list(metrics)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"metrics={name!r} must be one of {known}.")
+    if not names:
+        raise ValueError("metrics=[] is empty; pass the name of a metric, such as 'loss/train'.")
+    return names
+
+
+def _trace(points: Sequence[tuple[int, float]], name: str, index: int, row: int) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(points) > 60 else "lines+markers",
+        "x": [batch for batch, _ in points],
+        "y": [value for _, value in points],
+        "name": name,
+        "legendgroup": str(index),
+        "showlegend": row == 1,
+        "line": {"color": color_of(index), "width": 1.5},
+    }
+
+
+def _plain(text: str) -> str:
+    """Escape a name: plotly interprets some HTML."""
+    return escape(clean(text), quote=False)

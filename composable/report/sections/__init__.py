@@ -1,0 +1,30 @@
+"""The sections of the page: tables, bars and images need no script."""
+
+from collections.abc import Callable, Mapping
+
+from composable.report.comparison import Comparison
+from composable.report.html import HTML
+from composable.report.sections.checkpoints import checkpoints
+from composable.report.sections.curves import curves
+from composable.report.sections.faults import problems, warnings
+from composable.report.sections.images import images
+from composable.report.sections.overview import overview
+from composable.report.sections.plan import plan
+from composable.report.sections.settings import configuration, differences
+from composable.report.sections.time_split import time_split
+
+__all__ = ["SECTIONS"]
+
+SECTIONS: Mapping[str, Callable[[Comparison], HTML | None]] = {
+    "Overview": overview,
+    "Problems": problems,
+    "Differences": differences,
+    "Curves": curves,
+    "Time": time_split,
+    "Plan": plan,
+    "Images": images,
+    "Checkpoints": checkpoints,
+    "Warnings": warnings,
+    "Configuration": configuration,
+}
+"""The sections in the order of the page; one that has nothing to show returns None."""

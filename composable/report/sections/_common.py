@@ -1,0 +1,106 @@
+"""What several sections of the page use."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from composable.report.chart_data import color_of
+from composable.report.comparison import Comparison
+from composable.report.html import HTML, element, join
+from composable.report.recorded_run import RecordedRun
+
+__all__ = [
+    "EMPTY",
+    "as_dicts",
+    "as_list",
+    "fold",
+    "format_duration",
+    "format_number",
+    "label_of",
+    "labelled",
+    "note_of",
+    "numbers",
+    "plan_of",
+]
+
+EMPTY = "—"
+
+
+def label_of(comparison: Comparison, run: int) -> HTML:
+    """Return the name of a run, with a dot of its color."""
+    group = next(i for i, runs in enumerate(comparison.groups) if run in runs)
+    dot = element("i", class_="dot", style=f"background:{color_of(group)}")
+    return join(dot, comparison.names[run])
+
+
+def labelled(comparison: Comparison) -> list[tuple[int, RecordedRun, HTML]]:
+    """Return the index, the run and the label of each run."""
+    return [(i, run, label_of(comparison, i)) for i, run in enumerate(comparison.runs)]
+
+
+def note_of(text: str) -> HTML:
+    """Return a remark in small print; nothing if it is empty."""
+    return element("p", text, class_="note") if text else HTML("")
+
+
+def fold(summary: str, body: HTML) -> HTML:
+    """Fold a part of the page under its summary."""
+    return element("details", element("summary", summary), body)
+
+
+def numbers(runs: Sequence[int]) -> str:
+    """List the runs to which an element belongs."""
+    return " ".join(map(str, runs))
+
+
+def format_number(value: float | None, digits: int = 4) -> str:
+    """Format a number for a table.
+
+    Example:
+        >>> from composable.report.sections._common import format_number
+        >>> [format_number(value) for value in (0.123456, 3.0, 12345.6, float("nan"), None)]
+        ['0.1235', '3', '12,346', 'nan', '—']
+    """
+    if value is None:
+        return EMPTY
+    if math.isfinite(value) and abs(value) < 1e15 and (value == int(value) or abs(value) >= 1000):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Format seconds in two units at most.
+
+    Example:
+        >>> from composable.report.sections._common import format_duration
+        >>> [format_duration(seconds) for seconds in (0.25, 75, 3 * 3600 + 59, None)]
+        ['0.25 s', '1 min 15 s', '3 h 0 min', '—']
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return EMPTY
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+# --- values from files, which may be anything ---
+
+
+def plan_of(run: RecordedRun) -> dict[str, Any]:
+    """Return the recorded plan of a run; empty if there is none."""
+    plan = run.configuration.get("plan")
+    return plan if isinstance(plan, dict) else {}
+
+
+def as_list(values: Any) -> list[Any]:
+    """Return a list; an empty one for anything else."""
+    return values if isinstance(values, list) else []
+
+
+def as_dicts(values: Any) -> list[dict[str, Any]]:
+    """Return the dictionaries in a list; an empty one for anything else."""
+    return [one for one in as_list(values) if isinstance(one, dict)]

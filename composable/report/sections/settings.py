@@ -1,0 +1,86 @@
+"""Where the configurations of runs differ, and all their settings."""
+
+from collections.abc import Mapping, Sequence
+
+from composable.report.comparison import Comparison, first_difference
+from composable.report.html import HTML, element, join, table
+from composable.report.sections._common import (
+    EMPTY,
+    fold,
+    format_number,
+    label_of,
+    note_of,
+)
+
+__all__ = ["configuration", "differences"]
+
+_MOST_SETTINGS = 300
+
+
+def differences(comparison: Comparison) -> HTML | None:
+    """Show the settings and facts that differ, and from which batch on the runs do."""
+    if len(comparison.runs) == 1:
+        return None
+    settings = comparison.differing(comparison.settings)
+    system = comparison.differing(comparison.system)
+    parts = [element("div", _settings_table(comparison, {**settings, **system}), class_="even")]
+    if not settings and not system:
+        parts = [element("p", "The recorded configurations are equal.")]
+    return join(*parts, _partings(comparison))
+
+
+def _partings(comparison: Comparison) -> HTML:
+    """Tell from which batch on each run differs from the first one."""
+    outcomes: dict[str, list[int]] = {}
+    for index in range(1, len(comparison.runs)):
+        batch, compared = first_difference(comparison.runs[0], comparison.runs[index])
+        if not compared:
+            text = "no batch in common"
+        elif batch is None:
+            text = (
+                f"bit-identical losses and learning rates in all {format_number(compared)} batches"
+            )
+        else:
+            text = f"other losses or learning rates from batch {format_number(batch)} on"
+        outcomes.setdefault(text, []).append(index)
+    lines = [
+        element("li", f"{text}: ", *(element("span", label_of(comparison, run)) for run in runs))
+        for text, runs in outcomes.items()
+    ]
+    heading = element("p", "Compared with ", label_of(comparison, 0), ":")
+    return element("div", heading, element("ul", *lines), class_="partings")
+
+
+def _settings_table(comparison: Comparison, values: Mapping[str, Sequence[str]]) -> HTML:
+    header = [
+        "setting",
+        *(element("span", label_of(comparison, i)) for i in range(len(comparison.runs))),
+    ]
+    rows = []
+    for name, row in list(values.items())[:_MOST_SETTINGS]:
+        differs = len(set(row)) > 1
+        cells = [element("td", one or EMPTY) for one in row]
+        kind = "differs" if differs else None
+        rows.append(element("tr", element("td", name, class_="name"), *cells, class_=kind))
+    body = table(header, rows)
+    left_out = len(values) - _MOST_SETTINGS
+    if left_out > 0:
+        body = join(body, note_of(f"… and {left_out} more"))
+    return body
+
+
+def configuration(comparison: Comparison) -> HTML | None:
+    """Show all hyperparameters and facts about the system."""
+    modules = {n: v for n, v in comparison.settings.items() if n.split("/")[0] == "modules"}
+    settings = {n: v for n, v in comparison.settings.items() if n not in modules}
+    tables = {
+        "Hyperparameters and data": settings,
+        "Layers of the model": modules,
+        "System": comparison.system,
+    }
+    tables_shown = [
+        fold(f"{summary} ({len(values)})", _settings_table(comparison, values))
+        for summary, values in tables.items()
+        if values
+    ]
+    return join(*tables_shown) if tables_shown else None

@@ -1,0 +1,64 @@
+"""How the time of training is split."""
+
+import math
+
+from composable.report.comparison import Comparison
+from composable.report.html import HTML, element, join
+from composable.report.sections._common import (
+    format_duration,
+    labelled,
+    note_of,
+)
+
+__all__ = ["time_split"]
+
+
+_PARTS = {  # the parts of TimeSplit, with their colors
+    "data": "#b4690e",
+    "forward": "#3a62c8",
+    "backward": "#7d55c7",
+    "optimizer": "#17805f",
+    "evaluation": "#0b7f8b",
+    "saving": "#c23860",
+    "other": "#6b7683",
+}
+
+
+def time_split(comparison: Comparison) -> HTML | None:
+    """Show the share of each part of training, as bars."""
+    rows = []
+    for index, run, label in labelled(comparison):
+        split = {n: s for n, s in run.time_split.items() if math.isfinite(s) and s > 0}
+        if whole := sum(split.values()):
+            parts = [(n, split[n]) for n in (*_PARTS, *split.keys() - _PARTS.keys()) if n in split]
+            bars = [_bar(name, seconds, whole) for name, seconds in parts]
+            total = element("span", format_duration(whole), class_="total")
+            rows.append(
+                element(
+                    "div",
+                    element("div", label, total, class_="bar-name"),
+                    element("div", *bars, class_="bar"),
+                    data_run=index,
+                )
+            )
+    if not rows:
+        return None
+    legend = element(
+        "p",
+        *(
+            element("span", element("i", class_="dot", style=f"background:{color}"), name)
+            for name, color in _PARTS.items()
+        ),
+        class_="legend",
+    )
+    note = "Times of the host: on a GPU, a part that waits for queued work includes its time."
+    return join(legend, *rows, note_of(note))
+
+
+def _bar(name: str, seconds: float, whole: float) -> HTML:
+    share = 100 * seconds / whole
+    text = f"{name}: {format_duration(seconds)}, {share:.3g} %"
+    inside = f"{share:.0f} %" if share >= 6 else ""
+    color = _PARTS.get(name, "#6b7683")
+    style = f"width:{share:.3f}%;background:{color}"
+    return element("span", inside, style=style, title=text)

@@ -1,0 +1,294 @@
+"""The page is one file without outside references, and has what the runs have.
+
+`tools/check_report.py` opens a page in a browser.
+"""
+
+import base64
+import gzip
+import json
+import math
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from composable.checkpoint import MissingCheckpointError
+from composable.cli import main
+from composable.report import RecordedRun, write_report
+from composable.report import page as pages
+from tests.report.folders import ended, png, write_run
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[2J\u202e"
+VOID = {"meta", "img", "input"}
+
+
+class Page(HTMLParser):
+    """The elements of a page, which must be closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append((tag, dict(attributes).get("id")))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for key in {tag for tag, _ in self.open} | {name for _, name in self.open if name}:
+            self.texts[key] = self.texts.get(key, "") + data
+
+    @property
+    def data(self):
+        return json.loads(self.texts["data"])
+
+
+def report(tmp_path, *runs, **options):
+    path = write_report(runs or [tmp_path], tmp_path / "report.html", **options)
+    assert path.stat().st_size <= pages.MAX_BYTES
+    return Page(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    """Two runs that differ in more than the seed, and have everything that a page shows."""
+    results = [(49, {"eval/accuracy": 0.5}), (99, {"eval/accuracy": 0.75})]
+    plan = {
+        "caveats": ["MixUp after LabelSmoothing"],
+        "timeline": [{"name": "MixUp", "stage": "mix", "spans": [[0, 0.8, ["where large"]]]}],
+        "steps": [{"event": "batch_end", "who": "EMA", "stage": "average", "why": "alone"}],
+    }
+    warning = {"event": "warning", "batch": 3, "category": "UserWarning", "message": "odd loss"}
+    split = {"batch": 100, "time_split/data": 10.0, "time_split/forward": 30.0}
+    for name, lr in (("first", 0.1), ("second", 0.2)):
+        write_run(
+            tmp_path / name,
+            [1 / (i + 1) for i in range(100)],
+            results=results,
+            events=[*ended(100, 75.0), warning],
+            metrics=[split],
+            plan=plan,
+            hyperparameters={"lr": lr},
+        )
+        (tmp_path / name / "images").mkdir()
+        (tmp_path / name / "images" / "samples-ba10.png").write_bytes(png(4, 4))
+    return tmp_path
+
+
+def test_the_page_has_every_section_and_what_the_runs_recorded(two_runs):
+    page = report(two_runs)
+
+    sections = [a["id"] for tag, a in page.elements if tag == "section"]
+    wanted = ["overview", "differences", "curves", "time", "plan", "images", "warnings"]
+    assert [name for name in sections if name in wanted] == wanted
+    for section, texts in {
+        "overview": ["first", "finished", "100 of 100ba", "1 min 15 s", "10.7", "0.75", "0.01"],
+        "differences": ["hyperparameters/lr", "0.1", "0.2", "bit-identical", "all 100 batches"],
+        "time": ["40 s", "25 %", "75 %"],
+        "plan": ["MixUp", "mix", "batch_end", "EMA", "100ba"],
+        "images": ["samples", "batch 10"],
+        "warnings": ["odd loss", "UserWarning", "batch 3", "MixUp after LabelSmoothing"],
+        "configuration": ["algorithms/MixUp", "MixUp(alpha=0.2)", "versions/python", "3.12.1"],
+    }.items():
+        for text in texts:
+            assert text in page.texts[section], (section, text)
+    charts = {chart["name"]: chart for chart in page.data["charts"]}
+    assert list(charts) == [
+        *("loss/train", "metrics/eval/accuracy", "lr", "throughput/samples_per_sec"),
+    ]
+    assert charts["loss/train"]["curves"][0]["y"][:2] == [1.0, 0.5]
+    assert charts["metrics/eval/accuracy"]["curves"][1] == {
+        "run": 1,
+        "x": [50, 100],
+        "y": [0.5, 0.75],
+    }
+
+
+def test_nothing_is_referred_to_but_the_page_itself(two_runs):
+    page = report(two_runs)
+
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "iframe", "base", "object", "form")
+        for name in ("src", "href", "action", "srcset", "data", "poster", "style"):
+            value = attributes.get(name) or ""
+            assert value.startswith(("#", "data:image/png;base64,")) or name == "style" or not value
+            assert "url(" not in value
+            assert "//" not in value.partition("base64,")[0]
+    text = (two_runs / "report.html").read_text()
+    assert re.findall(r"(?:https?:)?//(?!\s)[\w.-]+\.\w{2,}/", text) == []
+    assert "@import" not in text
+    (policy,) = [a["content"] for _, a in page.elements if a.get("http-equiv")]
+    assert policy.startswith("default-src 'none'; img-src data: blob:;")
+
+
+def test_the_page_holds_the_script_of_plotly(two_runs):
+    from plotly.offline import get_plotlyjs
+
+    script = gzip.decompress(base64.b64decode(report(two_runs).texts["plotly"]))
+
+    assert script.decode() == get_plotlyjs()
+
+
+def test_hostile_names_are_text(tmp_path):
+    run = tmp_path / HOSTILE.replace("/", "")
+    lines = [{"batch": 1, f"a/{HOSTILE}": 1.0, HOSTILE: 2.0}]
+    warning = {"event": "warning", "batch": 1, "category": HOSTILE, "message": HOSTILE}
+    write_run(
+        run,
+        [1.0],
+        events=[*ended(1, 1.0, HOSTILE), warning],
+        metrics=lines,
+        results=[(0, {f"eval/{HOSTILE}": 0.5})],
+        algorithms={HOSTILE: HOSTILE},
+        max_duration=HOSTILE,
+        plan={
+            "timeline": [{"name": HOSTILE, "spans": [[0, "x", [HOSTILE]], 3]}],
+            "steps": [HOSTILE],
+        },
+    )
+    (run / "images").mkdir()
+    (run / "images" / f"{HOSTILE.replace('/', '')}.png").write_bytes(png(1, 1))
+
+    page = report(tmp_path, run, title=HOSTILE)
+
+    assert [a["src"][:10] for tag, a in page.elements if tag == "img"] == ["data:image"]
+    assert len([tag for tag, _ in page.elements if tag == "script"]) == 3
+    assert all(not name.startswith("on") for _, a in page.elements for name in a)
+    text = (tmp_path / "report.html").read_text()
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert any("</script><img src=x" in chart["name"] for chart in page.data["charts"])
+
+
+def test_runs_that_differ_in_the_seed_alone_are_a_group(tmp_path):
+    for name, changes in {
+        "plain-1": {"seed": 1},
+        "plain-2": {"seed": 2, "commit": "abc", "save_folder": "b"},
+        "other-1": {"seed": 1, "algorithms": {}},
+    }.items():
+        write_run(tmp_path / name, [1.0, 2.0], **changes)
+
+    data = report(tmp_path).data
+
+    assert data["groups"] == ["other-1", "plain"]
+    assert [run["group"] for run in data["runs"]] == [0, 1, 1]
+    assert len({run["color"] for run in data["runs"]}) == 2
+
+
+def test_runs_that_part_late_are_told_from_those_that_are_equal(tmp_path):
+    for name, losses in {"a": [3, 2, math.nan], "b": [3, 2, math.nan], "c": [3, 2, 1]}.items():
+        write_run(tmp_path / name, losses)
+
+    page = report(tmp_path)
+
+    assert (
+        "bit-identical losses and learning rates in all 3 batches: b" in page.texts["differences"]
+    )
+    assert "other losses or learning rates from batch 3 on: c" in page.texts["differences"]
+    assert "loss/train is NaN or infinite at 1 batch, first at 3" in page.texts["problems"]
+    (loss, _) = page.data["charts"]
+    assert [curve.get("notFinite") for curve in loss["curves"]] == [[3], [3], None]
+
+
+@pytest.mark.parametrize("losses", [[], [math.nan] * 3, [1e308, -1e308], [0.0]])
+def test_a_run_with_few_or_extreme_values_is_a_page(tmp_path, losses):
+    write_run(tmp_path / "a", losses, max_duration="1e6tok", epoch_length=None)
+
+    report(tmp_path)
+
+
+def test_many_points_are_thinned_and_keep_their_extremes(tmp_path):
+    losses = [1.0] * 20_000
+    losses[12_345] = 9.0
+    write_run(tmp_path, losses)
+
+    (loss, _) = report(tmp_path).data["charts"]
+
+    curve = loss["curves"][0]
+    assert (12_346, 9.0) in zip(curve["x"], curve["y"], strict=True)
+    assert len(curve["x"]) <= 1400
+    assert len(curve["meanX"]) == len(curve["meanY"]) == 700
+
+
+def test_many_curves_share_the_size_of_the_page(tmp_path, monkeypatch):
+    metrics = [{"batch": b, **{f"m/{i}": b % 7 / 3 for i in range(20)}} for b in range(3000)]
+    for name in range(10):
+        write_run(tmp_path / str(name), [1.0], metrics=metrics)
+    report(tmp_path)
+
+    monkeypatch.setattr(pages, "MAX_BYTES", 1_000_000)
+    with pytest.raises(ValueError, match=r"more than 1 MB: pass fewer runs"):
+        write_report(tmp_path, tmp_path / "other.html")
+    assert not (tmp_path / "other.html").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_images_that_do_not_fit_are_counted(tmp_path):
+    write_run(tmp_path, [1.0])
+    (tmp_path / "images").mkdir()
+    for batch in range(20):
+        (tmp_path / "images" / f"x-ba{batch}.png").write_bytes(png(2, 2))
+    (tmp_path / "images" / "large-ba1.png").write_bytes(bytes(2_000_000))
+
+    page = report(tmp_path)
+
+    assert "x (12 more in the run folder)" in page.texts["images"]
+    assert "large (1 more in the run folder)" in page.texts["images"]
+    assert "batch 0" in page.texts["images"]
+    assert "batch 19" in page.texts["images"]
+
+
+def test_the_command_writes_a_page_and_names_problems(tmp_path, capsys, monkeypatch):
+    run = write_run(tmp_path / "run", [1.0], events=["garbage"])
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["report", str(run)]) == 0
+
+    told = capsys.readouterr()
+    assert told.out.startswith("report.html: 1 run, 2.")
+    assert "events.jsonl, line 1: invalid; 1 line is skipped." in told.err
+    assert "finished" not in Page((tmp_path / "report.html").read_text()).texts["overview"]
+
+
+def test_wrong_arguments_are_named(tmp_path, capsys):
+    run = write_run(tmp_path / "run", [1.0])
+
+    assert main(["report", str(tmp_path / "no")]) == 2
+    assert main(["report", str(run), "-o", str(tmp_path / "report.txt")]) == 2
+    assert main(["report", str(run), "-o", str(tmp_path / "no" / "report.html")]) == 2
+    told = capsys.readouterr().err
+    assert "no contains no run.json" in told
+    assert "must end with '.html'" in told
+    assert "No such file" in told
+    with pytest.raises(ValueError, match="runs is empty"):
+        write_report([])
+    with pytest.raises(TypeError, match="title=3"):
+        write_report([run], title=3)
+    with pytest.raises(MissingCheckpointError):
+        write_report(tmp_path / "no")
+    with pytest.raises(TypeError, match="paths=3"):
+        write_report([3])
+
+
+def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch):
+    run = write_run(tmp_path / "run", [1.0])
+    pages._compressed_plotly.cache_clear()
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+
+    assert main(["report", str(run)]) == 2
+    assert "a report needs plotly: pip install composable[report]" in capsys.readouterr().err
+
+
+def test_runs_and_folders_can_be_mixed(tmp_path):
+    first, second = (write_run(tmp_path / name, [1.0]) for name in ("a", "b"))
+
+    page = report(tmp_path, RecordedRun(first), str(second), second)
+
+    assert [run["name"] for run in page.data["runs"]] == ["a", "b"]
