@@ -4,6 +4,7 @@
 # make CHECK      run one check: format lint types imports words docs shapes package tests
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make fix        format the code and apply the linter's automatic fixes
+# make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
 # make bench      measure the overhead of the Trainer over a plain loop
 # make clean      remove the environment, the caches and what was built
 #
@@ -23,7 +24,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo test $(CHECKS) package deepspeed fix bench clean FORCE
+.PHONY: help demo test $(CHECKS) package deepspeed fix bench report-browser clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -84,6 +85,9 @@ fix:
 
 bench: $(VENV)/.ready-demo
 	$(BIN)/python benchmarks/overhead.py
+
+report-browser: $(VENV)/.ready
+	$(BIN)/python -m tools.check_report
 
 clean:
 	[ ! -f $(VENV)/.made-with ] || rm -rf $(VENV)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from composable import metrics as metrics
     from composable import models as models
     from composable import optim as optim
+    from composable import report as report
     from composable import runs as runs
     from composable import testing as testing
     from composable import utils as utils

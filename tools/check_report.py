@@ -1,20 +1,24 @@
 """Open a report in headless Chromium, as a reader would, and check what happens.
 
-    python -m tools.check_report REPORT [--screenshots FOLDER]
+    python -m tools.check_report [REPORT] [--screenshots FOLDER]
 
-It needs Chromium and its driver: `apt-get install chromium chromium-driver`. For a wide screen and
-a phone, in light and dark mode, it checks that every chart is drawn, that nothing is requested but
-the file itself, that the console has no error, and that the page is not wider than the screen. Then
-it uses each control. The exit status is 1 if a check fails.
+Without a report, it writes one of runs with seeds, hostile names, values that are not finite and
+images. It needs Chromium and its driver: `apt-get install chromium chromium-driver`.
+
+For a wide screen and a phone, in light and dark mode, it checks that every chart is drawn, that
+nothing is requested but the file itself, that the console has no error, that the page is not wider
+than the screen, and that each control works. The exit status is 1 if a check fails.
 """
 
 import argparse
 import base64
 import json
+import math
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -23,10 +27,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from composable.report import write_report
+from tests.report.folders import ended, png, write_run
+
 SCREENS = {
     "wide": {"width": 1400, "height": 900, "pixelRatio": 1, "touch": False, "mobile": False},
     "phone": {"width": 390, "height": 844, "pixelRatio": 2, "touch": True, "mobile": True},
 }
+HOSTILE = "<img src=x onerror=alert(1)>\"'&`${1}%{y}"
 OPTIONS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
 LONGEST = 60  # seconds until the charts are drawn
 
@@ -43,25 +51,30 @@ DRAWN = """
     return plots.map((plot) => (plot.data || []).length);
 """
 USE_CONTROLS = """
-    const controls = document.querySelector("#controls");
-    const set = (one, value) => {
+    const done = arguments[0], controls = document.querySelector("#controls");
+    const drawn = () => new Promise((then) => requestAnimationFrame(() => setTimeout(then)));
+    const set = async (one, value) => {
       one.value = value;
       ["input", "change"].forEach((name) => one.dispatchEvent(new Event(name)));
+      await drawn();
     };
-    for (const select of controls.querySelectorAll("select"))
-      for (const option of [...select.options].reverse()) set(select, option.value);
-    for (const one of controls.querySelectorAll("input[type=range]"))
-      for (const value of [0, 10, 1]) set(one, value);
-    for (const one of controls.querySelectorAll("button, input[type=checkbox]")) {
-      one.click();
-      one.click();
-    }
-    const first = controls.querySelector(".runs button");
-    if (!first) return [];
-    first.click();
-    const found = [...document.querySelectorAll("[data-run='0']")].map((one) => one.hidden);
-    first.click();
-    return found;
+    (async () => {
+      for (const select of controls.querySelectorAll("select"))
+        for (const option of [...select.options].reverse()) await set(select, option.value);
+      for (const one of controls.querySelectorAll("input[type=range]"))
+        for (const value of [0, 10, 1]) await set(one, value);
+      for (const one of controls.querySelectorAll("button, input[type=checkbox]"))
+        for (const _ of [1, 2]) {
+          one.click();
+          await drawn();
+        }
+      const first = controls.querySelector(".runs button");
+      if (first) first.click();
+      const shown = document.querySelectorAll("[data-run='0']:not([hidden])").length;
+      if (first) first.click();
+      await drawn();
+      return !first || !shown;
+    })().then(done);
 """
 
 
@@ -86,8 +99,8 @@ class Driver:
         except urllib.error.HTTPError as error:
             raise SystemExit(f"chromedriver: {json.load(error)['value']['message']}") from error
 
-    def run(self, script: str) -> Any:
-        return self.post("/execute/sync", {"script": script, "args": []})
+    def run(self, script: str, kind: str = "sync") -> Any:
+        return self.post(f"/execute/{kind}", {"script": script, "args": []})
 
     def devtools(self, command: str, **parameters: Any) -> Any:
         return self.post("/goog/cdp/execute", {"cmd": command, "params": parameters})
@@ -97,6 +110,33 @@ class Driver:
 
     def close(self) -> None:
         self.post("", {}, "DELETE")
+
+
+def write_runs(folder: Path) -> list[Path]:
+    """Write runs of all kinds: two seeds, a failed one with a hostile name, and an empty one."""
+    losses = [2 / (1 + i / 50) + 0.1 * math.sin(i) for i in range(500)]
+    results = [(batch, {"eval/accuracy": batch / 500}) for batch in range(9, 500, 50)]
+    split = {f"time_split/{part}": 1.0 + i for i, part in enumerate(("data", "forward", "saving"))}
+    metrics = [{"batch": batch, "norm/grad": 1 / batch, **split} for batch in range(1, 500)]
+    warning = {"event": "warning", "batch": 3, "category": "UserWarning", "message": HOSTILE}
+    plan = {"timeline": [{"name": HOSTILE, "stage": "mix", "spans": [[0, 0.8, [HOSTILE]]]}]}
+    for name, seed in (("plain-1", 1), ("plain-2", 2)):
+        noisy = [loss * (1 + seed / 100) for loss in losses]
+        events = [*ended(500, 4000.0), warning]
+        write_run(folder / name, noisy, seed=seed, results=results, events=events, metrics=metrics)
+    failed = write_run(
+        folder / HOSTILE,
+        [*losses[:99], math.nan, math.inf],
+        events=ended(101, 60.0, HOSTILE),
+        metrics=[{"batch": 1, HOSTILE: 1.0}],
+        algorithms={HOSTILE: HOSTILE},
+        plan=plan,
+        epoch_length=None,
+    )
+    (failed / "images").mkdir()
+    for batch in range(0, 100, 5):
+        (failed / "images" / f"{HOSTILE}-ba{batch}.png").write_bytes(png(32, 32, batch))
+    return [folder / "plain-1", folder / "plain-2", failed, write_run(folder / "empty")]
 
 
 @contextmanager
@@ -137,7 +177,7 @@ def faults(driver: Driver, page: str) -> Iterator[str]:
     width, screen = driver.run(WIDTHS)
     if width > screen:
         yield f"the page is {width} pixels wide, and the screen {screen}"
-    if not all(driver.run(USE_CONTROLS)):
+    if not driver.run(USE_CONTROLS, "async"):
         yield "a run that is switched off is still shown"
     for entry in driver.log("browser"):
         yield f"console: {entry['message'][:400]}"
@@ -165,10 +205,17 @@ def screenshot(driver: Driver, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Check a report on all screens, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("report", type=Path)
+    parser.add_argument("report", type=Path, nargs="?", help="default: one of runs of all kinds")
     parser.add_argument("--screenshots", type=Path, help="a folder for a picture of each screen")
     options = parser.parse_args(arguments)
-    page, failed = options.report.resolve().as_uri(), False
+    with tempfile.TemporaryDirectory() as folder:
+        report = options.report or write_report(write_runs(Path(folder)), f"{folder}/report.html")
+        return check(report, options.screenshots)
+
+
+def check(report: Path, screenshots: Path | None) -> int:
+    """Check a report on all screens and in both modes, and return the exit status."""
+    page, failed = report.resolve().as_uri(), False
     with chromedriver() as url:
         for name, screen in SCREENS.items():
             for theme in ("light", "dark"):
@@ -177,9 +224,9 @@ def main(arguments: list[str] | None = None) -> int:
                     feature = {"name": "prefers-color-scheme", "value": theme}
                     driver.devtools("Emulation.setEmulatedMedia", features=[feature])
                     found = list(faults(driver, page))
-                    if options.screenshots is not None:
-                        options.screenshots.mkdir(parents=True, exist_ok=True)
-                        screenshot(driver, options.screenshots / f"{name}-{theme}.png")
+                    if screenshots is not None:
+                        screenshots.mkdir(parents=True, exist_ok=True)
+                        screenshot(driver, screenshots / f"{name}-{theme}.png")
                 finally:
                     driver.close()
                 print(f"{name}, {theme}: {'; '.join(found) or 'no fault'}")

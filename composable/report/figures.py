@@ -1,6 +1,6 @@
 """Figures of recorded runs, by plotly."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ _HEIGHT = 260  # of one metric, in pixels
 _DEFAULT = ("loss", "metrics", "lr")
 
 
-def plot_runs(runs: Sequence[RecordedRun], metrics: str | Iterable[str] | None = None) -> "Figure":
+def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None = None) -> "Figure":
     """Plot metrics of one or several runs with plotly; notebooks show the figure.
 
     Curves of more than 2000 points are thinned, with their extremes.
@@ -35,14 +35,18 @@ def plot_runs(runs: Sequence[RecordedRun], metrics: str | Iterable[str] | None =
 
     Raises:
         ImportError: plotly is not installed.
+        TypeError: `runs` or `metrics` is something else.
         ValueError: `runs` is empty, or no run has a metric of that name.
+
+    Example:
+        >>> from composable.report import RecordedRun, plot_runs
+        >>> runs = [RecordedRun(folder) for folder in ("runs/a", "runs/b")]  # doctest: +SKIP
+        >>> plot_runs(runs, "loss/train").show()  # doctest: +SKIP
     """
+    runs = _checked(runs)
+    names = _names(runs, metrics)
     with needs("plotly", "plot"):
         from plotly.subplots import make_subplots
-    runs = list(runs)
-    if not runs:
-        raise ValueError("runs is empty: pass at least one run.")
-    names = _names(runs, metrics)
     figure = make_subplots(
         rows=len(names), cols=1, shared_xaxes=True, vertical_spacing=min(0.06, 0.2 / len(names))
     )
@@ -65,13 +69,24 @@ def plot_runs(runs: Sequence[RecordedRun], metrics: str | Iterable[str] | None =
     return figure
 
 
-def _names(runs: Sequence[RecordedRun], metrics: str | Iterable[str] | None) -> list[str]:
+def _checked(runs: Any) -> list[RecordedRun]:
+    listed: list[Any] = list(runs) if isinstance(runs, Sequence) else [None]
+    if not listed:
+        raise ValueError("runs is empty: pass at least one run.")
+    if not all(isinstance(run, RecordedRun) for run in listed):
+        raise TypeError(f"runs={runs!r} must be a list of RecordedRun.")
+    return listed
+
+
+def _names(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None) -> list[str]:
     known = shown_metrics(runs)
     if metrics is None:
         found = [name for name in known if name.split("/")[0] in _DEFAULT]
         if not found:
             raise ValueError("no run has recorded a loss; pass metrics= to plot others.")
         return found
+    if not isinstance(metrics, Sequence):
+        raise TypeError(f"metrics={metrics!r} must be the name of a metric, or a list of names.")
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     for name in names:
         if name not in known:

@@ -4,11 +4,12 @@ import base64
 import gzip
 import json
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from composable._version import __version__
 from composable.functional._checks import as_path
@@ -36,7 +37,7 @@ _HINTS = {
 
 
 def write_report(
-    runs: "str | Path | RecordedRun | Iterable[str | Path | RecordedRun]",
+    runs: str | Path | RecordedRun | Sequence[str | Path | RecordedRun],
     path: str | Path = "report.html",
     *,
     title: str | None = None,
@@ -85,14 +86,14 @@ def write_report(
     return target
 
 
-def _read(
-    runs: "str | Path | RecordedRun | Iterable[str | Path | RecordedRun]",
-) -> list[RecordedRun]:
-    given = [runs] if isinstance(runs, (str, Path, RecordedRun)) else list(runs)
-    if not given:
+def _read(runs: Any) -> list[RecordedRun]:
+    given: Any = [runs] if isinstance(runs, (str, Path, RecordedRun)) else runs
+    if not isinstance(given, Sequence):
+        raise TypeError(f"runs={runs!r} must be a run folder, or a list of these.")
+    if not len(given):
         raise ValueError("runs is empty: pass at least one run folder.")
     if all(isinstance(one, RecordedRun) for one in given):
-        return given  # type: ignore[return-value]
+        return list(given)
     return find_runs(one.folder if isinstance(one, RecordedRun) else one for one in given)
 
 

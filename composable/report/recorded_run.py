@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +185,7 @@ class RecordedRun:
         table.insert(0, "seconds", seconds.reindex(table.index))
         return table
 
-    def plot(self, metrics: "str | Iterable[str] | None" = None) -> "Figure":
+    def plot(self, metrics: str | Sequence[str] | None = None) -> "Figure":
         """Plot metrics with plotly; notebooks show the figure.
 
         Args:
@@ -341,18 +341,18 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (records.RUN, records.STEPS))
 
 
-def find_runs(paths: Iterable[str | Path]) -> list[RecordedRun]:
+def find_runs(runs: Iterable[str | Path]) -> list[RecordedRun]:
     """Read run folders, and the run folders in other folders.
 
     Args:
-        paths: Folders. One that is no run folder stands for the run folders in it.
+        runs: Folders. One that is no run folder stands for the run folders in it.
 
     Raises:
         MissingCheckpointError: There is no run folder at a path.
     """
     folders: dict[Path, Path] = {}
-    for given in paths:
-        path = as_path("paths", given)
+    for given in runs:
+        path = as_path("runs", given)
         inside = [path] if is_run(path) else _runs_in(path)
         if not inside:
             raise MissingCheckpointError(

@@ -152,11 +152,13 @@
     drawn.add(figure);
   }
 
+  let pending = 0;
   function update() {
     for (const one of document.querySelectorAll("[data-run]")) one.hidden = shown.hidden.has(+one.dataset.run);
     for (const one of document.querySelectorAll("[data-runs]"))
       one.hidden = one.dataset.runs.split(" ").every((run) => shown.hidden.has(+run));
-    drawn.forEach((figure) => { if (!figure.hidden) draw(figure); });
+    cancelAnimationFrame(pending); // a slider changes faster than the charts are drawn
+    pending = requestAnimationFrame(() => drawn.forEach((figure) => { if (!figure.hidden) draw(figure); }));
   }
 
   // --- controls ---

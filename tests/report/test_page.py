@@ -273,7 +273,7 @@ def test_wrong_arguments_are_named(tmp_path, capsys):
         write_report([run], title=3)
     with pytest.raises(MissingCheckpointError):
         write_report(tmp_path / "no")
-    with pytest.raises(TypeError, match="paths=3"):
+    with pytest.raises(TypeError, match="runs=3"):
         write_report([3])
 
 

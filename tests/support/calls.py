@@ -20,6 +20,7 @@ import composable
 from composable import functional as F
 from composable.checkpoint.errors import CheckpointError
 from composable.core.batch_spec import BatchSpec
+from tests.report.folders import write_run
 from tests.support import models
 from tests.support.cases import all_cases
 from tests.support.data import batches, examples
@@ -40,6 +41,7 @@ PACKAGES = (
         "composable.models",
         "composable.optim",
         "composable.plan",
+        "composable.report",
         "composable.runs",
     ),
     *("composable.testing", "composable.utils.reproducibility"),
@@ -183,6 +185,21 @@ def a_file() -> Path:
     return a_folder() / "metrics.jsonl"
 
 
+def a_page() -> Path:
+    """Name a page in a folder of its own."""
+    return a_folder() / "report.html"
+
+
+def a_run() -> Path:
+    """Record a run, and return its folder."""
+    return write_run(a_folder(), [2.0, 1.0])
+
+
+def a_recorded_run() -> Any:
+    """Record a run, and read it."""
+    return composable.report.RecordedRun(a_run())
+
+
 def a_write() -> dict[str, Any]:
     """Make arguments to write a checkpoint."""
     return {
@@ -317,6 +334,7 @@ BATCH = Fresh(lambda: batches(4)[0])
 FILES = (OSError, CheckpointError)
 
 data, checkpoint, loggers = composable.data, composable.checkpoint, composable.loggers
+report = composable.report
 optim, core, rng = composable.optim, composable.core, composable.utils.reproducibility
 testing, callbacks, metrics = composable.testing, composable.callbacks, composable.metrics
 OTHERS: list[Any] = [
@@ -366,6 +384,7 @@ OTHERS: list[Any] = [
     (callbacks.RuntimeEstimator, given()),
     (callbacks.SpeedMonitor, given()),
     (callbacks.ThresholdStopper, given(monitor="loss", threshold=0.5)),
+    (callbacks.TimeSplit, given()),
     (loggers.ConsoleLogger, given()),
     (loggers.JSONLinesLogger, given(path=Fresh(a_file), overwrite=False, append=False), OSError),
     (loggers.ProgressBarLogger, given()),
@@ -442,6 +461,10 @@ OTHERS: list[Any] = [
     (checkpoint.unpack, a_packed_tree, CheckpointError),
     (checkpoint.verify, given(folder=Fresh(a_checkpoint)), *FILES),
     (checkpoint.write, a_write, *FILES),
+    (report.RecordedRun, given(folder=Fresh(a_run)), *FILES),
+    (method(a_recorded_run, "plot"), given(metrics="loss/train")),
+    (report.plot_runs, given(runs=Fresh(lambda: [a_recorded_run()]), metrics="loss/train")),
+    (report.write_report, given(runs=Fresh(a_run), path=Fresh(a_page), title="Two"), *FILES),
     (composable.runs.RunRecorder, given(folder=FOLDER, weights=False), OSError),
     (
         composable.integrations.adapt_loop,
