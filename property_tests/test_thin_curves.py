@@ -1,4 +1,4 @@
-"""The laws of thinning: what is drawn of a curve is part of it, with its extremes."""
+"""The laws of thinning: the drawn points of a curve are points of it, with its extremes."""
 
 import math
 

@@ -28,7 +28,7 @@ def element(tag: str, /, *children: Any, **attributes: Any) -> HTML:
         tag: Its name.
         children: Text, which is escaped, and `HTML`.
         attributes: Its attributes: `data_run` is written as `data-run`, and `class_` as `class`.
-            Those that are None or False are left out.
+            Those that are None or False are omitted.
 
     Example:
         >>> from composable.report.html import element

@@ -21,7 +21,7 @@ _NOT_FINITE |= {f"-{name}": -value for name, value in _NOT_FINITE.items()}
 def read_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     """Iterate over the objects in a file; lines that cannot be read are skipped.
 
-    An incomplete last line, as a running or killed process leaves it, is no problem.
+    An incomplete last line, as a running or killed process leaves it, is skipped silently.
 
     Args:
         path: The file; nothing is read if it does not exist.
@@ -57,7 +57,7 @@ def _load(raw: bytes) -> dict[str, Any] | None:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a recorded number, or None if the value is no number.
+    """Return a recorded number, or None if the value is not a number.
 
     Example:
         >>> from composable.report.lines import as_number
@@ -77,7 +77,7 @@ def as_number(value: Any) -> float | None:
 
 
 def as_batch(value: Any) -> int | None:
-    """Return a number of batches, or None if the value is none."""
+    """Return a number of batches, or None if the value is not one."""
     return value if type(value) is int and 0 <= value < _MOST_BATCHES else None
 
 

@@ -30,7 +30,7 @@ _RUNNING = 120.0  # seconds since the last write
 
 @attrs.frozen(eq=False)
 class Clock:
-    """What was done at some batches: to convert batches to samples or seconds of training."""
+    """The samples and seconds of training at some batches, to convert between them."""
 
     samples: Curve = attrs.field(factory=Curve)
     seconds: Curve = attrs.field(factory=Curve)
@@ -64,7 +64,7 @@ def _as_folder(folder: Any) -> Path:
 class RecordedRun:
     """A run that a Trainer recorded in its `save_folder`.
 
-    What cannot be read is left out and named in `problems`. A run may still be running.
+    What cannot be read is skipped and named in `problems`. A run may still be running.
 
     Args:
         folder: The `save_folder` of a Trainer.
@@ -345,7 +345,7 @@ def find_runs(runs: Iterable[str | Path]) -> list[RecordedRun]:
     """Read run folders, and the run folders in other folders.
 
     Args:
-        runs: Folders. One that is no run folder stands for the run folders in it.
+        runs: Folders. One that is not a run folder stands for the run folders in it.
 
     Raises:
         MissingCheckpointError: There is no run folder at a path.
