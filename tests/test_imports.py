@@ -141,7 +141,16 @@ PACKAGES = [
         f"composable.{name}"
         for name in (
             *("algorithms", "callbacks", "checkpoint", "data", "functional", "functional.images"),
-            *("functional.layers", "integrations", "loggers", "models", "optim", "plan", "runs"),
+            *(
+                "functional.layers",
+                "integrations",
+                "loggers",
+                "models",
+                "optim",
+                "plan",
+                "report",
+                "runs",
+            ),
             "testing",
         )
     ),
