@@ -200,6 +200,17 @@ def a_recorded_run() -> Any:
     return composable.report.RecordedRun(a_run())
 
 
+@wraps(composable.report.RecordedRun.plot)
+def plotted(metrics: Any = None) -> Any:
+    """Plot a run that is recorded first."""
+    return a_recorded_run().plot(metrics)
+
+
+plotted.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [inspect.Parameter("metrics", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)]
+)
+
+
 def a_write() -> dict[str, Any]:
     """Make arguments to write a checkpoint."""
     return {
@@ -462,7 +473,7 @@ OTHERS: list[Any] = [
     (checkpoint.verify, given(folder=Fresh(a_checkpoint)), *FILES),
     (checkpoint.write, a_write, *FILES),
     (report.RecordedRun, given(folder=Fresh(a_run)), *FILES),
-    (method(a_recorded_run, "plot"), given(metrics="loss/train")),
+    (plotted, given(metrics="loss/train")),
     (report.plot_runs, given(runs=Fresh(lambda: [a_recorded_run()]), metrics="loss/train")),
     (report.write_report, given(runs=Fresh(a_run), path=Fresh(a_page), title="Two"), *FILES),
     (composable.runs.RunRecorder, given(folder=FOLDER, weights=False), OSError),
