@@ -1,5 +1,6 @@
 """Checkpoints that several processes write: the files, the errors, and what reads them."""
 
+import itertools
 import json
 import os
 from hashlib import sha256
@@ -316,6 +317,16 @@ def test_a_file_is_verified_if_a_part_of_it_is_needed(saved):
     assert torch.equal(rows(1, 2, verify=False), WEIGHT[1:3])
     assert [found.path for found in find(saved.parent)[0]] == [saved]
     assert SECOND in str(find(saved.parent, thorough=True)[1][0].error)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_any_block_is_read(saved, verify):
+    name, rows, columns = "state/model/weights/weight", range(7), range(5)
+    for top, bottom in itertools.combinations(rows, 2):
+        for left, right in itertools.combinations(columns, 2):
+            block = Region((top, left), (bottom - top, right - left))
+            found = read_shards(saved, {name: block}, verify=verify).tensors[name]
+            assert torch.equal(found, WEIGHT[top:bottom, left:right])
 
 
 def test_parts_are_read_from_a_checkpoint_with_one_file(tmp_path):
