@@ -161,7 +161,7 @@ def _extend(container: Any, items: list[Any]) -> None:
         container.extend(items)
         return
     if not isinstance(container, dict):
-        raise ValueError("it adds items to a value that is no container")
+        raise ValueError("it adds items to a value that is not a container")
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, (str, _Index)):
             raise ValueError("a key is not a name")

@@ -64,8 +64,8 @@ def load_weights(
 
     Names, shapes and dtypes are compared before any value is copied. Only floating-point values are
     converted to the model's dtype. If two names refer to the same tensor of the model (tied
-    weights), the file may contain either. If the parameters of the model are `DTensor`s, every
-    process calls this function, and loads its part of the file.
+    weights), the file may contain either. If the parameters of the model are divided among
+    processes, as a `DTensor`, every process calls this function, and loads its part of the file.
 
     Args:
         model: The model, modified in place.

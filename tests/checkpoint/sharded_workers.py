@@ -1,62 +1,15 @@
-"""What each of several processes runs: `python -m tests.checkpoint.sharded_workers JOB ...`."""
+"""What each of several processes runs: it writes and reads tensors that are divided among them."""
 
-import os
-import subprocess
-import sys
-import tempfile
-import time
-from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from composable.checkpoint import export_dcp, load_weights, pack, read, read_shards, unpack, write
 from composable.distributed import Processes
+from composable.distributed.starting import join_processes
 from tests.checkpoint.trees import bits, tensor
-
-ROOT = Path(__file__).parents[2]
-
-
-def launch(size, job, *arguments, seconds=180.0):
-    """Run a job on a number of processes; a process that fails or hangs is an error."""
-    with tempfile.TemporaryDirectory() as scratch:
-        processes = [start(rank, size, job, scratch, *arguments) for rank in range(size)]
-        codes = wait(processes, seconds)
-        output = [
-            f"rank {rank} ({codes[rank]}):\n{Path(scratch, f'{rank}.txt').read_text()[-2000:]}"
-            for rank in range(size)
-        ]
-        assert codes == [0] * size, f"{job} on {size} processes\n" + "\n".join(output)
-
-
-def start(rank, size, job, scratch, *arguments):
-    """Start one of the processes of a job."""
-    names = [job, rank, size, Path(scratch, "store"), *arguments]
-    with Path(scratch, f"{rank}.txt").open("w") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", __name__, *map(str, names)],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            cwd=ROOT,
-        )
-
-
-def wait(processes, seconds):
-    """Return the exit status of processes; of those that do not end in time, "hangs"."""
-    end = time.monotonic() + seconds
-    with suppress(subprocess.TimeoutExpired):
-        for each in processes:
-            each.wait(max(0.0, end - time.monotonic()))
-    codes = ["hangs" if each.poll() is None else each.returncode for each in processes]
-    for each in processes:
-        each.kill()
-        each.wait()
-    return codes
 
 
 def cases(size):
@@ -105,9 +58,10 @@ def divided(size, like=None):
     return {"state": own, "step": 3, "size": size}
 
 
-def save(processes, folder):
+def save(folder):
     """Write the tensors of this number of processes, and the whole ones beside them."""
-    load_into_divided_model(processes, folder)
+    processes = join_processes()
+    load_into_divided_model(folder)
     tree = divided(processes.size)
     write(Path(folder, "sharded"), *pack(tree), processes=processes, info={"batch": 3})
     whole = {name: value for name, (value, *_) in cases(processes.size).items()}
@@ -118,13 +72,13 @@ def save(processes, folder):
     dcp.save({"state": of_all(tree["state"]), "step": 3}, checkpoint_id=Path(folder, "dcp"))
 
 
-def load_into_divided_model(processes, folder):
+def load_into_divided_model(folder):
     """Load the weights of a file into a model that is divided among the processes."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
     model, weights = nn.Linear(3, 5), nn.Linear(3, 5).state_dict()
-    file = Path(folder, f"{processes.rank}.pt")
+    file = Path(folder, f"{Processes.current().rank}.pt")
     torch.save(weights, file)
     fully_shard(model)
     assert load_weights(model, file).loaded == ("weight", "bias")
@@ -137,8 +91,9 @@ def of_all(tensors):
     return {name: value for name, value in tensors.items() if name != "some"}
 
 
-def load(processes, folder):
+def load(folder):
     """Read tensors that another number of processes wrote, as this one divides them."""
+    processes = join_processes()
     expected = read(Path(folder, "whole"))
     expected = unpack(expected.tensors, expected.data)["state"]
     like, _ = pack(divided(processes.size, like=True))
@@ -168,26 +123,6 @@ def load(processes, folder):
     assert tree["image"].stride() == own["image"][0].stride()
 
 
-def load_and_save(processes, other, folder):
-    load(processes, other)
-    save(processes, folder)
-
-
-def main():
-    job, rank, size, store, *arguments = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=int(rank),
-        world_size=int(size),
-        timeout=timedelta(seconds=120),
-    )
-    processes = Processes.current()
-    globals()[job](processes, *arguments)
-    processes.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+def load_and_save(other, folder):
+    load(other)
+    save(folder)
