@@ -1,10 +1,12 @@
 """Read the parts of tensors that a process needs."""
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from composable.checkpoint._reader import check_sizes, check_state, reading
 from composable.checkpoint._regions import read_headers, read_regions
@@ -61,8 +63,11 @@ def read_shards(
         >>> read_shards(path, {"w": Region([2], [3])}).tensors
         {'w': tensor([2, 3, 4])}
     """
-    if not (isinstance(like, Mapping) or callable(like)):
-        raise TypeError(f"like={like!r} must be a mapping of names to tensors, or a function.")
+    if not (isinstance(like, Mapping) or _is_function(like)):
+        raise TypeError(
+            f"like={like!r} must be a mapping of names to tensors, or a function of a name and a "
+            "shape."
+        )
     check_device(device)
     check_flag("verify", verify)
     path = as_target("folder", folder)
@@ -82,6 +87,17 @@ def read_shards(
         model = models[name]
         tensors[name] = like_dtensor(tensor, model) if is_dtensor(model) else tensor.to(device)
     return Contents(tensors, data, manifest, path)
+
+
+def _is_function(value: Any) -> bool:
+    """Return whether a value is a function of a name and a shape."""
+    if not callable(value) or isinstance(value, (type, nn.Module)):
+        return False
+    try:
+        inspect.signature(value).bind("name", (2, 3))
+    except TypeError:
+        return False
+    return True
 
 
 def _region(name: str, stored: Stored, model: Any) -> Region:
