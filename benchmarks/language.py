@@ -2,7 +2,7 @@
 
 The model has two layers, a width of 128, 4 heads and learned positions. It trains on windows of 256
 bytes, four at a time, with AdamW, 5 % warm-up and linear decay, and is evaluated on files that it
-isn't trained on. With a batch size warm-up it sees the same windows, one at a time at first. Each
+isn't trained on. The arm "schedule-free" has no decay, and "muon" the schedule of AdamW. With a batch size warm-up it sees the same windows, one at a time at first. Each
 arm gets the same learning rates. The time is the CPU time of the fit.
 
     python benchmarks/language.py plain rotary --seeds 3
@@ -27,6 +27,7 @@ import composable.functional as F
 from composable import Algorithm, Trainer
 from composable.algorithms import Rotary
 from composable.functional import Rotation, register_rotary
+from composable.optim import AdamWScheduleFree, Muon
 
 CONTEXT, WIDTH, HEADS, ROWS = 256, 128, 4, 4
 
@@ -145,7 +146,19 @@ ARMS: dict[str, Callable[[], list[Algorithm]]] = {
     "plain": list,
     "rotary": lambda: [Rotary()],
     "batch size warm-up": list,
+    "muon": list,
+    "schedule-free": list,
 }
+
+
+def optimizer(arm: str, rate: float, steps: int) -> Callable[..., torch.optim.Optimizer]:
+    """Return the optimizer of an arm: AdamW, or one for which learning rates of AdamW fit."""
+    betas, decay = (0.9, 0.99), {"lr": rate, "weight_decay": 0.1}
+    if arm == "muon":
+        return functools.partial(Muon, adjust_lr_fn="match_rms_adamw", adamw_betas=betas, **decay)
+    if arm == "schedule-free":
+        return functools.partial(AdamWScheduleFree, betas=betas, warmup_steps=steps // 20, **decay)
+    return functools.partial(torch.optim.AdamW, betas=betas, **decay)
 
 
 def run(arm: str, rate: float, seed: int, steps: int) -> tuple[float, float]:
@@ -164,10 +177,10 @@ def run(arm: str, rate: float, seed: int, steps: int) -> tuple[float, float]:
         byte_model(),
         train_dataloader=windows(train, sizes, seed),
         loss_fn=loss_of,
-        optimizers=functools.partial(
-            torch.optim.AdamW, lr=rate, betas=(0.9, 0.99), weight_decay=0.1
-        ),
-        schedulers=functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=factor),
+        optimizers=optimizer(arm, rate, steps),
+        schedulers=None
+        if arm == "schedule-free"
+        else functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=factor),
         algorithms=ARMS[arm](),
         max_duration=f"{len(sizes)}ba",
         seed=seed,
@@ -175,7 +188,10 @@ def run(arm: str, rate: float, seed: int, steps: int) -> tuple[float, float]:
         progress_bar=False,
     )
     started = time.process_time()
-    model = trainer.fit().model.eval()
+    state = trainer.fit()
+    model = state.model.eval()
+    if arm == "schedule-free":
+        state.optimizers[0].eval()
     seconds = time.process_time() - started
     with torch.no_grad():
         losses = [loss_of(model(x), y).item() for x, y in windows(held_out, [ROWS] * 48, 0)]

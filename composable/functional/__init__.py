@@ -95,6 +95,8 @@ if TYPE_CHECKING:
     from .rotary import register_rotary as register_rotary
     from .rotary import rotary as rotary
     from .sam_perturbation import sam_perturbation as sam_perturbation
+    from .schedule_free import schedule_free_average as schedule_free_average
+    from .schedule_free import schedule_free_step as schedule_free_step
     from .select_using_loss import apply_selection as apply_selection
     from .select_using_loss import draw_selection as draw_selection
     from .select_using_loss import select_using_loss as select_using_loss

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from composable.optim.periodic import step as step
     from composable.optim.scaling import scale_schedule as scale_schedule
     from composable.optim.schedule import Schedule as Schedule
+    from composable.optim.schedule_free import AdamWScheduleFree as AdamWScheduleFree
+    from composable.optim.schedule_free import SGDScheduleFree as SGDScheduleFree
     from composable.optim.scheduler import ConstantScheduler as ConstantScheduler
     from composable.optim.scheduler import (
         ConstantWithWarmupScheduler as ConstantWithWarmupScheduler,

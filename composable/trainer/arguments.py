@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from composable.core._warnings import warn_user
+from composable.core.algorithm import Algorithm, Stage, leaves
 from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.intervals import check_interval
@@ -21,6 +23,8 @@ from composable.data.order import is_stateful
 from composable.data.streams import is_stateful_stream
 from composable.distributed.starting import local_device
 from composable.metrics import Evaluator
+from composable.optim.learning_rates import LearningRates
+from composable.optim.schedule_free import ScheduleFree
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
@@ -432,3 +436,28 @@ def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
                 f"precision={precision.name!r}, so it would divide by 0; pass eps=1e-4, or "
                 f"precision='amp_{precision.name}', which keeps the weights in float32."
             )
+
+
+def check_schedule_free(optimizers: Iterable[Optimizer], rates: LearningRates, plan: Plan) -> None:
+    """Warn about a schedule or an average beside a schedule-free optimizer."""
+    own = next((type(one).__name__ for one in optimizers if isinstance(one, ScheduleFree)), None)
+    if own is None:
+        return
+    if rates.all:
+        warn_user(
+            f"schedulers contains {rates.all[0]!r}, and {own} needs no schedule: its average takes "
+            "the place of the decay. Drop the schedule, and pass warmup_steps to the optimizer.",
+            UserWarning,
+        )
+    averages = [one.name for each in plan.algorithms for one in leaves(each) if _averages(one)]
+    if averages:
+        warn_user(
+            f"algorithms contains {averages[0]}, and {own} averages the weights already: the model "
+            f"is evaluated with the average of {averages[0]}, which is one of training weights. "
+            f"Drop {averages[0]}, or use another optimizer.",
+            UserWarning,
+        )
+
+
+def _averages(algorithm: Algorithm) -> bool:
+    return algorithm.stage is Stage.AVERAGE and "model" in algorithm.writes

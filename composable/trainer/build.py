@@ -90,6 +90,7 @@ def build_run(
     rates = LearningRates.build(
         options.schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
     )
+    check.check_schedule_free(state.optimizers, rates, dispatcher.plan)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     if point is None and options.load_path is not None:
         path = latest_weights(options.load_path)

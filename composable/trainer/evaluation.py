@@ -21,7 +21,7 @@ from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.forward import ForwardPass
 from composable.trainer.parallel import Parallel
-from composable.trainer.parameters import bind_loss
+from composable.trainer.parameters import at_averaged_weights, bind_loss
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["evaluate", "predict"]
@@ -39,8 +39,9 @@ def evaluate(
 
     Args:
         dispatcher: Fires the events.
-        state: The state of the run. Changes that algorithms make to it at `EVAL_START`, such as
-            averaged weights, last until `EVAL_END`; memory and metrics are kept.
+        state: The state of the run. Its weights are the averages of schedule-free optimizers until
+            `EVAL_END`, and so long last the changes that algorithms make to it at `EVAL_START`,
+            such as other averages; memory and metrics are kept.
         evaluator: The data and the metrics.
         loss_weight: Counts what the loss of a batch is the mean of.
         forward: Computes outputs and losses.
@@ -49,7 +50,19 @@ def evaluate(
     Raises:
         ValueError: The dataloader is empty.
     """
-    fire, outer = dispatcher.fire, state
+    with at_averaged_weights(state) as averaged:
+        new = _evaluate(dispatcher, averaged, evaluator, loss_weight, forward)
+    return state.evolve(memory=new.memory, metrics=new.metrics)
+
+
+def _evaluate(
+    dispatcher: Dispatcher,
+    state: State,
+    evaluator: Evaluator,
+    loss_weight: Callable[[Any], Any],
+    forward: ForwardPass,
+) -> State:
+    fire = dispatcher.fire
     state = bind_loss(fire(Event.EVAL_START, state))
     key = state.key.fold("eval", evaluator.label)
     averages = Averages(evaluator.metrics or {}, state.device)
@@ -82,7 +95,7 @@ def evaluate(
     state = fire(Event.EVAL_END, state.evolve(metrics=metrics))
     names = {f"metrics/{evaluator.label}/{name}": value for name, value in results.items()}
     dispatcher.logger.log_metrics(names, state.timestamp)
-    return outer.evolve(memory=state.memory, metrics=state.metrics)
+    return state
 
 
 def _validate(state: State, forward: ForwardPass) -> tuple[Any, Callable[[State], Any]]:
@@ -119,7 +132,15 @@ def predict(
     dispatcher: Dispatcher, state: State, dataloader: Iterable[Any], forward: ForwardPass
 ) -> tuple[State, list[Any]]:
     """Call the model on every batch, and return the state and the outputs."""
-    fire, outer = dispatcher.fire, state
+    with at_averaged_weights(state) as averaged:
+        new, outputs = _predict(dispatcher, averaged, dataloader, forward)
+    return state.evolve(memory=new.memory), outputs
+
+
+def _predict(
+    dispatcher: Dispatcher, state: State, dataloader: Iterable[Any], forward: ForwardPass
+) -> tuple[State, list[Any]]:
+    fire = dispatcher.fire
     outputs = []
     state = fire(Event.PREDICT_START, state)
     key = state.key.fold("predict")
@@ -133,5 +154,4 @@ def predict(
             state = fire(Event.PREDICT_AFTER_FORWARD, state.evolve(outputs=forward.outputs(state)))
             outputs.append(map_tensors(torch.Tensor.cpu, state.outputs))
             state = fire(Event.PREDICT_BATCH_END, state)
-    state = fire(Event.PREDICT_END, state)
-    return outer.evolve(memory=state.memory), outputs
+    return fire(Event.PREDICT_END, state), outputs

@@ -12,10 +12,13 @@ from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.loss import ModelLoss
 from composable.core.state import State
+from composable.functional import with_tensors
 from composable.functional._lent import local_part
 from composable.optim.building import update_param_groups
+from composable.optim.schedule_free import ScheduleFree
 
 __all__ = [
+    "at_averaged_weights",
     "bind_loss",
     "drop_batch",
     "frozen_parameters",
@@ -53,10 +56,13 @@ def bind_loss(state: State) -> State:
 
 
 def start_training(state: State) -> None:
-    """Switch the model, and the module that computes the loss, to training mode.
+    """Switch the model, the module that computes the loss, and the optimizers to training mode.
 
     A module in training mode is left as it is: parts in evaluation mode stay so.
     """
+    for optimizer in state.optimizers:
+        if isinstance(optimizer, ScheduleFree):
+            optimizer.train()
     for module in (state.model, state.loss_module):
         if module is not None and not module.training:
             module.train()
@@ -122,6 +128,30 @@ def _require_input_grad(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any
     if not isinstance(x, Tensor) or x.requires_grad or x.is_contiguous() or not x.is_cpu:
         return None
     return (x.detach().requires_grad_(torch.is_grad_enabled()), *inputs[1:])
+
+
+@contextmanager
+def at_averaged_weights(state: State) -> Iterator[State]:
+    """Yield the state with the averages of schedule-free optimizers as its weights.
+
+    Its model is a copy; the model of `state` keeps its weights. The parameters of the loss are set
+    to their averages, and restored at the end.
+    """
+    averages: dict[Tensor, Tensor] = {}
+    for optimizer in state.optimizers:
+        if isinstance(optimizer, ScheduleFree):
+            averages |= optimizer.averaged_weights()
+    if not averages:
+        yield state
+        return
+    new = bind_loss(state.evolve(model=with_tensors(state.model, _named(state.model, averages))))
+    loss = nn.Module() if state.loss_module is None else state.loss_module
+    with temporary_weights(loss, _named(loss, averages)):
+        yield new
+
+
+def _named(module: nn.Module, tensors: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
+    return {name: tensors[p] for name, p in module.named_parameters() if p in tensors}
 
 
 @contextmanager

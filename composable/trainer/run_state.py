@@ -26,6 +26,7 @@ from composable.trainer.optimizer_state import (
     parameter_names,
     restore_optimizer,
 )
+from composable.trainer.parameters import at_averaged_weights
 from composable.trainer.run import Run
 
 __all__ = [
@@ -72,7 +73,7 @@ def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, 
     """
     names = parameter_names(state.model, state.loss_module)
     return {
-        **capture_weights(state),
+        **_capture_training_weights(state),
         "loss_fn": _capture_model(_loss_module(state)),
         "optimizers": [capture_optimizer(one, names) for one in state.optimizers],
         "loss": None if state.loss is None else state.loss.detach(),
@@ -86,7 +87,15 @@ def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, 
 
 
 def capture_weights(state: State) -> dict[str, Any]:
-    """Return the model alone, with its timestamp and key."""
+    """Return the model alone, with its timestamp and key, to use it for inference.
+
+    The weights are the averages of schedule-free optimizers.
+    """
+    with at_averaged_weights(state) as averaged:
+        return _capture_training_weights(averaged)
+
+
+def _capture_training_weights(state: State) -> dict[str, Any]:
     return {"model": _capture_model(state.model), "timestamp": state.timestamp, "key": state.key}
 
 

@@ -1,0 +1,109 @@
+"""Schedule-free learning: an average of the weights takes the place of a learning rate schedule.
+
+Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2405.15682
+"""
+
+from collections.abc import Mapping
+from math import inf
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ._checks import check_range, check_same_names, check_tensors
+from ._foreach import foreach
+
+__all__ = ["schedule_free_average", "schedule_free_step"]
+
+
+def schedule_free_step(
+    training: Mapping[str, Float[Tensor, " ..."]],
+    base: Mapping[str, Float[Tensor, " ..."]],
+    updates: Mapping[str, Float[Tensor, " ..."]],
+    *,
+    lr: float,
+    weight: float,
+    momentum: float = 0.9,
+) -> tuple[dict[str, Float[Tensor, " ..."]], dict[str, Float[Tensor, " ..."]]]:
+    r"""Compute one step of schedule-free learning around any optimizer.
+
+    With the training weights $y$ (at which gradients are computed), the base weights $z$, and the
+    average $x$, of which only two are stored:
+
+    $$z' = z - \gamma u, \qquad x' = (1 - c)\, x + c\, z', \qquad
+    y' = (1 - \beta)\, z' + \beta x'$$
+
+    Args:
+        training: The training weights $y$ by name.
+        base: The base weights $z$ by the same names; before the first step, $z = y$.
+        updates: The updates $u$ by the same names: gradients at $y$, or what another optimizer
+            makes of them.
+        lr: The learning rate $\gamma$, 0 or more.
+        weight: The weight $c$ of the new base weights in the average, in [0, 1]: 1 / t in step t
+            for a plain mean. With 1, the step is that of the base optimizer.
+        momentum: The interpolation $\beta$ between base weights and average, in (0, 1].
+
+    Returns:
+        The new training weights and the new base weights, by name.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A number is out of range, or names differ.
+
+    Example:
+        >>> import torch
+        >>> y, z, grads = ({"w": torch.tensor([value])} for value in (1.0, 1.0, 2.0))
+        >>> schedule_free_step(y, z, grads, lr=0.25, weight=1.0)
+        ({'w': tensor([0.5000])}, {'w': tensor([0.5000])})
+    """
+    given = {"training": training, "base": base, "updates": updates}
+    for name, tensors in given.items():
+        check_tensors(name, tensors)
+        check_same_names("training", training, name, tensors)
+    check_range("lr", lr, 0, inf, ends="[)")
+    check_range("weight", weight, 0, 1)
+    check_range("momentum", momentum, 0, 1, ends="(]")
+    ys, zs, us = ([tensors[name] for name in training] for tensors in given.values())
+    if not ys:  # torch raises on empty lists
+        return {}, {}
+    moved = foreach("lerp", ys, zs, float(weight))
+    moved = foreach("add", moved, us, alpha=lr * (momentum * (1 - weight) - 1))
+    stepped = foreach("sub", zs, us, alpha=lr)
+    return dict(zip(training, moved, strict=True)), dict(zip(training, stepped, strict=True))
+
+
+def schedule_free_average(
+    training: Mapping[str, Float[Tensor, " ..."]],
+    base: Mapping[str, Float[Tensor, " ..."]],
+    *,
+    momentum: float = 0.9,
+) -> dict[str, Float[Tensor, " ..."]]:
+    r"""Compute the average of the weights, with which a schedule-free model is evaluated.
+
+    $$x = z + \frac{y - z}{\beta}$$
+
+    Args:
+        training: The training weights $y$ by name.
+        base: The base weights $z$ by the same names.
+        momentum: The interpolation $\beta$ of the steps, in (0, 1].
+
+    Returns:
+        The average $x$ by name.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `momentum` is not in (0, 1], or names differ.
+
+    Example:
+        >>> import torch
+        >>> y, z = {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.0])}
+        >>> schedule_free_average(y, z, momentum=0.5)
+        {'w': tensor([2.])}
+    """
+    check_tensors("training", training)
+    check_tensors("base", base)
+    check_same_names("training", training, "base", base)
+    check_range("momentum", momentum, 0, 1, ends="(]")
+    if not training:
+        return {}
+    ys, zs = ([tensors[name] for name in training] for tensors in (training, base))
+    return dict(zip(training, foreach("lerp", ys, zs, 1 - 1 / momentum), strict=True))

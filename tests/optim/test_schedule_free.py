@@ -1,0 +1,440 @@
+"""Schedule-free optimizers against the package `schedulefree`, and runs with them."""
+
+import copy
+from functools import partial
+
+import pytest
+import schedulefree
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+
+import composable.functional as F
+from composable import Callback
+from composable import algorithms as A
+from composable.checkpoint import load_weights
+from composable.optim import AdamWScheduleFree, SGDScheduleFree, cosine
+from tests.support.data import batches
+from tests.support.models import linear, mlp, same, seeded, weights
+from tests.support.runs import PROBLEMS, VISION, make_trainer, plain_loop
+
+SGD = partial(SGDScheduleFree, lr=0.5)
+ADAMW = partial(AdamWScheduleFree, lr=0.05)
+BOTH = pytest.mark.parametrize("make", [SGD, ADAMW], ids=["sgd", "adamw"])
+OPTIONS = [
+    {},
+    {"weight_decay": 0.1},
+    {"warmup_steps": 3},
+    {"warmup_steps": 2, "r": 1.5, "weight_lr_power": 1.0, "weight_decay": 0.01},
+    {"lr": 0.0},
+]
+
+
+def parameters(dtype=torch.float32):
+    shapes = [(3, 4), (4,), (), (2, 1, 3)]
+    return seeded(lambda: [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
+
+
+def step_with(optimizer, params, steps=6):
+    """Step with the same gradients, one of which is missing once, and changing rates."""
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        for i, p in enumerate(params):
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+            if (step, i) == (2, 1):
+                p.grad = None
+        if step == 4:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+        optimizer.step()
+
+
+def groups(params):
+    return [{"params": params[:2]}, {"params": params[2:], "lr": 0.01, "warmup_steps": 4}]
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", ["SGDScheduleFree", "AdamWScheduleFree"])
+def test_training_weights_and_average_have_the_bits_of_the_package(name, options, dtype):
+    ours, theirs = parameters(dtype), parameters(dtype)
+    mine = {"SGDScheduleFree": SGDScheduleFree, "AdamWScheduleFree": AdamWScheduleFree}[name](
+        groups(ours), **options
+    )
+    package = getattr(schedulefree, name)(groups(theirs), **options)
+    package.train()
+
+    step_with(mine, ours)
+    step_with(package, theirs)
+
+    assert same(ours, theirs)
+    mine.eval()
+    package.eval()
+    assert same(ours, theirs)
+    assert not same(ours[:2], parameters(dtype)[:2]) or options == {"lr": 0.0}
+
+
+def test_defaults_are_those_of_the_package():
+    for ours, theirs in (
+        (SGDScheduleFree, schedulefree.SGDScheduleFree),
+        (AdamWScheduleFree, schedulefree.AdamWScheduleFree),
+    ):
+        package = theirs(parameters()).defaults
+        own = ours(parameters()).defaults
+        assert own == {**{k: package[k] for k in own}, "train_mode": True}
+
+
+@pytest.mark.parametrize("name", ["SGDScheduleFree", "AdamWScheduleFree"])
+def test_state_of_the_package_can_be_loaded(name):
+    theirs, ours = parameters(), parameters()
+    package = getattr(schedulefree, name)(theirs)
+    package.train()
+    step_with(package, theirs)
+    package.eval()
+    mine = {"SGDScheduleFree": SGDScheduleFree, "AdamWScheduleFree": AdamWScheduleFree}[name](ours)
+    mine.load_state_dict(copy.deepcopy(package.state_dict()))
+    for p, value in zip(ours, theirs, strict=True):
+        p.data.copy_(value)
+
+    mine.train()
+    package.train()
+    step_with(mine, ours, steps=2)
+    step_with(package, theirs, steps=2)
+
+    assert same(ours, theirs)
+
+
+@given(st.integers(1, 8), st.floats(0.1, 1.0), st.booleans())
+def test_average_is_the_weighted_mean_of_the_base_weights(steps, momentum, rising):
+    (p,) = params = [nn.Parameter(torch.zeros(3, dtype=torch.float64))]
+    optimizer = SGDScheduleFree(params, lr=0.5, momentum=momentum, r=2.0 if rising else 0.0)
+    generator, bases = torch.Generator().manual_seed(steps), []
+    for _ in range(steps):
+        p.grad = torch.randn(3, generator=generator, dtype=torch.float64)
+        optimizer.step()
+        bases.append(optimizer.state[p]["z"].clone())
+
+    shares = torch.arange(1, steps + 1, dtype=torch.float64) ** (2.0 if rising else 0.0)
+
+    mean = (torch.stack(bases) * shares[:, None]).sum(0) / shares.sum()
+    assert_close(optimizer.averaged_weights()[p], mean)
+
+
+@given(st.floats(0, 1), st.floats(0.1, 1.0), st.floats(0, 2))
+def test_step_keeps_the_three_equations(weight, momentum, lr):
+    y, z, u = (
+        {"w": torch.randn(5, generator=torch.Generator().manual_seed(i), dtype=torch.float64)}
+        for i in range(3)
+    )
+    x = F.schedule_free_average(y, z, momentum=momentum)["w"]
+
+    new_y, new_z = F.schedule_free_step(y, z, u, lr=lr, weight=weight, momentum=momentum)
+
+    base = z["w"] - lr * u["w"]
+    average = (1 - weight) * x + weight * base
+    assert_close(new_z["w"], base)
+    assert_close(new_y["w"], (1 - momentum) * base + momentum * average)
+    found = F.schedule_free_average(new_y, new_z, momentum=momentum)["w"]
+    assert_close(found, average)
+
+
+def test_weight_one_is_the_step_of_the_base_optimizer():
+    y, u = {"w": torch.tensor([3.0])}, {"w": torch.tensor([2.0])}
+
+    new_y, new_z = F.schedule_free_step(y, y, u, lr=0.5, weight=1.0)
+
+    assert torch.equal(new_y["w"], torch.tensor([2.0]))
+    assert torch.equal(new_z["w"], new_y["w"])
+
+
+def test_optimizer_takes_the_steps_of_the_function():
+    params = parameters()
+    optimizer = SGDScheduleFree(params, lr=0.25, momentum=0.8)
+    step_with(optimizer, params, steps=2)
+    y = {str(i): p.detach().clone() for i, p in enumerate(params)}
+    z = {str(i): optimizer.state[p]["z"].clone() for i, p in enumerate(params)}
+    for p in params:
+        p.grad = torch.ones_like(p)
+
+    optimizer.step()
+
+    ones = {name: torch.ones_like(one) for name, one in y.items()}
+    expected, _ = F.schedule_free_step(y, z, ones, lr=0.25, weight=1 / 3, momentum=0.8)
+    for p, value in zip(params, expected.values(), strict=True):
+        assert_close(p.detach(), value)
+
+
+# --- a loop of one's own ---
+
+
+@BOTH
+def test_evaluation_mode_changes_nothing_of_training(make):
+    ours, others = parameters(), parameters()
+    first, second = make(ours), make(others)
+    for steps in (2, 1, 3):
+        step_with(first, ours, steps)
+        step_with(second, others, steps)
+        averages = list(first.averaged_weights().values())
+        first.eval()
+        first.eval()
+        assert same(ours, averages)
+        assert same(list(first.averaged_weights().values()), averages)
+        first.train()
+        first.train()
+
+    assert same(ours, others)
+    assert not any("y" in state for state in first.state.values())
+
+
+@BOTH
+def test_step_in_evaluation_mode_is_an_error(make):
+    params = parameters()
+    optimizer = make(params)
+    optimizer.eval()
+
+    with pytest.raises(RuntimeError, match=r"is in evaluation mode: call optimizer\.train\(\)"):
+        optimizer.step()
+
+
+@BOTH
+def test_checkpoint_in_evaluation_mode_resumes_bit_for_bit(make):
+    ours = parameters()
+    optimizer = make(ours)
+    step_with(optimizer, ours, 3)
+    optimizer.eval()
+    saved = copy.deepcopy(([p.detach().clone() for p in ours], optimizer.state_dict()))
+    optimizer.train()
+    step_with(optimizer, ours, 2)
+
+    resumed = [nn.Parameter(p) for p in saved[0]]
+    again = make(resumed)
+    again.load_state_dict(saved[1])
+    again.train()
+    step_with(again, resumed, 2)
+
+    assert same(resumed, ours)
+
+
+@BOTH
+def test_gradients_stay_as_they_are(make):
+    params = parameters()
+    optimizer = make(params, weight_decay=0.5)
+    for p in params:
+        p.grad = torch.ones_like(p)
+
+    optimizer.step()
+
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in params)
+
+
+@BOTH
+def test_complex_parameters_are_pairs_of_real_ones(make):
+    whole = nn.Parameter(torch.tensor([1.0 + 2.0j, -0.5j]))
+    pairs = nn.Parameter(torch.view_as_real(whole.detach()).clone())
+    for p, grad in ((whole, torch.tensor([2.0 - 1.0j, 3.0 + 0j])),):
+        p.grad = grad
+        pairs.grad = torch.view_as_real(grad).clone()
+    make([whole]).step()
+    make([pairs]).step()
+
+    assert torch.equal(torch.view_as_real(whole.detach()), pairs.detach())
+
+
+def test_sparse_gradients_are_refused_by_name():
+    table = nn.Embedding(3, 2, sparse=True)
+    optimizer = SGD(table.parameters())
+    table(torch.tensor([1])).sum().backward()
+
+    with pytest.raises(RuntimeError, match="SGDScheduleFree does not support sparse gradients"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (partial(SGD, lr=-1.0), "lr=-1.0 must be"),
+        (partial(SGD, lr="x"), "lr='x' must be"),
+        (partial(SGD, momentum=0.0), "momentum=0.0 must be"),
+        (partial(SGD, warmup_steps=0.5), "warmup_steps=0.5 must be an integer"),
+        (partial(ADAMW, betas=(0.9, 1.0)), r"betas\[1\]=1.0 must be"),
+        (partial(ADAMW, betas=0.9), "betas=0.9 must be two numbers"),
+        (partial(ADAMW, eps=-1.0), "eps=-1.0 must be"),
+        (partial(ADAMW, r=-1), "r=-1 must be"),
+        (partial(ADAMW, weight_lr_power="2"), "weight_lr_power='2' must be"),
+        (partial(ADAMW, weight_decay=float("nan")), "weight_decay=nan must be"),
+    ],
+)
+def test_invalid_arguments_are_rejected_by_name(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(parameters())
+
+
+def test_invalid_option_of_a_group_is_rejected():
+    with pytest.raises(ValueError, match="momentum=2 must be"):
+        SGD([{"params": parameters(), "momentum": 2}])
+    with pytest.raises(TypeError, match="param_group=3 must be a dictionary"):
+        SGD(parameters()).add_param_group(3)
+
+
+# --- in the Trainer ---
+
+
+@BOTH
+def test_trainer_trains_like_a_plain_loop_and_evaluates_like_the_package(make):
+    model, data = mlp(), batches(24)
+    package = {
+        SGD: partial(schedulefree.SGDScheduleFree, lr=0.5),
+        ADAMW: partial(schedulefree.AdamWScheduleFree, lr=0.05),
+    }[make]
+    optimizer = package(model.parameters())
+    optimizer.train()
+    plain_loop(model, data, optimizer, epochs=1)
+    trained = weights(model)
+    optimizer.eval()
+    model.eval()
+    with torch.no_grad():
+        outputs = [model(x) for x, _ in data]
+        losses = [cross_entropy(out, y) for out, (_, y) in zip(outputs, data, strict=True)]
+
+    trainer = make_trainer(mlp(), data, optimizers=make, eval_dataloader=data, max_duration="1ep")
+    state = trainer.fit()
+
+    assert same(weights(state.model), trained)
+    assert_close(state.metrics["eval"]["loss"], float(torch.stack(losses).mean()))
+    assert same(trainer.predict([x for x, _ in data]), outputs)
+    assert same(weights(trainer.state.model), trained)
+
+
+@BOTH
+def test_weights_for_inference_are_the_average(make, tmp_path):
+    trainer = make_trainer(mlp(), optimizers=make)
+    state = trainer.fit()
+    trainer.save_checkpoint(tmp_path / "weights", weights_only=True)
+    trainer.save_checkpoint(tmp_path / "run")
+    average, training = mlp(), mlp()
+
+    load_weights(average, tmp_path / "weights")
+    load_weights(training, tmp_path / "run")
+
+    assert same(weights(training), weights(state.model))
+    assert not same(weights(average), weights(training))
+    state.optimizers[0].eval()
+    assert same(weights(average), weights(state.model))
+
+
+class EvaluatedModels(Callback):
+    """Records the weights at the end of each evaluation."""
+
+    def __init__(self):
+        self.seen = []
+
+    def eval_end(self, state, logger):
+        self.seen.append(weights(state.model))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
+@BOTH
+def test_run_resumes_bit_for_bit_in_mid_epoch_after_an_evaluation(
+    make, precision, problem, tmp_path
+):
+    recorder = EvaluatedModels()
+    options = {
+        "optimizers": partial(make, warmup_steps=2),
+        "eval_dataloader": problem.batches(),
+        "eval_interval": "1ba",
+        "algorithms": [A.SAM(interval=2), A.GradientClipping("norm", clipping_threshold=0.5)],
+        "max_duration": "5ba",
+        "precision": precision,
+    }
+    whole = problem.trainer(
+        save_folder=tmp_path, save_interval="1ba", callbacks=[recorder], **options
+    ).fit()
+    seen, recorder.seen = recorder.seen, []
+
+    resumed = problem.trainer(load_path=tmp_path / "ep0-ba2", callbacks=[recorder], **options).fit()
+
+    assert resumed.timestamp.batch == whole.timestamp.batch == 5
+    assert same(weights(whole.model), weights(resumed.model))
+    assert all(same(a, b) for a, b in zip(seen[2:], recorder.seen, strict=True))
+    ours, theirs = (run.optimizers[0].state_dict() for run in (whole, resumed))
+    assert ours["param_groups"] == theirs["param_groups"]
+
+
+def test_evaluation_does_not_change_training():
+    plain = make_trainer(mlp(), optimizers=ADAMW).fit()
+
+    evaluated = make_trainer(
+        mlp(), optimizers=ADAMW, eval_dataloader=batches(8), eval_interval="1ba"
+    ).fit()
+
+    assert same(weights(plain.model), weights(evaluated.model))
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, outputs, targets):
+        return cross_entropy(outputs * self.scale, targets)
+
+
+def test_parameters_of_the_loss_are_averaged_in_evaluations():
+    loss, data = Scaled(), batches(8)
+    trainer = make_trainer(mlp(), data, optimizers=ADAMW, loss_fn=loss, eval_dataloader=data)
+    state = trainer.fit()
+    trained = loss.scale.item()
+
+    found = trainer.eval()["eval"]["loss"]
+
+    assert loss.scale.item() == trained
+    state.optimizers[0].eval()
+    state.model.eval()
+    assert loss.scale.item() != trained
+    with torch.no_grad():
+        expected = torch.stack([loss(state.model(x), y) for x, y in data]).mean()
+    assert_close(found, float(expected))
+
+
+def test_optimizer_in_evaluation_mode_is_switched_to_training():
+    model = linear()
+    optimizer = SGD(model.parameters())
+    optimizer.eval()
+
+    make_trainer(model, optimizers=optimizer).fit()
+
+    assert optimizer.param_groups[0]["k"] == 6
+
+
+def test_schedule_beside_it_warns():
+    with pytest.warns(UserWarning, match="SGDScheduleFree needs no schedule"):
+        make_trainer(optimizers=SGD, schedulers=cosine())
+
+
+def test_second_average_beside_it_warns():
+    with pytest.warns(UserWarning, match="contains EMA, and SGDScheduleFree averages the weights"):
+        make_trainer(optimizers=SGD, algorithms=[A.EMA(half_life="2ba")])
+
+
+def test_new_parameters_of_a_surgery_start_anew():
+    trainer = VISION.trainer(
+        optimizers=ADAMW,
+        algorithms=[A.SqueezeExcite(min_channels=1, latent_channels=2)],
+        eval_dataloader=VISION.batches(),
+    )
+
+    state = trainer.fit()
+
+    names = {
+        name for name, p in state.model.named_parameters() if "z" in state.optimizers[0].state[p]
+    }
+    assert names == {name for name, _ in state.model.named_parameters()}
