@@ -2,8 +2,9 @@
 
 The model has two layers, a width of 128, 4 heads and learned positions. It trains on windows of 256
 bytes, four at a time, with AdamW, 5 % warm-up and linear decay, and is evaluated on files that it
-isn't trained on. The arm "schedule-free" has no decay, and "muon" the schedule of AdamW. With a batch size warm-up it sees the same windows, one at a time at first. Each
-arm gets the same learning rates. The time is the CPU time of the fit.
+isn't trained on. The arm "schedule-free" has no decay, and "muon" the schedule of AdamW. With a
+batch size warm-up it sees the same windows, one at a time at first. Each arm gets the same learning
+rates. The time is the CPU time of the fit.
 
     python benchmarks/language.py plain rotary --seeds 3
 
