@@ -120,6 +120,23 @@ def mixup() -> list[Candidates]:
     ]
 
 
+def alternating_flip() -> list[Candidates]:
+    """Compare with flips by hand, and with the draw alone."""
+    images, _ = batch()
+    indices = torch.arange(64)
+    flipped = F.draw_alternating_flip(indices, epoch=1)
+    where = flipped.reshape(-1, 1, 1, 1)
+    return [
+        {
+            "torch.where of the flipped images": lambda: torch.where(
+                where, images.flip(-1), images
+            ),
+            "alternating_flip": lambda: F.alternating_flip(images, indices, epoch=1),
+            "draw_alternating_flip": lambda: F.draw_alternating_flip(indices, epoch=1),
+        }
+    ]
+
+
 def cutmix() -> list[Candidates]:
     """Compare with a box pasted by hand, per batch and per example; and the draw."""
     images, labels = batch()
@@ -647,7 +664,7 @@ def gated_linear_units() -> list[Candidates]:
 METHODS = {
     method.__name__: method
     for method in (
-        *(mixup, cutmix, cutout, colout, resize_batch, set_sequence_length),
+        *(mixup, alternating_flip, cutmix, cutout, colout, resize_batch, set_sequence_length),
         *(smooth_labels, select_using_loss, blurpool, factorize, frozen_layers, ema, swa),
         *(sam_perturbation, clip_gradients),
         *(ghost_batchnorm, squeeze_excite, weight_standardization, stochastic_depth),

@@ -6,6 +6,7 @@ from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
     from composable.algorithms.alibi import Alibi as Alibi
+    from composable.algorithms.alternating_flip import AlternatingFlip as AlternatingFlip
     from composable.algorithms.augmix import AugMix as AugMix
     from composable.algorithms.blurpool import BlurPool as BlurPool
     from composable.algorithms.channels_last import ChannelsLast as ChannelsLast

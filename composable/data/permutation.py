@@ -5,11 +5,11 @@ from math import isqrt
 from torch import Tensor
 
 from composable.core.key import Key
+from composable.functional._hashing import hash_integers
 
 __all__ = ["permute"]
 
 _ROUNDS = 8
-_POSITIVE = 2**63 - 1
 
 
 def permute(positions: Tensor, length: int, key: Key) -> Tensor:
@@ -37,7 +37,7 @@ def permute(positions: Tensor, length: int, key: Key) -> Tensor:
     """
     columns = isqrt(length - 1) + 1
     rows = -(-length // columns)
-    seeds = [_signed(key.fold(number).seed) for number in range(_ROUNDS)]
+    seeds = [key.fold(number).seed for number in range(_ROUNDS)]
     new = _shuffle(positions, rows, columns, seeds)
     while len(outside := (new >= length).nonzero().flatten()):
         new[outside] = _shuffle(new[outside], rows, columns, seeds)
@@ -47,24 +47,6 @@ def permute(positions: Tensor, length: int, key: Key) -> Tensor:
 def _shuffle(positions: Tensor, rows: int, columns: int, seeds: list[int]) -> Tensor:
     row, column = positions // columns, positions % columns
     for row_seed, column_seed in zip(seeds[::2], seeds[1::2], strict=True):
-        row = (row + _hash(column, row_seed)) % rows
-        column = (column + _hash(row, column_seed)) % columns
+        row = (row + hash_integers(column, row_seed)) % rows
+        column = (column + hash_integers(row, column_seed)) % columns
     return row * columns + column
-
-
-def _hash(numbers: Tensor, seed: int) -> Tensor:
-    """Hash numbers to integers below 2**62, by the function of SplitMix64; products wrap around."""
-    mixed = numbers * _signed(0x9E3779B97F4A7C15) + seed
-    mixed = (mixed ^ _shifted(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ _shifted(mixed, 27)) * _signed(0x94D049BB133111EB)
-    return _shifted(mixed ^ _shifted(mixed, 31), 2)
-
-
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Shift to the right, and fill with zeros."""
-    return (numbers >> bits) & (_POSITIVE >> (bits - 1))
-
-
-def _signed(number: int) -> int:
-    """Reinterpret an unsigned 64-bit integer as a signed one."""
-    return number - 2**64 if number > _POSITIVE else number

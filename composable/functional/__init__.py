@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ._warnings import NoEffectWarning as NoEffectWarning
     from .alibi import alibi as alibi
     from .alibi import register_alibi as register_alibi
+    from .alternating_flip import alternating_flip as alternating_flip
+    from .alternating_flip import apply_alternating_flip as apply_alternating_flip
+    from .alternating_flip import draw_alternating_flip as draw_alternating_flip
     from .augmix import AugMixDraw as AugMixDraw
     from .augmix import apply_augmix as apply_augmix
     from .augmix import augmix as augmix

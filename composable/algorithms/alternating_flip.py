@@ -1,0 +1,59 @@
+"""Alternating flip, as an algorithm."""
+
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.data.indexed import indices_of
+from composable.functional import apply_alternating_flip, draw_alternating_flip
+from composable.functional._checks import check_tensor
+from composable.functional._spatial import is_dense
+
+__all__ = ["AlternatingFlip"]
+
+
+def check_index_key(_: Any, attribute: Any, value: Any) -> None:
+    """Check the place of the indices in a batch."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, str))):
+        raise TypeError(
+            f"{attribute.name}={value!r} must be an index (2), a name ('index'), or None, where "
+            "composable.data.Indexed puts the indices."
+        )
+
+
+@attrs.frozen(repr=False)
+class AlternatingFlip(Algorithm):
+    """Flip images in every other epoch: see `composable.functional.alternating_flip`.
+
+    Batches must have the indices of their examples: see `composable.data.Indexed`. Dense targets of
+    the same height and width are flipped with their images.
+
+    Args:
+        index_key: The place of the indices in the batch, an index or a name. By default that of
+            `Indexed`.
+    """
+
+    index_key: int | str | None = attrs.field(default=None, validator=check_index_key)
+
+    events = frozenset({Event.AFTER_DATALOADER})
+    stage = Stage.AUGMENT
+    reads = frozenset({"batch", "key", "timestamp"})
+    writes = frozenset({"batch"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Flip some images of the batch."""
+        images, targets = state.inputs, state.targets
+        check_tensor("inputs", images)
+        draw = draw_alternating_flip(
+            indices_of(state.batch, self.index_key, self.name),
+            epoch=state.timestamp.epoch,
+            seed=state.key.fold(self.name).seed >> 1,
+        )
+        parts = {"inputs": apply_alternating_flip(images, draw)}
+        if isinstance(targets, Tensor) and is_dense(targets, images.shape[2:]):
+            parts["targets"] = apply_alternating_flip(targets, draw)
+        return state.with_batch(**parts)
