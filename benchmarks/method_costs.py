@@ -369,6 +369,12 @@ def weight_standardization() -> list[Candidates]:
     return steps_with(F.weight_standardization, "weight_standardization")
 
 
+def whiten_first_layer() -> list[Candidates]:
+    """Compare steps with a frozen first layer."""
+    sample = torch.randn(1000, 3, 64, 64)
+    return steps_with(partial(F.whiten_first_layer, inputs=sample), "whiten_first_layer")
+
+
 def stochastic_depth() -> list[Candidates]:
     """Compare steps that drop half of the blocks, or the residuals of half of the examples."""
     model, (images, labels) = network(), batch()
@@ -667,7 +673,13 @@ METHODS = {
         *(mixup, alternating_flip, cutmix, cutout, colout, resize_batch, set_sequence_length),
         *(smooth_labels, select_using_loss, blurpool, factorize, frozen_layers, ema, swa),
         *(sam_perturbation, clip_gradients),
-        *(ghost_batchnorm, squeeze_excite, weight_standardization, stochastic_depth),
+        *(
+            ghost_batchnorm,
+            squeeze_excite,
+            weight_standardization,
+            whiten_first_layer,
+            stochastic_depth,
+        ),
         *(gyro_dropout, channels_last, randaugment),
         *(alibi, rotary, gated_linear_units, linear_cross_entropy, pack_documents),
     )

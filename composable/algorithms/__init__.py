@@ -43,5 +43,6 @@ if TYPE_CHECKING:
     from composable.algorithms.weight_standardization import (
         WeightStandardization as WeightStandardization,
     )
+    from composable.algorithms.whitened_first_layer import WhitenedFirstLayer as WhitenedFirstLayer
 else:
     export_lazily(__name__)

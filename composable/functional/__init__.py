@@ -117,5 +117,7 @@ if TYPE_CHECKING:
     from .weight_standardization import StandardizedWeight as StandardizedWeight
     from .weight_standardization import standardize_weight as standardize_weight
     from .weight_standardization import weight_standardization as weight_standardization
+    from .whiten_first_layer import whiten_first_layer as whiten_first_layer
+    from .whiten_first_layer import whitening_filters as whitening_filters
 else:
     export_lazily(__name__)
