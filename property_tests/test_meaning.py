@@ -101,7 +101,10 @@ def test_an_algorithm_shows_its_hyperparameters(case, data):
     assert repr(algorithm) == f"{case.name}({', '.join(shown)})"
 
 
-@pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
+OF_TRAINING = [one for one in ALGORITHMS if Event.EVAL_BATCH_START not in one.example.events]
+
+
+@pytest.mark.parametrize("case", OF_TRAINING, ids=repr)
 def test_evaluation_sees_the_examples_as_they_are(case):
     problem = next(problem for problem in PROBLEMS if case.acts_on(problem))
     batches, seen = problem.batches(), Watch(Event.EVAL_BEFORE_FORWARD, read=lambda s: s.batch)

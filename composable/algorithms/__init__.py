@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from composable.algorithms.cutout import CutOut as CutOut
     from composable.algorithms.ema import EMA as EMA
     from composable.algorithms.factorize import Factorize as Factorize
+    from composable.algorithms.fixres import FixRes as FixRes
     from composable.algorithms.gated_linear_units import GatedLinearUnits as GatedLinearUnits
     from composable.algorithms.ghost_batchnorm import GhostBatchNorm as GhostBatchNorm
     from composable.algorithms.gradient_clipping import GradientClipping as GradientClipping

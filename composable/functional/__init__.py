@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from .ema import ema as ema
     from .ema import ema_smoothing as ema_smoothing
     from .factorize import factorize as factorize
+    from .fixres import fixres as fixres
+    from .fixres import fixres_scale as fixres_scale
     from .frozen_layers import FrozenLayers as FrozenLayers
     from .frozen_layers import frozen_layers as frozen_layers
     from .gated_linear_units import gated_linear_units as gated_linear_units

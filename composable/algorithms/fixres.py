@@ -1,0 +1,55 @@
+"""FixRes, as an algorithm."""
+
+from math import inf
+
+import attrs
+from torch import Tensor
+
+from composable.algorithms._validators import at_least, in_range
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import fixres
+from composable.functional._spatial import is_dense
+
+__all__ = ["FixRes"]
+
+
+@attrs.frozen(repr=False)
+class FixRes(Algorithm):
+    """Evaluate and predict at a higher resolution: see `composable.functional.fixres`.
+
+    Training does not change. Targets that have a value for each pixel are an error.
+
+    Args:
+        scale_factor: The resolution as a multiple of that of the images of the loader, above 0.
+        size_increment: New lengths are the nearest multiples of this.
+    """
+
+    scale_factor: float = attrs.field(default=1.25, validator=in_range(0, inf, ends="()"))
+    size_increment: int = attrs.field(default=1, validator=at_least(1))
+
+    events = frozenset({Event.EVAL_BATCH_START, Event.PREDICT_BATCH_START})
+    stage = Stage.RESIZE
+    reads = frozenset({"batch"})
+    writes = frozenset({"batch"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Resize the inputs of the batch."""
+        inputs = fixres(
+            state.inputs, scale_factor=self.scale_factor, size_increment=self.size_increment
+        )
+        if event is Event.EVAL_BATCH_START and self.scale_factor != 1:
+            self._check_targets(state)
+        if state.batch is state.inputs:  # a prediction of a batch without targets
+            return state.evolve(batch=inputs)
+        return state.with_batch(inputs=inputs)
+
+    def _check_targets(self, state: State) -> None:
+        targets = state.targets
+        if isinstance(targets, Tensor) and is_dense(targets, state.inputs.shape[2:]):
+            raise ValueError(
+                f"{self.name} can't resize targets {tuple(targets.shape)} that have a value for "
+                "each pixel: resize the outputs in your model, and call "
+                "composable.functional.fixres there."
+            )

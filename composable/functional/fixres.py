@@ -1,0 +1,111 @@
+"""FixRes: evaluate at a higher resolution than that of training.
+
+Touvron, Vedaldi, Douze and Jégou, "Fixing the train-test resolution discrepancy", NeurIPS 2019,
+https://arxiv.org/abs/1906.06423
+"""
+
+from collections.abc import Sequence
+from math import floor, inf
+
+from jaxtyping import Shaped
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ._checks import check_count, check_range
+from ._foreach import compute_dtype
+from ._spatial import check_spatial
+
+__all__ = ["fixres", "fixres_scale"]
+
+_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def fixres(
+    inputs: Shaped[Tensor, "batch channels *size"],
+    *,
+    scale_factor: float = 1.25,
+    size_increment: int = 1,
+) -> Shaped[Tensor, "batch channels *large"]:
+    """Resize the images of an evaluation to a multiple of the resolution of training.
+
+    Args:
+        inputs: Images `[batch, channels, height, width]`, signals or volumes, of any dtype.
+        scale_factor: The new length of a side as a multiple of the old one, above 0. At 1 the
+            images stay as they are. `fixres_scale` computes it.
+        size_increment: New lengths are the nearest multiples of this, at least one.
+
+    Returns:
+        The interpolated images, with the dtype, device and memory layout of `inputs`. Integers are
+        rounded.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `scale_factor` is not above 0, `size_increment` is below 1, or the inputs have
+            no spatial dimension.
+
+    Example:
+        >>> fixres(torch.rand(2, 3, 8, 8), scale_factor=1.25).shape
+        torch.Size([2, 3, 10, 10])
+    """
+    check_spatial("inputs", inputs)
+    check_range("scale_factor", scale_factor, 0, inf, ends="()")
+    check_count("size_increment", size_increment, 1)
+    if scale_factor == 1:
+        return inputs
+    new = [
+        max(floor(length * scale_factor / size_increment + 0.5), 1) * size_increment
+        for length in inputs.shape[2:]
+    ]
+    exact = interpolate(
+        inputs.to(compute_dtype(inputs.dtype)),
+        size=new,
+        mode=_MODES[len(new)],
+        antialias=scale_factor < 1 and len(new) == 2,
+    )
+    return (exact if inputs.is_floating_point() else exact.round()).to(inputs.dtype)
+
+
+def fixres_scale(
+    *, area: Sequence[float] = (0.08, 1.0), test_crop: float = 0.875, train_zoom: float = 1.0
+) -> float:
+    r"""Compute the test resolution at which objects appear as large as in training.
+
+    A random resized crop of training shows a region whose area is uniform in $[a, b]$ of the image,
+    and so enlarges objects; a central crop of a test shows the share $c$ of each side. Objects
+    appear equally large if the resolution of the test is
+
+    $$\frac{c}{\mathbb{E}[\sigma]}, \qquad
+    \mathbb{E}[\sigma] = \frac{2}{3} \cdot \frac{b^{3/2} - a^{3/2}}{b - a}$$
+
+    times that of training.
+
+    Args:
+        area: The smallest and the largest area $a, b$ of a random resized crop, as shares of the
+            image, in (0, 1]: `scale` of torchvision's `RandomResizedCrop`.
+        test_crop: The share $c$ of each side that the central crop of a test shows, in (0, 1].
+        train_zoom: A further enlargement of objects in training, above 0.
+
+    Returns:
+        The scale factor for `fixres`.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A number is out of range, or the smallest area is above the largest.
+
+    Example:
+        >>> round(fixres_scale(), 3)
+        1.235
+        >>> fixres_scale(area=(1.0, 1.0), test_crop=1.0)
+        1.0
+    """
+    if not isinstance(area, (tuple, list)) or len(area) != 2:
+        raise TypeError(f"area={area!r} must be two numbers, such as (0.08, 1.0).")
+    for i, one in enumerate(area):
+        check_range(f"area[{i}]", one, 0, 1, ends="(]")
+    low, high = area
+    if low > high:
+        raise ValueError(f"area={area!r} must be the smallest area first, such as (0.08, 1.0).")
+    check_range("test_crop", test_crop, 0, 1, ends="(]")
+    check_range("train_zoom", train_zoom, 0, inf, ends="()")
+    side = high**0.5 if low == high else 2 / 3 * (high**1.5 - low**1.5) / (high - low)
+    return float(train_zoom * test_crop / side)
