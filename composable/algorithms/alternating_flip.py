@@ -1,28 +1,17 @@
 """Alternating flip, as an algorithm."""
 
-from typing import Any
-
 import attrs
 from torch import Tensor
 
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
-from composable.data.indexed import indices_of
+from composable.data.indexed import check_index_key, indices_of
 from composable.functional import apply_alternating_flip, draw_alternating_flip
 from composable.functional._checks import check_tensor
 from composable.functional._spatial import is_dense
 
 __all__ = ["AlternatingFlip"]
-
-
-def check_index_key(_: Any, attribute: Any, value: Any) -> None:
-    """Check the place of the indices in a batch."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, str))):
-        raise TypeError(
-            f"{attribute.name}={value!r} must be an index (2), a name ('index'), or None, where "
-            "composable.data.Indexed puts the indices."
-        )
 
 
 @attrs.frozen(repr=False)

@@ -7,6 +7,8 @@ from composable._lazy import export_lazily
 if TYPE_CHECKING:
     from composable.data.batch_size_warmup import BatchSizeWarmupSampler as BatchSizeWarmupSampler
     from composable.data.indexed import Indexed as Indexed
+    from composable.data.infobatch import InfoBatch as InfoBatch
+    from composable.data.infobatch import InfoBatchSampler as InfoBatchSampler
     from composable.data.order import MovedGeneratorWarning as MovedGeneratorWarning
     from composable.data.order import ReplayedBatchesWarning as ReplayedBatchesWarning
     from composable.data.order import get_generator_states as get_generator_states

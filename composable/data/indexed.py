@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from composable.core.batch import describe
 
-__all__ = ["Indexed", "indices_of"]
+__all__ = ["Indexed", "check_index_key", "indices_of"]
 
 
 class Indexed(Dataset[Any]):
@@ -84,3 +84,12 @@ def indices_of(batch: Any, key: int | str | None, owner: str) -> Tensor:
             "index_key=, the place of the indices in the batch."
         )
     return found  # type: ignore[no-any-return]
+
+
+def check_index_key(_: Any, attribute: Any, value: Any) -> None:
+    """Check the place of the indices in a batch."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, str))):
+        raise TypeError(
+            f"{attribute.name}={value!r} must be an index (2), a name ('index'), or None, where "
+            "composable.data.Indexed puts the indices."
+        )

@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from .ghost_batchnorm import ghost_batchnorm as ghost_batchnorm
     from .gyro_dropout import GyroDropoutLayer as GyroDropoutLayer
     from .gyro_dropout import gyro_dropout as gyro_dropout
+    from .infobatch import Pruning as Pruning
+    from .infobatch import apply_infobatch as apply_infobatch
+    from .infobatch import draw_infobatch as draw_infobatch
+    from .infobatch import infobatch as infobatch
     from .jensen_shannon_loss import jensen_shannon_loss as jensen_shannon_loss
     from .layers import BlurConv1d as BlurConv1d
     from .layers import BlurConv2d as BlurConv2d

@@ -443,6 +443,8 @@ OTHERS: list[Any] = [
     (optim.PolynomialWithWarmupScheduler, given(t_warmup="1ep")),
     (optim.StepScheduler, given(step_size="2ep")),
     (data.GlobalBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
+    (data.InfoBatch, given(sampler=data.InfoBatchSampler(4, batch_size=2, seed=3))),
+    (data.InfoBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.Indexed, given(dataset=[1, 2])),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
     (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
