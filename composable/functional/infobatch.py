@@ -119,7 +119,7 @@ def apply_infobatch(
     if draw.shape != losses.shape or draw.dtype is not torch.bool:
         raise ValueError(
             f"draw of shape {tuple(draw.shape)} and dtype {draw.dtype} must be that of "
-            f"draw_infobatch({len(losses)})."
+            f"draw_infobatch({len(losses)}), for as many examples as losses has."
         )
     low = losses < losses.nanmean()
     weights = torch.ones_like(losses).masked_fill(low, 1 / (1 - prune))

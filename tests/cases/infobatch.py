@@ -33,7 +33,7 @@ CASE = Case(
         group=COMPUTE,
         summary="prunes examples with a low loss, without a bias of the gradient",
         changes="epochs: fewer examples with a low loss, of larger weight",
-        cost="fewer steps: × 0.6 to × 0.8 of those of an epoch",
+        cost="not measured",
         evidence="paper: [Qin et al. 2023](https://arxiv.org/abs/2303.04947)",
         use_for="runs of many epochs in which many examples are learned early",
     ),
