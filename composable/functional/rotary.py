@@ -43,10 +43,11 @@ def rotary(
 ) -> nn.Module:
     """Replace learned position embeddings by rotations of the queries and keys.
 
-    `rotary_embedding` has the formula. The function converts GPT-2 of Hugging Face, with each
-    `attn_implementation`, with caches and with `position_ids`. `register_rotary` adds other
-    classes. Learned position embeddings are removed from the state dict, and no buffer is added;
-    all other keys stay the same. Cross-attention is not changed.
+    `rotary_embedding` has the formula. The function converts GPT-2, BERT, DistilBERT, RoBERTa and
+    XLM-RoBERTa of Hugging Face, with each `attn_implementation`, with caches and as decoders.
+    GPT-2 takes `position_ids`; in the others, positions count from the start of a row.
+    `register_rotary` adds other classes. Learned position embeddings are removed from the state
+    dict, and no buffer is added; all other keys stay the same. Cross-attention is not changed.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

@@ -536,8 +536,8 @@ LONG = "Minutes of checks for each call; its arguments have tests of their own."
 NOT_CALLED = {
     **dict.fromkeys(
         ("AugMixDraw", "ColOutDraw", "CutMixDraw", "CutOutDraw", "MixUpDraw", "RandAugmentDraw",
-         "ResizeDraw", "FrozenLayers", "Pruning", "MixedBatch", "MixedTargets", "ResizedBatch", "Broken",
-         "Contents", "FileRecord", "Found", "LoadedWeights", "Manifest", "Caveat", "Timeline",
+         "ResizeDraw", "FrozenLayers", "MixedBatch", "MixedTargets", "ResizedBatch", "Broken",
+         "Pruning", "Contents", "FileRecord", "Found", "LoadedWeights", "Manifest", "Caveat", "Timeline",
          "LoopAdapter", "AlgorithmReport", "Answer", "FunctionReport", "FactorizedLayer",
          "ModelLoss", "TargetLoss"),
         RESULT,

@@ -111,7 +111,7 @@ class NoRotation(NoPositions):
         return hidden_states.new_ones(1, 1, 1), hidden_states.new_zeros(1, 1, 1)
 
 
-class _WithoutPositions(nn.Module):
+class WithoutPositions(nn.Module):
     """The embeddings of BERT and RoBERTa, for sequences that are longer than their tables."""
 
     def forward(
@@ -203,7 +203,7 @@ def _convert_attention(attention: Any, max_sequence_length: int) -> nn.Module:
 
 
 def _convert_embeddings(embeddings: nn.Module, max_sequence_length: int) -> nn.Module:
-    new = reclass(embeddings, _WithoutPositions, prefix="Alibi")
+    new = reclass(embeddings, WithoutPositions, prefix="Alibi")
     new.position_embeddings = NoPositions()
     return new  # type: ignore[no-any-return]
 
@@ -223,26 +223,26 @@ def _remove_rotation(model: nn.Module, max_sequence_length: int) -> nn.Module:
     return model
 
 
-def _named(family: str, conversions: dict[str, Any]) -> dict[type | str, Any]:
+def named(family: str, conversions: dict[str, Any]) -> dict[type | str, Any]:
     module = f"transformers.models.{family}.modeling_{family}"
     return {f"{module}.{name}": conversion for name, conversion in conversions.items()}
 
 
 CONVERSIONS: dict[type | str, Callable[[Any, int], nn.Module]] = {
-    **_named("bert", {"BertEmbeddings": _convert_embeddings}),
-    **_named("bert", {"BertSelfAttention": _convert_attention}),
-    **_named("roberta", {"RobertaEmbeddings": _convert_embeddings}),
-    **_named("roberta", {"RobertaSelfAttention": _convert_attention}),
-    **_named("xlm_roberta", {"XLMRobertaEmbeddings": _convert_embeddings}),
-    **_named("xlm_roberta", {"XLMRobertaSelfAttention": _convert_attention}),
-    **_named("distilbert", {"Embeddings": _remove_table}),
-    **_named("distilbert", {"DistilBertSelfAttention": _convert_attention}),
-    **_named("gpt2", {"GPT2Model": _convert_gpt2, "GPT2Attention": _convert_attention}),
-    **_named("gpt_neox", {"GPTNeoXModel": _remove_rotation}),
-    **_named("gpt_neox", {"GPTNeoXAttention": _convert_attention}),
-    **_named("llama", {"LlamaModel": _remove_rotation, "LlamaAttention": _convert_attention}),
-    **_named("mistral", {"MistralModel": _remove_rotation}),
-    **_named("mistral", {"MistralAttention": _convert_attention}),
-    **_named("qwen2", {"Qwen2Model": _remove_rotation, "Qwen2Attention": _convert_attention}),
-    **_named("qwen3", {"Qwen3Model": _remove_rotation, "Qwen3Attention": _convert_attention}),
+    **named("bert", {"BertEmbeddings": _convert_embeddings}),
+    **named("bert", {"BertSelfAttention": _convert_attention}),
+    **named("roberta", {"RobertaEmbeddings": _convert_embeddings}),
+    **named("roberta", {"RobertaSelfAttention": _convert_attention}),
+    **named("xlm_roberta", {"XLMRobertaEmbeddings": _convert_embeddings}),
+    **named("xlm_roberta", {"XLMRobertaSelfAttention": _convert_attention}),
+    **named("distilbert", {"Embeddings": _remove_table}),
+    **named("distilbert", {"DistilBertSelfAttention": _convert_attention}),
+    **named("gpt2", {"GPT2Model": _convert_gpt2, "GPT2Attention": _convert_attention}),
+    **named("gpt_neox", {"GPTNeoXModel": _remove_rotation}),
+    **named("gpt_neox", {"GPTNeoXAttention": _convert_attention}),
+    **named("llama", {"LlamaModel": _remove_rotation, "LlamaAttention": _convert_attention}),
+    **named("mistral", {"MistralModel": _remove_rotation}),
+    **named("mistral", {"MistralAttention": _convert_attention}),
+    **named("qwen2", {"Qwen2Model": _remove_rotation, "Qwen2Attention": _convert_attention}),
+    **named("qwen3", {"Qwen3Model": _remove_rotation, "Qwen3Attention": _convert_attention}),
 }

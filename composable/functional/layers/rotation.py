@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .._checks import check_count, check_flag, check_place, check_range, check_tensor
 from .._reclass import reclass
-from .attention_bias import NoPositions
+from .attention_bias import NoPositions, WithoutPositions, named
 
 __all__ = ["Rotation", "rotary_embedding", "rotary_tables", "rotate_pairs"]
 
@@ -234,23 +234,28 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     )
 
 
-class _Rotated(nn.Module):
-    """The projection to queries, keys and values of GPT-2; a base before the class of it."""
+class _Projection(nn.Module):
+    """The projection to queries or to keys; a base before the class of it."""
 
     rotary: Rotation
     heads: int
     positions: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = super().forward(x).chunk(3, -1)
+        return self.rotated(super().forward(x))
+
+    def rotated(self, part: Tensor) -> Tensor:
         at = self.positions.unsqueeze(-2)  # the same for all heads
-        query, key = (
-            self.rotary(part.unflatten(-1, (self.heads, -1)).transpose(-2, -3), positions=at)
-            .transpose(-2, -3)
-            .flatten(-2)
-            for part in (query, key)
-        )
-        return torch.cat([query, key, value], -1)
+        by_head = part.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        return self.rotary(by_head, positions=at).transpose(-2, -3).flatten(-2)
+
+
+class _Rotated(_Projection):
+    """The projection to queries, keys and values of GPT-2; a base before the class of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = super(_Projection, self).forward(x).chunk(3, -1)
+        return torch.cat([self.rotated(query), self.rotated(key), value], -1)
 
 
 class _RotaryGPT2(nn.Module):
@@ -274,12 +279,55 @@ class _RotaryGPT2(nn.Module):
             self.c_attn.positions = None
 
 
+class _RotaryBert(nn.Module):
+    """Self-attention of BERT that rotates queries and keys; a base before the class of it."""
+
+    projections: tuple[str, str]
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        past = 0 if cache is None else cache.get_seq_length(getattr(self, "layer_idx", 0))
+        length, device = hidden_states.shape[1], hidden_states.device
+        rotated = [getattr(self, name) for name in self.projections]
+        for projection in rotated:
+            projection.positions = past + torch.arange(length, device=device).unsqueeze(0)
+        try:
+            return super().forward(hidden_states, *args, **kwargs)
+        finally:
+            for projection in rotated:
+                projection.positions = None
+
+
 def _convert_attention(attention: Any, rotation: Rotation) -> nn.Module:
     new: Any = reclass(attention, _RotaryGPT2, prefix="Rotary")
-    new.c_attn = reclass(new.c_attn, _Rotated, prefix="Rotary")
-    new.c_attn.rotary, new.c_attn.heads = rotation, attention.num_heads
-    new.c_attn.positions = None
+    new.c_attn = _convert_projection(new.c_attn, _Rotated, rotation, attention.num_heads)
     return new  # type: ignore[no-any-return]
+
+
+def _convert_bert(attention: Any, rotation: Rotation) -> nn.Module:
+    new: Any = reclass(attention, _RotaryBert, prefix="Rotary")
+    new.projections = ("query", "key") if hasattr(new, "query") else ("q_lin", "k_lin")
+    heads = new.num_attention_heads if hasattr(new, "query") else new.n_heads
+    for name in new.projections:
+        setattr(new, name, _convert_projection(getattr(new, name), _Projection, rotation, heads))
+    return new  # type: ignore[no-any-return]
+
+
+def _convert_projection(
+    projection: Any, kind: type[nn.Module], rotation: Rotation, heads: int
+) -> nn.Module:
+    new: Any = reclass(projection, kind, prefix="Rotary")
+    new.rotary, new.heads, new.positions = rotation, heads, None
+    return new  # type: ignore[no-any-return]
+
+
+def _convert_embeddings(embeddings: nn.Module, rotation: Rotation) -> nn.Module:
+    return _remove_table(reclass(embeddings, WithoutPositions, prefix="Rotary"), rotation)
+
+
+def _remove_table(embeddings: nn.Module, rotation: Rotation) -> nn.Module:
+    embeddings.position_embeddings = NoPositions()
+    return embeddings
 
 
 def _convert_model(model: Any, rotation: Rotation) -> nn.Module:
@@ -287,8 +335,14 @@ def _convert_model(model: Any, rotation: Rotation) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-_GPT2 = "transformers.models.gpt2.modeling_gpt2"
 CONVERSIONS: dict[type | str, Callable[[Any, Rotation], nn.Module]] = {
-    f"{_GPT2}.GPT2Model": _convert_model,
-    f"{_GPT2}.GPT2Attention": _convert_attention,
+    **named("gpt2", {"GPT2Model": _convert_model, "GPT2Attention": _convert_attention}),
+    **named("bert", {"BertEmbeddings": _convert_embeddings}),
+    **named("bert", {"BertSelfAttention": _convert_bert}),
+    **named("roberta", {"RobertaEmbeddings": _convert_embeddings}),
+    **named("roberta", {"RobertaSelfAttention": _convert_bert}),
+    **named("xlm_roberta", {"XLMRobertaEmbeddings": _convert_embeddings}),
+    **named("xlm_roberta", {"XLMRobertaSelfAttention": _convert_bert}),
+    **named("distilbert", {"Embeddings": _remove_table}),
+    **named("distilbert", {"DistilBertSelfAttention": _convert_bert}),
 }
