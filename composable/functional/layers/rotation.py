@@ -246,7 +246,7 @@ class _Projection(nn.Module):
 
     def rotated(self, part: Tensor) -> Tensor:
         at = self.positions.unsqueeze(-2)  # the same for all heads
-        by_head = part.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        by_head = part.reshape(*part.shape[:-1], self.heads, -1).transpose(-2, -3)
         return self.rotary(by_head, positions=at).transpose(-2, -3).flatten(-2)
 
 
