@@ -537,9 +537,9 @@ NOT_CALLED = {
     **dict.fromkeys(
         ("AugMixDraw", "ColOutDraw", "CutMixDraw", "CutOutDraw", "MixUpDraw", "RandAugmentDraw",
          "ResizeDraw", "FrozenLayers", "MixedBatch", "MixedTargets", "ResizedBatch", "Broken",
-         "Pruning", "Contents", "FileRecord", "Found", "LoadedWeights", "Manifest", "Caveat", "Timeline",
-         "LoopAdapter", "AlgorithmReport", "Answer", "FunctionReport", "FactorizedLayer",
-         "ModelLoss", "TargetLoss"),
+         "Pruning", "Contents", "FileRecord", "Found", "LoadedWeights", "Manifest", "Caveat",
+         "Timeline", "LoopAdapter", "AlgorithmReport", "Answer", "FunctionReport",
+         "FactorizedLayer", "ModelLoss", "TargetLoss"),
         RESULT,
     ),
     **dict.fromkeys(("Control", "Event", "Stage", "TimeUnit"), NAMES),
