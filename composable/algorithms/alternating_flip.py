@@ -37,10 +37,11 @@ class AlternatingFlip(Algorithm):
         """Flip some images of the batch."""
         images, targets = state.inputs, state.targets
         check_tensor("inputs", images)
+        key = state.key.of_step or state.key  # flips must not depend on the place in a step
         draw = draw_alternating_flip(
             indices_of(state.batch, self.index_key, self.name),
             epoch=state.timestamp.epoch,
-            seed=state.key.fold(self.name).seed >> 1,
+            seed=key.fold(self.name).seed >> 1,
         )
         parts = {"inputs": apply_alternating_flip(images, draw)}
         if isinstance(targets, Tensor) and is_dense(targets, images.shape[2:]):

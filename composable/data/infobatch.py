@@ -14,6 +14,7 @@ from composable.core.key import Key
 from composable.core.state import State
 from composable.data.indexed import check_index_key, indices_of
 from composable.data.sampler import GlobalBatchSampler
+from composable.distributed.processes import Processes
 from composable.functional import infobatch
 from composable.functional._checks import check_range, check_tensor
 
@@ -147,6 +148,11 @@ class InfoBatch(Algorithm):
         return self._weighted(state)
 
     def _pruned(self, state: State) -> Mapping[str, Any]:
+        if Processes.current().several:
+            raise ValueError(
+                f"{self.name} trains in one process only: each would know the losses of its own "
+                "examples."
+            )
         known = state.memory.get(self.name)
         size = (self.sampler.length,)
         losses = (

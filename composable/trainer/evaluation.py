@@ -51,7 +51,7 @@ def evaluate(
         ValueError: The dataloader is empty.
     """
     with at_averaged_weights(state) as averaged:
-        new = _evaluate(dispatcher, averaged, evaluator, loss_weight, forward)
+        new = _evaluate(dispatcher, averaged, evaluator, loss_weight, forward, parallel)
     return state.evolve(memory=new.memory, metrics=new.metrics)
 
 
@@ -61,6 +61,7 @@ def _evaluate(
     evaluator: Evaluator,
     loss_weight: Callable[[Any], Any],
     forward: ForwardPass,
+    parallel: Parallel | None,
 ) -> State:
     fire = dispatcher.fire
     state = bind_loss(fire(Event.EVAL_START, state))

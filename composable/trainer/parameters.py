@@ -19,6 +19,7 @@ from composable.optim.schedule_free import ScheduleFree
 
 __all__ = [
     "at_averaged_weights",
+    "averaged_weights",
     "bind_loss",
     "drop_batch",
     "frozen_parameters",
@@ -137,21 +138,25 @@ def at_averaged_weights(state: State) -> Iterator[State]:
     Its model is a copy; the model of `state` keeps its weights. The parameters of the loss are set
     to their averages, and restored at the end.
     """
-    averages: dict[Tensor, Tensor] = {}
-    for optimizer in state.optimizers:
-        if isinstance(optimizer, ScheduleFree):
-            averages |= optimizer.averaged_weights()
-    if not averages:
+    if not any(isinstance(optimizer, ScheduleFree) for optimizer in state.optimizers):
         yield state
         return
-    new = bind_loss(state.evolve(model=with_tensors(state.model, _named(state.model, averages))))
+    tensors = averaged_weights(state.model, state.optimizers)
     loss = nn.Module() if state.loss_module is None else state.loss_module
-    with temporary_weights(loss, _named(loss, averages)):
-        yield new
+    with temporary_weights(loss, averaged_weights(loss, state.optimizers)):
+        yield bind_loss(state.evolve(model=with_tensors(state.model, tensors)))
 
 
-def _named(module: nn.Module, tensors: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
-    return {name: tensors[p] for name, p in module.named_parameters() if p in tensors}
+def averaged_weights(
+    module: nn.Module, optimizers: Iterable[Optimizer], *, all_names: bool = False
+) -> dict[str, Tensor]:
+    """Return the averages of schedule-free optimizers, by one or all names of each parameter."""
+    averages: dict[Tensor, Tensor] = {}
+    for optimizer in optimizers:
+        if isinstance(optimizer, ScheduleFree):
+            averages |= optimizer.averaged_weights()
+    named = module.named_parameters(remove_duplicate=not all_names)
+    return {name: averages[p] for name, p in named if p in averages}
 
 
 @contextmanager

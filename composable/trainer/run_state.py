@@ -26,7 +26,7 @@ from composable.trainer.optimizer_state import (
     parameter_names,
     restore_optimizer,
 )
-from composable.trainer.parameters import at_averaged_weights
+from composable.trainer.parameters import averaged_weights
 from composable.trainer.run import Run
 
 __all__ = [
@@ -91,8 +91,9 @@ def capture_weights(state: State) -> dict[str, Any]:
 
     The weights are the averages of schedule-free optimizers.
     """
-    with at_averaged_weights(state) as averaged:
-        return _capture_training_weights(averaged)
+    captured = _capture_training_weights(state)
+    captured["model"]["weights"] |= averaged_weights(state.model, state.optimizers, all_names=True)
+    return captured
 
 
 def _capture_training_weights(state: State) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from composable import Callback
 from composable.algorithms import AlternatingFlip, SelectiveBackprop
 from composable.core.event import Event
 from composable.core.state import State
@@ -147,6 +148,33 @@ def test_flips_of_a_shuffled_run_resume_and_do_not_depend_on_workers(workers, tm
     resumed = run(workers, load_path=tmp_path / "ep1-ba4")
 
     assert same(weights(whole.model), weights(resumed.model))
+
+
+class Inputs(Callback):
+    """Records the inputs of every example, by index and epoch."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def before_forward(self, state, logger):
+        inputs, _, indices = state.batch
+        for one, index in zip(inputs, indices.tolist(), strict=True):
+            self.seen[state.timestamp.epoch, index] = one
+
+
+def test_flips_do_not_depend_on_the_batches_of_a_step():
+    plain, accumulated = Inputs(), Inputs()
+    for recorder, count in ((plain, 1), (accumulated, 2)):
+        VISION.trainer(
+            loader=loader(),
+            algorithms=[AlternatingFlip()],
+            callbacks=[recorder],
+            accumulate_batches=count,
+        ).fit()
+
+    assert plain.seen.keys() == {(epoch, i) for epoch in range(2) for i in range(10)}
+    assert same(plain.seen, accumulated.seen)
+    assert all(torch.equal(plain.seen[0, i].flip(-1), plain.seen[1, i]) for i in range(10))
 
 
 def test_batches_without_indices_are_refused():
