@@ -127,7 +127,7 @@ def shard_model(
         if not parameter.is_contiguous():
             raise ValueError(
                 f"{name} has the strides {parameter.stride()}, and only contiguous parameters can "
-                "be sharded; leave out ChannelsLast, or use parallel='ddp'."
+                "be sharded; omit ChannelsLast, or use parallel='ddp'."
             )
     options: dict[str, Any] = {
         "mesh": mesh,

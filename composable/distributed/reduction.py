@@ -41,7 +41,7 @@ class TreeSum:
     def value(self) -> list[Tensor]:
         """The sum of all parts."""
         *rest, (_, total) = self._open
-        for _, left in reversed(rest):  # only if their number is no power of two
+        for _, left in reversed(rest):  # only if their number is not a power of two
             total = [a + b for a, b in zip(left, total, strict=True)]
         return total
 

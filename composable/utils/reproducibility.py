@@ -105,7 +105,7 @@ def epoch_seed(seed: int | Key, epoch: int) -> int:
 
 def seed_fetch(seed: int | Key, step: int, shard: int = 0) -> None:
     """Seed the global generators for fetching the batch of a step, or a shard of it."""
-    folded = fetch_seed(seed, step)
+    folded, shard = fetch_seed(seed, step), _integer("shard", shard)
     _seed_all(fold_in(folded, shard) if shard else folded)
 
 
