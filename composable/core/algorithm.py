@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from types import MappingProxyType
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar
 
 import attrs
