@@ -156,12 +156,19 @@ def _divide(request: Request, plans: list[list[Any]]) -> dict[str, Stored]:
 
 def _compare(plan: _Plan, first: _Plan, rank: int) -> None:
     for name in {**first, **plan}:
+        if name not in plan and _is_whole(first[name]):
+            continue  # rank 0 writes it: part of a logger, which only rank 0 has
         if name not in plan or name not in first:
             has, lacks = (0, rank) if name in first else (rank, 0)
             raise UnsavableError(f"rank {has} has a tensor {name!r}, but rank {lacks} does not.")
         if plan[name][:2] != first[name][:2]:
             a, b = (f"{dtype} of shape {shape}" for dtype, shape, *_ in (first[name], plan[name]))
             raise UnsavableError(f"tensor {name!r} is {a} on rank 0, but {b} on rank {rank}.")
+
+
+def _is_whole(entry: list[Any]) -> bool:
+    _, shape, offsets, sizes = entry
+    return offsets is not None and not any(offsets) and sizes == shape
 
 
 def _listed(regions: Mapping[int, Region], most: int = 4) -> str:
@@ -179,7 +186,7 @@ def _write_part(
     number = processes.rank + 1
     own: dict[str, Tensor] = {}
     for name, stored in layout.items():
-        part = parts[name]
+        part = parts.get(name)
         if number in stored.slices and part is not None:
             empty = not math.prod(stored.shape)  # its part may have another empty shape
             own[name] = part.tensor.new_empty(stored.shape) if empty else part.tensor

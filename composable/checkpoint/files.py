@@ -70,7 +70,8 @@ def write(
 
     Args:
         folder: The checkpoint to write. Its parent folder must exist.
-        tensors: The tensors by name; with several processes, the same names on each. A `DTensor`
+        tensors: The tensors by name; with several processes, those of rank 0 on each, but for whole
+            tensors that only rank 0 has. A `DTensor`
             and a `TensorShard` are the part of a tensor that this process has. Any other tensor is
             whole, with equal values on each process, and is written by one of them.
         data: The rest of the state, as JSON: see `pack`.

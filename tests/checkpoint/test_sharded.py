@@ -137,6 +137,21 @@ def test_a_part_alone_is_refused(tmp_path):
         write(tmp_path / "it", {"w": TensorShard(WEIGHT[:2], (6, 4), (0, 0))}, None)
 
 
+def test_a_whole_tensor_of_rank_0_alone_is_written(tmp_path):
+    together(
+        2,
+        lambda p: write(
+            tmp_path / "it",
+            {"w": BIAS, **({} if p.rank else {"log": WEIGHT})},
+            DATA,
+            processes=p,
+            info={"batch": 1},
+        ),
+    )
+
+    assert torch.equal(read(tmp_path / "it").tensors["log"], WEIGHT)
+
+
 # --- errors ---
 
 
@@ -145,7 +160,10 @@ def dtype(rank):
 
 
 REFUSED = {
-    "names": (lambda r: {"w": BIAS} if r < 2 else {}, "rank 0 has a tensor 'w', but rank 2 does"),
+    "names": (
+        lambda r: {"w": TensorShard(WEIGHT[:3], (6, 4), (3 * r, 0))} if r < 2 else {},
+        "rank 0 has a tensor 'w', but rank 2 does",
+    ),
     "more": (lambda r: {"w": BIAS} if r == 2 else {}, "rank 2 has a tensor 'w', but rank 0 does"),
     "shapes": (lambda r: {"w": WEIGHT[: r + 1]}, r"F32 of shape \[1, 4\] on rank 0, but .*rank 1"),
     "dtypes": (dtype, "'w' is F32 of shape .2. on rank 0, but F64 of shape .2. on rank 1"),

@@ -3,8 +3,10 @@
 import hashlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -182,6 +184,13 @@ def _plain(tree: Any) -> Any:
     return tree
 
 
+def kill_later(seconds: float) -> None:
+    """Kill this process by SIGKILL after some time."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+
+
 _DIFFERENT = {
     "seed": {"seed": 18},
     "lr": {"optimizers": partial(torch.optim.AdamW, lr=2e-3)},
@@ -197,6 +206,7 @@ def fit(
     model: Callable[[], nn.Module] = conv_net,
     different: str = "",
     folder: str | None = None,
+    kill: Mapping[int, float] = MappingProxyType({}),
     **changes: Any,
 ) -> dict[str, Any]:
     """Train, and return what a test compares: losses, hashes, results, counts."""
@@ -227,6 +237,8 @@ def fit(
         options |= _DIFFERENT.get(different, {})
     trainer = Trainer(built, **options)
     ended = "whole"
+    if processes.rank in kill:
+        kill_later(kill[processes.rank])
     try:
         state = trainer.fit()
     except Preempted:

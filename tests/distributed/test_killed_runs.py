@@ -1,0 +1,45 @@
+"""Runs of two processes that are killed at random moments, and continue."""
+
+import random
+
+import pytest
+
+from composable.checkpoint import find
+from composable.distributed import DDP, FSDP2
+from tests.support import parallel_runs as runs
+from tests.support.processes import Failed, attempt, run
+
+STRATEGIES = {"ddp": DDP(shards=2, exact=True), "fsdp": FSDP2(shards=2)}
+KILLS = 3
+
+
+def fit(options):
+    return runs.fit(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_run_whose_processes_are_killed_loses_nothing_and_goes_on_to_the_bit(name, tmp_path):
+    options = {"parallel": STRATEGIES[name], "max_duration": "40ep", "model": runs.plain_net}
+    whole = run(fit, 2, options)[0]
+    folder, draw = tmp_path / "run", random.Random(name)
+    saved, kills = 0, 0
+    for _ in range(KILLS):
+        killed = draw.choice([[0], [1], [0, 1]])
+        moment = draw.uniform(0.1, 1.0)
+        results = attempt(
+            fit, 2, {**options, "folder": str(folder), "kill": dict.fromkeys(killed, moment)}
+        )
+        kills += any(isinstance(one, Failed) for one in results)
+        if not folder.exists():
+            continue
+        found, broken = find(folder)
+        assert broken == []
+        newest = max((one.manifest.batch for one in found), default=0)
+        assert newest >= saved
+        saved = newest
+    ended = run(fit, 2, {**options, "folder": str(folder)})
+    assert kills  # otherwise nothing was tested
+    for one in ended:
+        for key in ("weights", "memory", "metrics", "batch", "sample", "loss"):
+            assert one[key] == whole[key]
