@@ -153,9 +153,10 @@ def test_request_of_one_rank_ends_all_at_the_same_batch():
         assert (one["ended"], one["batch"]) == ("whole", 2)
 
 
-def test_signal_of_one_rank_ends_all_after_the_same_batch_and_the_run_resumes(tmp_path):
-    whole = run(fit, 1, {})[0]
-    options = {"folder": str(tmp_path / "run")}
+@pytest.mark.parametrize("kind", ["map", "stateful"])
+def test_signal_of_one_rank_ends_all_after_the_same_batch_and_the_run_resumes(kind, tmp_path):
+    whole = run(fit, 1, {"kind": kind})[0]
+    options = {"kind": kind, "folder": str(tmp_path / "run")}
     first = run(fit, 2, {**options, "callbacks": [runs.SignalAt(2, rank=1)]})
     assert [(one["ended"], one["batch"]) for one in first] == [("preempted", 3)] * 2
     resumed = run(fit, 4, {**options, "parallel": DDP(exact=True)})

@@ -79,6 +79,8 @@ def loader(kind: str, count: int, batch_size: int) -> Any:
     data, processes = images(count), Processes.current()
     if kind == "list":
         return list(DataLoader(data, batch_size=batch_size))
+    if kind == "stateful":
+        return DataLoader(Stateful(data), batch_size=batch_size)
     if kind == "stream":
         return DataLoader(Stream(data), batch_size=batch_size)
     if kind == "divided":
@@ -116,6 +118,26 @@ def observers(folder: str) -> list[Callback]:
 def fit_observed(folder: str, **options: Any) -> dict[str, Any]:
     """Train like `fit`, with callbacks that write files, and the default progress bar."""
     return fit(callbacks=observers(folder), progress_bar=True, **options)
+
+
+class Stateful(Stream):
+    """A stream with a state: the number of examples that were read in the epoch."""
+
+    at = begin = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.begin = self.begin, 0
+        while self.at < len(self.inner):
+            self.at += 1
+            yield self.inner[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Start the next iteration there."""
+        self.begin = state["at"]
 
 
 class StopAt(Callback):
