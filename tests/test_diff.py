@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 
-from composable.checkpoint import DamagedCheckpointError, files
+from composable.checkpoint import DamagedCheckpointError
 from composable.checkpoint.compare import describe_difference, digest, mismatched, same_bits
+from composable.checkpoint.manifest import STATE, TENSORS
 from composable.cli import main
 from composable.runs import RunRecorder, records
 from composable.runs.diff import compare
@@ -68,10 +69,10 @@ def test_a_change_of_the_learning_rate_changes_the_loss_of_the_next_batch(tmp_pa
     found = compare(tmp_path / "a", tmp_path / "b")
     assert (found.step.batch, found.step.what) == (8, "loss")
 
-    raw = bytearray((tmp_path / "a" / "ep1-ba8" / files.TENSORS).read_bytes())
+    raw = bytearray((tmp_path / "a" / "ep1-ba8" / TENSORS).read_bytes())
     raw[-1] ^= 1
-    (tmp_path / "a" / "ep1-ba8" / files.TENSORS).write_bytes(raw)
-    (tmp_path / "b" / "ep2-ba12" / files.STATE).unlink()
+    (tmp_path / "a" / "ep1-ba8" / TENSORS).write_bytes(raw)
+    (tmp_path / "b" / "ep2-ba12" / STATE).unlink()
     found = compare(tmp_path / "a", tmp_path / "b")
     assert [one.split(" ")[0].split("/")[-2] for one in found.skipped] == ["ep2-ba12", "ep1-ba8"]
     assert found.tensor.endswith("at checkpoint ep3-ba15")

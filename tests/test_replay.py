@@ -17,7 +17,7 @@ import torch
 from composable import Callback, LoggerDestination, register_global_callback, replay
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver, UnsavedCheckpointWarning
-from composable.checkpoint import files
+from composable.checkpoint.manifest import STATE
 from composable.cli import main
 from composable.data.order import ReplayedBatchesWarning
 from composable.loggers import InMemoryLogger, JSONLinesLogger
@@ -540,7 +540,7 @@ def test_a_damaged_folder_or_changed_script_is_an_error(script, tmp_path, capsys
 
 
 def test_a_damaged_checkpoint_is_skipped_for_an_older_one(script, tmp_path, capsys):
-    path = tmp_path / "runs" / "a" / "ep0-ba4" / files.STATE
+    path = tmp_path / "runs" / "a" / "ep0-ba4" / STATE
     path.write_text(path.read_text()[:-1])
     with pytest.warns(UserWarning, match="is skipped, because it is damaged"):
         assert main(["replay", "runs/a", "--batch", "6"]) == 0

@@ -23,6 +23,7 @@ from composable.functional import (
     swa,
     with_tensors,
 )
+from composable.functional._lent import is_divided
 from composable.plan.spans import fraction_of_run
 
 __all__ = ["SWA"]
@@ -219,6 +220,11 @@ class SWA(Algorithm):
         """Add the batch to the running statistics for the averaged weights."""
         memory = state.memory[self.name]
         model = self.averaged_model(state)
+        if is_divided(state.model) and batch_norm_statistics(state.model):
+            raise ValueError(
+                "SWA cannot recompute the statistics of the batch norms of a sharded model, which "
+                'it does after swa_end; use swa_end="1dur", or parallel="ddp".'
+            )
         if not batch_norm_statistics(model):
             return state
         called, seen = CalledModel(model, state.model_call, state.batch_spec), memory["seen"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import attrs
@@ -155,7 +155,7 @@ class Algorithm:
         fields = {f.name: getattr(self, f.name) for f in attrs.fields(cls) if f.repr}
         if fields["name"] == cls.__name__:
             del fields["name"]
-        return f"{cls.__name__}({', '.join(f'{k}={_shown(v)}' for k, v in fields.items())})"
+        return f"{cls.__name__}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
 
 
 @attrs.frozen(repr=False)
@@ -196,11 +196,6 @@ class FunctionAlgorithm(Algorithm):
 
     def __repr__(self) -> str:
         return f"FunctionAlgorithm({self.name})"
-
-
-def _shown(value: object) -> str:
-    """Return the name of a function, which unlike its `repr` is the same in every process."""
-    return value.__qualname__ if isinstance(value, FunctionType) else repr(value)
 
 
 def leaves(algorithm: Algorithm) -> Iterator[Algorithm]:

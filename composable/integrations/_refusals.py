@@ -36,6 +36,12 @@ _OF_THE_LOSS = (
     Event.AFTER_LOSS,
     Event.BEFORE_BACKWARD,
 )
+_OF_EVALUATED_BATCHES = {
+    Event.EVAL_BATCH_START,
+    Event.EVAL_BEFORE_FORWARD,
+    Event.PREDICT_BATCH_START,
+    Event.PREDICT_BEFORE_FORWARD,
+}
 _REQUESTS = {
     "second_pass": "a second pass over the batch, at other weights",
     "lr_override": "a step with other learning rates",
@@ -50,8 +56,14 @@ class UnsupportedRequestError(RuntimeError):
 
 
 def refuse_requests(plan: Plan) -> None:
-    """Raise if an algorithm declares a request that an external loop does not support."""
+    """Raise if an algorithm declares a request or an event that external loops don't support."""
     for algorithm in plan.algorithms:
+        if algorithm.events and algorithm.events <= _OF_EVALUATED_BATCHES:
+            raise UnsupportedRequestError(
+                f"{algorithm.name} requests a change of the batches of evaluations, which an "
+                "external loop does not support; use the Trainer, or call its function in the "
+                "evaluation. See docs/integrations.md for what works where."
+            )
         for request in _REQUESTS.keys() & set(algorithm.writes):
             refuse_request(request, algorithm.name)
 

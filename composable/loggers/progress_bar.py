@@ -68,6 +68,8 @@ class ProgressBarLogger(LoggerDestination):
         stream: IO[str] | None = None,
         refresh_seconds: float | None = None,
     ) -> None:
+        if isinstance(bars, str) or not isinstance(bars, Sequence):
+            raise TypeError(f"bars={bars!r} must be a list of some of {', '.join(_BARS)}.")
         for i, bar in enumerate(bars):
             check_one_of(f"bars[{i}]", bar, _BARS)
         if style is not None:

@@ -124,7 +124,7 @@ def settings_of(value: Any) -> str:
         >>> from composable.callbacks import SpeedMonitor
         >>> from composable.trainer.description import settings_of
         >>> settings_of(SpeedMonitor(5))
-        'SpeedMonitor(window_size=5)'
+        'SpeedMonitor(window_size=5, flops_per_batch=None, gpu_flops_available=None)'
     """
     own = getattr(value, "__dict__", {})
     kept = {n: own[n] for n in _parameters(type(value)) if n in own and n not in _NOT_SETTINGS}

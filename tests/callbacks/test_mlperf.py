@@ -178,7 +178,7 @@ def test_missing_package_is_an_error_that_names_the_extra(monkeypatch):
     ("changes", "message"),
     [
         ({"target": float("nan")}, "target=nan must be finite"),
-        ({"metric": "accuracy"}, "metric='accuracy' must be '<evaluator label>/<metric>'"),
+        ({"metric": ""}, "metric='' must be"),
         ({"division": "all"}, r"division='all' must be one of \['open', 'closed'\]"),
         ({"status": "new"}, "status='new' must be one of"),
         ({"submitter": ""}, "submitter='' must be a name"),

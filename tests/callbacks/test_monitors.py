@@ -318,7 +318,7 @@ def test_threshold_of_a_run():
     trainer, _ = run(stopper, eval_dataloader=batches(4), max_duration="9ep")
     assert trainer.state.timestamp.epoch == 1
 
-    with pytest.warns(UserWarning, match="'test' of ThresholdStopper matches no evaluator"):
+    with pytest.raises(ValueError, match="monitor='test/loss' must be a result of an evaluation"):
         run(ThresholdStopper("test/loss", 0.0), eval_dataloader=batches(4))
 
 

@@ -5,6 +5,7 @@ from math import inf
 import composable.functional as F
 from composable.algorithms import FixRes
 from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.integrations import EVALUATED_BATCHES, everywhere
 from tests.support.invalid import NO_IMAGES, NO_POSITIVE, no_count, no_number
 from tests.support.meaning import hyperparameters_of
 from tests.support.runs import LANGUAGE
@@ -23,6 +24,7 @@ CASE = Case(
         {"scale_factor": [1.5, 2], "size_increment": [1, 2]},
         meaning=lambda a, s: {"batch": (F.fixres(s.inputs, **hyperparameters_of(a)), s.targets)},
         cannot={LANGUAGE: "token ids are not images"},
+        refused=everywhere(EVALUATED_BATCHES),
     ),
     invalid={
         "scale_factor": NO_POSITIVE,

