@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from composable.core.key import Key
 from composable.data.fetching import is_map_style
 from composable.data.order import seeded_batches
+from composable.distributed.processes import Processes
 
 __all__ = ["batches_of"]
 
@@ -35,7 +36,7 @@ def batches_of(
         first_step: The number of batches that were fetched in earlier epochs.
         skip: The number of batches of this epoch to skip.
     """
-    batches = partial(seeded_batches, seed=key, epoch=epoch, first_step=first_step, skip=skip)
+    batches = partial(_own_batches, seed=key, epoch=epoch, first_step=first_step, skip=skip)
     inner, count = _PREPARED.get(type(loader).__name__, ("", ""))
     if not is_map_style(getattr(loader, inner, None)):
         return batches(loader)
@@ -43,6 +44,13 @@ def batches_of(
     vars(copy).update(vars(loader))
     vars(copy).update({inner: _Seeded(getattr(loader, inner), batches), count: epoch})
     return iter(copy)
+
+
+def _own_batches(loader: Any, **place: Any) -> Iterator[Any]:
+    """Iterate like `seeded_batches`, with random numbers of this process where it fetches."""
+    rank = Processes.current().rank
+    parts = None if rank == 0 or not is_map_style(loader) else lambda indices: [(rank, indices)]
+    return seeded_batches(loader, parts=parts, **place)
 
 
 class _Seeded:

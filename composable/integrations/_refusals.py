@@ -9,11 +9,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from composable.core.event import Event
+from composable.functional._surgery import WRAPPERS
 from composable.optim.building import check_optimizers
 from composable.plan.plan import Plan
 
 __all__ = [
     "UnsupportedRequestError",
+    "check_bare",
     "check_optimizer",
     "modules_only_in",
     "refuse_calls",
@@ -116,6 +118,17 @@ def refuse_unfired(
 
 
 # --- models and optimizers ---
+
+
+def check_bare(model: nn.Module) -> nn.Module:
+    """Return the model, unless it is wrapped for distributed training."""
+    for kind in type(model).__mro__:
+        if kind.__name__ in WRAPPERS:
+            raise ValueError(
+                f"model is wrapped in {kind.__name__}, which is bound to the parameters of its "
+                "construction; pass the bare model to adapt_loop, and wrap t.model."
+            )
+    return model
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:

@@ -12,6 +12,7 @@ from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.loss import check_loss
 from composable.core.state import State
+from composable.distributed.processes import Processes
 from composable.integrations._accumulation import Accumulation
 from composable.integrations._refusals import (
     refuse_calls,
@@ -57,6 +58,8 @@ class StepEvents:
     """Whether the loop skipped the last step, so that it may have left gradients."""
     _key: Key = Key(0)
     """The key of the run."""
+    _own_key: Key = Key(0)
+    """The key of the batches of this process."""
     _started: float = 0.0
     _samples: int = 0
 
@@ -80,13 +83,16 @@ class StepEvents:
         index = len(self._micro.sizes)
         self._samples += state.batch_spec.count(batch)
         state = self._fire(Event.AFTER_DATALOADER, state.evolve(batch=batch))
-        self._outer = state = self._fire(Event.BATCH_START, state) if first else state
+        if first:
+            state = self._fire(Event.BATCH_START, state.evolve(key=self._key))
+            state = state.evolve(key=self._own_key)
+        self._outer = state
         state = self._fire(Event.BEFORE_TRAIN_BATCH, state)
         if first and state.frozen:
             self._frozen.enter_context(frozen_parameters(state))
         elif not first:
             state = state.evolve(frozen=self.state.frozen)  # of the whole step
-        self._whole = state = state.evolve(key=self._key)
+        self._whole = state = state.evolve(key=self._own_key)
         self._micro.sizes.append(state.batch_spec.count(state.batch))
         state = self._fire(Event.BEFORE_FORWARD, state)
         if state.model is not self.model:
@@ -100,7 +106,7 @@ class StepEvents:
         self._advance(Event.BEFORE_FORWARD, state)
         if first:
             refuse_calls(self._replaced, self._watched)
-        seed_step(self._key, state.timestamp.batch, index)
+        seed_step(self._own_key, state.timestamp.batch, index)
         return state.batch
 
     def loss(self, outputs: Any) -> Tensor:
@@ -202,13 +208,14 @@ class StepEvents:
             )
         self._micro.start()
         self._key, self._samples = self.state.key, 0
+        self._own_key = self._key.of_batch(Processes.current().rank)
         self._started = time.perf_counter()
-        return self.state
+        return self.state.evolve(key=self._own_key)
 
     def _next_microbatch(self) -> State:
         """Return the state before the next microbatch, with a key for what changes the batch."""
         state = self._fire(Event.BEFORE_DATALOADER, drop_batch(self._after_microbatch()))
-        return state.evolve(key=self._key.of_batch(len(self._micro.sizes)))
+        return state.evolve(key=self._own_key.of_batch(len(self._micro.sizes)))
 
     def _after_microbatch(self) -> State:
         """Return the state after the backward pass, with the batch before its loss."""
@@ -223,18 +230,23 @@ class StepEvents:
         """Return the state after all microbatches, with the batch before mixing."""
         if self._micro.losses:
             state = state.evolve(loss=self._micro.mean_loss())
+        if self._outer is not None:
+            state = state.evolve(key=self._key)
         return self._restored(self._fire(Event.AFTER_TRAIN_BATCH, state))
 
     def _restored(self, state: State) -> State:
         outer = self._outer
-        return state if outer is None else state.evolve(batch=outer.batch, loss_fn=outer.loss_fn)
+        if outer is None:
+            return state
+        return state.evolve(batch=outer.batch, loss_fn=outer.loss_fn, key=self._key)
 
     def _count(self, state: State) -> None:
         started, sizes = self._outer is not None, self._micro.sizes
         early = self._last is Event.BEFORE_ZERO_GRAD and started and not self._micro.complete
         self._stepped_early = len(sizes) if early else 0
         seconds = time.perf_counter() - self._started if started else 0.0
-        now = state.timestamp.next_batch(self._samples, seconds=seconds)
+        samples = self._samples * Processes.current().size
+        now = state.timestamp.next_batch(samples, seconds=seconds)
         state = state.evolve(timestamp=now, previous_timestamp=state.timestamp, frozen=frozenset())
         self._frozen.close()
         self._watched.close()

@@ -20,6 +20,7 @@ from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.integrations._refusals import (
     UnsupportedRequestError,
+    check_bare,
     check_optimizer,
     modules_only_in,
     refuse_requests,
@@ -72,6 +73,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     Raises:
         UnsupportedRequestError: An algorithm requests something that an external loop cannot do:
             to compute gradients twice, as `SAM` does, or to step with other learning rates.
+        ValueError: The model is wrapped for distributed training.
 
     Example:
         >>> from composable.algorithms import EMA, GradientClipping, MixUp
@@ -99,7 +101,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
         ...     outputs = model(loader[0][0])
     """
     spec = BatchSpec(input_key, target_key)
-    model = given = check.check_model(model)
+    model = given = check_bare(check.check_model(model))
     loss = check.check_loss_fn(loss_fn, model, spec)
     plan = Plan.compile(algorithms)
     refuse_requests(plan)
