@@ -14,6 +14,7 @@ from composable.core.precision import Precision
 from composable.integrations._hooks import watch_steps
 from composable.integrations._lending import lent
 from composable.integrations._loaders import batches_of
+from composable.integrations._processes import check_agreement
 from composable.integrations._refusals import check_optimizer, refuse_unfired
 from composable.integrations._saved_state import pack_state, place, unpack_state
 from composable.integrations._step import StepEvents
@@ -193,9 +194,11 @@ class LoopAdapter(StepEvents):
 
         Raises:
             RuntimeError: An algorithm replaced the model that the loop trains.
+            ValueError: The processes have different seeds, or are at different batches.
         """
         self.end_batch()
         self.state = place(self.state, memory=self._resumed)
+        check_agreement(self.state)
         resumed, self._resumed = self._resumed, False
         self._stepped_early = 0
         if self.state.timestamp.batch_in_epoch not in (0, self.state.epoch_length) and resumed:

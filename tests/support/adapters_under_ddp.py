@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
-from composable.integrations import LoopAdapter
+from composable.algorithms import BlurPool
+from composable.integrations import LoopAdapter, adapt_loop
+from tests.integrations.loops import dense_net
 from tests.integrations.table import OPTIONS, SETS, SGD, dataset, net, start
 
 SIZE, BATCH, COUNT = 2, 4, 16
@@ -158,13 +160,52 @@ LOOPS: dict[str, Callable[..., LoopAdapter]] = {
 }
 
 
+def different_seeds() -> None:
+    """Train with another seed on each process."""
+    dist.init_process_group("gloo")
+    model = dense_net()
+    t = adapt_loop(
+        [],
+        model,
+        SGD(model.parameters()),
+        loss_fn=nn.functional.cross_entropy,
+        seed=dist.get_rank(),
+    )
+    next(t.epoch(divided("")))
+
+
+class Noise(Dataset[Any]):
+    """Examples that are drawn when they are fetched."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(2, 8, 8), 0
+
+
+def noise() -> list[list[float]]:
+    """Return the first batch of an epoch, and the dropout of its forward pass."""
+    dist.init_process_group("gloo")
+    model = dense_net()
+    t = adapt_loop([], model, SGD(model.parameters()), loss_fn=nn.functional.cross_entropy, seed=17)
+    inputs, _ = next(t.epoch(DataLoader(Noise(), BATCH)))
+    return [inputs.flatten().tolist(), torch.rand(4).tolist()]
+
+
+def wrapped_model() -> None:
+    """Pass a wrapped model."""
+    dist.init_process_group("gloo")
+    adapt_loop([BlurPool(min_channels=0)], DistributedDataParallel(net("BlurPool")), seed=17)
+
+
 # --- results ---
 
 
-def train(loop: str, names: list[str]) -> dict[str, Any]:
+def train(loop: str, names: list[str], **changes: Any) -> dict[str, Any]:
     """Train with each of the algorithms, and return what each training leaves."""
     as_of_torchrun()
-    return {name: outcome(LOOPS[loop](name, SETS[name])) for name in names}
+    return {name: outcome(LOOPS[loop](name, SETS[name], **changes)) for name in names}
 
 
 def as_of_torchrun() -> None:
@@ -179,11 +220,7 @@ def outcome(t: LoopAdapter) -> dict[str, Any]:
     with t.evaluating() as model:
         evaluated = numbers(model.parameters())
     now = t.state.timestamp
-    return {
-        "trained": trained,
-        "evaluated": evaluated,
-        "clock": [now.batch, now.sample],
-    }
+    return {"trained": trained, "evaluated": evaluated, "clock": [now.batch, now.sample]}
 
 
 def numbers(parameters: Iterator[nn.Parameter]) -> list[float]:
