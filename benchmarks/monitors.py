@@ -31,12 +31,15 @@ from composable.callbacks import (
     CheckLoss,
     ComputeNorm,
     GradientNoise,
+    ImageVisualizer,
     LRMonitor,
+    MemoryMonitor,
     NaNMonitor,
     OptimizerMonitor,
     Printer,
     RuntimeEstimator,
     SpeedMonitor,
+    TimeSplit,
 )
 from composable.core.callback import hooks_of
 from composable.core.logger import Logger
@@ -51,7 +54,10 @@ MONITORS: dict[str, Callable[[], Callback]] = {
     "finite loss": CheckLoss,
     "norms of parameters": ComputeNorm,
     "noise": GradientNoise,
+    "images": ImageVisualizer,
+    "memory": MemoryMonitor,
     "rates": LRMonitor,
+    "split": TimeSplit,
     "loss": NaNMonitor,
     "norms": OptimizerMonitor,
     "lines": lambda: Printer(stream=io.StringIO()),

@@ -30,8 +30,8 @@ class SpeedMonitor(Callback):
       training, and their sum. Saving checkpoints and logging are not included.
     - as soon as the window is full, `throughput/batches_per_sec`, `throughput/samples_per_sec` and,
       if tokens are counted, `throughput/tokens_per_sec`. Evaluation is excluded.
-    - with `flops_per_batch`, also `throughput/flops_per_sec`, `throughput/device/flops_per_sec` (of
-      each process) and, if the peak of the device is known, `throughput/device/mfu`: the fraction
+    - with `flops_per_batch`, also `flops/total` (of the run so far), `throughput/flops_per_sec`,
+      `throughput/device/flops_per_sec` (of each process) and, if the peak of the device is known, `throughput/device/mfu`: the fraction
       of the peak that the model uses (model FLOPs utilization, at most 1).
 
     The monitor never synchronizes with the device: work that is still queued counts towards a later
@@ -120,6 +120,8 @@ class SpeedMonitor(Callback):
             "time/val": self._eval_seconds,
             "time/total": trained + self._eval_seconds,
         }
+        if self._flops:
+            metrics["flops/total"] = self._flops
         if len(self._window) > self.window_size:
             metrics |= self._throughput()
         logger.log_metrics(metrics)

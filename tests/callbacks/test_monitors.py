@@ -650,6 +650,12 @@ def test_counted_operations_are_scaled_by_the_samples_of_a_batch():
     assert found == pytest.approx(2 * 2 * 2 * 4 * 3)
 
 
+def test_operations_of_the_run_are_summed_and_zero_ones_are_not_logged():
+    _, latest = flops(flops_per_batch=100.0)
+    assert latest["flops/total"] == 300.0  # of three batches
+    assert "flops/total" not in flops()[1]
+
+
 def test_counting_calls_no_hook_of_the_user_and_draws_nothing():
     model, shapes = mlp(dropout=0.5), []
     model[0].register_forward_hook(lambda module, inputs, outputs: shapes.append(type(outputs)))
