@@ -31,8 +31,9 @@ class SpeedMonitor(Callback):
     - as soon as the window is full, `throughput/batches_per_sec`, `throughput/samples_per_sec` and,
       if tokens are counted, `throughput/tokens_per_sec`. Evaluation is excluded.
     - with `flops_per_batch`, also `flops/total` (of the run so far), `throughput/flops_per_sec`,
-      `throughput/device/flops_per_sec` (of each process) and, if the peak of the device is known, `throughput/device/mfu`: the fraction
-      of the peak that the model uses (model FLOPs utilization, at most 1).
+      `throughput/device/flops_per_sec` (of each process) and, if the peak of the device is known,
+      `throughput/device/mfu`: the fraction of the peak that the model uses (model FLOPs
+      utilization, at most 1).
 
     The monitor never synchronizes with the device: work that is still queued counts towards a later
     batch.
