@@ -256,6 +256,8 @@ def without_observers(logged):
     "ignore::composable.AmbiguousOrderWarning",
     "ignore::composable.IdleAlgorithmWarning",
     "ignore::composable.UnsupportedRequestWarning",
+    "ignore:GradientNoise measured nothing",
+    "ignore:Profiler skips a recording",
 )
 def test_every_program_obeys_all_laws():
     profile = settings.default
