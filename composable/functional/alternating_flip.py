@@ -83,8 +83,8 @@ def draw_alternating_flip(
 
 
 def apply_alternating_flip(
-    images: Shaped[Tensor, "batch channels height width"], draw: Bool[Tensor, " batch"]
-) -> Shaped[Tensor, "batch channels height width"]:
+    images: Shaped[Tensor, "batch *rest width"], draw: Bool[Tensor, " batch"]
+) -> Shaped[Tensor, "batch *rest width"]:
     """Flip the images that were drawn, or dense targets. This half is deterministic.
 
     Args:
