@@ -5,7 +5,7 @@
 The processes of a run save at every step, each its own part. At a moment drawn from a seed, one of
 them is killed, or all. The others must notice and end. Then the newest checkpoint must be whole,
 and at least as new as the last one that was reported as written. At the end the run is resumed in
-new processes, and must end with the bits of an uninterrupted run. Half of the runs overwrite
+new processes, and must be bit-identical to an uninterrupted run. Half of the runs overwrite
 one checkpoint, the others write a new one at each step and keep the newest two.
 """
 
@@ -53,7 +53,7 @@ class Outcome:
     broken: int
     """How many checkpoints were found that were not whole."""
     different: bool
-    """Whether the run did not end with the bits of an uninterrupted run."""
+    """Whether the run differs from an uninterrupted run in any bit."""
 
 
 def own_rows(processes: Processes) -> Region:

@@ -38,7 +38,7 @@ class Profiler(Callback):
     It writes `trace-ba<first>-ba<last>.json`, which chrome://tracing and ui.perfetto.dev open, and
     `trace-ba<first>-ba<last>.txt`, the operations sorted by the time that they take. Existing files
     are kept. With several processes, rank 0 is profiled. If training ends or fails during a
-    recording, what was recorded is written. A resumed run continues with the schedule: a recording
+    recording, the part so far is written. A resumed run continues with the schedule: a recording
     that was interrupted is continued in a second file.
 
     Outside a recording and its warm-up nothing is profiled. PyTorch runs one profiler at a time: a

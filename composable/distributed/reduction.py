@@ -62,7 +62,7 @@ def all_reduce_exactly(flat: Tensor, processes: Processes) -> Tensor:
     """Sum a tensor over the processes by a balanced binary tree.
 
     Each process sums a slice of the tensors of all. The traffic is that of a ring all-reduce, and
-    the bits of the sum depend neither on the backend nor, together with `TreeSum`, on the number of
+    the sum is bit-identical for every backend and, together with `TreeSum`, for every number of
     processes.
 
     Args:

@@ -425,7 +425,7 @@ def test_second_average_beside_it_warns():
         make_trainer(optimizers=SGD, algorithms=[A.EMA(half_life="2ba")])
 
 
-def test_new_parameters_of_a_surgery_start_anew():
+def test_new_parameters_of_a_surgery_have_no_state():
     trainer = VISION.trainer(
         optimizers=ADAMW,
         algorithms=[A.SqueezeExcite(min_channels=1, latent_channels=2)],
