@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from composable import algorithms as algorithms
     from composable import callbacks as callbacks
     from composable import checkpoint as checkpoint
+    from composable import comparison as comparison
     from composable import data as data
     from composable import functional as functional
     from composable import integrations as integrations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from composable import metrics as metrics
     from composable import models as models
     from composable import optim as optim
+    from composable import recipes as recipes
     from composable import report as report
     from composable import runs as runs
     from composable import testing as testing

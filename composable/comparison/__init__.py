@@ -1,0 +1,12 @@
+"""Compare methods on a model and data: which of them shorten training?"""
+
+from typing import TYPE_CHECKING
+
+from composable._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from composable.comparison.records import Study as Study
+    from composable.comparison.records import Trial as Trial
+    from composable.comparison.records import TrialResult as TrialResult
+else:
+    export_lazily(__name__)

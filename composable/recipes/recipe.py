@@ -1,0 +1,43 @@
+"""The value that a recipe returns."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+
+from composable.core.algorithm import Algorithm
+
+__all__ = ["Recipe"]
+
+
+@attrs.frozen
+class Recipe:
+    """Algorithms, an optimizer and a schedule of the learning rate that were measured together.
+
+    Args:
+        algorithms: The algorithms, in any order.
+        optimizers: A function that takes the parameters and returns an optimizer, as that of the
+            Trainer.
+        schedulers: Schedules of the learning rate, as those of the Trainer.
+
+    Example:
+        >>> from functools import partial
+        >>> from composable import Trainer
+        >>> from composable.algorithms import EMA
+        >>> from composable.optim import linear
+        >>> from composable.recipes import Recipe
+        >>> recipe = Recipe([EMA(half_life="20ba")], partial(torch.optim.AdamW, lr=1e-3), linear())
+        >>> trainer = Trainer(torch.nn.Linear(2, 1), **recipe.arguments(), progress_bar=False)
+    """
+
+    algorithms: tuple[Algorithm, ...] = attrs.field(default=(), converter=tuple)
+    optimizers: Callable[[Iterable[Any]], Any] | None = None
+    schedulers: Any = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments for the Trainer; those that the recipe leaves open are absent."""
+        given = {"optimizers": self.optimizers, "schedulers": self.schedulers}
+        return {
+            "algorithms": list(self.algorithms),
+            **{name: value for name, value in given.items() if value is not None},
+        }
