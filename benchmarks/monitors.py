@@ -106,12 +106,21 @@ def transformer() -> nn.Module:
     return nn.Sequential(nn.TransformerEncoder(block, 4), nn.Flatten(), nn.Linear(16 * 128, 10))
 
 
-def build(examples: int, *callbacks: Callback) -> tuple[Trainer, Clock]:
+def convnet() -> nn.Module:
+    """Build a convolutional network for images of 32 x 32 pixels."""
+    first, second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+
+
+def build(examples: int, images: bool, *callbacks: Callback) -> tuple[Trainer, Clock]:
     torch.manual_seed(0)
-    batches = [(torch.randn(examples, 16, 128), torch.randint(10, (examples,))) for _ in range(4)]
+    shape = (3, 32, 32) if images else (16, 128)
+    batches = [(torch.randn(examples, *shape), torch.randint(10, (examples,))) for _ in range(4)]
+    model = convnet() if images else transformer()
+    model(batches[0][0])  # creates the parameters of the last layer
     clock = Clock()
     trainer = Trainer(
-        transformer(),
+        model,
         train_dataloader=batches * (BLOCK // 4),
         loss_fn=cross_entropy,
         optimizers=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
@@ -135,7 +144,8 @@ def measure(name: str, examples: int, blocks: int) -> None:
             setattr(monitor, event.value, inside(hook))
     if isinstance(monitor, ActivationMonitor):
         monitor._add = inside(monitor._add)  # called by the forward hooks
-    with_it, without = build(examples, monitor), build(examples)
+    images = isinstance(monitor, ImageVisualizer)
+    with_it, without = build(examples, images, monitor), build(examples, images)
     inside.seconds, steps = 0.0, ([], [])
     for _ in range(blocks * BLOCK // PART):
         for found, (trainer, clock) in zip(steps, (with_it, without), strict=True):

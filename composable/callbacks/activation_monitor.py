@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from composable.callbacks._monitor import Monitor
 from composable.core.batch import tensors_of
-from composable.core.callback import Callback
-from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.core.intervals import IntervalLike
 from composable.functional._checks import check_flag
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ActivationMonitor"]
 
 
-class ActivationMonitor(Callback):
+class ActivationMonitor(Monitor):
     """Logs statistics of the outputs of modules, in the first microbatch of a batch.
 
     For the output of each module it logs four numbers under names such as
@@ -73,7 +73,7 @@ class ActivationMonitor(Callback):
         modules: Sequence[str] | None = None,
         inputs: bool = False,
     ) -> None:
-        self.interval = check_interval("interval", interval)
+        super().__init__(interval)
         if modules is not None and (
             isinstance(modules, str)
             or not isinstance(modules, Sequence)
@@ -85,13 +85,6 @@ class ActivationMonitor(Callback):
         check_flag("inputs", inputs)
         self.modules, self.inputs = modules, inputs
         self._hooks: list[RemovableHandle] = []
-        self._due = False
-        self._metrics: dict[str, Tensor] = {}
-
-    def batch_start(self, state: "State", logger: "Logger") -> None:
-        """Decide whether this batch is logged."""
-        self.close()
-        self._due = completes(self.interval, state)
 
     def before_forward(self, state: "State", logger: "Logger") -> None:
         """Register the hooks."""
@@ -104,16 +97,10 @@ class ActivationMonitor(Callback):
         """Remove the hooks."""
         self._remove_hooks()
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
-        """Log the statistics."""
-        if self._metrics:
-            logger.log_metrics(self._metrics)
-        self.close()
-
     def close(self) -> None:
         """Remove the hooks, and discard the statistics of a batch that did not end."""
         self._remove_hooks()
-        self._due, self._metrics = False, {}
+        super().close()
 
     def _remove_hooks(self) -> None:
         while self._hooks:

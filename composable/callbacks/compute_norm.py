@@ -13,7 +13,7 @@ class ComputeNorm(OptimizerMonitor):
     parameter and without those of the updates.
 
     Args:
-        interval: When to log: "10ba", "1ep", a function `(state, event) -> bool`, or None for
+        interval: When to log: "20ba", "1ep", a function `(state, event) -> bool`, or None for
             never.
 
     Raises:
@@ -26,5 +26,5 @@ class ComputeNorm(OptimizerMonitor):
         True
     """
 
-    def __init__(self, interval: IntervalLike = "10ba") -> None:
+    def __init__(self, interval: IntervalLike = "20ba") -> None:
         super().__init__(interval, updates=False, per_parameter=True)

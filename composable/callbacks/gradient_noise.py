@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from composable.callbacks._monitor import Monitor
 from composable.callbacks._norms import is_sharded, l2_norms, total_norm
 from composable.core._warnings import warn_user
-from composable.core.callback import Callback, check_keys
-from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.core.callback import check_keys
+from composable.core.intervals import IntervalLike
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 from composable.functional._checks import check_range
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["GradientNoise"]
 
 
-class GradientNoise(Callback):
+class GradientNoise(Monitor):
     r"""Logs the gradient noise scale, in examples.
 
     For a gradient $G$ of the whole data set and the covariance $\Sigma$ of the gradients of single
@@ -77,7 +78,7 @@ class GradientNoise(Callback):
     """
 
     def __init__(self, interval: IntervalLike = "10ba", *, smoothing: float = 0.95) -> None:
-        self.interval = check_interval("interval", interval)
+        super().__init__(interval)
         check_range("smoothing", smoothing, 0, 1, ends="[)")
         self.smoothing = smoothing
         self._averages: Tensor | None = None  # variance and squared norm, both towards 0 at first
@@ -86,7 +87,7 @@ class GradientNoise(Callback):
         self._small: Tensor | None = None  # squared norm of the gradient of the first microbatch
         self._latest: Tensor | None = None
         self._large: Tensor | None = None
-        self.close()
+        self._first, self._part, self._whole = False, 0, 0
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Discard the averages of an earlier run.
@@ -102,11 +103,6 @@ class GradientNoise(Callback):
             )
         if state.timestamp.batch == 0:
             self._averages, self._count = None, 0
-
-    def batch_start(self, state: "State", logger: "Logger") -> None:
-        """Decide whether this batch is measured."""
-        self.close()
-        self._due = completes(self.interval, state)
 
     def before_forward(self, state: "State", logger: "Logger") -> None:
         """Note whether this is the first microbatch of a pass: nothing has a gradient yet."""
@@ -132,8 +128,8 @@ class GradientNoise(Callback):
         if self._small is not None and self._large is not None:
             found = self._estimate(state, self._small, self._large)
             if found is not None:
-                logger.log_metrics(self._average(torch.stack(found)))
-        self.close()
+                self._metrics = self._average(torch.stack(found))
+        super().batch_end(state, logger)
 
     def _estimate(
         self, state: "State", small: Tensor, large: Tensor
@@ -173,7 +169,8 @@ class GradientNoise(Callback):
 
     def close(self) -> None:
         """Discard the measurements of a batch that did not end."""
-        self._due = self._first = False
+        super().close()
+        self._first = False
         self._small = self._latest = self._large = None
         self._part = self._whole = 0
 

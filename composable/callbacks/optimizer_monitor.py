@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from composable.callbacks._monitor import Monitor
 from composable.callbacks._norms import l2_norms, total_norm
-from composable.core.callback import Callback
-from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.core.intervals import IntervalLike
 from composable.functional._checks import check_flag
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["OptimizerMonitor"]
 
 
-class OptimizerMonitor(Callback):
+class OptimizerMonitor(Monitor):
     """Logs the L2 norms of gradients, weights and updates.
 
     It logs `l2_norm/grad/global`, `l2_norm/param/global` and `l2_norm/update/global`, and with
@@ -32,7 +32,7 @@ class OptimizerMonitor(Callback):
     its own added. It is called for each of the optimizer's parameters that has a gradient.
 
     Args:
-        interval: When to log: "10ba", "1ep", a function `(state, event) -> bool`, or None for
+        interval: When to log: "20ba", "1ep", a function `(state, event) -> bool`, or None for
             never.
         weights: Log the norm of the weights.
         updates: Log the norm of the updates. This keeps a second copy of the weights during the
@@ -76,14 +76,14 @@ class OptimizerMonitor(Callback):
 
     def __init__(
         self,
-        interval: IntervalLike = "10ba",
+        interval: IntervalLike = "20ba",
         *,
         weights: bool = True,
         updates: bool = True,
         per_parameter: bool = False,
         log_optimizer_metrics: bool = True,
     ) -> None:
-        self.interval = check_interval("interval", interval)
+        super().__init__(interval)
         for name, value in [
             ("weights", weights),
             ("updates", updates),
@@ -93,15 +93,8 @@ class OptimizerMonitor(Callback):
             check_flag(name, value)
         self.weights, self.updates = weights, updates
         self.per_parameter, self.log_optimizer_metrics = per_parameter, log_optimizer_metrics
-        self._metrics: dict[str, Any] = {}
         self._stepped: list[str] = []
         self._before: dict[str, Tensor] = {}
-        self.close()
-
-    def batch_start(self, state: "State", logger: "Logger") -> None:
-        """Decide whether this batch is logged."""
-        self.close()
-        self._due = completes(self.interval, state)
 
     def after_train_batch(self, state: "State", logger: "Logger") -> None:
         """Measure the gradients before algorithms clip them."""
@@ -130,15 +123,10 @@ class OptimizerMonitor(Callback):
         if self.log_optimizer_metrics:
             self._metrics |= _reported(state)
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
-        """Log the norms."""
-        if self._metrics:
-            logger.log_metrics(self._metrics)
-        self.close()
-
     def close(self) -> None:
         """Discard the measurements of a batch that did not end."""
-        self._due, self._metrics, self._stepped, self._before = False, {}, [], {}
+        super().close()
+        self._stepped, self._before = [], {}
 
     def _add(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
         if not tensors:
