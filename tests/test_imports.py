@@ -140,18 +140,9 @@ PACKAGES = [
     *(
         f"composable.{name}"
         for name in (
-            *("algorithms", "callbacks", "checkpoint", "data", "functional", "functional.images"),
-            *(
-                "functional.layers",
-                "integrations",
-                "loggers",
-                "models",
-                "optim",
-                "plan",
-                "report",
-                "runs",
-            ),
-            "testing",
+            *("algorithms", "callbacks", "checkpoint", "comparison", "data", "functional"),
+            *("functional.images", "functional.layers", "integrations", "loggers", "models"),
+            *("optim", "plan", "recipes", "report", "runs", "testing"),
         )
     ),
 ]
