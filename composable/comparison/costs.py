@@ -1,20 +1,20 @@
 """The seconds of training that follow from calibrated costs of steps."""
 
-import numpy as np
+from bisect import bisect
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import quantiles
 
 from composable.comparison.records import StepCost
 
-__all__ = ["seconds_until"]
-
-_PERCENTILE = 25
-"""Of the rounds: other load on the machine makes steps slower, never faster."""
+__all__ = ["seconds_until", "step_seconds"]
 
 
 def seconds_until(cost: StepCost, batches: int, progress: float) -> float:
     """Return the seconds of training from the start of a run until a fraction of it.
 
-    The cost of a step at a point is the 25th percentile over the rounds. It is interpolated
-    linearly between the points, and constant before the first and after the last one.
+    The cost of a step is interpolated linearly between the points, and constant before the first
+    and after the last one.
 
     Args:
         cost: The calibrated cost of a step at some points of the run.
@@ -35,13 +35,39 @@ def seconds_until(cost: StepCost, batches: int, progress: float) -> float:
         raise ValueError(f"progress={progress!r} must be a fraction of the run, from 0 to 1.")
     if batches < 0:
         raise ValueError(f"batches={batches!r} must be the number of steps, at least 0.")
-    points = np.asarray(cost.progress, dtype=float)
-    if not len(points) or len(points) != len(cost.seconds) or not all(map(len, cost.seconds)):
+    points, steps = cost.progress, step_seconds(cost)
+    grid = [0.0, *(point for point in points if 0 < point < progress), progress]
+    pieces = (
+        (end - start) * (_at(points, steps, start) + _at(points, steps, end)) / 2
+        for start, end in pairwise(grid)
+    )
+    return batches * sum(pieces)
+
+
+def step_seconds(cost: StepCost) -> tuple[float, ...]:
+    """Return the seconds of one step at each point: the 25th percentile over the rounds.
+
+    Other load on the machine makes steps slower, never faster, so a low percentile is closer to
+    the cost itself than the mean is.
+
+    Raises:
+        ValueError: A point has no rounds, or there is no point.
+    """
+    if not cost.progress or len(cost.progress) != len(cost.seconds) or not all(cost.seconds):
         raise ValueError(
             f"the cost of {cost.arm!r} must have seconds for each of its points, and has "
-            f"{len(points)} points and {[len(one) for one in cost.seconds]} rounds."
+            f"{len(cost.progress)} points and {[len(one) for one in cost.seconds]} rounds."
         )
-    steps = [float(np.percentile(rounds, _PERCENTILE)) for rounds in cost.seconds]
-    grid = np.concatenate([[0.0], points[(points > 0) & (points < progress)], [progress]])
-    values = np.interp(grid, points, steps)
-    return float(batches * np.sum(np.diff(grid) * (values[:-1] + values[1:]) / 2))
+    return tuple(
+        quantiles(rounds, n=4, method="inclusive")[0] if len(rounds) > 1 else rounds[0]
+        for rounds in cost.seconds
+    )
+
+
+def _at(points: Sequence[float], values: Sequence[float], point: float) -> float:
+    """Interpolate linearly; constant outside of the points."""
+    after = bisect(points, point)
+    if after in (0, len(points)):
+        return values[min(after, len(points) - 1)]
+    low, high = points[after - 1], points[after]
+    return values[after - 1] + (values[after] - values[after - 1]) * (point - low) / (high - low)
