@@ -1,0 +1,118 @@
+"""Studies whose truth is known: power-law learning curves with noise by seed."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composable.comparison.records import (
+    Evaluation,
+    Protocol,
+    Seconds,
+    StepCost,
+    Study,
+    Trial,
+    TrialResult,
+)
+
+METRIC = "test/loss"
+STEPS = (100, 200, 400, 800)
+
+
+def loss_after(steps: float, speed: float = 1.0) -> float:
+    """The true mean final loss of a schedule."""
+    return 2.0 + 8.0 * (speed * steps) ** -0.5
+
+
+def draw_study(
+    seed: int,
+    speeds: Mapping[str, float],
+    *,
+    seeds: int = 5,
+    steps: Sequence[int] = STEPS,
+    target: float | None = 2.35,
+    shared: float = 0.02,
+    own: float = 0.02,
+    step_costs: Mapping[str, float] | None = None,
+    cost_noise: float = 0.02,
+    repeated: str | None = None,
+) -> Study:
+    """Draw a study whose arm named "plain" is the baseline, of speed 1.
+
+    Args:
+        seed: Of the noise.
+        speeds: By arm: an arm of speed 2 needs half the steps.
+        seeds: The number of reporting seeds.
+        steps: The schedules.
+        target: As in `Protocol`.
+        shared: The standard deviation of the noise that the arms of one seed share.
+        own: That of the noise of each run.
+        step_costs: The seconds of a step, by arm; 0.01 if not given.
+        cost_noise: The relative noise of each measured step.
+        repeated: The A/A arm, whose seeds are others.
+    """
+    rng = random.Random(seed)
+    arms = ("plain", *speeds)
+    costs = {arm: (step_costs or {}).get(arm, 0.01) for arm in arms}
+    paired = {(one, s): rng.gauss(0, shared) for one in steps for s in range(seeds)}
+    results = []
+    for arm in arms:
+        speed = speeds.get(arm, 1.0)
+        for length in steps:
+            for s in range(seeds):
+                common = rng.gauss(0, shared) if arm == repeated else paired[length, s]
+                noise = common + rng.gauss(0, own)
+                trial_seed = 100 + s if arm == repeated else s
+                trial = Trial(arm, {}, f"{length}ba", trial_seed, "reporting")
+                results.append(finished(trial, length, speed, noise, costs[arm]))
+    cost = [calibrated(arm, f"{steps[-1]}ba", costs[arm], cost_noise, rng) for arm in arms]
+    return Study(protocol(arms, steps, seeds, target, repeated), tuple(results), tuple(cost))
+
+
+def finished(trial: Trial, length: int, speed: float, noise: float, cost: float) -> TrialResult:
+    curve = tuple(
+        Evaluation(
+            round(length * part),
+            part,
+            length * part * cost,
+            {METRIC: loss_after(length * part, speed) + noise},
+        )
+        for part in (0.2, 0.4, 0.6, 0.8, 1.0)
+    )
+    seconds = Seconds(1.0, 0.5, length * cost, 0.2)
+    return TrialResult(trial, "finished", length, seconds, curve)
+
+
+def calibrated(
+    arm: str, duration: str, cost: float, noise: float, rng: random.Random
+) -> StepCost:
+    rounds = [
+        tuple(cost * (1 + noise * rng.expovariate(1)) for _ in range(12)) for _ in range(2)
+    ]
+    return StepCost(arm, {}, duration, (0.25, 0.75), tuple(rounds))
+
+
+def protocol(
+    arms: Sequence[str],
+    steps: Sequence[int],
+    seeds: int,
+    target: float | None,
+    repeated: str | None = None,
+    **changes: Any,
+) -> Protocol:
+    values: dict[str, Any] = {
+        "arms": tuple(arms),
+        "baseline": "plain",
+        "repeated": repeated,
+        "metric": METRIC,
+        "tuning_metric": "validation/loss",
+        "mode": "min",
+        "target": target,
+        "durations": tuple(f"{one}ba" for one in steps),
+        "seeds": tuple(range(seeds)),
+        "tuning_seeds": (1000,),
+        "grids": {},
+        "chosen": {arm: {} for arm in arms},
+        "clock": "cpu",
+        "versions": {},
+    }
+    return Protocol(**(values | changes))
