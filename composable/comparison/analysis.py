@@ -19,56 +19,32 @@ at the time of the baseline's longest schedule.
 A run that did not finish counts as one that does not reach the target: its schedule does not pass.
 """
 
-from collections.abc import Mapping, Sequence
-from math import exp, log
-from statistics import fmean, stdev
+from collections.abc import Sequence
+from math import inf, log
+from statistics import fmean
+from typing import Literal
 
 import attrs
 
-from composable.comparison.findings import (
-    Analysis,
-    ArmAnalysis,
-    CrossingTimes,
-    Estimate,
-    Power,
-    Quality,
-    Target,
-    TimeToTarget,
+from composable.comparison.findings import Analysis, ArmAnalysis, CrossingTimes, Estimate, Target
+from composable.comparison.measured import Schedule, curve_of, measure
+from composable.comparison.measures import (
+    Context,
+    compare_step_costs,
+    find_crossings,
+    find_power,
+    find_quality,
+    find_time,
+    pair_seeds,
+    steps_of,
 )
-from composable.comparison.measured import Schedule, curve_of, first_crossings, measure
 from composable.comparison.records import Protocol, Study
 from composable.comparison.settings import edge_notes
-from composable.comparison.statistics import (
-    Curve,
-    TimeComparison,
-    compare_times,
-    cost_ratio,
-    crossing_time,
-    holm,
-    lower_bound,
-    mean_interval,
-    paired_estimate,
-    power_of,
-)
+from composable.comparison.statistics import holm
+from composable.comparison.times import Curve, TimeComparison, compare_times, crossing_time
 from composable.comparison.verdicts import ArmFacts, Case, Evidence, judge, show_estimate
 
 __all__ = ["analyze"]
-
-
-@attrs.frozen
-class _Context:
-    """What all arms are measured by."""
-
-    protocol: Protocol
-    sign: int
-    target: Target
-    baseline: tuple[Schedule, ...]
-    resamples: int
-
-    @property
-    def level(self) -> float | None:
-        """The given target, higher is better; None: the baseline's results."""
-        return None if self.target.estimated else self.sign * self.target.value
 
 
 @attrs.frozen
@@ -100,7 +76,7 @@ def analyze(study: Study, *, resamples: int = 2000) -> Analysis:
     sign = 1 if protocol.mode == "max" else -1
     baseline = measured.get(protocol.baseline, ())
     target = _target(protocol, baseline)
-    context = _Context(protocol, sign, target, baseline, resamples)
+    context = Context(protocol, sign, target, baseline, resamples)
     drafts = {
         arm: _draft(context, arm, measured[arm]) for arm in protocol.arms if measured.get(arm)
     }
@@ -145,33 +121,39 @@ def _target(protocol: Protocol, baseline: Sequence[Schedule]) -> Target:
     return Target(fmean(sorted((complete or [one for one in finished if one])[-1])), True)
 
 
-def _draft(context: _Context, arm: str, schedules: tuple[Schedule, ...]) -> _Draft:
+def _role(protocol: Protocol, arm: str) -> Literal["baseline", "repeated", "arm"]:
+    if arm == protocol.baseline:
+        return "baseline"
+    return "repeated" if arm == protocol.repeated else "arm"
+
+
+def _draft(context: Context, arm: str, schedules: tuple[Schedule, ...]) -> _Draft:
     protocol = context.protocol
-    role = {protocol.baseline: "baseline", protocol.repeated: "repeated"}.get(arm, "arm")
-    pairs = _pairs(context.baseline, schedules, role == "repeated")
-    cost, cost_error = _step_costs(context, schedules)
+    role = _role(protocol, arm)
+    pairs = pair_seeds(context.baseline, schedules, role == "repeated")
+    cost, cost_error = compare_step_costs(context, schedules)
     base_curve = curve_of(context.baseline, [one for one, _ in pairs], context.sign)
     curve = curve_of(schedules, [one for _, one in pairs], context.sign)
-    base_crossing, _ = _crossing(context, context.baseline, None, pairs, 0.0)
-    crossing, spread = _crossing(context, schedules, base_crossing, pairs, cost_error)
+    base_crossing, _ = find_crossings(context, context.baseline, None, pairs, 0.0)
+    crossing, spread = find_crossings(context, schedules, base_crossing, pairs, cost_error)
     times = _compare(context, base_curve, curve, cost_error)
     evidence = _evidence(context, base_curve, curve, times, (base_crossing, crossing), cost_error)
-    qualities = tuple(_quality(context, one, pairs) for one in schedules)
-    time = _time(context, qualities, base_curve, curve, times)
+    qualities = tuple(find_quality(context, one, pairs) for one in schedules)
+    time = find_time(context, qualities, base_curve, curve, times)
     is_baseline = role == "baseline"
     if is_baseline:
         time, crossing = attrs.evolve(time, ratio=None), attrs.evolve(crossing, ratio=None)
         qualities = tuple(attrs.evolve(one, difference=None) for one in qualities)
     found = ArmAnalysis(
         arm,
-        role,  # type: ignore[arg-type]
+        role,
         protocol.chosen.get(arm, {}),
         qualities,
         time,
         crossing,
-        schedules[-1].seconds / max(_batches(schedules[-1]), 1),
+        schedules[-1].seconds / max(steps_of(schedules[-1]), 1),
         None if is_baseline else cost,
-        None if is_baseline else _power(times, spread, crossing, len(pairs)),
+        None if is_baseline else find_power(times, spread, crossing, len(pairs)),
         None if is_baseline else evidence.p,
         None,
         "",
@@ -185,7 +167,7 @@ def _draft(context: _Context, arm: str, schedules: tuple[Schedule, ...]) -> _Dra
 
 
 def _judged(
-    context: _Context, draft: _Draft, baseline: ArmFacts, p: float | None, compared: int
+    context: Context, draft: _Draft, baseline: ArmFacts, p: float | None, compared: int
 ) -> ArmAnalysis:
     case = Case(
         draft.evidence,
@@ -200,50 +182,8 @@ def _judged(
     return attrs.evolve(draft.found, p=p, verdict=verdict, why=why)
 
 
-def _pairs(
-    baseline: Sequence[Schedule], schedules: Sequence[Schedule], repeated: bool
-) -> list[tuple[int, int]]:
-    """Pair the seeds; those of the A/A arm, which are others, in their order."""
-    base, arm = (
-        sorted({seed for one in each for seed in one.runs}) for each in (baseline, schedules)
-    )
-    if repeated:
-        return list(zip(base, arm, strict=False))
-    return [(seed, seed) for seed in base if seed in arm]
-
-
-def _batches(schedule: Schedule) -> int:
-    return max(run.batches for run in schedule.runs.values())
-
-
-def _step_costs(context: _Context, schedules: Sequence[Schedule]) -> tuple[Estimate | None, float]:
-    """Return the ratio of the step costs, and the standard error of the log ratio of times."""
-    base, arm = context.baseline[-1], schedules[-1]
-    if base.cost is None or arm.cost is None:
-        return None, _error_of_seconds(base, arm)
-    if base.cost == arm.cost:
-        return Estimate(1.0, 1.0, 1.0, 1.0, len(arm.cost.seconds[0])), 0.0
-    steps = [one.seconds / max(_batches(one), 1) for one in (base, arm)]
-    return cost_ratio(base.cost.seconds, arm.cost.seconds, steps[1] / steps[0])
-
-
-def _error_of_seconds(base: Schedule, arm: Schedule) -> float:
-    """Return the standard error of the log ratio of the trials' own seconds."""
-    error = 0.0
-    for schedule in (base, arm):
-        logs = [
-            log(run.seconds.training) for run in schedule.runs.values() if _timed(schedule, run)
-        ]
-        error += stdev(logs) ** 2 / len(logs) if len(logs) > 1 else 0.0
-    return 0.0 if base is arm else float(error**0.5)
-
-
-def _timed(schedule: Schedule, run: object) -> bool:
-    return getattr(run, "outcome", "") == "finished" and run.seconds.training > 0  # type: ignore
-
-
 def _compare(
-    context: _Context, baseline: Curve | None, arm: Curve | None, cost_error: float
+    context: Context, baseline: Curve | None, arm: Curve | None, cost_error: float
 ) -> TimeComparison | None:
     if baseline is None or arm is None:
         return None
@@ -251,7 +191,7 @@ def _compare(
 
 
 def _evidence(
-    context: _Context,
+    context: Context,
     baseline: Curve | None,
     arm: Curve | None,
     times: TimeComparison | None,
@@ -267,142 +207,11 @@ def _evidence(
     all_reached = all(one.reached == one.runs for one in crossings)
     if not context.target.estimated and all_reached and ratio and ratio.value is not None:
         return Evidence("crossing", ratio.p, log(ratio.value), ratio.seeds)
-    easy = context.level is not None and crossing_time(baseline, context.level) == -float("inf")
+    easy = context.level is not None and crossing_time(baseline, context.level) == -inf
     equal_time = compare_times(baseline, arm, None, cost_error)
     if equal_time is None or (easy and len(baseline.log_times) > 1):
         return Evidence("none", None, 0.0, pairs)
     return Evidence("quality", equal_time.ratio.p, equal_time.gain, pairs)
-
-
-def _crossing(
-    context: _Context,
-    schedules: Sequence[Schedule],
-    baseline: CrossingTimes | None,
-    pairs: Sequence[tuple[int, int]],
-    cost_error: float,
-) -> tuple[CrossingTimes, float | None]:
-    """Return the first crossings, and the standard deviation of the log ratios of pairs."""
-    longest = schedules[-1]
-    seconds = first_crossings(longest, context.protocol.metric, context.target.value, context.sign)
-    times = [value for value in seconds.values() if value is not None]
-    complete = len(times) == len(seconds) and min(times, default=0.0) > 0
-    ratio, spread = None, None
-    if baseline is not None:
-        ratio, spread = _crossing_ratio(baseline.seconds, seconds, pairs, cost_error, context)
-    mean = exp(fmean(log(value) for value in sorted(times))) if complete else None
-    found = CrossingTimes(seconds, len(times), len(seconds), longest.seconds, mean, ratio)
-    return found, spread
-
-
-def _crossing_ratio(
-    baseline: Mapping[int, float | None],
-    arm: Mapping[int, float | None],
-    pairs: Sequence[tuple[int, int]],
-    cost_error: float,
-    context: _Context,
-) -> tuple[Estimate | None, float | None]:
-    both = [(baseline.get(one), arm.get(other)) for one, other in pairs]
-    logs = [log(one / other) for one, other in both if one and other]
-    found = paired_estimate(logs, cost_error, context.resamples)
-    if found.value is None:
-        return None, None
-    resampled = found.resampled and (exp(found.resampled[0]), exp(found.resampled[1]))
-    low, high = (None if one is None else exp(one) for one in (found.low, found.high))
-    ratio = Estimate(exp(found.value), low, high, found.p, found.seeds, resampled)
-    return ratio, (stdev(logs) if len(logs) > 1 else None)
-
-
-def _quality(context: _Context, schedule: Schedule, pairs: Sequence[tuple[int, int]]) -> Quality:
-    values = [value for value in schedule.finals.values() if value is not None]
-    complete = schedule.complete
-    low, high = mean_interval(values) if complete else (None, None)
-    same = next((one for one in context.baseline if one.duration == schedule.duration), None)
-    return Quality(
-        schedule.duration,
-        schedule.seconds,
-        schedule.finals,
-        fmean(values) if complete else None,
-        low,
-        high,
-        complete and _passes(context, schedule, pairs),
-        None if same is None else paired_estimate(_differences(same, schedule, pairs)),
-    )
-
-
-def _passes(context: _Context, schedule: Schedule, pairs: Sequence[tuple[int, int]]) -> bool:
-    """Whether the mean is beyond the target with 95 % confidence."""
-    if context.target.estimated:
-        beyond = _differences(_reference(context.baseline), schedule, pairs)
-    else:
-        finals = [value for value in schedule.finals.values() if value is not None]
-        beyond = [value - context.target.value for value in finals]
-    bound = lower_bound([context.sign * one for one in beyond])
-    return bound is not None and bound >= 0
-
-
-def _reference(baseline: Sequence[Schedule]) -> Schedule:
-    return next((one for one in reversed(baseline) if one.complete), baseline[-1])
-
-
-def _differences(
-    baseline: Schedule, schedule: Schedule, pairs: Sequence[tuple[int, int]]
-) -> list[float]:
-    both = [(baseline.finals.get(one), schedule.finals.get(other)) for one, other in pairs]
-    return [other - one for one, other in both if one is not None and other is not None]
-
-
-def _time(
-    context: _Context,
-    qualities: Sequence[Quality],
-    base_curve: Curve | None,
-    curve: Curve | None,
-    times: TimeComparison | None,
-) -> TimeToTarget:
-    passing = min(
-        (one for one in qualities if one.passes), key=lambda one: one.seconds, default=None
-    )
-    base_passing = min(
-        (
-            one.seconds
-            for one in context.baseline
-            if one.complete and _passes(context, one, _pairs(context.baseline, [one], False))
-        ),
-        default=None,
-    )
-    seconds = None if passing is None else passing.seconds
-    speedup = base_passing / seconds if base_passing is not None and seconds else None
-    return TimeToTarget(
-        None if passing is None else passing.duration,
-        seconds,
-        speedup,
-        _interpolated(context, base_curve, curve),
-        None if times is None else times.ratio,
-    )
-
-
-def _interpolated(context: _Context, base_curve: Curve | None, curve: Curve | None) -> float | None:
-    if curve is None or base_curve is None:
-        return None
-    if context.level is not None:
-        level = context.level
-    elif curve == base_curve:
-        return exp(curve.log_times[-1])
-    else:
-        level = fmean(base_curve.results[-1])
-    time = crossing_time(curve, level)
-    return None if time is None or time == -float("inf") else exp(time)
-
-
-def _power(
-    times: TimeComparison | None, spread: float | None, crossing: CrossingTimes, pairs: int
-) -> Power | None:
-    if pairs < 2:
-        return None
-    if times is not None and times.spread:
-        return power_of(times.spread, pairs, times.ratio.value)
-    if spread and crossing.ratio is not None:
-        return power_of(spread, crossing.ratio.seeds, crossing.ratio.value)
-    return None
 
 
 def _noise_floor(repeated: _Draft | None) -> Estimate | None:
@@ -412,7 +221,7 @@ def _noise_floor(repeated: _Draft | None) -> Estimate | None:
     return ratio if ratio is not None else repeated.found.crossing.ratio
 
 
-def _arm_notes(context: _Context, arm: str, schedules: Sequence[Schedule]) -> tuple[str, ...]:
+def _arm_notes(context: Context, arm: str, schedules: Sequence[Schedule]) -> tuple[str, ...]:
     notes = edge_notes(context.protocol, arm)
     for schedule in schedules:
         outcomes = [run.outcome for run in schedule.runs.values()]
@@ -429,7 +238,7 @@ def _arm_notes(context: _Context, arm: str, schedules: Sequence[Schedule]) -> tu
     return tuple(notes)
 
 
-def _notes(context: _Context, noise: Estimate | None, absent: Sequence[str]) -> tuple[str, ...]:
+def _notes(context: Context, noise: Estimate | None, absent: Sequence[str]) -> tuple[str, ...]:
     notes = list(context.protocol.notes)
     if context.target.estimated:
         notes.append(

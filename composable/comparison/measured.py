@@ -9,7 +9,7 @@ import attrs
 
 from composable.comparison.costs import seconds_until
 from composable.comparison.records import Evaluation, Protocol, StepCost, Study, TrialResult
-from composable.comparison.statistics import Curve
+from composable.comparison.times import Curve
 
 __all__ = ["Schedule", "curve_of", "first_crossings", "measure"]
 

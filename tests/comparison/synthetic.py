@@ -19,11 +19,11 @@ STEPS = (100, 200, 400, 800)
 
 
 def loss_after(steps: float, speed: float = 1.0) -> float:
-    """The true mean final loss of a schedule."""
+    """Return the true mean final loss of a schedule."""
     return 2.0 + 8.0 * (speed * steps) ** -0.5
 
 
-def draw_study(
+def draw_study(  # noqa: PLR0913
     seed: int,
     speeds: Mapping[str, float],
     *,
@@ -82,12 +82,8 @@ def finished(trial: Trial, length: int, speed: float, noise: float, cost: float)
     return TrialResult(trial, "finished", length, seconds, curve)
 
 
-def calibrated(
-    arm: str, duration: str, cost: float, noise: float, rng: random.Random
-) -> StepCost:
-    rounds = [
-        tuple(cost * (1 + noise * rng.expovariate(1)) for _ in range(12)) for _ in range(2)
-    ]
+def calibrated(arm: str, duration: str, cost: float, noise: float, rng: random.Random) -> StepCost:
+    rounds = [tuple(cost * (1 + noise * rng.expovariate(1)) for _ in range(12)) for _ in range(2)]
     return StepCost(arm, {}, duration, (0.25, 0.75), tuple(rounds))
 
 

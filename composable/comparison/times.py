@@ -1,0 +1,198 @@
+"""Ratios of times to a target: of learning curves over schedules, paired by seed.
+
+The interval inverts a paired t test (Fieller, 1954): a ratio is within it if the arm's results at
+the time that it implies do not differ from the baseline's. Such an interval exists also where a
+curve ends before it reaches the target; its bound is then open. The percentile interval of the
+paired bootstrap is given beside it.
+
+Results are oriented: a higher one is better.
+"""
+
+from math import exp, inf, log
+from typing import Any
+
+import attrs
+
+from composable.comparison.findings import Estimate
+from composable.comparison.statistics import import_scipy, moments, p_value, percentiles
+
+__all__ = ["Curve", "TimeComparison", "compare_times", "crossing_time"]
+
+SAME_TIME = log(1.01)
+"""Times that differ by less are taken as equal: calibrated costs are not more precise."""
+
+
+@attrs.frozen
+class Curve:
+    """Final results by schedule."""
+
+    log_times: tuple[float, ...]
+    """Ascending."""
+    results: tuple[tuple[float, ...], ...]
+    """For each schedule, one result per seed."""
+
+
+@attrs.frozen
+class TimeComparison:
+    """The times at which the baseline and an arm reach the target."""
+
+    ratio: Estimate
+    gain: float
+    """The mean difference of the results at the baseline's time: above 0, the arm is better."""
+    spread: float | None
+    """The standard deviation of the log ratio of one pair of runs."""
+
+
+def crossing_time(curve: Curve, level: float) -> float | None:
+    """Return the log time at which the mean, linear between schedules, first is `level`.
+
+    Returns:
+        The log time; None where the mean stays below, and minus infinity where the first
+        schedule's mean is above already.
+    """
+    _, np = import_scipy()
+    found = float(_crossings(curve, np.mean(curve.results, axis=1), level))
+    return None if found == inf else found
+
+
+def compare_times(
+    baseline: Curve,
+    arm: Curve,
+    target: float | None,
+    cost_error: float = 0.0,
+    resamples: int = 0,
+) -> TimeComparison | None:
+    """Compare the times at which the mean final results of two arms reach a target.
+
+    The p value is that of the paired t test of the results at the baseline's time to target:
+    there the arm's mean is the baseline's if and only if the ratio is 1. Where the arm has no
+    schedule of that time, its nearest one is tested, and only the direction that it can show
+    counts: a shorter schedule can be better, and a longer one worse.
+
+    Args:
+        baseline: Its results, with seeds in the order of the arm's.
+        arm: The results of the arm.
+        target: The level to reach; None: the baseline's results on its longest schedule.
+        cost_error: The standard error of the log ratio of the times.
+        resamples: As for `paired_estimate`.
+
+    Returns:
+        The comparison; None where the baseline's schedules don't enclose its time to target.
+    """
+    log_b = baseline.log_times[-1] if target is None else crossing_time(baseline, target)
+    if log_b is None or log_b == -inf:
+        return None
+    reference = _at(baseline, [log_b])[0]
+    level = float(reference.mean())
+    log_a = crossing_time(arm, level)
+    value = None if log_a is None or log_a == -inf else exp(log_b - log_a)
+    gain, p = _test_at(arm, log_b, reference, cost_error)
+    low, high, resampled = None, None, None
+    if p is not None:
+        low, high = _invert(arm, log_b, log_a, reference, cost_error)
+        if p < 0.05 and gain < 0:
+            high = min(1.0, inf if high is None else high)
+        if value is not None and resamples:
+            resampled = _resample(baseline, arm, target, resamples)
+    estimate = Estimate(value, low, high, p, len(reference), resampled)
+    return TimeComparison(estimate, gain, _spread(arm, log_b, log_a, reference))
+
+
+def _at(curve: Curve, log_times: Any) -> Any:
+    """Return the results of each seed at some times, linear in log time between schedules."""
+    _, np = import_scipy()
+    seeds = np.asarray(curve.results).T
+    return np.stack([np.interp(log_times, curve.log_times, one) for one in seeds], axis=1)
+
+
+def _slopes(curve: Curve, log_times: Any) -> Any:
+    """Return the slopes of the mean at some times."""
+    _, np = import_scipy()
+    if len(curve.log_times) == 1:
+        return np.zeros(len(log_times))
+    slopes = np.diff(np.mean(curve.results, axis=1)) / np.diff(curve.log_times)
+    place = np.searchsorted(curve.log_times, log_times, side="left") - 1
+    return slopes[np.clip(place, 0, len(slopes) - 1)]
+
+
+def _crossings(curve: Curve, means: Any, level: Any) -> Any:
+    """Return where means (schedules first) reach a level: -inf before the first, inf never."""
+    _, np = import_scipy()
+    times = curve.log_times
+    found = np.full(np.shape(means)[1:], np.inf)
+    for i in reversed(range(len(times) - 1)):
+        hit = (means[i] < level) & (means[i + 1] >= level)
+        rise = np.where(hit, means[i + 1] - means[i], 1.0)
+        part = (level - means[i]) / rise
+        found = np.where(hit, times[i] + part * (times[i + 1] - times[i]), found)
+    return np.where(means[0] >= level, -np.inf, found)
+
+
+def _test_at(
+    arm: Curve, log_b: float, reference: Any, cost_error: float
+) -> tuple[float, float | None]:
+    """Return the mean difference at the baseline's time, or the nearest schedule, and its p."""
+    time = min(max(log_b, arm.log_times[0]), arm.log_times[-1])
+    extra = abs(float(_slopes(arm, [time])[0])) * cost_error
+    mean, error = (float(one) for one in moments(_at(arm, [time])[0] - reference, extra))
+    p = p_value(mean, error, len(reference))
+    same = max(SAME_TIME, 2 * cost_error)
+    says_nothing = (time < log_b - same and mean < 0) or (time > log_b + same and mean > 0)
+    return mean, 1.0 if says_nothing and p is not None else p
+
+
+def _invert(
+    arm: Curve, log_b: float, log_a: float | None, reference: Any, cost_error: float
+) -> tuple[float | None, float | None]:
+    """Return the ratios at which the arm becomes better, and stops being worse."""
+    stats, np = import_scipy()
+    grid = np.concatenate([np.linspace(arm.log_times[0], arm.log_times[-1], 257), arm.log_times])
+    if log_a is not None and log_a != -inf:
+        grid = np.append(grid, log_a)
+    grid = np.unique(grid)
+    extra = np.abs(_slopes(arm, grid)) * cost_error
+    mean, error = moments(_at(arm, grid) - reference, extra)
+    reach = stats.t.ppf(0.975, len(reference) - 1) * error
+    better, not_worse = mean - reach > 0, mean + reach >= 0
+    low = exp(log_b - grid[better.argmax()]) if better.any() else None
+    if not not_worse.any():
+        return None, exp(log_b - grid[-1])
+    first = int(not_worse.argmax())
+    return low, (exp(log_b - grid[first]) if first else None)
+
+
+def _spread(arm: Curve, log_b: float, log_a: float | None, reference: Any) -> float | None:
+    """Return the standard deviation of the log ratio of one pair, by the slope of the mean."""
+    time = log_b if log_a is None or log_a == -inf else log_a
+    time = min(max(time, arm.log_times[0]), arm.log_times[-1])
+    slope = abs(float(_slopes(arm, [time])[0]))
+    if slope == 0 or len(reference) < 2:
+        return None
+    return float((_at(arm, [time])[0] - reference).std(ddof=1)) / slope or None
+
+
+def _resample(
+    baseline: Curve, arm: Curve, target: float | None, resamples: int
+) -> tuple[float, float] | None:
+    """Return the percentile interval of the ratio over resampled pairs."""
+    _, np = import_scipy()
+
+    def log_ratio(chosen: Any, axis: int = -1) -> Any:
+        return _resampled_ratio(baseline, arm, target, chosen)
+
+    bounds = percentiles(log_ratio, np.arange(len(arm.results[0])), resamples)
+    return None if bounds is None else (exp(bounds[0]), exp(bounds[1]))
+
+
+def _resampled_ratio(baseline: Curve, arm: Curve, target: float | None, chosen: Any) -> Any:
+    """Return the log ratios of resampled seeds; times beyond the schedules count as their ends."""
+    _, np = import_scipy()
+    base_means, arm_means = (
+        np.asarray(curve.results)[:, chosen].mean(axis=-1) for curve in (baseline, arm)
+    )
+    level = base_means[-1] if target is None else target
+    arm_times = np.clip(_crossings(arm, arm_means, level), arm.log_times[0], arm.log_times[-1])
+    if target is None:
+        return baseline.log_times[-1] - arm_times
+    times = _crossings(baseline, base_means, level)
+    return np.clip(times, baseline.log_times[0], baseline.log_times[-1]) - arm_times
