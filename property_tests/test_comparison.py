@@ -30,7 +30,7 @@ def edit(study: Study, change: Callable[[TrialResult], TrialResult]) -> Study:
 
 
 def facts(found: Analysis) -> list[Any]:
-    """What does not depend on units, orientation or the names of seeds."""
+    """Return what does not depend on units, orientation or the names of seeds."""
     rows = []
     for arm in found.arms:
         ratios = [arm.time.ratio, arm.crossing.ratio, arm.step_cost_ratio]

@@ -61,7 +61,7 @@ def analyze(study: Study, *, resamples: int = 2000) -> Analysis:
 
     Args:
         study: The protocol, the results of its trials, and the calibrated step costs.
-        resamples: The resamples of the bootstrap for the percentile intervals; 0 leaves them out.
+        resamples: The resamples of the bootstrap for the percentile intervals; 0 omits them.
 
     Returns:
         The analysis, which follows from the study alone: the same study gives the same analysis.
