@@ -25,6 +25,7 @@ __all__ = [
     "paired_estimate",
     "percentiles",
     "power_of",
+    "without_spread",
 ]
 
 SEED = 20_260_101
@@ -61,7 +62,7 @@ def paired_estimate(
     if len(values) == 0:
         return Estimate(None, None, None, None, 0)
     mean, error = (float(one) for one in moments(values, extra_error))
-    p = p_value(mean, error, len(values))
+    p = None if without_spread(values) else p_value(mean, error, len(values))
     if p is None:
         return Estimate(mean, None, None, None, len(values))
     reach = float(stats.t.ppf(0.975, len(values) - 1)) * error
@@ -178,6 +179,12 @@ def moments(values: Any, extra_error: Any) -> _Moments:
     count = values.shape[-1]
     variance = values.var(axis=-1, ddof=1) / count if count > 1 else 0.0 * values.mean(axis=-1)
     return _Moments(values.mean(axis=-1), (variance + extra_error**2) ** 0.5)
+
+
+def without_spread(values: Any) -> bool:
+    """Whether all values are the same number, but not 0: as from seeds that change nothing."""
+    mean = abs(float(values.mean()))
+    return mean > 0 and float(values.std()) <= 1e-9 * mean
 
 
 def p_value(mean: float, error: float, count: int) -> float | None:

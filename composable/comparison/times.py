@@ -14,7 +14,13 @@ from typing import Any
 import attrs
 
 from composable.comparison.findings import Estimate
-from composable.comparison.statistics import import_scipy, moments, p_value, percentiles
+from composable.comparison.statistics import (
+    import_scipy,
+    moments,
+    p_value,
+    percentiles,
+    without_spread,
+)
 
 __all__ = ["Curve", "TimeComparison", "compare_times", "crossing_time"]
 
@@ -86,10 +92,11 @@ def compare_times(
     level = float(reference.mean())
     log_a = crossing_time(arm, level)
     value = None if log_a is None or log_a == -inf else exp(log_b - log_a)
-    gain, p = _test_at(arm, log_b, reference, cost_error)
+    bend = float(_bends(baseline, [log_b])[0])
+    gain, p = _test_at(arm, log_b, reference, cost_error, bend)
     low, high, resampled = None, None, None
     if p is not None:
-        low, high = _invert(arm, log_b, log_a, reference, cost_error)
+        low, high = _invert((arm, reference), log_b, log_a, cost_error, bend)
         if p < 0.05 and gain < 0:
             high = min(1.0, inf if high is None else high)
         if value is not None and resamples:
@@ -115,6 +122,28 @@ def _slopes(curve: Curve, log_times: Any) -> Any:
     return slopes[np.clip(place, 0, len(slopes) - 1)]
 
 
+def _bends(curve: Curve, log_times: Any) -> Any:
+    """Return how far a monotone cubic through the means is above the line between them."""
+    _, np = import_scipy()
+    if len(curve.log_times) < 3:
+        return np.zeros(len(log_times))
+    from scipy.interpolate import PchipInterpolator
+
+    means = np.mean(curve.results, axis=1)
+    line = np.interp(log_times, curve.log_times, means)
+    return PchipInterpolator(curve.log_times, means)(log_times) - line
+
+
+def _extra_errors(arm: Curve, log_times: Any, cost_error: float, bend: float) -> Any:
+    """Return the standard errors that all seeds share: of the costs, and of the interpolation.
+
+    That of the interpolation is the difference that a cubic would make. It vanishes on schedules,
+    and where the two curves bend alike.
+    """
+    _, np = import_scipy()
+    return np.hypot(_slopes(arm, log_times) * cost_error, _bends(arm, log_times) - bend)
+
+
 def _crossings(curve: Curve, means: Any, level: Any) -> Any:
     """Return where means (schedules first) reach a level: -inf before the first, inf never."""
     _, np = import_scipy()
@@ -129,28 +158,30 @@ def _crossings(curve: Curve, means: Any, level: Any) -> Any:
 
 
 def _test_at(
-    arm: Curve, log_b: float, reference: Any, cost_error: float
+    arm: Curve, log_b: float, reference: Any, cost_error: float, bend: float
 ) -> tuple[float, float | None]:
     """Return the mean difference at the baseline's time, or the nearest schedule, and its p."""
     time = min(max(log_b, arm.log_times[0]), arm.log_times[-1])
-    extra = abs(float(_slopes(arm, [time])[0])) * cost_error
-    mean, error = (float(one) for one in moments(_at(arm, [time])[0] - reference, extra))
-    p = p_value(mean, error, len(reference))
+    extra = float(_extra_errors(arm, [time], cost_error, bend)[0])
+    differences = _at(arm, [time])[0] - reference
+    mean, error = (float(one) for one in moments(differences, extra))
+    p = None if without_spread(differences) else p_value(mean, error, len(reference))
     same = max(SAME_TIME, 2 * cost_error)
     says_nothing = (time < log_b - same and mean < 0) or (time > log_b + same and mean > 0)
     return mean, 1.0 if says_nothing and p is not None else p
 
 
 def _invert(
-    arm: Curve, log_b: float, log_a: float | None, reference: Any, cost_error: float
+    pair: tuple[Curve, Any], log_b: float, log_a: float | None, cost_error: float, bend: float
 ) -> tuple[float | None, float | None]:
     """Return the ratios at which the arm becomes better, and stops being worse."""
+    arm, reference = pair
     stats, np = import_scipy()
     grid = np.concatenate([np.linspace(arm.log_times[0], arm.log_times[-1], 257), arm.log_times])
     if log_a is not None and log_a != -inf:
         grid = np.append(grid, log_a)
     grid = np.unique(grid)
-    extra = np.abs(_slopes(arm, grid)) * cost_error
+    extra = _extra_errors(arm, grid, cost_error, bend)
     mean, error = moments(_at(arm, grid) - reference, extra)
     reach = stats.t.ppf(0.975, len(reference) - 1) * error
     better, not_worse = mean - reach > 0, mean + reach >= 0

@@ -184,3 +184,15 @@ def test_an_arm_without_trials_is_said() -> None:
     study = draw_study(0, {"fast": 2.0})
     kept = tuple(one for one in study.results if one.trial.arm == "plain")
     assert any("'fast'" in note for note in analyze(attrs.evolve(study, results=kept)).notes)
+
+
+def test_schedules_of_other_times_do_not_make_an_even_arm_pay() -> None:
+    quiet: Any = {"shared": 0.005, "own": 0.005, "step_costs": {"even": 0.0141}}
+    found = analyses(50, {"even": 1.41}, **quiet)  # half an octave: the line is off by 1 %
+    wrong = sum(one["even"].verdict is not Verdict.NO_EVIDENCE for one in found)
+    assert at_most(wrong, 50, 0.05)
+
+
+def test_seeds_that_change_nothing_decide_nothing_with_noisy_costs() -> None:
+    study = draw_study(0, {"fast": 4.0}, shared=0.0, own=0.0)
+    assert "no spread to judge by" in analyze(study)["fast"].why
