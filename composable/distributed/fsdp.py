@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -18,7 +19,9 @@ from composable.distributed.processes import Processes
 from composable.distributed.strategies import Strategy
 from composable.functional._checks import check_count, check_flag
 
-__all__ = ["FSDP2", "shard_model"]
+__all__ = ["FSDP2", "reducing_last", "shard_model"]
+
+_FLAGS = ("reshard_after_forward", "offload", "checkpointing", "reduce_each_microbatch")
 
 
 @attrs.frozen
@@ -43,6 +46,9 @@ class FSDP2(Strategy):
             parameters and of reductions. Default: those of the parameters.
         offload: Keep the shards in the memory of the CPU.
         checkpointing: Compute the activations of the wrapped modules again in the backward pass.
+        reduce_each_microbatch: Reduce gradients after each microbatch, which takes less memory: a
+            process never holds the gradients of whole parameters. By default they are reduced once
+            a step. Between the groups of `replicas` they are reduced once in any case.
 
     Example:
         >>> from composable.distributed import FSDP2
@@ -58,11 +64,12 @@ class FSDP2(Strategy):
     mixed_precision: MixedPrecisionPolicy | None = attrs.field(default=None, kw_only=True)
     offload: bool = attrs.field(default=False, kw_only=True)
     checkpointing: bool = attrs.field(default=False, kw_only=True)
+    reduce_each_microbatch: bool = attrs.field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         check_count("replicas", self.replicas, 1)
-        for name in ("reshard_after_forward", "offload", "checkpointing"):
+        for name in _FLAGS:
             check_flag(name, getattr(self, name))
         if self.mixed_precision is not None and not isinstance(
             self.mixed_precision, MixedPrecisionPolicy
@@ -147,3 +154,22 @@ def shard_model(
     fully_shard(model, **options)
     after = dict(model.named_parameters(remove_duplicate=False))
     return {old: after[name] for name, old in before.items()}
+
+
+def reducing_last(modules: Sequence[nn.Module], strategy: FSDP2) -> Callable[[bool], None]:
+    """Return a function that says before a backward pass whether it is the last one of a step.
+
+    The gradients of the others are accumulated in the process, and reduced with those of the last.
+
+    Args:
+        modules: What `shard_model` has sharded.
+        strategy: The strategy.
+    """
+    sharded = [one for one in modules if isinstance(one, FSDPModule)]
+    each = strategy.reduce_each_microbatch
+
+    def begin(last: bool) -> None:
+        for module in sharded:
+            (module.set_requires_all_reduce if each else module.set_requires_gradient_sync)(last)
+
+    return begin

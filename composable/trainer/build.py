@@ -111,7 +111,9 @@ def build_run(
     elif options.divides_model:
         from composable.trainer.sharding import shard  # on use: it is slow to import
 
-        shard(state, options.parallel, options.processes)
+        reducing = shard(state, options.parallel, options.processes)
+        if parallel is not None:
+            parallel.before_backward = reducing
     scaler = LossScaler(state.precision, state.device)
     if parallel is not None:
         scaler.on_all = parallel.any_process

@@ -84,7 +84,7 @@ def accumulate(
             that are missing here are repeated, with the weight 0.
     """
 
-    def accumulated(state: State, index: int = 0, outer: Any = None) -> State:
+    def accumulated(state: State, index: int = 0, outer: Any = None, last: bool = True) -> State:
         whole, own = state.batch, state.loss_fn
         parts = microbatches.of(state)
         if equal_count is not None:
@@ -92,14 +92,16 @@ def accumulate(
             parts += [(batch, loss_fn, True)] * (equal_count(len(parts)) - len(parts))
         if len(parts) == 1:
             batch, loss_fn, _ = parts[0]
-            state = gradients(state.evolve_unchecked(batch=batch, loss_fn=loss_fn), index, outer)
+            part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn)
+            state = gradients(part, index, outer, last)
             return state.evolve_unchecked(batch=whole, loss_fn=own)
         total = total_weight(whole, loss_weight)
         loss: Any = 0.0
         for i, (batch, loss_fn, empty) in enumerate(parts):
             share = 0.0 if empty else loss_weight(batch) / total
             share = share if outer is None else share * outer
-            state = gradients(state.evolve_unchecked(batch=batch, loss_fn=loss_fn), i, share)
+            part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn)
+            state = gradients(part, i, share, last and i == len(parts) - 1)
             loss = loss + state.loss
         return state.evolve_unchecked(batch=whole, loss_fn=own, loss=loss)
 

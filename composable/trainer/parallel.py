@@ -50,6 +50,8 @@ class Parallel:
     divided: bool = False
     engine: DeepSpeedEngine | None = None
     """Computes gradients and steps in the place of PyTorch and the optimizers."""
+    before_backward: Callable[[bool], None] | None = None
+    """Called before each backward pass, with whether it is the last one of the step."""
     seconds: float = 0.0
     """How long the last batch took, on rank 0."""
     _exchanged: float = attrs.field(factory=time.perf_counter)
@@ -267,7 +269,7 @@ def reduce_gradients(
                 before.restore()
             loss_fn, shard = loss_fn or own, key.of_batch(number)
             part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn, key=shard)
-            state = gradients(part, 0, share)
+            state = gradients(part, 0, share, number == whole.shards.own[-1])
             sums.add(state)
         return state.evolve_unchecked(batch=whole, loss_fn=own, key=key)
 

@@ -91,7 +91,12 @@ def build_step(  # noqa: PLR0913  # the parts of a step
     backward = scaler.backward if scaler.enabled else Tensor.backward
     if engine is not None:
         backward = engine.backward
-    gradients: Gradients = forward_backward(fire, computes_loss(dispatcher, forward), backward)
+    gradients: Gradients = forward_backward(
+        fire,
+        computes_loss(dispatcher, forward),
+        backward,
+        None if parallel is None else parallel.before_backward,
+    )
     if microbatches.split:
         equal = None if parallel is None else parallel.equal_count
         gradients = accumulate(gradients, microbatches, loss_weight, equal)
@@ -144,16 +149,26 @@ def forward_backward(
     fire: Fire,
     compute_loss: Callable[[State], tuple[State, Any, Tensor]],
     backward: Callable[[Tensor], Any],
+    before_backward: Callable[[bool], None] | None = None,
 ) -> Gradients:
-    """Compute the gradients of one microbatch: `BEFORE_FORWARD` to `AFTER_BACKWARD`."""
+    """Compute the gradients of one microbatch: `BEFORE_FORWARD` to `AFTER_BACKWARD`.
 
-    def microbatch(state: State, index: int = 0, share: Any = None) -> State:
+    Args:
+        fire: Fires the events.
+        compute_loss: Computes the loss.
+        backward: Computes the gradients of the loss.
+        before_backward: Called with whether the microbatch is the last one of the step.
+    """
+
+    def microbatch(state: State, index: int = 0, share: Any = None, last: bool = True) -> State:
         batch, loss_fn = state.batch, state.loss_fn
         state = fire(BEFORE_FORWARD, state)
         seed_step(state.key, state.timestamp.batch, index)
         state, outputs, loss = compute_loss(state)
         if share is not None:
             loss = loss * share
+        if before_backward is not None:
+            before_backward(last)
         backward(loss)
         if isinstance(share, Tensor):
             loss = torch.where(share > 0, loss, 0.0)  # the mean over no tokens is NaN
