@@ -14,6 +14,7 @@ from composable.distributed.shards import Shards
 
 __all__ = [
     "BatchGroup",
+    "Examples",
     "ShardedBatch",
     "batches_of",
     "grouped",
@@ -59,6 +60,16 @@ class BatchGroup:
         )
 
 
+@attrs.frozen
+class Examples:
+    """Numbers of examples of a global batch, as it was loaded."""
+
+    own: int
+    """Those of this process."""
+    all: int
+    """Those of all processes."""
+
+
 @attrs.frozen(eq=False)
 class ShardedBatch(BatchGroup):
     """The shards of a global batch that this process computes.
@@ -67,6 +78,7 @@ class ShardedBatch(BatchGroup):
     """
 
     shards: Shards = attrs.field(kw_only=True)
+    examples: Examples | None = attrs.field(default=None, kw_only=True)
 
     @property
     def numbers(self) -> Iterable[int]:

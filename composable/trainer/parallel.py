@@ -14,8 +14,15 @@ from torch import Tensor
 
 from composable.core.control import Control
 from composable.core.event import Event
+from composable.core.loss_mean import ExampleCounter
 from composable.core.state import State
-from composable.data.grouping import ShardedBatch, total_weight
+from composable.data.grouping import Examples, ShardedBatch, total_weight
+from composable.distributed.buckets import (
+    OverlappedSum,
+    buckets_of,
+    flat_gradients,
+    write_gradients,
+)
 from composable.distributed.deepspeed import DeepSpeedEngine
 from composable.distributed.processes import ProcessError, Processes
 from composable.distributed.reduction import TreeSum, all_reduce, all_reduce_exactly
@@ -52,6 +59,8 @@ class Parallel:
     """Computes gradients and steps in the place of PyTorch and the optimizers."""
     before_backward: Callable[[bool], None] | None = None
     """Called before each backward pass, with whether it is the last one of the step."""
+    sums: "_Sums | None" = None
+    """Those of the step in progress."""
     seconds: float = 0.0
     """How long the last batch took, on rank 0."""
     _exchanged: float = attrs.field(factory=time.perf_counter)
@@ -75,7 +84,9 @@ class Parallel:
         last: Any = None
         while True:
             one, ended = self._fetch(loaded)
+            batch: Any
             batch, samples, tokens = (None, 0, 0) if one is _END else one
+            own = samples
             present, samples, tokens, any_ended = self._exchange(
                 one is not _END, samples, tokens, ended is not None
             )
@@ -92,7 +103,7 @@ class Parallel:
                 )
             else:
                 batch = attrs.evolve(last, empty=(True,) * len(last.batches))
-            yield batch, samples, tokens
+            yield attrs.evolve(batch, examples=Examples(own, samples)), samples, tokens
 
     def _fetch(self, loaded: Iterator[Any]) -> tuple[Any, Exception | None]:
         """Return the next batch; if a signal has ended the loader's workers, an error."""
@@ -133,6 +144,17 @@ class Parallel:
         """
         self.check_same({name: description[name] for name in _SAME if name in description})
         self._exchanged = time.perf_counter()
+
+    def begin_backward(self, last: bool) -> None:
+        """Prepare a backward pass.
+
+        Args:
+            last: Whether it is the last one of the step, after which gradients are reduced.
+        """
+        if self.before_backward is not None:
+            self.before_backward(last)
+        elif last and self.sums is not None:
+            self.sums.begin_last_backward()
 
     def join_requests(self, dispatcher: Dispatcher) -> None:
         """Let the requests of the callbacks of each process be those of all."""
@@ -242,22 +264,33 @@ def reduce_gradients(
         batch = state.batch
         if not isinstance(batch, ShardedBatch):  # a step by itself, such as that of a replay
             return gradients(state)
-        total = _sum_of(total_weight(batch, loss_weight), parallel)
-        if parallel.divided:  # its reduction is a mean over the processes
-            total = total / parallel.processes.size
-        shares = [
-            0.0 if empty else total_weight(one, loss_weight) / total
+        weights = [
+            0 if empty else total_weight(one, loss_weight)
             for one, empty in zip(batch.batches, batch.empty, strict=True)
         ]
-        sums = _Sums(parallel)
+        own: Any = sum(weights)
+        known = batch.examples if isinstance(loss_weight, ExampleCounter) else None
+        if known is None or parallel.engine is not None:
+            total, omitted = _sum_of(own, parallel), 0.0
+        else:  # as loaded; algorithms may have omitted some examples
+            total, omitted = known.all, known.own - own
+        # The reduction of a divided model is a mean over the processes.
+        unit = total / parallel.processes.size if parallel.divided else total
+        sums = parallel.sums = _Sums(parallel, total, omitted)
+
+        sums.overlaps = not microbatches.auto
 
         def shards(state: State) -> State:
             sums.begin(state)
-            return each_shard(state, shares, sums)
+            return each_shard(state, [one / unit for one in weights], sums)
 
-        # Each process fits its own shards into its memory.
-        state = (fit_memory(shards, microbatches) if microbatches.auto else shards)(state)
-        return state.evolve_unchecked(loss=sums.finish())
+        try:
+            # Each process fits its own shards into its memory.
+            state = (fit_memory(shards, microbatches) if microbatches.auto else shards)(state)
+            return state.evolve_unchecked(loss=sums.finish())
+        finally:
+            parallel.sums = None
+            sums.end()
 
     def each_shard(state: State, shares: list[Any], sums: "_Sums") -> State:
         whole, key, own = state.batch, state.key, state.loss_fn
@@ -287,10 +320,20 @@ def _sum_of(weight: Any, parallel: Parallel) -> Any:
 
 
 class _Sums:
-    """The sums over the shards: of gradients, losses and buffers."""
+    """The sums over the shards: of gradients, losses and buffers.
 
-    def __init__(self, parallel: Parallel) -> None:
-        self.parallel = parallel
+    Args:
+        parallel: The processes.
+        total: What the losses and gradients of the shards were divided by.
+        omitted: How much of it algorithms have omitted on this process.
+    """
+
+    overlapped: OverlappedSum | None = None
+    overlaps = True
+    """Whether messages may be sent before all gradients are computed."""
+
+    def __init__(self, parallel: Parallel, total: Any, omitted: float) -> None:
+        self.parallel, self.total, self.omitted = parallel, total, omitted
         self.several = parallel.processes.several
         self.reduce = all_reduce_exactly if parallel.exact else all_reduce
 
@@ -303,53 +346,82 @@ class _Sums:
         self.on_cpu = state.device.type == "cpu"
         self.present = [False] * len(self.parameters)
         self.reports, self.gradients = TreeSum(), TreeSum()
+        if self.several and not (self.parallel.exact or self.parallel.divided):
+            self.overlapped = OverlappedSum(self.parameters, self.parallel.processes)
+
+    def begin_last_backward(self) -> None:
+        """Send gradients as soon as they are computed."""
+        if self.overlapped is not None and self.overlaps:
+            self.overlapped.arm()
+
+    def end(self) -> None:
+        """Remove what `begin_last_backward` has added, after an error too."""
+        if self.overlapped is not None:
+            self.overlapped.disarm()
 
     def add(self, state: State) -> None:
         """Add the gradients of a shard, which are in `.grad`, its loss and its buffers."""
         self.dtype = state.loss.dtype  # type: ignore[union-attr]
         report = [state.loss, *self.buffers]
         self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])  # type: ignore[union-attr]
+        if not self.parallel.exact:
+            return
         grads = [p.grad for p in self.parameters]
         self.present = [a or b is not None for a, b in zip(self.present, grads, strict=True)]
-        if self.parallel.exact:
-            self.gradients.add(_flat(self.parameters, grads))
-            for parameter in self.parameters:
-                parameter.grad = None
+        flats = [
+            flat_gradients([self.parameters[i] for i in kind], [grads[i] for i in kind])
+            for kind in self._kinds
+        ]
+        self.gradients.add(flats)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @property
+    def _kinds(self) -> list[list[int]]:
+        """The numbers of the parameters of each dtype and device."""
+        return [one[::-1] for one in buckets_of(self.parameters, _ALL)]
 
     def finish(self) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
-        loss, present = self._reduce_reports()
-        if self.parallel.exact:
-            flats = self.gradients.value
-        elif self.several and not self.parallel.divided:
-            flats = _flat(self.parameters, [p.grad for p in self.parameters])
-        else:  # they are in `.grad` already
-            return loss
-        totals = [self.reduce(flat, self.parallel.processes) for flat in flats]
-        _write(self.parameters, totals, present)
-        return loss
+        report, counts = self.reports.value[0], [float(self.omitted)]
+        if self.overlapped is not None:
+            report, counts = self.overlapped.finish(report, counts)
+        elif self.parallel.exact:
+            report, counts = self._sum_reports(report, counts + [float(p) for p in self.present])
+            for kind, flat in zip(self._kinds, self.gradients.value, strict=True):
+                total = self.reduce(flat, self.parallel.processes)
+                present = [bool(counts[1 + i]) for i in kind]
+                write_gradients([self.parameters[i] for i in kind], total, present)
+        else:  # gradients are in `.grad` already
+            report, counts = self._sum_reports(report, counts)
+        self._average_buffers(report[1:])
+        loss = report[0] / (self.parallel.processes.size if self.parallel.divided else 1)
+        if counts[0]:
+            factor = float(self.total / (self.total - counts[0]))
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
+            loss = loss * factor
+        return loss.to(self.dtype)
 
-    def _reduce_reports(self) -> tuple[Tensor, list[bool]]:
-        """Average the buffers; return the loss, and which parameters have a gradient anywhere."""
-        report, present = self.reports.value[0], self.present
-        if self.several and self.on_cpu:  # in one message
-            flags = torch.tensor(present, dtype=torch.float64)
-            report = self.reduce(torch.cat([report, flags]), self.parallel.processes)
-            report, flags = report.split_with_sizes([len(report) - len(flags), len(flags)])
-            present = flags.bool().tolist()
-        elif self.several:  # flags on the GPU could not be read without waiting for it
-            report = self.reduce(report, self.parallel.processes)
-            present = [
-                bool(one) for one in self.parallel.processes.maximum(list(map(int, present)))
-            ]
-        total, means = report[0], report[1:] / self.parallel.shards.count
+    def _sum_reports(self, report: Tensor, counts: list[float]) -> tuple[Tensor, list[float]]:
+        """Sum a report, and counts that are needed on the CPU, over the processes."""
+        if not self.several:
+            return report, counts
+        processes, length = self.parallel.processes, len(report)
+        if self.on_cpu:  # in one message
+            both = self.reduce(torch.cat([report, report.new_tensor(counts)]), processes)
+            return both[:length], both[length:].tolist()
+        counted = processes.sum(torch.tensor(counts, dtype=torch.float64))
+        return self.reduce(report, processes), counted.tolist()
+
+    def _average_buffers(self, sums: Tensor) -> None:
+        means = sums / self.parallel.shards.count
         sizes = [buffer.numel() for buffer in self.buffers]
         with torch.no_grad():
             for buffer, mean in zip(self.buffers, means.split_with_sizes(sizes), strict=True):
                 buffer.copy_(mean.view_as(buffer))
-        if self.parallel.divided:
-            total = total / self.parallel.processes.size
-        return total.to(self.dtype), present
+
+
+_ALL = 2**63
 
 
 def _trained(state: State) -> list[Tensor]:
@@ -358,51 +430,6 @@ def _trained(state: State) -> list[Tensor]:
     groups = (group["params"] for one in state.optimizers for group in one.param_groups)
     found = chain(*(module.parameters() for module in modules), *groups)
     return [p for p in dict.fromkeys(found) if p.requires_grad]
-
-
-def _by_dtype(parameters: list[Tensor]) -> list[list[int]]:
-    """Return the indices of parameters of the same dtype and device."""
-    kinds: dict[Any, list[int]] = {}
-    for i, parameter in enumerate(parameters):
-        kinds.setdefault((parameter.dtype, parameter.device), []).append(i)
-    return list(kinds.values())
-
-
-def _flat(parameters: list[Tensor], grads: list[Tensor | None]) -> list[Tensor]:
-    """Return the gradients as one tensor for each dtype and device; missing ones are 0."""
-    flats = []
-    for kind in _by_dtype(parameters):
-        parts = [grads[i] for i in kind]
-        filled = [
-            torch.zeros_like(parameters[i]) if g is None else g
-            for i, g in zip(kind, parts, strict=True)
-        ]
-        flats.append(torch.cat([_real(_dense(one)).reshape(-1) for one in filled]))
-    return flats
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _write(parameters: list[Tensor], flats: list[Tensor], present: list[bool]) -> None:
-    for kind, flat in zip(_by_dtype(parameters), flats, strict=True):
-        sizes = [_real(parameters[i].detach()).numel() for i in kind]
-        for i, part in zip(kind, flat.split_with_sizes(sizes), strict=True):
-            if not present[i]:
-                parameters[i].grad = None
-                continue
-            like = _real(parameters[i].detach())
-            values = part.view(like.shape)
-            parameters[i].grad = (
-                torch.view_as_complex(values.contiguous())
-                if parameters[i].is_complex()
-                else values.clone(memory_format=torch.preserve_format)
-            )
 
 
 def requests_can_differ(dispatcher: Dispatcher, event: Event) -> bool:

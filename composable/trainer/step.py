@@ -95,7 +95,7 @@ def build_step(  # noqa: PLR0913  # the parts of a step
         fire,
         computes_loss(dispatcher, forward),
         backward,
-        None if parallel is None else parallel.before_backward,
+        None if parallel is None else parallel.begin_backward,
     )
     if microbatches.split:
         equal = None if parallel is None else parallel.equal_count

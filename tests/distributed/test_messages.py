@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from composable.distributed import FSDP2
+from composable.algorithms import SelectiveBackprop
+from composable.distributed import DDP, FSDP2
+from composable.distributed.buckets import buckets_of
 from tests.support import parallel_messages, parallel_runs
 from tests.support.processes import run
 
@@ -38,3 +40,54 @@ def test_sharded_gradients_are_reduced_once_a_step():
     assert each == MICROBATCHES * once
     assert once % STEPS == 0
     assert others == pytest.approx(losses, rel=1e-5)
+
+
+COPIED = {**SHARDED, "grad_accum": None, "parallel": DDP(shards=4)}
+
+
+def test_step_of_copies_has_two_messages():
+    few, many = (run(fit, 2, {**COPIED, "count": count})[0] for count in (32, 64))
+    extra = {name: many["messages"][name] - few["messages"][name] for name in few["messages"]}
+    assert len(many["losses"]) - len(few["losses"]) == 2
+    assert {name: count for name, count in extra.items() if count} == {"allreduce": 2 * 2}
+
+
+def fit_in_buckets(size, options):
+    return parallel_messages.fit_in_buckets(size, **options)
+
+
+CHANGED = {
+    "unused": {},
+    "microbatches": {"grad_accum": 2},
+    "changed": {"callbacks": [parallel_messages.DoubleGradients()]},
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_gradients_sent_during_the_backward_pass_are_those_sent_at_its_end(name):
+    options = {**COPIED, **CHANGED[name], "model": parallel_messages.build_sometimes}
+    whole = run(fit_in_buckets, 2, 2**30, options)
+    parts = run(fit_in_buckets, 2, 1, options)
+    assert parts[0]["messages"]["allreduce"] > whole[0]["messages"]["allreduce"]
+    assert {one["weights"] for one in parts} == {whole[0]["weights"]}
+    assert parts[0]["losses"] == whole[0]["losses"]
+
+
+def test_loss_is_the_mean_over_the_examples_that_an_algorithm_keeps():
+    pruned = {**COPIED, "algorithms": [SelectiveBackprop(start=0.0, end=1.0)], "count": 33}
+    (alone,) = run(fit, 1, pruned)
+    several = run(fit, 2, pruned)[0]
+    assert several["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    (counted,) = run(fit, 1, {**pruned, "loss_mean_over": len_of_targets})
+    assert counted["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+
+
+def len_of_targets(batch):
+    return len(batch[1])
+
+
+def test_messages_have_the_last_layers_first_and_one_dtype_each():
+    tensors = [torch.ones(2), torch.ones(2), torch.ones(3).double(), torch.ones(1)]
+    assert buckets_of(tensors, size=12) == [[2], [3, 1], [0]]
+    assert buckets_of(tensors, size=2**20) == [[3, 1, 0], [2]]
+    assert buckets_of([], size=1) == []

@@ -2,10 +2,16 @@
 
 from collections import Counter
 from typing import Any
+from unittest import mock
 
+import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from composable import Callback
+from composable.distributed import Processes, buckets
 from tests.support import parallel_runs as runs
+from tests.support.models import CLASSES, SIDE
 
 
 class Messages(TorchDispatchMode):
@@ -27,3 +33,42 @@ def fit_counting(**options: Any) -> dict[str, Any]:
     with Messages() as messages:
         result = runs.fit(**options)
     return {**result, "messages": dict(messages.counts)}
+
+
+class Sometimes(nn.Module):
+    """A model of which rank 1 uses one layer less, and nobody another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2 * SIDE * SIDE, 8)
+        self.unused = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.last = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits."""
+        x = self.first(x.flatten(1)).relu()
+        if Processes.current().rank == 0:
+            x = x + self.second(x)
+        return self.last(x)
+
+
+def build_sometimes() -> nn.Module:
+    """Build the model from a seed."""
+    torch.manual_seed(0)
+    return Sometimes()
+
+
+class DoubleGradients(Callback):
+    """Changes gradients after the backward pass of each shard, on one rank."""
+
+    def after_backward(self, state: Any, logger: Any) -> None:
+        """Double those of the last layer."""
+        if Processes.current().rank == 1:
+            state.model.last.weight.grad.mul_(2.0)
+
+
+def fit_in_buckets(size: int, **options: Any) -> dict[str, Any]:
+    """Train like `fit_counting`, and send gradients from a number of bytes."""
+    with mock.patch.object(buckets.buckets_of, "__defaults__", (size,)):
+        return fit_counting(**options)
