@@ -7,6 +7,7 @@ Objects with `update`, `compute` and `reset`, such as those of torchmetrics, are
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from typing import Any
 
@@ -267,8 +268,13 @@ class Averages:
                     self._counts[name] = self._counts.get(name, 0.0) + seen
 
     @property
+    def needs_all(self) -> bool:
+        """Whether any metric is an object that does not join those of other processes itself."""
+        return not all(map(_joins_itself, self._objects.values()))
+
+    @property
     def has_objects(self) -> bool:
-        """Whether any metric is an object, whose values cannot be added."""
+        """Whether any metric is an object."""
         return bool(self._objects)
 
     def compute(self) -> dict[str, Any]:
@@ -290,12 +296,39 @@ class Averages:
                 )
             results[name] = metric(results["loss"])
         for name, metric in self._objects.items():
-            value = metric.compute()
+            with nullcontext() if self.processes is not None else _alone(metric):
+                value = metric.compute()
             if isinstance(value, Mapping):  # of a collection
                 results |= {f"{name}/{part}": one for part, one in value.items()}
             else:
                 results[name] = value
         return results
+
+
+def _joining(metric: Any) -> list[Any]:
+    """Return the metrics of torchmetrics in an object, which may be a collection."""
+    parts = metric.modules() if isinstance(metric, nn.Module) else [metric]
+    return [one for one in parts if hasattr(one, "sync_on_compute")]
+
+
+def _joins_itself(metric: Any) -> bool:
+    """Return whether an object joins the states of all processes when it computes."""
+    parts = _joining(metric)
+    return bool(parts) and all(one.sync_on_compute for one in parts)
+
+
+@contextmanager
+def _alone(metric: Any) -> Iterator[None]:
+    """Compute an object from this process's state: that of all batches."""
+    parts = _joining(metric)
+    functions = [one.distributed_available_fn for one in parts]
+    try:
+        for one in parts:
+            one.distributed_available_fn = bool
+        yield
+    finally:
+        for one, function in zip(parts, functions, strict=True):
+            one.distributed_available_fn = function
 
 
 def _by_name(

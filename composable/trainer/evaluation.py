@@ -64,17 +64,22 @@ def _evaluate(
     parallel: Parallel | None,
 ) -> State:
     fire = dispatcher.fire
-    state = bind_loss(fire(Event.EVAL_START, state))
+    begun = state = bind_loss(fire(Event.EVAL_START, state))
     key = state.key.fold("eval", evaluator.label)
     averages = Averages(evaluator.metrics or {}, state.device)
     processes = None if parallel is None else parallel.evaluating(averages)
     averages.processes = processes
-    empty = True
-    with evaluation_mode(state.model, state.loss_module):
-        if parallel is not None and parallel.divided and processes is not None:
-            numbered = divided_batches(evaluator.dataloader, key, processes, state.batch_spec)
+    divides = parallel is not None and parallel.divided
+
+    def batches(state: State) -> tuple[State, bool, bool]:
+        """Evaluate; return whether there was no batch, and whether one counted."""
+        empty, counted = True, False
+        if divides and averages.processes is not None:
+            numbered = divided_batches(
+                evaluator.dataloader, key, averages.processes, state.batch_spec
+            )
         else:
-            numbered = numbered_batches(evaluator.dataloader, key, processes)
+            numbered = numbered_batches(evaluator.dataloader, key, averages.processes)
         for step, batch, counts in on_device(numbered, state.device):
             empty = False
             state = state.evolve(batch=batch, outputs=None)
@@ -84,8 +89,18 @@ def _evaluate(
             outputs, targets = _validate(state, forward)
             state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=outputs))
             if counts:
+                counted = True
                 _update(averages, state, targets, loss_weight, forward)
             state = fire(Event.EVAL_BATCH_END, state)
+        return state, empty, counted
+
+    with evaluation_mode(state.model, state.loss_module):
+        state, empty, counted = batches(state)
+        joins = parallel is not None and processes is not None and averages.has_objects
+        if joins and parallel.any_without(counted):  # type: ignore[union-attr]
+            # The state of an object that saw nothing has no shape: each computes all batches.
+            averages, processes = Averages(evaluator.metrics or {}, state.device), None
+            state, empty, _ = batches(begun)
     if empty and (processes is None or processes.is_main):
         raise ValueError(
             f"the dataloader of Evaluator {evaluator.label!r} returned no batch; check the "

@@ -180,11 +180,16 @@ class Parallel:
     def evaluating(self, averages: Averages) -> Processes | None:
         """Return the processes that share an evaluation; None if each computes all of it.
 
-        The values of a metric that is an object, such as one of torchmetrics, cannot be added.
+        The values of a metric that is an object cannot be added. Those of torchmetrics join the
+        states of all processes themselves.
         """
-        if averages.has_objects or not self.processes.several:
+        if averages.needs_all or not self.processes.several:
             return None
         return self.processes
+
+    def any_without(self, updated: bool) -> bool:
+        """Return whether any process has evaluated nothing."""
+        return bool(self.processes.maximum([int(not updated)])[0])
 
     # --- weights ---
 
