@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import chain, count, islice
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -16,7 +16,7 @@ from composable.data.sampler import GlobalBatchSampler
 from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 
-__all__ = ["IndexShards", "divided_batches", "is_divided", "numbered_batches"]
+__all__ = ["IndexShards", "batches_in_turn", "divided_batches", "is_divided", "numbered_batches"]
 
 
 class IndexShards:
@@ -69,17 +69,18 @@ def is_divided(loader: Any, processes: int) -> bool:
 
 
 def numbered_batches(
-    loader: Any, key: Key, processes: Processes | None = None
+    loader: Any, key: Key, processes: Processes | None = None, *, at_least_one: bool = False
 ) -> Iterator[tuple[int, Any, bool]]:
     """Iterate over the batches of an evaluation, with their numbers, and whether each counts.
 
     Each of several processes gets whole batches, in turn: so the values of a batch are those that
-    one process computes.
+    one process computes. Of a loader that is already divided, each gets all that it has.
 
     Args:
         loader: The loader of the evaluation.
         key: The key of its order.
         processes: The processes that share the evaluation.
+        at_least_one: Give the first batch to a process that has none. It does not count there.
 
     Example:
         >>> from composable import Key
@@ -89,6 +90,19 @@ def numbered_batches(
         [(1, 'b', True), (3, 'd', True)]
     """
     rank, size = (0, 1) if processes is None else (processes.rank, processes.size)
+    own = _own_batches(loader, key, rank, size)
+    if not (at_least_one and rank):
+        return own
+    first = next(own, None)
+    if first is not None:
+        return chain([first], own)
+    return ((i, batch, False) for i, batch, _ in islice(_own_batches(loader, key, 0, 1), 1))
+
+
+def _own_batches(loader: Any, key: Key, rank: int, size: int) -> Iterator[tuple[int, Any, bool]]:
+    if size > 1 and is_divided(loader, size):
+        batches = seeded_batches(loader, key, epoch=0)
+        return ((i * size + rank, batch, True) for i, batch in enumerate(batches))
     if not is_map_style(loader):
         batches = seeded_batches(loader, key, epoch=0)
         return ((i, batch, True) for i, batch in enumerate(batches) if i % size == rank)
@@ -99,6 +113,20 @@ def numbered_batches(
 
     fetched = seeded_batches(loader, key, epoch=0, parts=own)
     return ((i, batch, True) for i, batch in zip(count(rank, size), fetched, strict=False))
+
+
+def batches_in_turn(loader: Any, key: Key, processes: Processes) -> Iterator[tuple[int, Any, bool]]:
+    """Iterate over whole batches like `numbered_batches`, equally many on every process.
+
+    A process that has none of the last batches gets another one, which does not count.
+    """
+    if is_divided(loader, processes.size):
+        yield from numbered_batches(loader, key, processes)
+        return
+    numbered = enumerate(seeded_batches(loader, key, epoch=0))
+    while turn := list(islice(numbered, processes.size)):
+        counts = processes.rank < len(turn)
+        yield *turn[processes.rank if counts else 0], counts
 
 
 def divided_batches(
@@ -115,6 +143,9 @@ def divided_batches(
         processes: The processes that share the evaluation.
         spec: What the examples of a batch are.
     """
+    if is_divided(loader, processes.size):
+        yield from numbered_batches(loader, key, processes)
+        return
     shards = Shards(processes.size, processes)
     for i, batch in enumerate(seeded_batches(loader, key, epoch=0)):
         (own,), examples = split_into_shards(batch, spec, shards)

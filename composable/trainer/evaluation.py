@@ -14,12 +14,12 @@ from composable.core.logger import to_numbers
 from composable.core.loss import ModelLoss, OutputLoss
 from composable.core.model_call import metric_outputs
 from composable.core.state import State
-from composable.data.order import seeded_batches
 from composable.data.prefetch import on_device
-from composable.data.sharding import divided_batches, numbered_batches
+from composable.data.sharding import batches_in_turn, divided_batches, numbered_batches
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.forward import ForwardPass
+from composable.trainer.outputs import gather_outputs
 from composable.trainer.parallel import Parallel
 from composable.trainer.parameters import at_averaged_weights, bind_loss
 from composable.utils.reproducibility import seed_step
@@ -145,29 +145,57 @@ def _update(
 
 
 def predict(
-    dispatcher: Dispatcher, state: State, dataloader: Iterable[Any], forward: ForwardPass
+    dispatcher: Dispatcher,
+    state: State,
+    dataloader: Iterable[Any],
+    forward: ForwardPass,
+    parallel: Parallel | None = None,
 ) -> tuple[State, list[Any]]:
-    """Call the model on every batch, and return the state and the outputs."""
+    """Call the model on every batch, and return the state and the outputs.
+
+    Args:
+        dispatcher: Fires the events.
+        state: The state of the run.
+        dataloader: The batches.
+        forward: Computes outputs.
+        parallel: The processes of the run; each calls the model on some of the batches.
+    """
     with at_averaged_weights(state) as averaged:
-        new, outputs = _predict(dispatcher, averaged, dataloader, forward)
+        new, outputs = _predict(dispatcher, averaged, dataloader, forward, parallel)
     return state.evolve(memory=new.memory), outputs
 
 
 def _predict(
-    dispatcher: Dispatcher, state: State, dataloader: Iterable[Any], forward: ForwardPass
+    dispatcher: Dispatcher,
+    state: State,
+    dataloader: Iterable[Any],
+    forward: ForwardPass,
+    parallel: Parallel | None,
 ) -> tuple[State, list[Any]]:
     fire = dispatcher.fire
-    outputs = []
     state = fire(Event.PREDICT_START, state)
     key = state.key.fold("predict")
+    processes = None if parallel is None else parallel.processes
+    if processes is not None and not processes.several:
+        processes = None
+    outputs: list[tuple[int, Any]] = []
     with evaluation_mode(state.model):
-        loaded = on_device(seeded_batches(dataloader, key, epoch=0), state.device)
-        for step, batch in enumerate(loaded):
+        if processes is not None and parallel is not None and parallel.divided:
+            numbered = batches_in_turn(dataloader, key, processes)
+        else:
+            numbered = numbered_batches(dataloader, key, processes, at_least_one=True)
+        output: Any = None
+        for step, batch, counts in on_device(numbered, state.device):
             state = state.evolve(batch=batch, outputs=None)
             state = fire(Event.PREDICT_BATCH_START, state)
             state = fire(Event.PREDICT_BEFORE_FORWARD, state)
             seed_step(key, step)
             state = fire(Event.PREDICT_AFTER_FORWARD, state.evolve(outputs=forward.outputs(state)))
-            outputs.append(map_tensors(torch.Tensor.cpu, state.outputs))
+            output = map_tensors(torch.Tensor.cpu, state.outputs)
+            if counts:
+                outputs.append((step, output))
             state = fire(Event.PREDICT_BATCH_END, state)
-    return fire(Event.PREDICT_END, state), outputs
+    state = fire(Event.PREDICT_END, state)
+    if processes is None:
+        return state, [one for _, one in outputs]
+    return state, gather_outputs(outputs, output, processes)

@@ -178,11 +178,17 @@ class Trainer(RunView):
         return Results({one.label: dict(state.metrics[one.label]) for one in evaluators})
 
     def predict(self, dataloader: Iterable[Any]) -> list[Any]:
-        """Call the model on every batch of a loader, and return its outputs on the CPU."""
-        loader = check.check_loader("dataloader", dataloader)
-        with preserve_rng(), self._session.running():
-            self._run.state, outputs = predict(
-                self._run.dispatcher, self.state, loader, self._run.forward
+        """Call the model on every batch of a loader, and return its outputs on the CPU.
+
+        Several processes share the batches, and each returns all outputs in their order.
+
+        Args:
+            dataloader: The batches, the same on every process.
+        """
+        loader, run = check.check_loader("dataloader", dataloader), self._run
+        with run.together(), preserve_rng(), self._session.running():
+            run.state, outputs = predict(
+                run.dispatcher, self.state, loader, run.forward, run.parallel
             )
         return outputs
 
