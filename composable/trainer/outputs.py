@@ -68,7 +68,7 @@ def _structure(tree: Any) -> Any:
 
 
 def _values(tree: Any) -> Iterator[Any]:
-    """Iterate over what is no tensor and has no children."""
+    """Iterate over the leaves that are not tensors."""
     if isinstance(tree, Tensor):
         return
     children = children_of(tree)

@@ -36,7 +36,7 @@ def fit_counting(**options: Any) -> dict[str, Any]:
 
 
 class Sometimes(nn.Module):
-    """A model of which rank 1 uses one layer less, and nobody another one."""
+    """A model with a layer that rank 1 does not use, and one that no rank uses."""
 
     def __init__(self) -> None:
         super().__init__()

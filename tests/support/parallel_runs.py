@@ -182,6 +182,13 @@ def plain_net() -> nn.Module:
     return conv_net(one_by_one=True)
 
 
+def linear_net() -> nn.Module:
+    """Build a model whose parameters are matrices."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(2 * SIDE * SIDE, 8, bias=False), nn.Linear(8, CLASSES, bias=False)
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last)
+
+
 def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the mean over the targets that are not ignored."""
     return cross_entropy(outputs, targets, ignore_index=-100)
@@ -198,6 +205,12 @@ def digest(tree: Any) -> str:
 
     map_tensors(add, _plain(tree))
     return found.hexdigest()[:16]
+
+
+def size_of(model: nn.Module) -> float:
+    """Return the sum of the absolute values of the parameters."""
+    whole = [getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters()]
+    return sum(float(one.detach().double().abs().sum()) for one in whole)
 
 
 def _plain(tree: Any) -> Any:
@@ -269,6 +282,7 @@ def fit(
         "ended": ended,
         "losses": log.series("loss/train") if processes.is_main else [],
         "weights": digest(dict(state.model.state_dict())),
+        "size": size_of(state.model),
         "memory": digest(state.memory),
         "metrics": {name: dict(values) for name, values in state.metrics.items()},
         "batch": state.timestamp.batch,
