@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composable.comparison.analysis import analyze
-from composable.comparison.findings import Analysis
+from composable.comparison.analysis.analyze import analyze
+from composable.comparison.analysis.findings import Analysis
 from composable.comparison.records import Evaluation, StepCost, Study, TrialResult
 from tests.comparison.synthetic import draw_study
 

@@ -106,6 +106,8 @@ class Protocol:
     """Of Python, torch, composable; the device, and the digest of the build function."""
     notes: tuple[str, ...] = ()
     """Warnings of the protocol, such as a budget that ended."""
+    command: str | None = None
+    """The command line that repeats the comparison; None for a call from Python."""
 
 
 @attrs.frozen

@@ -5,8 +5,8 @@ import attrs
 import pytest
 from scipy import stats
 
-from composable.comparison.analysis import analyze
-from composable.comparison.findings import Analysis, Verdict
+from composable.comparison.analysis.analyze import analyze
+from composable.comparison.analysis.findings import Analysis, Verdict
 from composable.comparison.records import Study, TrialResult
 
 from .synthetic import METRIC, draw_study

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from composable.comparison.analysis.settings import choose_settings, edge_notes
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-from composable.comparison.settings import choose_settings, edge_notes
 
 from .synthetic import protocol
 

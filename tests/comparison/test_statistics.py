@@ -2,14 +2,14 @@ import attrs
 import pytest
 from scipy import stats
 
-from composable.comparison.statistics import (
+from composable.comparison.analysis.statistics import (
     cost_ratio,
     holm,
     lower_bound,
     paired_estimate,
     power_of,
 )
-from composable.comparison.times import Curve, compare_times, crossing_time
+from composable.comparison.analysis.times import Curve, compare_times, crossing_time
 
 
 def test_the_interval_and_the_p_value_are_those_of_the_paired_t_test() -> None:

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 
 import attrs
 
-from composable.comparison.findings import (
+from composable.comparison.analysis.findings import (
     CrossingTimes,
     Estimate,
     Power,
@@ -14,16 +14,16 @@ from composable.comparison.findings import (
     Target,
     TimeToTarget,
 )
-from composable.comparison.measured import Schedule, first_crossings
-from composable.comparison.records import Protocol
-from composable.comparison.statistics import (
+from composable.comparison.analysis.measured import Schedule, first_crossings
+from composable.comparison.analysis.statistics import (
     cost_ratio,
     lower_bound,
     mean_interval,
     paired_estimate,
     power_of,
 )
-from composable.comparison.times import Curve, TimeComparison, crossing_time
+from composable.comparison.analysis.times import Curve, TimeComparison, crossing_time
+from composable.comparison.records import Protocol
 
 __all__ = [
     "Context",
@@ -79,6 +79,8 @@ def compare_step_costs(
     if base.cost == arm.cost:
         return Estimate(1.0, 1.0, 1.0, 1.0, len(arm.cost.seconds[0])), 0.0
     steps = [one.seconds / max(steps_of(one), 1) for one in (base, arm)]
+    if not all(steps):  # no run made a step
+        return None, 0.0
     return cost_ratio(base.cost.seconds, arm.cost.seconds, steps[1] / steps[0])
 
 

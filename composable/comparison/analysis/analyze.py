@@ -26,9 +26,15 @@ from typing import Literal
 
 import attrs
 
-from composable.comparison.findings import Analysis, ArmAnalysis, CrossingTimes, Estimate, Target
-from composable.comparison.measured import Schedule, curve_of, measure
-from composable.comparison.measures import (
+from composable.comparison.analysis.findings import (
+    Analysis,
+    ArmAnalysis,
+    CrossingTimes,
+    Estimate,
+    Target,
+)
+from composable.comparison.analysis.measured import Schedule, curve_of, measure
+from composable.comparison.analysis.measures import (
     Context,
     compare_step_costs,
     find_crossings,
@@ -38,11 +44,11 @@ from composable.comparison.measures import (
     pair_seeds,
     steps_of,
 )
+from composable.comparison.analysis.settings import edge_notes
+from composable.comparison.analysis.statistics import holm
+from composable.comparison.analysis.times import Curve, TimeComparison, compare_times, crossing_time
+from composable.comparison.analysis.verdicts import ArmFacts, Case, Evidence, judge, show_estimate
 from composable.comparison.records import Protocol, Study
-from composable.comparison.settings import edge_notes
-from composable.comparison.statistics import holm
-from composable.comparison.times import Curve, TimeComparison, compare_times, crossing_time
-from composable.comparison.verdicts import ArmFacts, Case, Evidence, judge, show_estimate
 
 __all__ = ["analyze"]
 

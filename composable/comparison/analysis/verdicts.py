@@ -4,7 +4,13 @@ from typing import Literal
 
 import attrs
 
-from composable.comparison.findings import CrossingTimes, Estimate, Quality, TimeToTarget, Verdict
+from composable.comparison.analysis.findings import (
+    CrossingTimes,
+    Estimate,
+    Quality,
+    TimeToTarget,
+    Verdict,
+)
 
 __all__ = ["MINIMAL_SEEDS", "Evidence", "judge", "show_estimate", "show_number"]
 
@@ -62,7 +68,9 @@ def judge(case: Case) -> tuple[Verdict, str]:
     """
     sentence = _SENTENCES[case.evidence.kind](case)
     if case.evidence.pairs < MINIMAL_SEEDS:
-        few = f"{case.evidence.pairs} pairs of finished runs: a verdict needs {MINIMAL_SEEDS} seeds"
+        number = case.evidence.pairs
+        pairs = "1 pair" if number == 1 else f"{number or 'no'} pairs"
+        few = f"{pairs} of finished runs: a verdict needs {MINIMAL_SEEDS} seeds"
         return Verdict.NO_EVIDENCE, f"{sentence}; {few}"
     if case.p is None and case.evidence.kind != "none":
         same = "every seed gives the same difference, so there is no spread to judge by"
@@ -80,7 +88,7 @@ def show_number(value: float) -> str:
     """Show a number with three significant digits.
 
     Example:
-        >>> from composable.comparison.verdicts import show_number
+        >>> from composable.comparison.analysis.verdicts import show_number
         >>> show_number(13.76), show_number(1234.5), show_number(0.00123)
         ('13.8', '1234', '0.00123')
     """
@@ -91,8 +99,8 @@ def show_estimate(ratio: Estimate) -> str:
     """Show a ratio with its interval; open bounds by words.
 
     Example:
-        >>> from composable.comparison.findings import Estimate
-        >>> from composable.comparison.verdicts import show_estimate
+        >>> from composable.comparison.analysis.findings import Estimate
+        >>> from composable.comparison.analysis.verdicts import show_estimate
         >>> show_estimate(Estimate(3.0, 2.6, 3.5, 0.001, 5))
         '3.00x (2.60 to 3.50)'
         >>> show_estimate(Estimate(None, 2.6, None, 0.001, 5))
@@ -125,7 +133,7 @@ def _time(case: Case) -> str:
     if arm.interpolated is not None:
         return f"reaches {target} in {show_number(arm.interpolated)} s{against}{ratio}{_p(case)}"
     if case.arm.reaches:
-        return f"reaches {target} on its shortest schedule already,{against}{ratio}{_p(case)}"
+        return f"reaches {target} on its shortest schedule already{against}{ratio}{_p(case)}"
     within = show_number(case.arm.longest.seconds)
     return f"mean does not reach {target} within {within} s{against}{ratio}{_p(case)}"
 
@@ -160,12 +168,12 @@ def _quality(case: Case) -> str:
 
 
 def _none(case: Case) -> str:
-    for name, facts in (("", case.arm), ("the baseline's ", case.baseline)):
+    for name, facts in (("", case.arm), ("baseline ", case.baseline)):
         results = facts.longest.results.values()
         failed = sum(one is None for one in results)
         if failed:
             return (
-                f"{failed} of {len(results)} of {name}runs of {facts.longest.duration} did not "
+                f"{failed} of {len(results)} {name}runs of {facts.longest.duration} did not "
                 "finish and count as not reaching the target; no statement about the time"
             )
     return (

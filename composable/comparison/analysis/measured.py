@@ -7,9 +7,9 @@ from statistics import fmean
 
 import attrs
 
-from composable.comparison.costs import seconds_until
+from composable.comparison.analysis.times import Curve
 from composable.comparison.records import Evaluation, Protocol, StepCost, Study, TrialResult
-from composable.comparison.times import Curve
+from composable.comparison.trials.costs import seconds_until
 
 __all__ = ["Schedule", "curve_of", "first_crossings", "measure"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import attrs
 
-from composable.comparison.findings import Estimate
-from composable.comparison.statistics import (
+from composable.comparison.analysis.findings import Estimate
+from composable.comparison.analysis.statistics import (
     import_scipy,
     moments,
     p_value,

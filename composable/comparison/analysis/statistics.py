@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
-from composable.comparison.findings import Estimate, Power
+from composable.comparison.analysis.findings import Estimate, Power
 
 __all__ = [
     "cost_ratio",
@@ -52,7 +52,7 @@ def paired_estimate(
         interval and the p value are None: there is no spread to judge by.
 
     Example:
-        >>> from composable.comparison.statistics import paired_estimate
+        >>> from composable.comparison.analysis.statistics import paired_estimate
         >>> found = paired_estimate([1.0, 2.0, 3.0])
         >>> round(found.value, 3), round(found.low, 3), round(found.high, 3), round(found.p, 3)
         (2.0, -0.484, 4.484, 0.074)
@@ -122,7 +122,7 @@ def power_of(spread: float, seeds: int, ratio: float | None) -> Power:
         ratio: The observed ratio.
 
     Example:
-        >>> from composable.comparison.statistics import power_of
+        >>> from composable.comparison.analysis.statistics import power_of
         >>> found = power_of(0.1, 5, 1.2)
         >>> round(found.detectable, 3), found.seeds_for_observed, found.seeds_for_tenth
         (1.183, 5, 11)
@@ -144,7 +144,7 @@ def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
         p_values: One per arm; None counts as an arm without evidence.
 
     Example:
-        >>> from composable.comparison.statistics import holm
+        >>> from composable.comparison.analysis.statistics import holm
         >>> holm([0.01, None, 0.02])
         (0.03, None, 0.04)
     """

@@ -31,7 +31,7 @@ def choose_settings(
 
     Example:
         >>> from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-        >>> from composable.comparison.settings import choose_settings
+        >>> from composable.comparison.analysis.settings import choose_settings
         >>> def result(lr, loss):
         ...     trial = Trial("plain", {"lr": lr}, "9ba", 0, "tuning")
         ...     curve = (Evaluation(9, 1.0, 1.0, {"loss": loss}),)

@@ -1,0 +1,167 @@
+"""A study survives its file, and a wrong field is named by its path."""
+
+import json
+import math
+import re
+
+import attrs
+import pytest
+
+from composable.comparison.encoding import InvalidRecordError, decode, encode
+from composable.comparison.records import Evaluation, Study, TrialResult
+from composable.comparison.study_file import (
+    format_study,
+    parse_study,
+    read_study,
+    write_study,
+)
+from tests.comparison.studies import make_study
+
+
+@pytest.fixture
+def study():
+    return make_study(failing={"MuonClip": 1})
+
+
+def changed(study, path, value):
+    """Return the JSON of a study with one value replaced; `...` removes it."""
+    content = json.loads(format_study(study))
+    *way, last = path
+    place = content
+    for key in way:
+        place = place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return json.dumps(content)
+
+
+def test_reading_returns_the_study_that_was_written(study, tmp_path):
+    path = write_study(study, tmp_path / "study.json")
+    assert read_study(path) == study
+    assert read_study(str(path)) == study
+    assert [file.name for file in tmp_path.iterdir()] == ["study.json"]
+
+
+def test_the_file_has_a_line_for_each_trial(study):
+    lines = format_study(study).splitlines()
+    assert sum('"trial": ' in line for line in lines) == len(study.results)
+
+
+def test_writing_replaces_a_file(study, tmp_path):
+    path = tmp_path / "study.json"
+    path.write_text("old")
+    write_study(study, path)
+    assert read_study(path) == study
+
+
+def test_a_study_that_cannot_be_written_keeps_the_old_file(study, tmp_path):
+    path = tmp_path / "study.json"
+    path.write_text("old")
+    bad = attrs.evolve(
+        study, protocol=attrs.evolve(study.protocol, chosen={"MuonClip": {"act": len}})
+    )
+    with pytest.raises(
+        InvalidRecordError, match=r"study.protocol.chosen\['MuonClip'\]\['act'\]=<built-in"
+    ):
+        write_study(bad, path)
+    assert path.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_numbers_that_are_not_finite_survive(study):
+    curve = (Evaluation(10, 1.0, math.inf, {"loss": math.nan, "low": -math.inf}),)
+    result = attrs.evolve(study.results[0], curve=curve)
+    text = format_study(attrs.evolve(study, results=(result,)))
+    assert '"loss": "NaN", "low": "-Infinity"' in text
+    (back,) = parse_study(text).results[0].curve
+    assert back.seconds == math.inf
+    assert math.isnan(back.metrics["loss"])
+    assert back.metrics["low"] == -math.inf
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"betas": (0.9, 0.99)},
+        {"betas": [0.9, (1, [2])]},
+        {"name": "NaN", "lr": math.inf},
+        {"nested": {"a": None, "b": True}},
+        {"empty": (), "none": None},
+    ],
+)
+def test_settings_keep_their_types(study, settings):
+    trial = attrs.evolve(study.results[0].trial, settings=settings)
+    result = attrs.evolve(study.results[0], trial=trial)
+    back = decode(TrialResult, json.loads(json.dumps(encode(result))))
+    assert repr(back) == repr(result)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("results", 3, "seconds", "training"), "fast", "study.results[3].seconds.training='fast'"),
+        (("results", 3, "seconds", "training"), True, "seconds.training=True must be a number"),
+        (("results", 3, "seconds", "training"), 10**400, "seconds.training=1000"),
+        (("results", 3, "seconds", "training"), -1, "seconds.training=-1.0 must not be negative"),
+        (("results", 3, "batches"), 1.5, "study.results[3].batches=1.5 must be an integer"),
+        (("results", 3, "outcome"), "fine", "outcome='fine' must be one of ['finished',"),
+        (("results", 3, "trial", "arm"), "x", "results[3].trial.arm='x' must be one of ["),
+        (("results", 3, "trial", "duration"), "9q", "trial.duration='9q' is not a duration"),
+        (("results", 3, "error"), 5, "results[3].error=5 must be a string"),
+        (("results", 3, "curve", 0, "progress"), 1.5, "must be ascending, from 0 to 1"),
+        (("results", 3, "curve", 0, "progress"), "NaN", "must be ascending, from 0 to 1"),
+        (("results", 3, "curve", 0, "batch"), 999, "must be in order of batches"),
+        (("results", 3, "curve", 0, "metrics", "test/accuracy"), None, "metrics['test/accuracy']"),
+        (("results", 3, "trial", "settings", "lr"), {"$odd": 1}, "keys with '$' are"),
+        (("results", 3, "more"), 1, "study.results[3] has the unknown field 'more'"),
+        (("results", 3, "seconds"), ..., "study.results[3] lacks the field 'seconds'"),
+        (("results",), {}, "study.results={} must be a list"),
+        (("protocol", "baseline"), "x", "protocol.baseline='x' must be one of"),
+        (("protocol", "arms"), ["baseline", "baseline"], "must differ from one another"),
+        (("protocol", "target"), "NaN", "protocol.target=nan must be finite, or None"),
+        (("protocol", "mode"), "best", "protocol.mode='best' must be one of ['min', 'max']"),
+        (("protocol", "chosen", "x"), {}, "protocol.chosen has the unknown arm 'x'"),
+        (("protocol", "durations", 1), "soon", "protocol.durations[1]='soon' is not"),
+        (("costs", 0, "progress"), [0.5], "costs[0].seconds has 3 points, and progress has 1"),
+        (("costs", 0, "seconds", 0, 0), -1, "costs[0].seconds=-1.0 must not be negative"),
+        (("version",), 2, "version=2 of the format is unknown"),
+        (("format",), "other", "study is not the study of a comparison"),
+    ],
+)
+def test_a_wrong_field_is_named_by_its_path(study, path, value, message):
+    with pytest.raises(InvalidRecordError, match=re.escape(message)):
+        parse_study(changed(study, path, value))
+
+
+def test_a_missing_field_with_a_default_has_the_default(study):
+    assert parse_study(changed(study, ("protocol", "notes"), ...)).protocol.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "study is not JSON"),
+        (b"\xff", "study is not JSON"),
+        ("[" * 100_000, "study is not JSON"),
+        ("[]", "is not the study of a comparison"),
+        ('{"format": NaN}', "NaN must be the string 'NaN'"),
+        ('{"format": 1, "format": 2}', "the field 'format' occurs twice"),
+    ],
+)
+def test_other_text_is_refused(text, message):
+    with pytest.raises(InvalidRecordError, match=message):
+        parse_study(text)
+
+
+def test_the_name_of_the_file_is_in_the_message(study, tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(changed(study, ("results",), 1))
+    with pytest.raises(InvalidRecordError, match=r"^old.json.results=1 must be a list"):
+        read_study(path)
+
+
+def test_a_study_without_trials_survives(study):
+    empty = Study(study.protocol, (), ())
+    assert parse_study(format_study(empty)) == empty
