@@ -28,6 +28,10 @@ collect_ignore = ["docs/conf.py", "docs/contributing.md"]
 # not installed, and the report begins with its name.
 ADAPTERS = {
     "accelerate": [],  # tests/integrations/test_own_loop.py looks for itself
+    "cloudpickle": [
+        "tests/comparison/test_calibration.py",
+        "tests/comparison/test_pool.py",
+    ],
     "lightning": [
         "composable/integrations/lightning.py",
         "tests/integrations/test_lightning.py",

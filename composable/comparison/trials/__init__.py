@@ -1,0 +1,1 @@
+"""Run trials in processes, measure them, and keep the finished ones."""

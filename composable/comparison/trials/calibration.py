@@ -1,0 +1,297 @@
+"""Measure the cost of a step of each arm, interleaved with the steps of the others.
+
+Each arm trains in a process of its own. At some points of the run, all of them wait, and then one
+process at a time trains a few steps, in a random order, for several rounds: a change in the speed
+of the machine meets all arms alike. Between the points, the processes train at the same time. So
+nothing is saved or loaded, and what an arm has built up by then, such as averages or frozen layers,
+is part of its cost.
+"""
+
+import queue
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from composable.comparison.records import StepCost
+from composable.comparison.trials.building import BuildError
+from composable.comparison.trials.cores import cuda_devices
+from composable.comparison.trials.costs import step_seconds
+from composable.comparison.trials.pacing import Arrived, Length, Measured, PacedTask
+from composable.comparison.trials.payload import pickled
+from composable.comparison.trials.pool import Pool
+from composable.comparison.trials.process import Ended, Reply, WorkerProcess
+from composable.comparison.trials.trial import Request
+from composable.comparison.trials.worker import READY
+from composable.core._warnings import warn_user
+from composable.functional._checks import check_count
+
+__all__ = ["CalibrationError", "CalibrationWarning", "calibrate"]
+
+_POLL = 0.2
+_AT_ONCE = 4
+"""The processes that are alive at once if the memory that they need is not known."""
+
+
+class CalibrationError(RuntimeError):
+    """The cost of a step cannot be measured."""
+
+
+class CalibrationWarning(UserWarning):
+    """The cost of a step of an arm cannot be measured."""
+
+
+@attrs.frozen
+class _Schedule:
+    """When steps are measured."""
+
+    points: tuple[float, ...]
+    rounds: int
+    steps: int
+
+    @property
+    def length(self) -> int:
+        """The number of batches of all blocks at a point: each begins with an unmeasured step."""
+        return (self.rounds + 1) * (self.steps + 1)
+
+    def fitted(self, batches: int) -> "_Schedule":
+        """Return a schedule whose blocks fit between the points of a run."""
+        # The first batch shows the length of the run, and one batch arrives at each point.
+        most = (batches - 1) // len(self.points) - 1
+        block = max(2, min(self.steps + 1, most // (self.rounds + 1)))
+        rounds = min(self.rounds, most // block - 1)
+        if rounds < 1:
+            raise CalibrationError(
+                f"a run of {batches} batches is too short to measure the cost of a step at "
+                f"{len(self.points)} points, which needs 5 batches for each; pass fewer points, or "
+                "a longer duration."
+            )
+        return _Schedule(self.points, rounds, block - 1)
+
+    def starts(self, batches: int) -> list[int]:
+        """Return the batch after which each point begins, so that its blocks surround it."""
+        starts, free = [], 1
+        for point in self.points:
+            middle = round(point * batches - self.length / 2)
+            starts.append(max(free, min(middle, batches - self.length)))
+            free = starts[-1] + self.length + 1
+        return starts
+
+
+def calibrate(
+    pool: Pool,
+    requests: Sequence[Request],
+    *,
+    points: int = 5,
+    rounds: int = 9,
+    steps: int = 8,
+    at_once: int | None = None,
+    seed: int = 0,
+) -> list[StepCost]:
+    """Measure the cost of a step of each arm, on an otherwise idle machine.
+
+    The workers of the pool are ended first. Evaluations are not counted. If not all arms can be
+    alive at once, they are measured in groups that each contain the baseline, and the costs of a
+    group are scaled so that its baseline costs as much as that of the first group.
+
+    Args:
+        pool: The pool, whose folder, threads and options the processes have.
+        requests: A trial of each arm, the baseline first: the chosen settings, the duration.
+        points: The number of points of the run, in the middle of equal parts.
+        rounds: The number of rounds at each point. Short runs have fewer.
+        steps: The number of measured steps of a turn; short runs have fewer. One more step
+            before them is not measured, since the caches hold the data of another arm.
+        at_once: The number of processes that are alive at the same time, at least 2. Default: as
+            many as fit in the free memory, if the pool has run trials, and otherwise 4.
+        seed: The seed of the order of turns.
+
+    Returns:
+        The cost of each arm, in the order of the requests. An arm that fails has none, with a
+        warning.
+
+    Raises:
+        CalibrationError: The baseline fails, or its run is too short.
+        BuildError: `build` cannot be compared.
+    """
+    for name, value in (("points", points), ("rounds", rounds), ("steps", steps)):
+        check_count(name, value, 1)
+    if at_once is None:
+        at_once = _fitting(pool.peak_memory)
+    check_count("at_once", at_once, 2)
+    if not requests:
+        return []
+    pool.stop()
+    schedule = _Schedule(tuple((i + 0.5) / points for i in range(points)), rounds, steps)
+    order = random.Random(seed)
+    first, *others = requests
+    groups = [others[i : i + at_once - 1] for i in range(0, len(others), at_once - 1)] or [[]]
+    baseline: StepCost | None = None
+    costs: list[StepCost] = []
+    for group in groups:
+        with _alive(pool, [first, *group]) as alive:
+            measured = _Calibration(alive, schedule, order).run()
+        again = measured.pop(0)
+        assert again is not None
+        if baseline is None:
+            baseline = again
+            costs.append(baseline)
+        costs += [_scaled(one, again, baseline) for one in measured if one is not None]
+    return costs
+
+
+def _fitting(peak: int) -> int:
+    """Return how many processes fit in the free memory, given that of one."""
+    free = _free_memory()
+    return max(2, free // peak) if peak and free and not cuda_devices() else _AT_ONCE
+
+
+def _free_memory() -> int:
+    """Return the bytes of memory that are available, or 0 if unknown."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(one for one in lines if one.startswith("MemAvailable"))
+        return int(available.split()[1]) * 1024
+    return 0
+
+
+def _scaled(cost: StepCost, again: StepCost, baseline: StepCost) -> StepCost:
+    """Scale costs to the speed that the machine had when the first group was measured."""
+    if again is baseline:
+        return cost
+    factors = [
+        then / now for then, now in zip(step_seconds(baseline), step_seconds(again), strict=True)
+    ]
+    seconds = tuple(
+        tuple(one * factor for one in rounds)
+        for rounds, factor in zip(cost.seconds, factors, strict=True)
+    )
+    return attrs.evolve(cost, seconds=seconds)
+
+
+@attrs.define(eq=False)
+class _Member:
+    """An arm that is measured, and its process."""
+
+    request: Request
+    worker: WorkerProcess
+    seconds: list[list[float]] = attrs.field(factory=list)
+    error: str | None = None
+
+
+@contextmanager
+def _alive(pool: Pool, requests: Sequence[Request]) -> Iterator["_Group"]:
+    """Start a process for each arm, and end all of them afterwards."""
+    replies: queue.SimpleQueue[Reply | Ended] = queue.SimpleQueue()
+    members: list[_Member] = []
+    try:
+        for number, request in enumerate(requests):
+            worker = pool.start(number, replies, device=0)
+            members.append(_Member(request, worker))
+            task = PacedTask(request, pool.split_evaluation)
+            worker.send(pickled(f"the arguments of arm {request.trial.arm!r}", task, pool.build))
+        yield _Group(members, replies)
+    finally:
+        for one in members:
+            one.worker.kill()
+
+
+@attrs.define(eq=False)
+class _Group:
+    """The arms whose processes are alive, the baseline first."""
+
+    members: list[_Member]
+    replies: "queue.SimpleQueue[Reply | Ended]"
+
+    @property
+    def running(self) -> list[_Member]:
+        """The members that have not failed."""
+        return [one for one in self.members if one.error is None]
+
+    def expect(self, members: Sequence[_Member], kind: type) -> dict[int, Any]:
+        """Wait for a message of each member, and return them by index; a failed one has none.
+
+        Raises:
+            CalibrationError: The baseline failed.
+        """
+        waiting, found = {id(one) for one in members if one.error is None}, {}
+        while waiting:
+            message = self._next()
+            member = next(one for one in self.members if one.worker is message.worker)
+            if isinstance(message, Reply) and message.message == READY:
+                continue
+            if isinstance(message, Reply) and isinstance(message.message, kind):
+                found[self.members.index(member)] = message.message
+            else:
+                self._fail(member, message)
+            waiting.discard(id(member))
+        return found
+
+    def _next(self) -> Reply | Ended:
+        while True:  # in pieces, so that an interrupt is handled in between
+            try:
+                return self.replies.get(timeout=_POLL)
+            except queue.Empty:
+                continue
+
+    def _fail(self, member: _Member, message: Reply | Ended) -> None:
+        if member.error is not None:
+            return
+        if isinstance(message, Ended):
+            member.error = member.worker.cause()
+        else:
+            reply = message.message[0]
+            if isinstance(reply, BuildError):
+                raise reply
+            member.error = str(reply)
+        arm = member.request.trial.arm
+        text = f"the cost of a step of arm {arm!r} cannot be measured: {member.error}"
+        if member is self.members[0]:
+            raise CalibrationError(text)
+        warn_user(text, CalibrationWarning)
+
+
+@attrs.frozen(eq=False)
+class _Calibration:
+    """The measurement of a group of arms."""
+
+    group: _Group
+    schedule: _Schedule
+    order: random.Random
+
+    def run(self) -> list[StepCost | None]:
+        """Return the cost of each member; None if it failed."""
+        group = self.group
+        lengths = group.expect(group.members, Length)
+        schedule = self.schedule.fitted(min(one.batches for one in lengths.values()))
+        for index, length in lengths.items():
+            group.members[index].worker.send(schedule.starts(length.batches))
+        for _ in schedule.points:
+            group.expect(group.running, Arrived)
+            for member in group.running:
+                member.seconds.append([])
+            for number in range(schedule.rounds + 1):
+                self._round(schedule.steps, kept=number > 0)  # the first one warms up
+            for member in group.running:
+                member.worker.send(None)
+        return [
+            self._cost(one, schedule.points) if one.error is None else None for one in group.members
+        ]
+
+    def _round(self, steps: int, *, kept: bool) -> None:
+        """Let each arm train a block of steps, one after the other."""
+        members = self.group.running
+        self.order.shuffle(members)
+        for member in members:
+            member.worker.send(steps)
+            for message in self.group.expect([member], Measured).values():
+                if kept:
+                    member.seconds[-1].append(message.seconds / steps)
+
+    @staticmethod
+    def _cost(member: _Member, points: tuple[float, ...]) -> StepCost:
+        trial = member.request.trial
+        seconds = tuple(map(tuple, member.seconds))
+        return StepCost(trial.arm, trial.settings, trial.duration, points, seconds)

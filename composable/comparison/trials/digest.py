@@ -1,0 +1,234 @@
+"""Digests of code and values that are the same in every process.
+
+Pickles are not: they depend on the order of sets, and on which objects are shared.
+"""
+
+import ctypes
+import dis
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Set
+from enum import Enum
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path, PurePath
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import attrs
+import torch
+
+__all__ = ["digest_of"]
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), PurePath, torch.dtype)
+_BUILTIN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
+_LIBRARY = str(Path(__file__).parents[2])
+
+
+def digest_of(*values: Any) -> str:
+    """Return a digest of values: of functions, their code and what they refer to.
+
+    A function is described by its bytecode, its defaults, the values that it closes over and the
+    globals that it names; so are functions and classes among them, unless they belong to an
+    installed package. Comments don't count. Tensors and arrays are described by their elements,
+    other objects by their class and attributes. What a function finds otherwise, such as a file or
+    the result of an import within it, is not seen.
+
+    Example:
+        >>> from composable.comparison.trials.digest import digest_of
+        >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 1)
+        True
+        >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 2)
+        False
+    """
+    walk = _Walk()
+    for value in values:
+        walk.add(value)
+    return walk.hash.hexdigest()
+
+
+class _Walk:
+    """Adds the parts of values to a hash; an object that was added before is only counted."""
+
+    def __init__(self) -> None:
+        self.hash = sha256()
+        self._seen: dict[int, int] = {}
+        self._kept: list[Any] = []  # so that no other object gets the id of a seen one
+
+    def add(self, value: Any) -> None:
+        """Add a value."""
+        if isinstance(value, _PLAIN):
+            self._put(type(value).__name__, repr(value))
+            return
+        number = self._seen.get(id(value))
+        if number is not None:
+            self._put("again", str(number))
+            return
+        self._seen[id(value)] = len(self._seen)
+        self._kept.append(value)
+        for kinds, method in self._METHODS:
+            if isinstance(value, kinds):
+                method(self, value)
+                return
+        self._add_object(value)
+
+    def _put(self, kind: str, text: str | bytes = b"") -> None:
+        data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+        self.hash.update(f"{kind}:{len(data)}:".encode())
+        self.hash.update(data)
+
+    def _add_all(self, kind: str, values: Any) -> None:
+        given = list(values)
+        self._put(kind, str(len(given)))
+        for value in given:
+            self.add(value)
+
+    # --- containers ---
+
+    def _add_mapping(self, value: Mapping[Any, Any]) -> None:
+        items = sorted(value.items(), key=lambda item: repr(item[0]))
+        self._add_all(type(value).__name__, (part for item in items for part in item))
+
+    def _add_set(self, value: Set[Any]) -> None:
+        self._add_all(type(value).__name__, sorted(value, key=repr))
+
+    def _add_sequence(self, value: Any) -> None:
+        self._add_all(type(value).__name__, value)
+
+    def _add_tensor(self, value: torch.Tensor) -> None:
+        self._put("tensor", f"{value.dtype} {tuple(value.shape)} {value.device.type}")
+        if value.layout == torch.strided and value.device.type != "meta":
+            plain = value.detach().cpu().contiguous()
+            if plain.numel():
+                size = plain.numel() * plain.element_size()
+                self.hash.update((ctypes.c_ubyte * size).from_address(plain.data_ptr()))
+
+    # --- code ---
+
+    def _add_function(self, value: FunctionType) -> None:
+        if _is_installed(value.__code__.co_filename):
+            self._put("function", f"{value.__module__}.{value.__qualname__}")
+            return
+        self._put("function")
+        self.add(value.__code__)
+        self.add(value.__defaults__)
+        self.add(value.__kwdefaults__)
+        for cell in value.__closure__ or ():
+            try:
+                self.add(cell.cell_contents)
+            except ValueError:  # not assigned yet
+                self._put("empty")
+        for name in sorted(_global_names(value.__code__)):
+            if name in value.__globals__:
+                self._put("global", name)
+                self.add(value.__globals__[name])
+
+    def _add_builtin(self, value: Any) -> None:
+        self._put("builtin", f"{getattr(value, '__module__', None)}.{value.__qualname__}")
+
+    def _add_code(self, value: CodeType) -> None:
+        self._put("code", value.co_code)
+        self._add_all("names", (*value.co_names, *value.co_varnames, *value.co_freevars))
+        self._add_all("constants", value.co_consts)
+
+    def _add_class(self, value: type) -> None:
+        self._put("class", f"{value.__module__}.{value.__qualname__}")
+        if _is_own(value.__module__):
+            own = {n: v for n, v in vars(value).items() if n not in _UNSTABLE}
+            self._add_all("bases", value.__bases__)
+            self._add_mapping(own)
+
+    def _add_module(self, value: ModuleType) -> None:
+        self._put("module", value.__name__)
+        file = getattr(value, "__file__", None)
+        if file is not None and _is_own(value.__name__):
+            self._put("source", Path(file).read_bytes())
+
+    def _add_partial(self, value: "partial[Any]") -> None:
+        self._add_all("partial", (value.func, value.args, value.keywords))
+
+    def _add_method(self, value: MethodType) -> None:
+        self._add_all("method", (value.__func__, value.__self__))
+
+    def _add_wrapper(self, value: Any) -> None:
+        self._add_all(type(value).__name__, (value.__func__,))
+
+    def _add_property(self, value: property) -> None:
+        self._add_all("property", (value.fget, value.fset, value.fdel))
+
+    # --- objects ---
+
+    def _add_object(self, value: Any) -> None:
+        self.add(type(value))
+        if isinstance(value, Enum):
+            self._put("member", value.name)
+        elif hasattr(value, "tobytes") and hasattr(value, "dtype"):  # an array
+            self._put("array", f"{value.dtype} {getattr(value, 'shape', ())}")
+            self.hash.update(value.tobytes())
+        elif attrs.has(type(value)):
+            fields = attrs.fields(type(value))
+            self._add_mapping({one.name: getattr(value, one.name, None) for one in fields})
+        elif isinstance(getattr(value, "__dict__", None), dict):
+            self._add_mapping(vars(value))
+
+    _METHODS: tuple[tuple[Any, Callable[["_Walk", Any], None]], ...] = (
+        (torch.Tensor, _add_tensor),
+        (FunctionType, _add_function),
+        (_BUILTIN, _add_builtin),
+        (CodeType, _add_code),
+        (type, _add_class),
+        (ModuleType, _add_module),
+        (partial, _add_partial),
+        (MethodType, _add_method),
+        ((staticmethod, classmethod), _add_wrapper),
+        (property, _add_property),
+        (Mapping, _add_mapping),
+        (Set, _add_set),
+        ((list, tuple), _add_sequence),
+    )
+
+
+_UNSTABLE = (
+    *("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"),
+    *("__static_attributes__", "__annotations_cache__", "__abstractmethods__", "_abc_impl"),
+)
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """Return the names of globals that code reads, also in functions defined within it."""
+    names = {one.argval for one in dis.get_instructions(code) if one.opname in _GLOBALS}
+    for inner in _inner_codes(code):
+        names |= _global_names(inner)
+    return names
+
+
+def _inner_codes(code: CodeType) -> Iterator[CodeType]:
+    return (one for one in code.co_consts if isinstance(one, CodeType))
+
+
+def _is_own(module: str | None) -> bool:
+    """Return whether a module is the user's: not installed, nor of Python or this library."""
+    if module is None or module in sys.builtin_module_names:
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:  # a notebook, or a module of the interpreter
+        return module == "__main__" or module not in sys.modules
+    return not _is_installed(file)
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    """Return whether a file belongs to Python, an installed package or this library."""
+    paths = sysconfig.get_paths()
+    installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return any(Path(file).is_relative_to(one) for one in (*installed, _LIBRARY))

@@ -1,0 +1,125 @@
+"""Finished trials on disk: what is found again, and what is not."""
+
+import json
+import math
+
+import attrs
+import pytest
+
+from composable.algorithms import MixUp
+from composable.comparison.records import Evaluation, Seconds, TrialResult
+from composable.comparison.trials.cache import Cache, DamagedCacheWarning
+from tests.support.comparison import request
+
+
+def result_of(one, outcome="finished", loss=0.5):
+    curve = (Evaluation(6, 0.5, 1.5, {"eval/loss": 0.7}), Evaluation(12, 1.0, 3.0, {"l": loss}))
+    return TrialResult(one.trial, outcome, 12, Seconds(1.0, 0.5, 3.0, 0.25), curve, "why")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("outcome", ["finished", "diverged", "stopped"])
+def test_a_stored_trial_is_found_again(cache, outcome):
+    one = request(MixUp(0.3))
+    cache.put("context", one, result_of(one, outcome))
+
+    assert Cache(cache.folder).get("context", one) == result_of(one, outcome)
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf])
+def test_keeps_infinities(cache, loss):
+    one = request()
+    cache.put("context", one, result_of(one, loss=loss))
+
+    assert cache.get("context", one).curve[-1].metrics == {"l": loss}
+    json.loads(next(cache.folder.iterdir()).read_text(), parse_constant=pytest.fail)
+
+
+def test_keeps_nan(cache):
+    one = request()
+    cache.put("context", one, result_of(one, loss=math.nan))
+
+    assert math.isnan(cache.get("context", one).curve[-1].metrics["l"])
+
+
+def test_a_failed_trial_is_not_kept(cache):
+    one = request()
+    cache.put("context", one, result_of(one, "failed"))
+
+    assert cache.get("context", one) is None
+
+
+OTHERS = {
+    "algorithms": request(MixUp(0.4)),
+    "no algorithms": request(),
+    "an argument": request(MixUp(0.3), lr=0.2),
+    "the duration": request(MixUp(0.3), duration="3ep"),
+    "the seed": request(MixUp(0.3), seed=1),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_trial_is_not_found(cache, what):
+    one = request(MixUp(0.3))
+    cache.put("context", one, result_of(one))
+
+    assert cache.get("context", OTHERS[what]) is None
+
+
+def test_another_context_is_not_found(cache):
+    one = request()
+    cache.put("context", one, result_of(one))
+
+    assert cache.get("other", one) is None
+
+
+def test_an_arm_may_be_renamed(cache):
+    one, other = request(arm="old"), request(arm="new")
+    cache.put("context", one, result_of(one))
+
+    assert cache.get("context", other) == attrs.evolve(result_of(one), trial=other.trial)
+
+
+def test_the_context_depends_on_the_function_and_the_data(tmp_path):
+    first, second = Cache(tmp_path, data="a"), Cache(tmp_path, data="b")
+
+    assert first.context(min, 1) == Cache(tmp_path, data="a").context(min, 1)
+    assert len({first.context(min, 1), first.context(max, 1), second.context(min, 1)}) == 3
+    assert first.context(min, 1) != first.context(min, 2)
+
+
+DAMAGED = ["", "{", "[]", "3", '{"format": 1}', '{"format": 2, "outcome": "finished"}']
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_file_is_ignored_with_a_warning(cache, text):
+    one = request()
+    cache.put("context", one, result_of(one))
+    cache.path("context", one).write_text(text)
+
+    with pytest.warns(DamagedCacheWarning, match="is damaged, and its trial is run again"):
+        assert cache.get("context", one) is None
+
+
+@pytest.mark.parametrize("name", ["seconds", "curve", "batches", "error", "outcome"])
+def test_a_file_without_an_entry_is_damaged(cache, name):
+    one = request()
+    cache.put("context", one, result_of(one))
+    path = cache.path("context", one)
+    stored = json.loads(path.read_text())
+    del stored[name]
+    path.write_text(json.dumps(stored))
+
+    with pytest.warns(DamagedCacheWarning):
+        assert cache.get("context", one) is None
+
+
+def test_nothing_but_the_file_is_left(cache):
+    one = request()
+    cache.put("context", one, result_of(one))
+
+    assert [path.suffix for path in cache.folder.iterdir()] == [".json"]

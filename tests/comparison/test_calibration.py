@@ -1,0 +1,93 @@
+"""The calibration: its schedule, and one that is measured."""
+
+import pytest
+
+from composable.algorithms import MixUp
+from composable.comparison.records import StepCost
+from composable.comparison.trials.calibration import (
+    CalibrationError,
+    CalibrationWarning,
+    _scaled,
+    _Schedule,
+    calibrate,
+)
+from composable.comparison.trials.pool import Pool
+from tests.support.comparison import build_or_die, request
+
+
+def test_blocks_surround_their_points():
+    schedule = _Schedule((0.25, 0.75), rounds=2, steps=3).fitted(100)
+
+    assert schedule == _Schedule((0.25, 0.75), rounds=2, steps=3)
+    assert schedule.length == 12  # three rounds, one of which is dropped, of a step and three
+    assert schedule.starts(100) == [19, 69]
+
+
+def test_short_runs_have_shorter_blocks_and_then_fewer_rounds():
+    schedule = _Schedule((0.25, 0.75), rounds=4, steps=8)
+
+    assert schedule.fitted(44) == _Schedule((0.25, 0.75), rounds=4, steps=3)
+    assert schedule.fitted(15) == _Schedule((0.25, 0.75), rounds=2, steps=1)
+
+
+@pytest.mark.parametrize("batches", range(11, 60))
+def test_blocks_never_overlap_and_end_within_the_run(batches):
+    schedule = _Schedule((0.25, 0.75), rounds=3, steps=4).fitted(batches)
+    first, second = schedule.starts(batches)
+
+    assert first >= 1
+    assert first + schedule.length <= second
+    assert second + schedule.length <= batches
+
+
+def test_refuses_a_run_that_is_too_short():
+    with pytest.raises(CalibrationError, match="a run of 10 batches is too short"):
+        _Schedule((0.25, 0.75), rounds=3, steps=4).fitted(10)
+
+
+def cost(arm, *seconds):
+    return StepCost(arm, {}, "1ep", (0.5,), (seconds,))
+
+
+def test_a_group_is_scaled_to_the_baseline_of_the_first():
+    first, again = cost("plain", 1.0, 1.0, 1.0), cost("plain", 2.0, 2.0, 2.0)
+
+    assert _scaled(cost("other", 6.0, 8.0), again, first) == cost("other", 3.0, 4.0)
+    assert _scaled(cost("other", 6.0, 8.0), first, first) == cost("other", 6.0, 8.0)
+
+
+def test_measures_each_arm_at_each_point():
+    requests = [
+        request(duration="8ep", lr=0.2),
+        request(MixUp(0.3), duration="8ep", arm="MixUp"),
+        request(duration="8ep", arm="broken", how="raise"),
+    ]
+    with (
+        Pool(build_or_die, workers=1) as pool,
+        pytest.warns(CalibrationWarning, match="'broken' cannot be measured: OSError: no such"),
+    ):
+        costs = calibrate(pool, requests, points=2, rounds=3, steps=2, at_once=3)
+
+    assert [one.arm for one in costs] == ["plain", "MixUp"]
+    assert costs[0].settings == {"lr": 0.2}
+    assert costs[0].duration == "8ep"
+    for one in costs:
+        assert one.progress == (0.25, 0.75)
+        assert [len(rounds) for rounds in one.seconds] == [3, 3]
+        assert all(second > 0 for rounds in one.seconds for second in rounds)
+
+
+def test_a_baseline_that_fails_is_an_error():
+    with (
+        Pool(build_or_die, workers=1) as pool,
+        pytest.raises(CalibrationError, match=r"'plain' cannot be measured: .* exit code 7"),
+    ):
+        calibrate(pool, [request(how="exit")])
+
+
+def test_refuses_invalid_arguments():
+    pool = Pool(build_or_die, workers=1)
+    with pytest.raises(ValueError, match="points=0"):
+        calibrate(pool, [], points=0)
+    with pytest.raises(ValueError, match="at_once=1"):
+        calibrate(pool, [], at_once=1)

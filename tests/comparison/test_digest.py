@@ -1,0 +1,142 @@
+"""Digests of code and values: what changes them, and what does not."""
+
+import subprocess
+import sys
+from functools import partial
+
+import attrs
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from composable.algorithms import MixUp
+from composable.comparison.trials.digest import digest_of
+
+WIDTH = 5
+
+
+def compiled(source, **given):
+    """Return the function `f` of some code."""
+    namespace = {"__name__": "user", **given}
+    exec(compile(source, "<user>", "exec"), namespace)
+    return namespace["f"]
+
+
+SAME = {
+    "comments": ("def f(x):\n    return x + 1", "def f(x):\n    # more\n\n    return x + 1"),
+    "an unrelated global": ("def f(x): return x", "y = 3\ndef f(x): return x"),
+}
+DIFFERENT = {
+    "a constant": ("def f(x): return x + 1", "def f(x): return x + 2"),
+    "a name": ("def f(x): return abs(x)", "def f(x): return len(x)"),
+    "an attribute": ("def f(x): return x.a", "def f(x): return x.b"),
+    "a default": ("def f(x=1): return x", "def f(x=2): return x"),
+    "a keyword default": ("def f(*, x=1): return x", "def f(*, x=2): return x"),
+    "a global": ("y = 1\ndef f(): return y", "y = 2\ndef f(): return y"),
+    "a helper": (
+        "def g(): return 1\ndef f(): return g()",
+        "def g(): return 2\ndef f(): return g()",
+    ),
+    "a method": (
+        "class A:\n  def g(self): return 1\ndef f(): return A()",
+        "class A:\n  def g(self): return 2\ndef f(): return A()",
+    ),
+    "a base class": (
+        "class B:\n  def g(self): return 1\nclass A(B): pass\ndef f(): return A()",
+        "class B:\n  def g(self): return 2\nclass A(B): pass\ndef f(): return A()",
+    ),
+    "a global of an inner function": (
+        "y = 1\ndef f(): return lambda: y",
+        "y = 2\ndef f(): return lambda: y",
+    ),
+    "a closure": (
+        "def h(y): return lambda: y\nf = h(1)",
+        "def h(y): return lambda: y\nf = h(2)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_code_that_does_the_same_has_the_same_digest(case):
+    first, second = map(compiled, SAME[case])
+
+    assert digest_of(first) == digest_of(second)
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_code_that_does_something_else_has_another_digest(case):
+    first, second = map(compiled, DIFFERENT[case])
+
+    assert digest_of(first) != digest_of(second)
+
+
+@attrs.frozen
+class Settings:
+    width: int
+
+
+VALUES = [
+    *(None, True, 1, 1.0, "1", b"1", (1,), [1], {1}, {1: 2}, {2: 1}, [[1], 2], [[1, 2]], []),
+    *(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([[1.0]]), torch.tensor([1])),
+    *(torch.tensor([]), MixUp(0.3), MixUp(0.4), Settings(1), Settings(2), torch.float32),
+    *(partial(max, 1), partial(max, 2), partial(max, key=1), torch.optim.SGD, torch.optim.Adam),
+    *(TensorDataset(torch.zeros(2)), TensorDataset(torch.zeros(3)), torch.optim.SGD.step),
+    *(min, max, torch.relu, torch.tanh, str.upper, str.lower),
+]
+
+
+def test_different_values_have_different_digests():
+    assert len({digest_of(one) for one in VALUES}) == len(VALUES)
+
+
+def test_a_loader_is_described_by_its_data_and_options():
+    def loader(value, size):
+        return DataLoader(TensorDataset(torch.full((4,), value)), batch_size=size)
+
+    first = digest_of(loader(1.0, 2))
+    assert first == digest_of(loader(1.0, 2))
+    assert first != digest_of(loader(2.0, 2))
+    assert first != digest_of(loader(1.0, 4))
+
+
+def test_an_object_that_contains_itself_has_a_digest():
+    loop = []
+    loop.append(loop)
+
+    assert digest_of(loop) != digest_of([])
+
+
+def test_the_order_of_a_mapping_does_not_count():
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+
+
+PROGRAM = """
+from functools import partial
+import torch
+from composable.algorithms import EMA
+from composable.comparison.trials.digest import digest_of
+names = {"b", "a", "c"}
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if "x" in {"x", "y", "z"} else x
+def build(algorithms, seed):
+    return Model(2, 3), names, lambda: partial(torch.optim.SGD, lr=0.1)
+print(digest_of(build, [EMA()], Model))
+"""
+
+
+def test_the_digest_is_the_same_in_every_process(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    found = {
+        subprocess.run(
+            [sys.executable, str(script)],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+
+    assert len(found) == 1

@@ -1,0 +1,313 @@
+"""One trial: what it records, what it refuses, and that it writes nothing."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from composable import Callback, Control
+from composable.algorithms import EMA, MixUp
+from composable.callbacks import CheckpointSaver
+from composable.comparison.trials import clock
+from composable.comparison.trials.building import BuildError
+from composable.comparison.trials.trial import run_trial
+from composable.core.algorithm import FunctionAlgorithm
+from composable.loggers import JSONLinesLogger
+from tests.support.comparison import BATCHES, build, examples, trial
+
+PLAIN = {"algorithms": []}
+
+
+def test_records_each_evaluation():
+    result = run_trial(build, PLAIN, trial(duration="3ep"))
+
+    assert (result.outcome, result.error, result.batches) == ("finished", None, 3 * BATCHES)
+    assert [one.batch for one in result.curve] == [BATCHES, 2 * BATCHES, 3 * BATCHES]
+    assert [one.progress for one in result.curve] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert set(result.curve[-1].metrics) == {"eval/loss", "eval/accuracy"}
+    assert result.trial == trial(duration="3ep")
+
+
+def test_the_results_are_those_of_the_trainer():
+    result = run_trial(build, PLAIN, trial(seed=3))
+
+    torch.manual_seed(3)
+    trainer = build([], 3, max_duration="2ep")
+    trainer.fit()
+    assert result.curve[-1].metrics["eval/loss"] == trainer.state.metrics["eval"]["loss"]
+
+
+def test_a_seed_determines_the_results_and_another_one_gives_others():
+    losses = [
+        run_trial(build, PLAIN, trial(seed=seed)).curve[-1].metrics["eval/loss"]
+        for seed in (0, 0, 1)
+    ]
+
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_restores_the_global_generators():
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    run_trial(build, PLAIN, trial())
+
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_evaluators_due_at_other_times_give_their_own_results_only():
+    from composable import Evaluator
+
+    loader = DataLoader(examples(), batch_size=16)
+    several = [
+        Evaluator("validation", loader, eval_interval="3ba"),
+        Evaluator("test", loader, eval_interval="1ep"),
+    ]
+    curve = run_trial(
+        partial(build, eval_dataloader=several), PLAIN, trial(duration=f"{2 * BATCHES}ba")
+    ).curve
+
+    labels = [{name.partition("/")[0] for name in one.metrics} for one in curve]
+    assert [one.batch for one in curve] == [3, 6, 9, 12]
+    assert labels == [{"validation"}, {"validation", "test"}] * 2
+
+
+class Stop(Callback):
+    def batch_end(self, state, logger):
+        return Control.STOP if state.timestamp.batch == 4 else None
+
+
+def test_a_run_that_ends_early_is_stopped():
+    result = run_trial(partial(build, callbacks=Stop()), PLAIN, trial())
+
+    assert (result.outcome, result.batches) == ("stopped", 4)
+    assert result.curve[-1].batch == 4
+
+
+# --- the duration ---
+
+
+def test_passes_the_duration_to_a_function_that_takes_it():
+    def takes(algorithms, seed, max_duration):
+        assert max_duration == "5ba"
+        return build(algorithms, seed, max_duration=max_duration)
+
+    assert run_trial(takes, PLAIN, trial(duration="5ba")).batches == 5
+
+
+def test_sets_the_duration_of_a_function_that_does_not_take_it():
+    def own(algorithms, seed):
+        return build(algorithms, seed, max_duration="7ep")
+
+    assert run_trial(own, PLAIN, trial(duration="5ba")).batches == 5
+
+
+# --- what goes wrong in a trial ---
+
+
+def test_a_loss_that_is_not_finite_diverges():
+    def loss_fn(outputs, targets):
+        return cross_entropy(outputs, targets) * math.inf
+
+    result = run_trial(partial(build, loss_fn=loss_fn), PLAIN, trial())
+
+    assert (result.outcome, result.batches, result.curve) == ("diverged", 0, ())
+    assert result.error.startswith("NonFiniteLossError: the loss of batch 0 was inf")
+
+
+def test_a_result_that_is_not_finite_diverges_and_ends_the_run():
+    metrics = {"ratio": lambda outputs, targets: torch.tensor(math.nan)}
+    result = run_trial(partial(build, metrics=metrics), PLAIN, trial())
+
+    assert (result.outcome, result.batches) == ("diverged", BATCHES)
+    assert result.error == f"eval/ratio is nan after batch {BATCHES}"
+
+
+def test_a_result_that_the_trial_does_not_need_may_be_nan():
+    metrics = {"ratio": lambda outputs, targets: torch.tensor(math.nan)}
+    result = run_trial(partial(build, metrics=metrics), PLAIN, trial(), metrics=["eval/loss"])
+
+    assert result.outcome == "finished"
+
+
+def fail(event, state):
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("where", ["build", "fit"])
+def test_an_exception_fails_the_trial(where):
+    def raises(algorithms, seed):
+        if where == "build":
+            fail(None, None)
+        return build(algorithms, seed, callbacks=[lambda event, state, logger: fail(event, state)])
+
+    result = run_trial(raises, PLAIN, trial())
+
+    assert result.outcome == "failed"
+    assert result.error.startswith("OSError: the disk is gone")
+
+
+def test_an_interrupt_is_not_a_failure():
+    def interrupted(algorithms, seed):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(interrupted, PLAIN, trial())
+
+
+def test_names_the_results_that_are_logged():
+    with pytest.raises(BuildError, match=r"metric='test/accuracy' .* log 'eval/accuracy', 'eval/l"):
+        run_trial(build, PLAIN, trial(), metrics=["test/accuracy"])
+
+
+# --- faults of the function ---
+
+
+BUILT = []
+
+
+def trained(algorithms, seed):
+    trainer = build(algorithms, seed)
+    trainer.fit()
+    return trainer
+
+
+def elsewhere(algorithms, seed):
+    return BUILT[0]
+
+
+FAULTS = {
+    "returns no Trainer": (lambda algorithms, seed: None, "must return a Trainer"),
+    "another seed": (lambda algorithms, seed: build(algorithms, 7), "seed=0 .* seed=7; pass"),
+    "no seed": (lambda algorithms, seed: build(algorithms, None), "seed=None; pass the seed on"),
+    "no algorithms": (lambda algorithms, seed: build([], seed), r"lacks \[MixUp"),
+    "other algorithms": (lambda algorithms, seed: build([MixUp(0.7)], seed), r"lacks \[MixUp"),
+    "another duration": (
+        lambda algorithms, seed, max_duration: build(algorithms, seed, max_duration="9ep"),
+        "max_duration='2ep' .* max_duration='9ep'",
+    ),
+    "trained": (trained, "has trained on 12 batches"),
+    "built before": (elsewhere, "was built before it was called"),
+    "no evaluation": (
+        lambda algorithms, seed: build(algorithms, seed, eval_dataloader=None),
+        "never evaluates",
+    ),
+    "no interval": (
+        lambda algorithms, seed: build(algorithms, seed, eval_interval=None),
+        "never evaluates",
+    ),
+    "no parameter": (lambda seed: build([], seed), "unexpected keyword argument 'algorithms'"),
+    "rollback": (
+        lambda algorithms, seed: build(
+            algorithms, seed, nonfinite_loss="rollback", save_folder="unused"
+        ),
+        "nonfinite_loss='rollback'",
+    ),
+    "not a function": (17, "build=17 must be a function"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_refuses_a_function_that_cannot_be_compared(fault):
+    function, message = FAULTS[fault]
+    BUILT[:] = [build([], 0)]
+
+    with pytest.raises(BuildError, match=message):
+        run_trial(function, {"algorithms": [MixUp(0.3)]}, trial())
+
+
+def test_refuses_a_function_that_ignores_the_optimizer_of_a_recipe():
+    def ignores(algorithms, seed, optimizers):
+        return build(algorithms, seed)
+
+    given = {"algorithms": [], "optimizers": partial(torch.optim.SGD, lr=0.2)}
+    with pytest.raises(BuildError, match="ignores its argument optimizers"):
+        run_trial(ignores, given, trial())
+
+
+def test_accepts_equal_copies_and_functions_as_algorithms():
+    def copies(algorithms, seed):
+        own = [MixUp(0.3) if isinstance(one, MixUp) else one for one in algorithms]
+        return build([*own, EMA(half_life="3ba")], seed)
+
+    function = FunctionAlgorithm(lambda event, state: state)
+    assert run_trial(copies, {"algorithms": [MixUp(0.3), function]}, trial()).outcome == "finished"
+
+
+# --- files ---
+
+
+def test_writes_no_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def writes(algorithms, seed):
+        return build(
+            algorithms,
+            seed,
+            save_folder="run",
+            save_interval="1ba",
+            autoresume=True,
+            callbacks=CheckpointSaver("others", save_interval="1ba"),
+            loggers=JSONLinesLogger("lines.jsonl"),
+            progress_bar=True,
+        )
+
+    assert run_trial(writes, PLAIN, trial()).outcome == "finished"
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- seconds ---
+
+
+@pytest.fixture
+def fake_clock(monkeypatch):
+    seconds = [0.0]
+    monkeypatch.setattr(clock, "now", lambda kind: seconds[0])
+    return seconds
+
+
+def test_the_seconds_of_training_exclude_the_other_parts(fake_clock):
+    steps = [0]
+
+    def loss_fn(outputs, targets):
+        if torch.is_grad_enabled():
+            steps[0] += 1
+            fake_clock[0] += 5 if steps[0] <= 3 else 1
+        else:
+            fake_clock[0] += 100
+        return cross_entropy(outputs, targets)
+
+    def timed(algorithms, seed):
+        fake_clock[0] += 1000
+        data = DataLoader(examples(16), batch_size=16)
+        return build(algorithms, seed, loss_fn=loss_fn, eval_dataloader=data, eval_interval="2ba")
+
+    result = run_trial(timed, PLAIN, trial(duration="20ba"))
+
+    assert result.seconds.setup == 1000
+    assert result.seconds.warmup == pytest.approx(12)  # three steps of 5 s in the place of 1 s
+    assert result.seconds.training == pytest.approx(20)
+    assert result.seconds.evaluation == 10 * 100
+    assert [one.seconds for one in result.curve] == pytest.approx([2 * i for i in range(1, 11)])
+
+
+# --- validation apart from test ---
+
+
+def test_splits_the_evaluation():
+    result = run_trial(build, PLAIN, trial(), split_evaluation=True)
+
+    names = {f"{label}/{name}" for label in ("validation", "test") for name in ("loss", "accuracy")}
+    assert set(result.curve[-1].metrics) == names
+
+
+def test_refuses_to_split_two_evaluators():
+    from composable import Evaluator
+
+    data = DataLoader(TensorDataset(torch.randn(4, 4), torch.zeros(4).long()), batch_size=2)
+    two = [Evaluator("a", data), Evaluator("b", data)]
+    with pytest.raises(BuildError, match=r"splits one evaluator, and the Trainer has \['a', 'b'\]"):
+        run_trial(partial(build, eval_dataloader=two), PLAIN, trial(), split_evaluation=True)

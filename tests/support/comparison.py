@@ -1,0 +1,66 @@
+"""A small Trainer to compare, in a module that worker processes import."""
+
+import os
+import time
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from composable import Trainer
+from composable.comparison.records import Trial
+from composable.comparison.trials.trial import Request
+from composable.metrics import accuracy
+from composable.utils.reproducibility import seed_context
+
+FEATURES, CLASSES = 4, 3
+BATCHES = 6
+
+
+def examples(count: int = 8 * BATCHES) -> TensorDataset:
+    """Return examples that a linear model separates."""
+    with seed_context(0):
+        inputs = torch.randn(count, FEATURES)
+        targets = (inputs @ torch.randn(FEATURES, CLASSES)).argmax(1)
+    return TensorDataset(inputs, targets)
+
+
+def build(algorithms, seed, lr=0.1, **options):
+    """Build a Trainer of a linear model."""
+    arguments = {
+        "train_dataloader": DataLoader(examples(), batch_size=8, shuffle=True),
+        "eval_dataloader": DataLoader(examples(), batch_size=16),
+        "loss_fn": cross_entropy,
+        "metrics": {"accuracy": accuracy},
+        "optimizers": partial(torch.optim.SGD, lr=lr),
+        "algorithms": algorithms,
+        "seed": seed,
+        "progress_bar": False,
+    }
+    return Trainer(nn.Linear(FEATURES, CLASSES), **{**arguments, **options})
+
+
+def build_or_die(algorithms, seed, how=None, **options):
+    """Build a Trainer, or end in another way."""
+    if how == "exit":
+        print("before the end")
+        os._exit(7)
+    if how == "sleep":
+        time.sleep(600)
+    if how == "raise":
+        raise OSError("no such data")
+    return build(algorithms, seed, **options)
+
+
+def trial(seed=0, duration="2ep", arm="plain", **settings):
+    """Return a trial to report."""
+    return Trial(arm, settings, duration, seed, "reporting")
+
+
+def request(*algorithms, seed=0, duration="2ep", arm="plain", **arguments):
+    """Return a trial to run."""
+    return Request(
+        trial(seed, duration, arm, **arguments), {"algorithms": list(algorithms), **arguments}
+    )
