@@ -1,0 +1,1 @@
+"""The forms of a result: table, plot, Markdown, notebook and page."""

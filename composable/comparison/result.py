@@ -1,0 +1,153 @@
+"""The result of `compare`: a study, its analysis, and the forms in which they are shown."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from composable.comparison.analysis.analyze import analyze
+from composable.comparison.analysis.findings import Analysis, Estimate, Verdict
+from composable.comparison.records import Study
+from composable.comparison.study_file import read_study, write_atomically, write_study
+from composable.functional._checks import as_path
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Comparison"]
+
+
+@attrs.frozen(repr=False)
+class Comparison:
+    """The result of a comparison.
+
+    Args:
+        study: The trials and how they were made.
+        analysis: The analysis of the study. Default: that of `analyze(study)`.
+
+    Example:
+        >>> from composable.comparison import Comparison
+        >>> comparison = Comparison.load("runs/comparison")  # doctest: +SKIP
+        >>> comparison.verdict("muon")  # doctest: +SKIP
+        <Verdict.PAYS: 'pays'>
+    """
+
+    study: Study
+    analysis: Analysis = attrs.field(
+        default=attrs.Factory(lambda self: analyze(self.study), takes_self=True)
+    )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Comparison":
+        """Read a comparison that `save` wrote, and analyze it again.
+
+        Args:
+            folder: The folder, or its file study.json.
+
+        Raises:
+            InvalidRecordError: study.json is invalid; the message gives the path of the field.
+            OSError: The file cannot be read.
+        """
+        path = as_path("folder", folder)
+        return cls(read_study(path / "study.json" if path.is_dir() else path))
+
+    def verdict(self, arm: str) -> Verdict | None:
+        """Return whether an arm pays; None for the baseline and the A/A arm.
+
+        Args:
+            arm: The name of the arm.
+
+        Raises:
+            ValueError: There is no such arm.
+        """
+        self._check_arm(arm)
+        return self.analysis[arm].verdict
+
+    def speedup(self, arm: str) -> Estimate | None:
+        """Return the baseline's time to the target divided by the arm's, with its interval.
+
+        Args:
+            arm: The name of the arm.
+
+        Returns:
+            The estimate, which is above 1 if the arm is faster. None for the baseline, and if the
+            baseline does not reach the target.
+
+        Raises:
+            ValueError: There is no such arm.
+        """
+        self._check_arm(arm)
+        return self.analysis[arm].time.ratio
+
+    def table(self) -> str:
+        """Return a text table of the arms, of at most 100 columns, with notes below it."""
+        from composable.comparison.output.table import format_comparison
+
+        return format_comparison(self.study, self.analysis)
+
+    def markdown(self) -> str:
+        """Return a block of Markdown for a README or the card of a method."""
+        from composable.comparison.output.markdown import format_markdown
+
+        return format_markdown(self.study, self.analysis)
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """Plot the metric against the seconds of training.
+
+        Args:
+            path: A file to write, such as "plot.svg"; matplotlib derives the format from its
+                suffix. Default: none.
+
+        Returns:
+            A matplotlib figure, which belongs to no window.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: matplotlib does not support the suffix of `path`.
+        """
+        from composable.comparison.output.plot import draw_plot, render_figure
+
+        figure = draw_plot(self.study, self.analysis)
+        if path is not None:
+            file = as_path("path", path)
+            write_atomically(file, render_figure(figure, file.suffix))
+        return figure
+
+    def save(self, folder: str | Path) -> Path:
+        """Write study.json, table.txt, card.md, plot.png, plot.svg and report.html.
+
+        Args:
+            folder: The folder; it is created, and existing files of these names are replaced.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ImportError: matplotlib is not installed; the first three files are written.
+            OSError: A file cannot be written.
+        """
+        from composable.comparison.output.page import render_page
+
+        target = as_path("folder", folder)
+        target.mkdir(parents=True, exist_ok=True)
+        write_study(self.study, target / "study.json")
+        write_atomically(target / "table.txt", (self.table() + "\n").encode())
+        write_atomically(target / "card.md", self.markdown().encode())
+        self.plot(target / "plot.png")
+        self.plot(target / "plot.svg")
+        page = render_page(self.study, self.analysis)
+        write_atomically(target / "report.html", page.encode())
+        return target
+
+    def __repr__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        from composable.comparison.output.notebook import render_notebook
+
+        return render_notebook(self.study, self.analysis)
+
+    def _check_arm(self, arm: Any) -> None:
+        names = [found.arm for found in self.analysis.arms]
+        if arm not in names:
+            raise ValueError(f"arm={arm!r} must be one of {names}.")

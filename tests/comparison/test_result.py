@@ -1,0 +1,235 @@
+"""A result says the same in text, Markdown, HTML and pictures, for every kind of study."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import attrs
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from composable.comparison import Comparison, Verdict
+from composable.comparison.output.page import MAX_BYTES
+from tests.comparison.studies import make_study
+
+HOSTILE = "</style><script>alert(1)</script> | `a` *b* \x1b[2J"
+LONG = "ALiBi on quarter-length sequences + Muon + sequence-length warm-up + EMA"
+STUDIES = {
+    "two arms": {},
+    "eight arms": {
+        "speedups": {
+            "baseline": 1.0,
+            **{f"arm {i}": s for i, s in enumerate([1.0, 0.8, 1.2, 2.0, 1.5, 1.1, 2.8, 0.5])},
+        }
+    },
+    "target out of reach": {"target": 0.995},
+    "easy target": {"target": 0.5},
+    "one seed": {"seeds": 1},
+    "one schedule": {"batches": (300,)},
+    "long names": {"speedups": {"learned positions, AdamW": 1.0, LONG: 2.0, HOSTILE: 1.2}},
+    "minimum": {"mode": "min"},
+    "failures": {
+        "speedups": {"baseline": 1.0, "Broken": 1.5, "Partly": 1.8},
+        "failing": {"Broken": 5, "Partly": 2},
+    },
+    "a failed baseline run": {"failing": {"baseline": 1}},
+    "no A/A arm, no tuning": {"repeated": None, "tuned": False},
+    "a wide span of schedules": {"batches": (20, 100, 400)},
+}
+
+
+def make(name):
+    return Comparison(make_study(**STUDIES[name]))
+
+
+@pytest.fixture(params=STUDIES, scope="module")
+def comparison(request):
+    return make(request.param)
+
+
+class Page(HTMLParser):
+    """The elements of a page, closed in order, and the text of each kind."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.texts, self.attributes = [], [], {}, []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        for tag in set(self.open):
+            self.texts[tag] = self.texts.get(tag, "") + data
+
+
+def test_the_table_has_at_most_100_columns_and_every_arm(comparison):
+    text = comparison.table()
+    assert repr(comparison) == text
+    assert max(map(len, text.splitlines())) <= 100
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "\x1b" not in text
+    for arm in comparison.analysis.arms:
+        assert re.sub(r"\W", "", arm.arm)[:12] in re.sub(r"\W", "", text)
+
+
+def test_the_markdown_has_one_row_for_each_arm(comparison):
+    text = comparison.markdown()
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == len(comparison.analysis.arms) + 2
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {10}
+    assert "<script" not in text.replace("\\<", "")
+    assert "\x1b" not in text
+
+
+def test_the_page_is_one_safe_file(comparison):
+    from composable.comparison.output.page import render_page
+
+    text = render_page(comparison.study, comparison.analysis)
+    page = Page(text)
+    assert len(text.encode()) < MAX_BYTES
+    assert "script" not in page.tags
+    assert page.tags.index("table") < page.tags.index("svg")
+    outside = [v for k, v in page.attributes if k in ("src", "href", "xlink:href")]
+    assert all(value.startswith("#") for value in outside)
+    assert not [k for k, _ in page.attributes if k.startswith("on")]
+    # An id that occurs twice would take a clip path from elsewhere.
+    ids = [value for key, value in page.attributes if key == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_plot_names_every_arm_and_hides_no_label(comparison):
+    figure = comparison.plot()
+    axes = figure.axes[0]
+    text = " ".join(one.get_text() for one in [*figure.texts, *axes.texts])
+    for arm in comparison.analysis.arms:
+        first = re.sub(r"[^\w ].*", "", arm.arm).strip()
+        assert first in text.replace("\n", " ")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    boxes = [t.get_window_extent(renderer) for t in axes.texts if t.get_text()]
+    whole = figure.bbox
+    for box in [*boxes, *(t.get_window_extent(renderer) for t in figure.texts)]:
+        assert whole.x0 <= box.x0
+        assert box.x1 <= whole.x1
+        assert whole.y0 <= box.y0
+        assert box.y1 <= whole.y1
+    labels = [box for box in boxes if box.x0 > axes.bbox.x1]
+    for i, one in enumerate(labels):
+        assert not any(one.overlaps(other) for other in labels[i + 1 :])
+
+
+def test_saving_and_loading_gives_the_same_result(comparison, tmp_path):
+    folder = comparison.save(tmp_path / "a" / "b")
+    names = {"study.json", "table.txt", "card.md", "plot.png", "plot.svg", "report.html"}
+    assert {file.name for file in folder.iterdir()} == names
+    assert Comparison.load(folder) == comparison
+    assert Comparison.load(folder / "study.json") == comparison
+    assert (folder / "table.txt").read_text(encoding="utf-8") == comparison.table() + "\n"
+
+
+def test_the_notebook_shows_the_table_escaped(comparison):
+    page = Page(comparison._repr_html_())
+    assert "script" not in page.tags
+    assert comparison.analysis.arms[0].arm in page.texts["td"]
+
+
+def test_verdict_and_speedup_of_an_arm():
+    comparison = make("two arms")
+    assert comparison.verdict("MuonClip") is Verdict.PAYS
+    assert comparison.verdict("baseline") is None
+    assert comparison.speedup("baseline") is None
+    assert comparison.speedup("MuonClip").value == pytest.approx(2.0, rel=0.1)
+    with pytest.raises(ValueError, match=r"arm='EMA' must be one of \['baseline', 'MuonClip'"):
+        comparison.verdict("EMA")
+    with pytest.raises(ValueError, match="arm='EMA'"):
+        comparison.speedup("EMA")
+
+
+def test_the_headline_is_the_finding():
+    def first(name):
+        return make(name).table().split("\n\n")[0].split(";")[0]
+
+    assert first("two arms").startswith("MuonClip reaches test/accuracy 0.9347 with a speed-up of")
+    assert first("target out of reach").startswith("No run reaches test/accuracy 0.995.")
+    assert first("one seed").startswith("No evidence that an arm reaches")
+
+
+def test_settings_at_the_edge_failures_and_protocol_notes_are_shown():
+    study = make_study(failing={"MuonClip": 5})
+    protocol = attrs.evolve(
+        study.protocol,
+        chosen={**study.protocol.chosen, "MuonClip": {"lr": 4e-3}},
+        notes=("the budget ended",),
+        command="composable compare `x`",
+    )
+    comparison = Comparison(attrs.evolve(study, protocol=protocol))
+    for text in (comparison.table(), comparison.markdown()):
+        assert "he budget ended" in text
+        assert "lr=0.004" in text
+        assert "did not finish" in text
+    assert "```sh\ncomposable compare `x`\n```" in comparison.markdown()
+
+
+def test_failed_trials_are_listed_with_their_error(tmp_path):
+    page = Page((make("failures").save(tmp_path) / "report.html").read_text(encoding="utf-8"))
+    assert page.texts["span"].count("expected 3 channels") == 21
+
+
+def test_every_tuning_trial_is_listed_and_the_chosen_one_marked(tmp_path):
+    comparison = make("two arms")
+    page = Page((comparison.save(tmp_path) / "report.html").read_text(encoding="utf-8"))
+    assert page.texts["td"].count("chosen") == 2
+    assert page.texts["section"].count("lr=0.004") == 2
+
+
+def test_a_wide_span_of_schedules_has_a_logarithmic_axis():
+    assert make("two arms").plot().axes[0].get_xscale() == "linear"
+    assert make("a wide span of schedules").plot().axes[0].get_xscale() == "log"
+
+
+def test_the_format_of_a_plot_is_its_suffix(tmp_path):
+    comparison = make("two arms")
+    comparison.plot(tmp_path / "a.svg")
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
+    with pytest.raises(ValueError, match=r"path must end with one of .*'svg'.*, not '.doc'"):
+        comparison.plot(tmp_path / "a.doc")
+    with pytest.raises(ValueError, match="must end with"):
+        comparison.plot(tmp_path / "a")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.svg"]
+
+
+def test_a_saved_plot_is_reproducible(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        make("two arms").plot(tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_matplotlib_is_imported_on_first_use_only():
+    code = (
+        "import sys; from composable.comparison import Comparison; "
+        "import composable.comparison.output.page, composable.comparison.output.plot; "
+        "print('matplotlib' in sys.modules, 'scipy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_without_matplotlib_the_text_is_saved(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install composable\[compare\]"):
+        make("two arms").save(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"study.json", "table.txt", "card.md"}
