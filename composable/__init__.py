@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from composable import runs as runs
     from composable import testing as testing
     from composable import utils as utils
+    from composable.comparison.compare import compare as compare
     from composable.core.algorithm import Algorithm as Algorithm
     from composable.core.algorithm import Stage as Stage
     from composable.core.callback import Callback as Callback

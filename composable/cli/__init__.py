@@ -1,10 +1,11 @@
-"""The command line: `composable checkpoint`, `diff`, `launch`, `replay` and `report`.
+"""The command line: `composable checkpoint`, `compare`, `diff`, `launch`, `replay`, `report`.
 
 Exit status of `checkpoint`: 0, the checkpoint is valid; 1, it is damaged; 2, wrong usage, or there
 is no checkpoint at that path. Exit status of `replay` and `diff`: 0, everything matches bit for
 bit; 1, something differs; 2, wrong usage, or the comparison could not be made. Exit status of
 `launch`: that of the process that failed first; 2, wrong usage. Exit status of `report`: 0, it is
-written; 2, wrong usage, or it could not be written.
+written; 2, wrong usage, or it could not be written. Exit status of `compare`: 0, the arms are
+compared; 1, trials failed, so that nothing can be said; 2, wrong usage; 130, interrupted.
 
 Each command has a module, whose `add` function adds it to the parser. Heavy imports are inside the
 functions that run commands, so that `--help` is fast.
@@ -15,7 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from composable.cli import checkpoint, diff, launch, replay, report
+from composable.cli import checkpoint, compare, diff, launch, replay, report
 
 __all__ = ["main"]
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, script_arguments = _split(given)
     parser = argparse.ArgumentParser(prog="composable", description="Tools for training runs.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (checkpoint, launch, replay, diff, report):
+    for command in (checkpoint, compare, launch, replay, diff, report):
         command.add(commands)
     options = parser.parse_args(own)
     options.script_arguments = script_arguments

@@ -1,0 +1,215 @@
+"""What `composable compare` does: it loads the script, and calls `composable.compare`."""
+
+import argparse
+import ast
+import importlib.util
+import shlex
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from composable.comparison.compare import NothingToCompareError, compare
+from composable.comparison.trials.building import BuildError
+from composable.core._printable import printable
+
+__all__ = ["UsageError", "load_script", "parse_tune", "run_comparison"]
+
+
+class UsageError(ValueError):
+    """The arguments of the command do not fit the script."""
+
+
+def run_comparison(options: argparse.Namespace) -> int:
+    """Run a comparison, and return the exit status."""
+    try:
+        path, _, function = options.script.rpartition(":")
+        if not path or "/" in function or "\\" in function:  # no function, or that of a drive
+            path, function = options.script, "build"
+        script = load_script(Path(path))
+        arguments = _arguments(options, script)
+        build = _named(script, function, path, "a function build(algorithms, seed, ...)")
+    except UsageError as error:
+        return _refuse(error)
+    except Exception:  # raised by the script
+        traceback.print_exc()
+        return 2
+    try:
+        compare(build, **arguments)
+    except KeyboardInterrupt:  # what is finished has been printed
+        print(f"To resume: {_command()}", file=sys.stderr)
+        return 130
+    except NothingToCompareError as error:
+        _refuse(error)
+        return 1
+    except (BuildError, ValueError, TypeError, ImportError, OSError) as error:
+        return _refuse(error)
+    return 0
+
+
+def _refuse(error: Exception) -> int:
+    print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
+    return 2
+
+
+def _command() -> str:
+    return shlex.join(["composable", *sys.argv[1:]])
+
+
+def _arguments(options: argparse.Namespace, script: ModuleType) -> dict[str, Any]:
+    """Return the arguments of `compare`."""
+    arms = _arms(options, script)
+    name = Path(str(script.__file__)).stem
+    return {
+        "arms": arms,
+        "baseline": [] if options.baseline is None else options.baseline,
+        "metric": options.metric,
+        "mode": options.mode,
+        "target": options.target,
+        "tuning_metric": options.tuning_metric,
+        "split_evaluation": options.split_evaluation,
+        "durations": None if options.durations is None else _items(options.durations),
+        "tune": parse_tune(options.tune, list(arms)),
+        "seeds": options.seeds,
+        "tuning_seeds": options.tuning_seeds,
+        "leave_one_out": options.leave_one_out,
+        "add_one_in": options.add_one_in,
+        "repeat_baseline": not options.no_repeat,
+        "budget": options.budget,
+        "workers": options.workers,
+        "threads": options.threads,
+        "folder": options.folder or Path("comparisons") / name,
+        "data_version": options.data_version,
+    }
+
+
+# --- the script ---
+
+
+def load_script(path: Path) -> ModuleType:
+    """Execute a Python file as a module, without the block of `__name__ == "__main__"`.
+
+    The module has the name of the file, so that worker processes can import it.
+
+    Raises:
+        UsageError: There is no such file.
+    """
+    if not path.is_file():
+        raise UsageError(f"SCRIPT={path} is not a file.")
+    path = path.resolve()
+    sys.path.insert(0, str(path.parent))
+    name = path.stem
+    if name in sys.modules or importlib.util.find_spec(name) is None or not _is_at(name, path):
+        name = f"composable_script_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"SCRIPT={path} must be a Python file, NAME.py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_at(name: str, path: Path) -> bool:
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path
+
+
+def _named(script: ModuleType, name: str, path: str, what: str) -> Any:
+    if not hasattr(script, name):
+        raise UsageError(f"{path} has no {name!r}; define {what} there, or name another one.")
+    return getattr(script, name)
+
+
+# --- the arms ---
+
+
+def _arms(options: argparse.Namespace, script: ModuleType) -> dict[str, Any]:
+    """Return the arms of the script and of the command."""
+    arms: dict[str, Any] = {}
+    path = str(script.__file__)
+    name = options.arms or ("arms" if hasattr(script, "arms") else None)
+    if name is not None:
+        given = _named(script, name, path, "a mapping from names to arms")
+        if not isinstance(given, Mapping):
+            raise UsageError(f"{name} of {path} is {given!r:.100}; it must be a mapping.")
+        arms.update(given)
+    added = [*(_arm(text, script) for text in options.arm), *map(_recipe, options.recipe)]
+    for name, value in added:
+        if name in arms:
+            raise UsageError(f"two arms have the name {name!r}; rename one.")
+        arms[name] = value
+    if not arms:
+        raise UsageError(
+            f"there are no arms: define a mapping 'arms' in {path}, or pass "
+            "--arm 'mixup=[MixUp()]' or --recipe NAME."
+        )
+    return arms
+
+
+def _arm(text: str, script: ModuleType) -> tuple[str, Any]:
+    import composable.algorithms
+    import composable.recipes
+
+    name, equals, expression = text.partition("=")
+    if not equals or not name.strip():
+        raise UsageError(f"--arm {text!r} must be NAME=EXPRESSION, such as 'mixup=[MixUp()]'.")
+    known = {
+        one: getattr(package, one)
+        for package in (composable.algorithms, composable.recipes)
+        for one in vars(package)["__all__"]
+    }
+    names = {**known, **vars(script)}
+    try:
+        return name.strip(), eval(expression.strip(), names)
+    except Exception as error:
+        raise UsageError(f"--arm {text!r}: {type(error).__name__}: {error}") from error
+
+
+def _recipe(name: str) -> tuple[str, Any]:
+    from composable import recipes
+
+    known = [one for one in vars(recipes)["__all__"] if one[:1].islower()]
+    if name not in known:
+        raise UsageError(f"--recipe {name!r} must be one of {known}.")
+    return name, getattr(recipes, name)
+
+
+# --- lists of values ---
+
+
+def _items(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]
+
+
+def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any] | None:
+    """Return the values to try: "lr=0.1,1" for all arms, "mixup:alpha=0.1,0.2" for one.
+
+    Raises:
+        UsageError: A text is not of this form.
+
+    Example:
+        >>> from composable.cli._comparison import parse_tune
+        >>> parse_tune(["lr=0.1,1", "mixup:alpha=0.2,0.4", "kind=a,b"], ["mixup"])
+        {'lr': [0.1, 1], 'mixup': {'alpha': [0.2, 0.4]}, 'kind': ['a', 'b']}
+    """
+    tune: dict[str, Any] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not _items(values):
+            raise UsageError(f"--tune {text!r} must be NAME=VALUES, such as lr=0.01,0.1.")
+        arm, colon, own = name.strip().rpartition(":")
+        if colon and arm not in (*arms, "baseline"):
+            raise UsageError(f"--tune {text!r}: {arm!r} must be one of the arms: {arms}.")
+        place = tune.setdefault(arm, {}) if colon else tune
+        place[own] = [_value(one) for one in _items(values)]
+    return tune or None
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,114 @@
+"""`composable compare SCRIPT[:FUNCTION]`."""
+
+import argparse
+from typing import Any
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser."""
+    parser = commands.add_parser(
+        "compare",
+        usage="%(prog)s [-h] --metric METRIC [options] SCRIPT[:FUNCTION]",
+        help="compare methods on a model and data: which of them shorten training",
+        description=(
+            "Trains the arms of a comparison with several seeds and schedules, and reports which "
+            "of them reach the target in less time than the baseline. FUNCTION, by default "
+            "'build', takes the algorithms, the seed and hyperparameters, and returns a Trainer. "
+            "The arms are a mapping of the script, 'arms', or those of --arm and --recipe. The "
+            "script is executed, except for the block of __name__ == '__main__'. The same command "
+            "resumes an interrupted comparison."
+        ),
+    )
+    parser.add_argument("script", metavar="SCRIPT[:FUNCTION]", help="a Python file")
+    _arms(parser.add_argument_group("arms"))
+    _measures(parser.add_argument_group("measures"))
+    _extent(parser.add_argument_group("extent"))
+    parser.set_defaults(run=_run)
+
+
+def _arms(group: Any) -> None:
+    group.add_argument(
+        "--arms", metavar="NAME", help="a mapping of the script from names to arms; default: arms"
+    )
+    group.add_argument(
+        "--arm",
+        metavar="NAME=EXPRESSION",
+        action="append",
+        default=[],
+        help="an arm, such as 'mixup=[MixUp(alpha=0.2)]': an expression with the names of the "
+        "script, of composable.algorithms and of composable.recipes; repeatable",
+    )
+    group.add_argument(
+        "--recipe",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="an arm that is a function of composable.recipes; repeatable",
+    )
+    group.add_argument(
+        "--baseline", metavar="NAME", help="the arm to compare with; default: no algorithms"
+    )
+    group.add_argument(
+        "--leave-one-out", action="store_true", help="add each arm without each of its algorithms"
+    )
+    group.add_argument(
+        "--add-one-in", action="store_true", help="add the baseline with each algorithm alone"
+    )
+    group.add_argument(
+        "--no-repeat",
+        action="store_true",
+        help="drop the A/A arm: the baseline once more, with other seeds",
+    )
+
+
+def _measures(group: Any) -> None:
+    group.add_argument("--metric", required=True, help="the reported result, such as test/accuracy")
+    group.add_argument("--mode", choices=("min", "max"), help="default: by the name of the metric")
+    group.add_argument(
+        "--target",
+        type=float,
+        help="the result to reach; default: the mean of the baseline on its longest schedule",
+    )
+    group.add_argument("--tuning-metric", metavar="METRIC", help="a result on validation data")
+    group.add_argument(
+        "--split-evaluation",
+        action="store_true",
+        help="split the data of the only evaluator into 'validation' and 'test'",
+    )
+
+
+def _extent(group: Any) -> None:
+    group.add_argument(
+        "--durations",
+        metavar="TIMES",
+        help="the schedules, such as 2ep,4ep,8ep; default: a quarter, a half and the whole of that "
+        "of the Trainer",
+    )
+    group.add_argument(
+        "--tune",
+        metavar="[ARM:]NAME=VALUES",
+        action="append",
+        default=[],
+        help="values to try, such as lr=0.01,0.1, for all arms or for one; repeatable",
+    )
+    group.add_argument("--seeds", type=int, default=5, help="reported seeds; default: 5")
+    group.add_argument("--tuning-seeds", type=int, default=2, help="default: 2")
+    group.add_argument("--budget", metavar="TIME", help="such as 10min; default: none")
+    group.add_argument("--workers", type=int, help="parallel trials; default: by the machine")
+    group.add_argument("--threads", type=int, default=1, help="threads of a trial; default: 1")
+    group.add_argument(
+        "--folder", metavar="FOLDER", help="default: comparisons/ and the name of the script"
+    )
+    group.add_argument(
+        "--data-version",
+        metavar="TEXT",
+        help="a text that changes with the data: finished trials of another one are not reused",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from composable.cli._comparison import run_comparison
+
+    return run_comparison(options)

@@ -1,0 +1,265 @@
+"""The arms of a comparison: named algorithms, recipes, or functions that return these."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from composable.core.algorithm import Algorithm
+from composable.plan.compatibility import IncompatibleAlgorithmsError
+from composable.plan.declarations import as_algorithm
+from composable.plan.plan import Plan
+from composable.recipes.recipe import Recipe
+
+__all__ = ["Arm", "ArmLike", "add_one_in", "as_arms", "check_composed", "leave_one_out", "repeat"]
+
+ArmLike: TypeAlias = Sequence[Any] | Recipe | Callable[..., Any]
+
+_ALLOWED = "a list of algorithms, a Recipe, or a function of hyperparameters that returns either"
+
+
+@attrs.frozen
+class Arm:
+    """One of the compared compositions.
+
+    Args:
+        name: Its name in tables.
+        value: A list of algorithms, a `Recipe`, or a function of hyperparameters that returns
+            either.
+
+    Example:
+        >>> from composable.algorithms import LabelSmoothing
+        >>> from composable.comparison.plan.arms import Arm
+        >>> arm = Arm("smoothing", lambda smoothing=0.1: [LabelSmoothing(smoothing)])
+        >>> arm.takes
+        ('smoothing',)
+        >>> arm.recipe({"smoothing": 0.2, "lr": 0.1}).algorithms
+        (LabelSmoothing(smoothing=0.2),)
+    """
+
+    name: str
+    value: ArmLike = attrs.field(eq=False)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The hyperparameters of its function."""
+        return tuple(self._parameters())
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """The hyperparameters of its function that have no default."""
+        parameters = self._parameters().values()
+        return tuple(one.name for one in parameters if one.default is inspect.Parameter.empty)
+
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        if not callable(self.value):
+            return {}
+        return inspect.signature(self.value).parameters
+
+    def recipe(self, settings: Mapping[str, Any]) -> Recipe:
+        """Return the composition for the values of hyperparameters, of which others are ignored.
+
+        Raises:
+            TypeError: The function of the arm returns something else.
+        """
+        value: Any = self.value
+        if callable(value):
+            value = value(**{name: settings[name] for name in self.takes if name in settings})
+        if isinstance(value, Recipe):
+            return value
+        if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
+            return Recipe(value)
+        raise TypeError(
+            f"the function of arm {self.name!r} returned {value!r}; it must return a list of "
+            "algorithms or a Recipe."
+        )
+
+
+def as_arms(arms: Mapping[str, ArmLike], baseline: str | ArmLike = ()) -> tuple[Arm, ...]:
+    """Return the arms in the order of the mapping, after the baseline.
+
+    Args:
+        arms: The values of the arms by name.
+        baseline: The name of one of them, or the value of another arm named "baseline".
+
+    Raises:
+        TypeError: A name or a value is of the wrong type.
+        ValueError: There is no arm beside the baseline, or no arm of its name.
+    """
+    if not isinstance(arms, Mapping):
+        raise TypeError(f"arms={arms!r} must be a mapping from names to arms, each {_ALLOWED}.")
+    named = {name: _arm(name, value) for name, value in arms.items()}
+    if isinstance(baseline, str):
+        if baseline not in named:
+            raise ValueError(f"baseline={baseline!r} must be one of the arms: {sorted(named)}.")
+        first = named.pop(baseline)
+    elif "baseline" in named:
+        raise ValueError(
+            "arms has the name 'baseline', which the arm of baseline=... has; pass "
+            "baseline='baseline' for the one in arms, or rename it."
+        )
+    else:
+        first = _arm("baseline", baseline)
+    if not named:
+        raise ValueError(
+            "arms must have at least one arm beside the baseline, such as "
+            "arms={'mixup': [MixUp()]}."
+        )
+    return first, *named.values()
+
+
+def _arm(name: Any, value: Any) -> Arm:
+    if not isinstance(name, str) or not name.strip():
+        raise TypeError(f"arms has the name {name!r}; a name must be a string, and not empty.")
+    if isinstance(value, type):
+        raise TypeError(f"arm {name!r} is the class {value.__name__}; pass [{value.__name__}()].")
+    if isinstance(value, Algorithm):
+        raise TypeError(f"arm {name!r} is an algorithm; pass a list of algorithms.")
+    if isinstance(value, Recipe):
+        return Arm(name, value)
+    if callable(value):
+        _check_function(name, value)
+        return Arm(name, value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return Arm(name, tuple(value))
+    raise TypeError(f"arm {name!r} is {value!r}; it must be {_ALLOWED}.")
+
+
+def _check_function(name: str, function: Callable[..., Any]) -> None:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in kinds:
+            raise TypeError(
+                f"the function of arm {name!r} has the parameter {parameter}; each hyperparameter "
+                "must have a name of its own."
+            )
+
+
+# --- arms that follow from others ---
+
+
+def leave_one_out(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """Return an arm without each algorithm, for each arm of two or more algorithms.
+
+    Args:
+        arms: Arms, of which functions are skipped.
+
+    Raises:
+        ValueError: No arm has two algorithms.
+
+    Example:
+        >>> from composable.algorithms import EMA, LabelSmoothing
+        >>> from composable.comparison.plan.arms import Arm, leave_one_out
+        >>> arms = leave_one_out([Arm("both", [EMA(half_life="10ba"), LabelSmoothing(0.1)])])
+        >>> [arm.name for arm in arms]
+        ['both without EMA', 'both without LabelSmoothing']
+    """
+    made: list[Arm] = []
+    for arm in arms:
+        value = _fixed(arm)
+        if value is None or len(value.algorithms) < 2:
+            continue
+        for at, label in enumerate(_labels(value.algorithms)):
+            rest = value.algorithms[:at] + value.algorithms[at + 1 :]
+            made.append(Arm(f"{arm.name} without {label}", _with(value, rest)))
+    if not made:
+        raise ValueError(
+            "leave_one_out=True needs an arm of two or more algorithms, given as a list or Recipe."
+        )
+    return tuple(made)
+
+
+def add_one_in(baseline: Arm, arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """Return the baseline with each algorithm of the arms, alone.
+
+    Args:
+        baseline: The baseline, not a function.
+        arms: Arms, of which functions are skipped.
+
+    Raises:
+        ValueError: The baseline is a function, or the arms have no algorithm.
+    """
+    base = _fixed(baseline)
+    if base is None:
+        raise ValueError("add_one_in=True needs a baseline that is a list or a Recipe.")
+    extra: list[Any] = []
+    for value in filter(None, map(_fixed, arms)):
+        extra += [one for one in value.algorithms if one not in (*extra, *base.algorithms)]
+    if not extra:
+        raise ValueError("add_one_in=True needs an arm with algorithms, as a list or a Recipe.")
+    prefix = f"{baseline.name} + " if base.algorithms else ""
+    return tuple(
+        Arm(f"{prefix}{label}", _with(base, [*base.algorithms, one]))
+        for one, label in zip(extra, _labels(extra), strict=True)
+    )
+
+
+def repeat(baseline: Arm) -> Arm:
+    """Return the A/A arm: the baseline once more, under another name."""
+    return Arm(f"{baseline.name} (repeated)", baseline.value)
+
+
+def distinct(arms: Sequence[Arm], derived: Sequence[Arm]) -> tuple[Arm, ...]:
+    """Return the arms and the derived ones, without those that equal another one.
+
+    Raises:
+        ValueError: Two different arms have one name.
+    """
+    kept = list(arms)
+    for arm in derived:
+        value = _fixed(arm)
+        if any(value == _fixed(other) for other in kept):
+            continue
+        if any(arm.name == other.name for other in kept):
+            raise ValueError(f"two arms have the name {arm.name!r}; rename that in arms=....")
+        kept.append(arm)
+    return tuple(kept)
+
+
+def _fixed(arm: Arm) -> Recipe | None:
+    """Return the composition of an arm that is not a function."""
+    return None if callable(arm.value) else arm.recipe({})
+
+
+def _with(recipe: Recipe, algorithms: Iterable[Any]) -> Recipe:
+    """Return the recipe with other algorithms."""
+    return Recipe(algorithms, recipe.optimizers, recipe.schedulers)
+
+
+def _labels(algorithms: Sequence[Any]) -> list[str]:
+    """Return the names of algorithms, and calls where two have the same name."""
+    names = [as_algorithm(one).name for one in algorithms]
+    return [
+        repr(one) if names.count(name) > 1 else name
+        for one, name in zip(algorithms, names, strict=True)
+    ]
+
+
+# --- checks before anything trains ---
+
+
+def check_composed(arm: Arm, configurations: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Check that the algorithms of an arm are compatible, for all values of hyperparameters.
+
+    Returns:
+        The warnings of the plan.
+
+    Raises:
+        IncompatibleAlgorithmsError: They are not.
+        ValueError: The function of the arm, or the plan, refuses the values.
+        TypeError: Likewise.
+    """
+    found: dict[str, None] = {}
+    for settings in configurations:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                Plan.compile(arm.recipe(settings).algorithms)
+            except (IncompatibleAlgorithmsError, ValueError, TypeError) as error:
+                own = {name: settings[name] for name in arm.takes if name in settings}
+                at = f" with {own}" if own else ""
+                raise type(error)(f"arm {arm.name!r}{at} cannot be composed: {error}") from error
+        found.update({f"{arm.name}: {warning.message}": None for warning in caught})
+    return tuple(found)

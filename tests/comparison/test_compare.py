@@ -1,0 +1,193 @@
+"""Comparisons from beginning to end, with worker processes and very small models."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+import composable
+from composable.algorithms import LabelSmoothing
+from composable.comparison import Comparison, Study
+from composable.comparison.compare import NothingToCompareError, check_results
+from composable.comparison.plan.stages import Trained
+from composable.comparison.records import Seconds, Trial, TrialResult
+from tests.comparison.small import build, design
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "metric": "test/accuracy",
+    "durations": ["1ep", "2ep"],
+    "seeds": 2,
+    "workers": 1,
+    "progress_bar": False,
+}
+FILES = {"study.json"}
+
+
+def reported(study, arm):
+    return [
+        (one.trial.duration, one.trial.seed)
+        for one in study.results
+        if one.trial.arm == arm and one.trial.purpose == "reporting"
+    ]
+
+
+def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(tmp_path, capsys):
+    folder = tmp_path / "compared"
+    arguments = {**SMALL, "tune": {"lr": [0.01, 0.1]}, "tuning_seeds": 1, "folder": folder}
+    arms = {"smoothing": [LabelSmoothing(0.1)]}
+    first = composable.compare(build, arms, **arguments)
+    study = first.study
+    assert isinstance(first, Comparison)
+    assert isinstance(study, Study)
+    assert study.protocol.arms == ("baseline", "smoothing", "baseline (repeated)")
+    assert study.protocol.tuning_metric == "validation/accuracy"
+    assert study.protocol.clock == "cpu"
+    assert reported(study, "smoothing") == [("1ep", 0), ("2ep", 0), ("1ep", 1), ("2ep", 1)]
+    assert {one.outcome for one in study.results} == {"finished"}
+    assert [one.arm for one in study.costs] == ["baseline", "smoothing"]
+    assert study.protocol.chosen["smoothing"]["lr"] in (0.01, 0.1)
+    assert {path.name for path in folder.iterdir()} >= FILES
+    printed = capsys.readouterr().out
+    assert first.table() in printed
+    assert str(folder) in printed
+    stored = {path: path.stat().st_mtime_ns for path in (folder / "trials").iterdir()}
+
+    fewer = {**arguments, "seeds": 1}
+    second = composable.compare(build, arms, **fewer)  # starts no process
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored
+    assert all(one in study.results for one in second.study.results)
+    assert reported(second.study, "smoothing") == [("1ep", 0), ("2ep", 0)]
+    assert second.study.costs == study.costs
+    assert Comparison.load(folder).study == second.study
+
+
+def test_an_arm_whose_runs_fail_does_not_end_the_comparison(tmp_path):
+    def failing(algorithms, seed):
+        if algorithms == [LabelSmoothing(0.9)]:
+            raise RuntimeError("no such smoothing")
+        return build(algorithms, seed)
+
+    arms = {"good": [LabelSmoothing(0.1)], "bad": [LabelSmoothing(0.9)]}
+    options = {**SMALL, "durations": ["3ba"], "repeat_baseline": False}  # too short to calibrate
+    comparison = composable.compare(failing, arms, folder=tmp_path, **options)
+    bad = [one for one in comparison.study.results if one.trial.arm == "bad"]
+    assert {(one.outcome, one.error) for one in bad} == {
+        ("failed", "RuntimeError: no such smoothing")
+    }
+
+
+def result(arm, outcome, error=None):
+    trial = Trial(arm, {}, "4ep", 0, "reporting")
+    return TrialResult(trial, outcome, 40, Seconds(0, 0, 1, 0), (), error)
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([], "the budget ended before all arms had one seed"),
+        (
+            [result("baseline", "failed", "ValueError: no"), result("other", "finished")],
+            "no run of baseline finished. baseline, 4ep, seed 0: ValueError: no",
+        ),
+        (
+            [
+                result("baseline", "finished"),
+                result("other", "diverged"),
+                result("baseline (repeated)", "finished"),
+            ],
+            "no run of other finished. other, 4ep, seed 0: diverged",
+        ),
+    ],
+)
+def test_without_a_result_to_compare_the_reason_is_an_error(results, message):
+    with pytest.raises(NothingToCompareError, match=re.escape(message)):
+        check_results(design(), Trained(tuple(results), {}, (), ()))
+
+
+def test_a_comparison_that_a_worker_imports_is_an_error(monkeypatch):
+    main = types.SimpleNamespace(
+        __spec__=types.SimpleNamespace(name="composable.comparison.trials.worker")
+    )
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.raises(RuntimeError, match="put the call under if __name__ == '__main__'"):
+        composable.compare(build, {"other": []}, metric="test/accuracy")
+
+
+@pytest.mark.parametrize("missing", ["cloudpickle", "scipy"])
+def test_a_missing_package_is_found_before_training(monkeypatch, missing):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == missing else find(name)
+    )
+    with pytest.raises(ImportError, match=rf"needs {missing}: pip install composable\[compare\]"):
+        composable.compare(build, {"other": []}, metric="test/accuracy")
+
+
+SCRIPT = """
+import time
+from composable import Callback
+from composable.algorithms import LabelSmoothing
+from tests.comparison.small import build as small_build
+
+class Slow(Callback):
+    def batch_end(self, state, logger):
+        time.sleep(0.02)
+
+def build(algorithms, seed, lr=0.05):
+    trainer = small_build(algorithms, seed, lr)
+    trainer.add_callback(Slow())
+    return trainer
+
+arms = {"smoothing": [LabelSmoothing(0.1)]}
+
+if __name__ == "__main__":
+    raise SystemExit("the command does not run this")
+"""
+OPTIONS = ["--metric", "test/accuracy", "--durations", "2ep,4ep", "--seeds", "2", "--workers", "1"]
+
+
+def command(script, *options):
+    return [sys.executable, "-m", "composable", "compare", str(script), *OPTIONS, *options]
+
+
+def test_the_command_resumes_after_an_interrupt(tmp_path):
+    script, folder = tmp_path / "points.py", tmp_path / "comparisons" / "points"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options = {"cwd": tmp_path, "env": environment, "text": True}
+    started = subprocess.Popen(
+        command(script, "--no-repeat"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        **options,
+    )
+    until = time.monotonic() + 100
+    while time.monotonic() < until and len(list(folder.glob("trials/*.json"))) < 2:
+        time.sleep(0.1)
+    started.send_signal(signal.SIGINT)
+    output, errors = started.communicate(timeout=60)
+    assert started.returncode == 130, output + errors
+    assert "of 8 planned trials are finished" in output
+    assert f"To resume: composable compare {script}" in errors
+    kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("trials/*.json")}
+    assert 2 <= len(kept) < 8
+
+    resumed = subprocess.run(
+        command(script, "--no-repeat"), capture_output=True, timeout=300, check=False, **options
+    )
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    after = {path.name: path.stat().st_mtime_ns for path in folder.glob("trials/*.json")}
+    assert len(after) == 8
+    assert {name: after[name] for name in kept} == kept
+    assert "smoothing" in resumed.stdout
+    assert len(json.loads((folder / "study.json").read_text())["results"]) == 8

@@ -1,0 +1,200 @@
+"""What is checked before anything trains."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from composable import IncompatibleAlgorithmsError, Trainer
+from composable.algorithms import EMA, SWA, LabelSmoothing, MixUp
+from composable.comparison.plan.design import default_folder
+from composable.comparison.trials.building import BuildError
+from composable.recipes import Recipe
+from tests.comparison.small import build, clouds, design
+
+RATES = {"lr": [0.01, 0.1]}
+
+
+def one_evaluator(algorithms, seed, lr=0.1, **changes):
+    arguments = {
+        "model": nn.Linear(2, 2),
+        "train_dataloader": clouds(0),
+        "eval_dataloader": clouds(1, 4),
+        "loss_fn": nn.functional.cross_entropy,
+        "optimizers": partial(torch.optim.SGD, lr=lr),
+        "max_duration": "4ep",
+        "algorithms": algorithms,
+        "seed": seed,
+    }
+    return Trainer(**{**arguments, **changes})
+
+
+def test_the_defaults_follow_from_the_trainer():
+    made = design()
+    assert made.durations == ("1ep", "2ep", "4ep")
+    assert list(made.arms) == ["baseline", "other", "baseline (repeated)"]
+    assert (made.metrics.reporting, made.metrics.mode) == ("test/accuracy", "max")
+    assert made.built.epoch_length == 10
+    assert made.notes == ("Nothing was tuned: every arm has the hyperparameters of build.",)
+
+
+def test_tuning_uses_the_other_evaluator():
+    made = design(tune=RATES)
+    assert (made.metrics.tuning, made.metrics.tuning_mode) == ("validation/accuracy", "max")
+    assert made.notes == ()
+
+
+def test_another_metric_of_tuning_has_its_own_mode():
+    made = design(tune=RATES, tuning_metric="validation/loss")
+    assert (made.metrics.tuning, made.metrics.tuning_mode) == ("validation/loss", "min")
+    assert made.metrics.mode == "max"
+
+
+def test_the_repeated_baseline_has_its_settings_to_try_and_other_seeds():
+    made = design(tune=RATES)
+    assert made.tried.by_arm["baseline (repeated)"] == made.tried.by_arm["baseline"]
+    again, base = (made.reporting_seeds(arm) for arm in ("baseline (repeated)", "baseline"))
+    assert not set(again) & set(base)
+    assert made.reporting_seeds("other") == base
+
+
+@pytest.mark.parametrize("metric", ["test/accuracy", "validation/accuracy"])
+def test_tuning_on_the_reported_data_is_refused(metric):
+    with pytest.raises(ValueError, match="split_evaluation=True, which splits"):
+        design(tune=RATES, metric=metric, tuning_metric=metric)
+
+
+def test_tuning_with_a_single_evaluator_is_refused_unless_it_is_split():
+    with pytest.raises(ValueError, match=r"tuning_metric='eval/loss' and metric='eval/loss'"):
+        design(build=one_evaluator, metric="loss", tune=RATES)
+    made = design(build=one_evaluator, metric="test/loss", tune=RATES, split_evaluation=True)
+    assert (made.metrics.tuning, made.metrics.reporting) == ("validation/loss", "test/loss")
+
+
+def test_a_metric_that_is_not_logged_is_an_error_that_names_those_that_are():
+    with pytest.raises(ValueError, match=r"metric='test/acc'.*metrics/test/accuracy"):
+        design(metric="test/acc")
+
+
+def test_a_metric_of_unknown_direction_needs_a_mode():
+    metrics = {"size": lambda outputs, targets: outputs.norm(dim=1)}
+    with pytest.raises(ValueError, match="pass mode='min' or mode='max'"):
+        design(build=partial(one_evaluator, metrics=metrics), metric="eval/size")
+
+
+def test_a_build_function_that_ignores_its_seed_is_an_error():
+    def ignoring(algorithms, seed):
+        return build(algorithms, 0)
+
+    with pytest.raises(BuildError, match="pass the seed on"):
+        design(build=ignoring, durations=["2ep"])
+    with pytest.raises(BuildError, match="pass the seed on"):
+        design(build=ignoring)
+
+
+def test_a_duration_that_the_build_function_refuses_is_an_error():
+    def short(algorithms, seed, max_duration="4ep"):
+        if max_duration == "8ep":
+            raise ValueError("at most 4 epochs")
+        return one_evaluator(algorithms, seed, max_duration=max_duration)
+
+    with pytest.raises(BuildError, match=r"build fails for max_duration='8ep'.*at most 4 epochs"):
+        design(build=short, metric="eval/loss", durations=["4ep", "8ep"])
+    assert design(build=short, metric="eval/loss").durations == ("1ep", "2ep", "4ep")
+
+
+def test_a_required_duration_needs_schedules():
+    def required(algorithms, seed, max_duration):
+        return one_evaluator(algorithms, seed, max_duration=max_duration)
+
+    with pytest.raises(ValueError, match="takes it as an argument without a default"):
+        design(build=required, metric="eval/loss")
+    assert design(build=required, metric="eval/loss", durations="3ep").durations == ("3ep",)
+
+
+def test_a_trainer_without_a_duration_needs_schedules():
+    unbounded = partial(one_evaluator, max_duration=None)
+    with pytest.raises(ValueError, match="which has none; pass durations"):
+        design(build=unbounded, metric="eval/loss")
+
+
+def test_an_error_of_the_build_function_is_found_before_training():
+    def broken(algorithms, seed):
+        raise RuntimeError("no data")
+
+    with pytest.raises(BuildError, match="before anything is trained: RuntimeError: no data"):
+        design(build=broken)
+
+
+def test_a_build_function_that_returns_no_trainer_is_an_error():
+    with pytest.raises(BuildError, match="must return a Trainer, and returned None"):
+        design(build=lambda algorithms, seed: None)
+
+
+def test_incompatible_algorithms_are_found_before_training():
+    with pytest.raises(IncompatibleAlgorithmsError, match="arm 'two' cannot be composed"):
+        design(arms={"two": [EMA(half_life="20ba"), SWA()]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"build": 3}, TypeError, "build=3 must be a function"),
+        ({"seeds": 0}, ValueError, "seeds=0 must be at least 1"),
+        ({"target": "0.9"}, ValueError, "target='0.9' must be a finite number"),
+        ({"target": float("nan")}, ValueError, "target=nan must be a finite number"),
+        ({"mode": "highest"}, ValueError, "mode='highest' must be 'min', 'max' or None"),
+        ({"tune": {"rate": [1, 2]}}, ValueError, r"\['rate'\] for arm 'baseline', which neither"),
+        ({"leave_one_out": 1}, TypeError, "leave_one_out=1 must be True or False"),
+        ({"arms": {}}, ValueError, "at least one arm"),
+        ({"arms": {"baseline (repeated)": []}}, ValueError, "which the A/A arm has"),
+        ({"budget": "soon"}, ValueError, "budget='soon' must be a time"),
+        ({"durations": ["1ep", "10ba"]}, ValueError, "must have one unit"),
+    ],
+)
+def test_invalid_arguments_are_errors(changes, error, message):
+    with pytest.raises(error, match=message):
+        design(**changes)
+
+
+def test_leave_one_out_and_add_one_in_add_arms():
+    made = design(
+        arms={"both": [LabelSmoothing(0.1), MixUp()]},
+        leave_one_out=True,
+        add_one_in=True,
+        repeat_baseline=False,
+    )
+    assert list(made.arms) == [
+        "baseline",
+        "both",
+        "both without LabelSmoothing",
+        "both without MixUp",
+    ]
+    assert made.repeated is None
+
+
+def test_the_arguments_of_a_recipe_and_of_an_arm_reach_the_build_function():
+    optimizer = partial(torch.optim.SGD, lr=0.2)
+    made = design(
+        arms={"smooth": lambda smoothing: Recipe([LabelSmoothing(smoothing)], optimizer)},
+        tune={"lr": [0.1, 0.2], "smooth": {"lr": [0.1], "smoothing": [0.1, 0.3]}},
+    )
+    settings = made.tried.by_arm["smooth"][1]
+    trial = made.request(_trial("smooth", settings))
+    assert trial.arguments == {
+        "algorithms": [LabelSmoothing(0.3)],
+        "optimizers": optimizer,
+        "lr": 0.1,
+    }
+
+
+def _trial(arm, settings):
+    from composable.comparison.records import Trial
+
+    return Trial(arm, settings, "1ep", 0, "reporting")
+
+
+def test_the_folder_has_the_name_of_the_module_of_the_build_function():
+    assert default_folder(build).parts == ("comparisons", "small")
+    assert default_folder(partial(build, lr=0.1)).parts == ("comparisons", "small")

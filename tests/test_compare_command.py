@@ -1,0 +1,214 @@
+"""`composable compare`: loading scripts, arms and values, and the exit status."""
+
+import argparse
+import re
+import subprocess
+import sys
+
+import pytest
+
+from composable.algorithms import LabelSmoothing, MixUp
+from composable.cli import _comparison, main
+from composable.cli._comparison import UsageError, load_script, parse_tune
+from composable.comparison.compare import NothingToCompareError
+
+SCRIPT = """
+from composable.algorithms import LabelSmoothing
+
+STRENGTH = 0.3
+
+def build(algorithms, seed, lr=0.1):
+    raise RuntimeError("nothing is built in these tests")
+
+def other(algorithms, seed):
+    raise RuntimeError("nothing is built in these tests")
+
+arms = {"smoothing": [LabelSmoothing(0.1)]}
+pairs = {"both": []}
+
+if __name__ == "__main__":
+    raise SystemExit("not run")
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    path = tmp_path / "own_script.py"
+    path.write_text(SCRIPT)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    yield path
+    for name in ("own_script", "composable_script_own_script"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Record the arguments of `compare` in the place of comparing."""
+    calls = []
+
+    def compare(build, **arguments):
+        calls.append({"build": build, **arguments})
+
+    monkeypatch.setattr(_comparison, "compare", compare)
+    return calls
+
+
+def run(*arguments):
+    return main(["compare", "--metric", "test/accuracy", *map(str, arguments)])
+
+
+def test_the_defaults_are_those_of_compare(script, called):
+    assert run(script) == 0
+    (given,) = called
+    assert given["build"].__name__ == "build"
+    assert given["arms"] == {"smoothing": [LabelSmoothing(0.1)]}
+    assert given["folder"].parts == ("comparisons", "own_script")
+    assert (given["metric"], given["baseline"], given["tune"]) == ("test/accuracy", [], None)
+    assert (given["seeds"], given["tuning_seeds"], given["durations"]) == (5, 2, None)
+    assert given["repeat_baseline"] is True
+
+
+def test_all_options_reach_compare(script, called):
+    assert (
+        run(
+            f"{script}:other", "--arms", "pairs", "--arm", "mixup=[MixUp(alpha=STRENGTH)]",
+            "--baseline", "both", "--target", "0.97", "--mode", "max", "--durations", "2ep,4ep",
+            "--tune", "lr=0.01,0.1", "--tune", "mixup:alpha=0.1,0.2", "--seeds", "7",
+            "--tuning-seeds", "3", "--tuning-metric", "validation/loss", "--split-evaluation",
+            "--leave-one-out", "--add-one-in", "--no-repeat", "--budget", "10min", "--workers", "2",
+            "--threads", "2", "--folder", "here", "--data-version", "2",
+        )
+        == 0
+    )  # fmt: skip
+    (given,) = called
+    assert given.pop("build").__name__ == "other"
+    assert given == {
+        "arms": {"both": [], "mixup": [MixUp(alpha=0.3)]},
+        "baseline": "both",
+        "metric": "test/accuracy",
+        "target": 0.97,
+        "mode": "max",
+        "durations": ["2ep", "4ep"],
+        "tune": {"lr": [0.01, 0.1], "mixup": {"alpha": [0.1, 0.2]}},
+        "seeds": 7,
+        "tuning_seeds": 3,
+        "tuning_metric": "validation/loss",
+        "split_evaluation": True,
+        "leave_one_out": True,
+        "add_one_in": True,
+        "repeat_baseline": False,
+        "budget": "10min",
+        "workers": 2,
+        "threads": 2,
+        "folder": "here",
+        "data_version": "2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.py"], "SCRIPT=missing.py is not a file"),
+        (["SCRIPT:train"], "has no 'train'; define a function build"),
+        (["SCRIPT", "--arms", "methods"], "has no 'methods'; define a mapping"),
+        (["SCRIPT", "--arms", "STRENGTH"], "STRENGTH of .* is 0.3; it must be a mapping"),
+        (["SCRIPT", "--arm", "mixup"], "--arm 'mixup' must be NAME=EXPRESSION"),
+        (["SCRIPT", "--arm", "mixup=[Mixup()]"], "NameError: name 'Mixup' is not defined"),
+        (["SCRIPT", "--arm", "smoothing=[]"], "two arms have the name 'smoothing'"),
+        (["SCRIPT", "--recipe", "none"], "--recipe 'none' must be one of"),
+        (["SCRIPT", "--tune", "lr"], "--tune 'lr' must be NAME=VALUES"),
+        (["SCRIPT", "--tune", "none:lr=1"], "'none' must be one of the arms"),
+    ],
+)
+def test_wrong_usage_has_exit_status_2(script, called, capsys, arguments, message):
+    given = [one.replace("SCRIPT", str(script)) for one in arguments]
+    assert run(*given) == 2
+    assert called == []
+    error = capsys.readouterr().err
+    assert error.startswith("composable: ")
+    assert re.search(message, error)
+
+
+def test_a_script_without_arms_says_how_to_give_some(tmp_path, called, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    path = tmp_path / "no_arms_here.py"
+    path.write_text("def build(algorithms, seed): ...")
+    assert run(path) == 2
+    assert "define a mapping 'arms'" in capsys.readouterr().err
+
+
+def test_an_error_of_the_script_is_shown_with_its_traceback(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    path = tmp_path / "broken_script.py"
+    path.write_text("1 / 0")
+    assert run(path) == 2
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("metric='x'"), 2),
+        (TypeError("tune"), 2),
+        (ImportError("scipy"), 2),
+        (NothingToCompareError("no run"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_of_the_comparison_have_their_exit_status(script, monkeypatch, error, status):
+    def compare(build, **arguments):
+        raise error
+
+    monkeypatch.setattr(_comparison, "compare", compare)
+    assert run(script) == status
+
+
+def test_an_interrupt_prints_the_command(script, monkeypatch, capsys):
+    def compare(build, **arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_comparison, "compare", compare)
+    monkeypatch.setattr(sys, "argv", ["composable", "compare", "my script.py", "--seeds", "3"])
+    run(script)
+    assert "To resume: composable compare 'my script.py' --seeds 3" in capsys.readouterr().err
+
+
+def test_scripts_are_modules_that_workers_import(script):
+    module = load_script(script)
+    assert module.__name__ == "own_script"
+    assert sys.modules["own_script"] is module
+
+
+def test_a_script_of_the_name_of_a_module_is_kept_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    path = tmp_path / "argparse.py"
+    path.write_text("value = 3")
+    module = load_script(path)
+    assert module.value == 3
+    assert sys.modules["argparse"] is argparse
+    sys.modules.pop(module.__name__)
+
+
+def test_a_file_that_is_no_python_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    path = tmp_path / "notes.txt"
+    path.write_text("value = 3")
+    with pytest.raises(UsageError, match="must be a Python file"):
+        load_script(path)
+
+
+def test_values_are_numbers_flags_or_texts():
+    tune = parse_tune(["a=1,0.5,1e-3,True,None,adam"], [])
+    assert tune == {"a": [1, 0.5, 0.001, True, None, "adam"]}
+    assert parse_tune([], []) is None
+
+
+def test_help_does_not_import_torch():
+    code = (
+        "import sys\nfrom composable.cli import main\n"
+        "try:\n    main(['compare', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print('torch' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--leave-one-out" in shown.stdout
+    assert shown.stdout.endswith("False\n")
