@@ -1,0 +1,1 @@
+"""Several seeds of a small model in one computation."""

@@ -1,0 +1,71 @@
+"""A small problem to compare arms on: a perceptron that tells two clouds of points apart."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from composable import Evaluator, Trainer
+from composable.comparison.plan.design import Design, Options
+from composable.metrics import accuracy
+
+BATCHES = 10
+
+
+def clouds(seed, batches=BATCHES):
+    """Return batches of points around (1, 1) and (-1, -1)."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(batches):
+        labels = torch.randint(2, (16,), generator=generator)
+        points = torch.randn(16, 2, generator=generator) + (2 * labels - 1)[:, None]
+        made.append((points, labels))
+    return made
+
+
+def build(algorithms, seed, lr=0.05):
+    """Return a Trainer for 4 epochs of 10 batches, with a validation and a test set."""
+    metrics = {"accuracy": accuracy}
+    return Trainer(
+        nn.Linear(2, 2),
+        train_dataloader=clouds(0),
+        eval_dataloader=[
+            Evaluator("validation", clouds(1, 2), metrics=metrics),
+            Evaluator("test", clouds(2, 2), metrics=metrics),
+        ],
+        loss_fn=nn.functional.cross_entropy,
+        optimizers=partial(torch.optim.SGD, lr=lr),
+        max_duration="4ep",
+        algorithms=algorithms,
+        seed=seed,
+    )
+
+
+def options(**changes):
+    """Return the arguments of `compare`, with some changed."""
+    return Options(
+        **{
+            "build": build,
+            "arms": {"other": []},
+            "baseline": [],
+            "metric": "test/accuracy",
+            "mode": None,
+            "target": None,
+            "durations": None,
+            "tune": None,
+            "seeds": 5,
+            "tuning_seeds": 2,
+            "tuning_metric": None,
+            "split_evaluation": False,
+            "leave_one_out": False,
+            "add_one_in": False,
+            "repeat_baseline": True,
+            "budget": None,
+            **changes,
+        }
+    )
+
+
+def design(**changes):
+    """Return the design of these arguments."""
+    return Design.of(options(**changes))
