@@ -10,6 +10,10 @@ from composable.core.algorithm import Algorithm
 __all__ = ["Recipe"]
 
 
+def _as_tuple(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
+    return tuple(algorithms)
+
+
 @attrs.frozen
 class Recipe:
     """Algorithms, an optimizer and a schedule of the learning rate that were measured together.
@@ -30,7 +34,7 @@ class Recipe:
         >>> trainer = Trainer(torch.nn.Linear(2, 1), **recipe.arguments(), progress_bar=False)
     """
 
-    algorithms: tuple[Algorithm, ...] = attrs.field(default=(), converter=tuple)
+    algorithms: tuple[Algorithm, ...] = attrs.field(default=(), converter=_as_tuple)
     optimizers: Callable[[Iterable[Any]], Any] | None = None
     schedulers: Any = None
 

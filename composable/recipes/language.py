@@ -1,0 +1,184 @@
+"""Recipes for small language models, measured on text as bytes: see docs/evidence/language.md."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from composable.algorithms import Alibi, GradientClipping, Rotary, SeqLengthWarmup
+from composable.optim import Muon, linear
+from composable.recipes.recipe import Recipe
+
+__all__ = ["small_bert", "small_gpt", "small_gpt_rotary"]
+
+
+def small_gpt(
+    *,
+    lr: float = 16e-3,
+    adamw_lr: float = 6e-3,
+    momentum: float = 0.85,
+    weight_decay: float = 0.1,
+    max_sequence_length: int = 256,
+    sequence_length: int = 64,
+    dtype: torch.dtype = torch.float32,
+) -> Recipe:
+    """Return ALiBi, short training sequences and Muon: for a small causal language model.
+
+    Attention biases replace the position embeddings, so that the model can be trained on the first
+    `sequence_length` tokens of each sequence and evaluated on all of them. Load more sequences in a
+    batch: four times as many if a sequence is cut to a quarter. The batch then has as many tokens
+    as before, from more places of the text, and attention costs less. Muon updates the hidden
+    matrices, and AdamW all other parameters. Gradients are clipped. The learning rates rise over
+    the first 5 % of training and fall linearly to 0.
+
+    `composable.functional.alibi` must know the attention of the model; `register_alibi` adds a
+    class.
+
+    Args:
+        lr: The learning rate of the hidden matrices, with updates of the size of those of AdamW.
+        adamw_lr: The learning rate of the other parameters.
+        momentum: The momentum of Muon, in [0, 1). Longer training takes higher values.
+        weight_decay: The decoupled weight decay of all parameters.
+        max_sequence_length: The number of tokens of a sequence in evaluation, at least 1.
+        sequence_length: The number of tokens of a sequence in training, at least 1.
+        dtype: The dtype in which Muon orthogonalizes. `torch.bfloat16` is faster on GPUs, and on
+            processors with matrix units for it.
+
+    Returns:
+        The algorithms, the optimizer and the schedule.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A number is out of range.
+
+    Sources: Press et al., "Train Short, Test Long", ICLR 2022, https://arxiv.org/abs/2108.12409;
+    Jordan et al., "Muon", 2024, https://kellerjordan.github.io/posts/muon/.
+
+    Example:
+        >>> from composable.recipes import small_gpt
+        >>> small_gpt(max_sequence_length=1024).algorithms[0]
+        Alibi(max_sequence_length=1024, train_sequence_length_scaling=1.0)
+    """
+    positions = Alibi(max_sequence_length, train_sequence_length_scaling=1.0)
+    short = SeqLengthWarmup(
+        duration=0.0, min_seq_length=sequence_length, max_seq_length=sequence_length
+    )
+    optimizer = _muon(lr, adamw_lr, momentum, weight_decay, dtype)
+    return _recipe([positions, short], optimizer)
+
+
+def small_bert(
+    *,
+    lr: float = 16e-3,
+    adamw_lr: float = 6e-3,
+    momentum: float = 0.85,
+    weight_decay: float = 0.1,
+    max_sequence_length: int = 256,
+    sequence_length: int = 64,
+    dtype: torch.dtype = torch.float32,
+) -> Recipe:
+    """Return ALiBi, short training sequences and Muon: for a small masked language model.
+
+    The methods and the arguments are those of `small_gpt`. The model is a BERT of Transformers, or
+    one whose attention `register_alibi` has added.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A number is out of range.
+
+    Sources: those of `small_gpt`. The paper about ALiBi does not cover encoders.
+
+    Example:
+        >>> from composable.recipes import small_bert, small_gpt
+        >>> small_bert().algorithms == small_gpt().algorithms
+        True
+    """
+    return small_gpt(
+        lr=lr,
+        adamw_lr=adamw_lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        max_sequence_length=max_sequence_length,
+        sequence_length=sequence_length,
+        dtype=dtype,
+    )
+
+
+def small_gpt_rotary(
+    *,
+    lr: float = 16e-3,
+    adamw_lr: float = 6e-3,
+    momentum: float = 0.85,
+    weight_decay: float = 0.1,
+    max_sequence_length: int = 256,
+    min_sequence_length: int = 32,
+    length_warmup: float = 0.6,
+    dtype: torch.dtype = torch.float32,
+) -> Recipe:
+    """Return rotary positions, a warm-up of the sequence length and Muon: for a small GPT.
+
+    Queries and keys are rotated by their positions, instead of learned positions. Training begins
+    on the first tokens of each sequence and takes all of them after `length_warmup`, so that the
+    first steps cost less. The rest is as in `small_gpt`.
+
+    `composable.functional.rotary` must know the attention of the model; `register_rotary` adds a
+    class.
+
+    Args:
+        lr: The learning rate of the hidden matrices, with updates of the size of those of AdamW.
+        adamw_lr: The learning rate of the other parameters.
+        momentum: The momentum of Muon, in [0, 1). Longer training takes higher values.
+        weight_decay: The decoupled weight decay of all parameters.
+        max_sequence_length: The number of tokens of a sequence after the warm-up of the length, at
+            least `min_sequence_length`.
+        min_sequence_length: The number of tokens of a sequence at the start, at least 1.
+        length_warmup: The share of training in which the length grows, in [0, 1].
+        dtype: The dtype in which Muon orthogonalizes, as in `small_gpt`.
+
+    Returns:
+        The algorithms, the optimizer and the schedule.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A number is out of range.
+
+    Sources: Su et al., "RoFormer", 2021, https://arxiv.org/abs/2104.09864; Li et al., "The
+    Stability-Efficiency Dilemma", NeurIPS 2022, https://arxiv.org/abs/2108.06084; Jordan et al.,
+    "Muon", 2024, https://kellerjordan.github.io/posts/muon/.
+
+    Example:
+        >>> from composable.recipes import small_gpt_rotary
+        >>> [type(one).__name__ for one in small_gpt_rotary().algorithms]
+        ['Rotary', 'SeqLengthWarmup', 'GradientClipping']
+    """
+    lengths = SeqLengthWarmup(
+        duration=length_warmup,
+        min_seq_length=min_sequence_length,
+        max_seq_length=max_sequence_length,
+    )
+    optimizer = _muon(lr, adamw_lr, momentum, weight_decay, dtype)
+    return _recipe([Rotary(), lengths], optimizer)
+
+
+def _muon(
+    lr: float, adamw_lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
+) -> Any:
+    """Return a function that builds Muon, after a check of its arguments."""
+    build = partial(
+        Muon,
+        lr=lr,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        adjust_lr_fn="match_rms_adamw",
+        dtype=dtype,
+        adamw_lr=adamw_lr,
+        adamw_betas=(0.9, 0.99),
+    )
+    build([torch.zeros(1, 1)])
+    return build
+
+
+def _recipe(algorithms: list[Any], optimizer: Any) -> Recipe:
+    """Return algorithms with clipping, an optimizer and its schedule."""
+    every: list[Any] = [*algorithms, GradientClipping("norm", 1.0)]
+    return Recipe(every, optimizer, linear(warmup="0.05dur"))

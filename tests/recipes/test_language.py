@@ -1,0 +1,164 @@
+"""Recipes for language models compose without warnings, train, and check their arguments."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from composable import Callback, Trainer
+from composable.algorithms import Alibi, GradientClipping, Rotary, SeqLengthWarmup
+from composable.optim import Muon
+from composable.recipes import Recipe, small_bert, small_gpt, small_gpt_rotary
+from examples import byte_bert, byte_gpt
+
+RECIPES = [small_gpt, small_gpt_rotary]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Train on few bytes, without evaluation."""
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(97, 123, (40 * byte_gpt.CONTEXT + 1,), generator=generator).byte()
+    monkeypatch.setattr(byte_gpt, "texts", lambda: dict.fromkeys(["train", "validation"], text))
+    monkeypatch.setattr(byte_gpt, "evaluators", lambda: None)
+    monkeypatch.setattr(byte_bert, "evaluators", lambda: None)
+
+
+class Recorder(Callback):
+    """Records a value of each batch."""
+
+    def __init__(self, value):
+        self.value, self.values = value, []
+
+    def batch_end(self, state, logger):
+        self.values.append(self.value(state))
+
+
+def built(recipe: Recipe, **options) -> Trainer:
+    return byte_gpt.build(
+        recipe.algorithms,
+        0,
+        optimizers=recipe.optimizers,
+        schedulers=recipe.schedulers,
+        max_duration="6ba",
+        **options,
+    )
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_trains_a_model_that_learns(recipe):
+    losses = Recorder(lambda state: float(state.loss))
+    trainer = built(recipe(lr=0.02, adamw_lr=0.02))
+    trainer.add_callback(losses)
+
+    trainer.fit()
+
+    assert losses.values[0] == pytest.approx(4.85, abs=0.1)  # ln 128
+    assert losses.values[-1] < 4.0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_builds_the_same_values_each_time(recipe):
+    one, other = recipe(), recipe()
+
+    assert one.algorithms == other.algorithms
+    assert one.schedulers == other.schedulers
+    assert one.optimizers.keywords == other.optimizers.keywords
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_muon_gets_the_hidden_matrices_and_the_learning_rates(recipe):
+    trainer = built(recipe(lr=0.5, adamw_lr=0.25, weight_decay=0.125))
+
+    (optimizer,) = trainer.state.optimizers
+    assert isinstance(optimizer, Muon)
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    assert len(groups["matrices"]["params"]) == 6 * byte_gpt.LAYERS
+    assert {name: group["lr"] for name, group in groups.items()} == {
+        "matrices": 0.5,
+        "others": 0.25,
+    }
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.125}
+
+
+def test_small_gpt_replaces_positions_by_biases_and_trains_on_short_sequences():
+    shapes = Recorder(lambda state: tuple(state.batch[0].shape))
+    trainer = built(small_gpt(sequence_length=48))
+    trainer.add_callback(shapes)
+
+    trainer.fit()
+
+    attention = trainer.state.model[2].attention
+    assert attention.biased
+    assert isinstance(trainer.state.model[1], nn.Identity)
+    assert set(shapes.values) == {(4, 48)}
+
+
+def test_small_gpt_rotary_warms_up_the_length():
+    lengths = Recorder(lambda state: state.batch[0].shape[1])
+    recipe = small_gpt_rotary(min_sequence_length=8, max_sequence_length=128, length_warmup=0.5)
+    trainer = built(recipe)
+    trainer.add_callback(lengths)
+
+    trainer.fit()
+
+    assert trainer.state.model[2].attention.rotation is not None
+    assert lengths.values[0] == 8
+    assert lengths.values == sorted(lengths.values)
+    assert lengths.values[3:] == [128, 128, 128]
+
+
+def test_the_algorithms_follow_from_the_arguments():
+    assert small_gpt(max_sequence_length=512, sequence_length=32).algorithms == (
+        Alibi(512, train_sequence_length_scaling=1.0),
+        SeqLengthWarmup(duration=0.0, min_seq_length=32, max_seq_length=32),
+        GradientClipping("norm", 1.0),
+    )
+    assert small_gpt_rotary(length_warmup=0.25).algorithms == (
+        Rotary(),
+        SeqLengthWarmup(duration=0.25, min_seq_length=32, max_seq_length=256),
+        GradientClipping("norm", 1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "argument", "value", "error"),
+    [
+        *((recipe, "lr", -1.0, ValueError) for recipe in RECIPES),
+        *((recipe, "lr", "fast", TypeError) for recipe in RECIPES),
+        *((recipe, "adamw_lr", -1.0, ValueError) for recipe in RECIPES),
+        *((recipe, "momentum", 1.0, ValueError) for recipe in RECIPES),
+        *((recipe, "weight_decay", -0.1, ValueError) for recipe in RECIPES),
+        *((recipe, "dtype", torch.int64, TypeError) for recipe in RECIPES),
+        (small_gpt, "max_sequence_length", 0, ValueError),
+        (small_gpt, "sequence_length", 0, ValueError),
+        (small_gpt_rotary, "min_sequence_length", 512, ValueError),
+        (small_gpt_rotary, "length_warmup", 1.5, ValueError),
+    ],
+)
+def test_an_argument_out_of_range_is_refused_at_once(recipe, argument, value, error):
+    with pytest.raises(error, match=r"-?\d|fast"):
+        recipe(**{argument: value})
+
+
+def test_learning_rates_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"^adamw_lr=-1.0 must"):
+        small_gpt(adamw_lr=-1.0)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        functools.partial(small_gpt, learning_rate=1.0)()
+
+
+@pytest.mark.filterwarnings("error")
+def test_small_bert_trains_a_model_of_transformers():
+    recipe = small_bert()
+    losses = Recorder(lambda state: float(state.loss))
+    trainer = byte_bert.build(
+        recipe.algorithms, 0, optimizers=recipe.optimizers, max_duration="6ba", batch_size=16
+    )
+    trainer.add_callback(losses)
+
+    trainer.fit()
+
+    assert losses.values[-1] < losses.values[0]
