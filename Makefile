@@ -1,4 +1,5 @@
-# make demo       install what the demo needs, then train on digits; no data is downloaded
+# make demo       install what the demo needs, then compare recipes on a small GPT; no downloads
+# make demo-digits   the same, then train on digits with six methods, and without each
 # make test       install everything, then run every check, exactly as CI does
 #
 # make CHECK      run one check: format lint types imports words docs shapes package tests
@@ -24,12 +25,15 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo test $(CHECKS) package deepspeed fix bench report-browser clean FORCE
+.PHONY: help demo demo-digits test $(CHECKS) package deepspeed fix bench report-browser clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 demo: $(VENV)/.ready-demo
+	$(BIN)/python examples/demo.py
+
+demo-digits: $(VENV)/.ready-demo
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.ready

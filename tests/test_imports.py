@@ -248,6 +248,7 @@ def test_a_compiled_function_uses_names_before_they_are_imported():
         ("composable.integrations.lightning", "lightning", "composable[lightning]"),
         ("composable.integrations.huggingface", "transformers", "composable[huggingface]"),
         ("examples.digits", "sklearn", ".[demo]"),
+        ("examples.residual_net", "sklearn", ".[demo]"),
     ],
 )
 def test_a_missing_extra_is_named_with_what_to_type(module, package, extra):

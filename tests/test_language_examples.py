@@ -1,0 +1,206 @@
+"""The byte-level language models of the examples, and the demo."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from composable.algorithms import Alibi, GradientClipping, Rotary
+from examples import byte_gpt, demo
+
+
+@pytest.fixture
+def short_texts(monkeypatch):
+    """Replace the standard library by few bytes."""
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(97, 123, (20 * byte_gpt.CONTEXT + 1,), generator=generator).byte()
+    names = ("train", "validation", "test")
+    monkeypatch.setattr(byte_gpt, "texts", lambda: dict.fromkeys(names, text))
+    monkeypatch.setattr(byte_gpt, "EVALUATED", 2)
+
+
+def weights(trainer):
+    return torch.cat([one.detach().flatten() for one in trainer.state.model.parameters()])
+
+
+def trained(seed, **options):
+    trainer = byte_gpt.build(options.pop("algorithms", []), seed, max_duration="2ba", **options)
+    trainer.fit()
+    return trainer
+
+
+# --- data ---
+
+
+def test_validation_and_test_files_are_apart_from_those_of_training(tmp_path, monkeypatch):
+    for number in range(24):
+        (tmp_path / f"{number:02}.py").write_bytes(bytes([number + 40]) * 300)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "skipped.py").write_bytes(b"\x7e")
+    (tmp_path / "notes.txt").write_bytes(b"\x7e")
+    monkeypatch.setattr(byte_gpt.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+
+    parts = {
+        name: set(text.unique().tolist()) for name, text in byte_gpt.texts.__wrapped__().items()
+    }
+
+    assert parts["validation"] == {40, 52}
+    assert parts["test"] == {46, 58}
+    assert parts["train"] == set(range(40, 64)) - parts["validation"] - parts["test"]
+
+
+def test_bytes_above_127_are_read_as_127(tmp_path, monkeypatch):
+    for number in range(12):
+        (tmp_path / f"{number:02}.py").write_text("é" * 300)
+    monkeypatch.setattr(byte_gpt.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+
+    assert set(byte_gpt.texts.__wrapped__()["train"].tolist()) == {127}
+
+
+def test_a_standard_library_without_sources_is_an_error_that_says_so(tmp_path, monkeypatch):
+    archive = tmp_path / "python.zip"
+    monkeypatch.setattr(byte_gpt.sysconfig, "get_paths", lambda: {"stdlib": str(archive)})
+
+    with pytest.raises(FileNotFoundError, match=r"python\.zip has no \.py files.*use a Python"):
+        byte_gpt.texts.__wrapped__()
+
+
+def test_a_window_is_followed_by_its_next_bytes():
+    windows = byte_gpt.Windows(torch.arange(600).clamp(max=127).byte())
+
+    inputs, targets = windows[0]
+
+    assert len(windows) == 2
+    assert inputs.tolist()[:3] == [0, 1, 2]
+    assert torch.equal(inputs[1:], targets[:-1])
+
+
+# --- the model ---
+
+
+@pytest.mark.parametrize("algorithm", [None, Alibi(256, 1.0), Rotary()])
+@pytest.mark.parametrize("positions", ["learned"])
+def test_a_byte_depends_on_no_later_one(algorithm, positions, short_texts):
+    trainer = byte_gpt.build([] if algorithm is None else [algorithm], 0, positions=positions)
+    model = trainer.state.model.eval()
+    x = torch.randint(128, (1, 32), generator=torch.Generator().manual_seed(1))
+    changed = x.clone()
+    changed[0, 20] = (x[0, 20] + 1) % 128
+
+    same = torch.isclose(model(x), model(changed), atol=1e-6).all(-1)[0]
+
+    assert same[:20].all()
+    assert not same[20:].all()
+
+
+def test_rotary_positions_are_those_of_the_algorithm(short_texts):
+    by_option = byte_gpt.build([], 0, positions="rotary").state.model
+    by_algorithm = byte_gpt.build([Rotary()], 0).state.model
+    by_algorithm.load_state_dict(
+        dict(zip(by_algorithm.state_dict(), by_option.state_dict().values(), strict=True))
+    )
+    x = torch.arange(64).reshape(1, 64)
+
+    assert torch.equal(by_option(x), by_algorithm(x))
+
+
+def test_unknown_positions_are_refused(short_texts):
+    with pytest.raises(ValueError, match="positions='sine' must be 'learned' or 'rotary'"):
+        byte_gpt.build([], 0, positions="sine")
+
+
+# --- training ---
+
+
+def test_a_run_follows_from_its_seed(short_texts):
+    first, again, other = (weights(trained(seed)) for seed in (1, 1, 2))
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_both_evaluators_report_the_loss_in_nats(short_texts):
+    metrics = trained(0).state.metrics
+
+    assert metrics["test"]["loss"] == pytest.approx(4.85, abs=0.3)  # ln 128
+    assert set(metrics) == {"validation", "test"}
+
+
+def test_the_loss_of_each_window_averages_to_the_loss():
+    logits = torch.randn(3, 5, 128, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(15).reshape(3, 5)
+
+    each = byte_gpt.loss_of(logits, targets, "none")
+
+    assert each.shape == (3,)
+    assert torch.isclose(each.mean(), byte_gpt.loss_of(logits, targets))
+
+
+def test_gradients_are_clipped_once(short_texts):
+    def clipping(algorithms):
+        plan = byte_gpt.build(algorithms, 0).plan
+        return [one for one in plan.algorithms if isinstance(one, GradientClipping)]
+
+    assert clipping([]) == [GradientClipping("norm", 1.0)]
+    assert clipping([GradientClipping("value", 0.5)]) == [GradientClipping("value", 0.5)]
+
+
+# --- the demo ---
+
+
+def curve(seconds, loss):
+    return [(seconds / 2, loss + 1), (seconds, loss)]
+
+
+def rows_of(monkeypatch, seconds, losses):
+    arms = [demo.Arm("plain", list, {}, 9), demo.Arm("other", list, {}, 9, baseline="plain")]
+    monkeypatch.setattr(demo, "ARMS", arms)
+    plain = [curve(10, loss) for loss in (2.0, 2.1, 2.2)]
+    other = [curve(*one) for one in zip(seconds, losses, strict=True)]
+    return demo.summarize({"plain": plain, "other": other})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "losses", "verdict"),
+    [
+        ((4, 5, 5), (1.9, 2.0, 2.1), "pays"),
+        ((20, 25, 21), (1.9, 2.0, 2.1), "slower"),
+        ((4, 5, 5), (2.3, 2.2, 2.3), "misses the loss"),
+        ((4, 5, 5), (1.7, 2.3, 2.1), "no evidence"),
+        ((4, 30, 9), (1.9, 2.0, 2.1), "no evidence"),
+    ],
+)
+def test_an_arm_pays_if_it_is_faster_to_a_loss_that_is_as_low(
+    seconds, losses, verdict, monkeypatch
+):
+    _, row = rows_of(monkeypatch, seconds, losses)
+
+    assert demo.verdict(row) == verdict
+    assert verdict in demo.format_table([row])
+
+
+def test_the_speed_up_is_the_geometric_mean_of_pairs(monkeypatch):
+    _, row = rows_of(monkeypatch, (10 / 2, 10 / 4, 10 / 8), (2.0, 2.0, 2.0))
+
+    mean, low, high = row["speedup"]
+
+    assert mean == pytest.approx(4)
+    assert low == pytest.approx(0.7149, abs=1e-3)  # 4 / exp(4.303 ln(2) / sqrt(3))
+    assert mean / low == pytest.approx(high / mean)
+
+
+def test_the_demo_runs(tmp_path):
+    command = [sys.executable, demo.__file__, "--seeds", "1", "--share", "0.001"]
+
+    ran = subprocess.run(
+        [*command, "--folder", tmp_path], capture_output=True, text=True, timeout=600
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert all(arm.name in ran.stdout for arm in demo.ARMS)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "curves.png",
+        "results.json",
+        "table.txt",
+    }
