@@ -14,7 +14,7 @@ PAGES = pages(recorded_answers())
 CASES = methods()
 PARTS = [
     *("Usage", "When to use it", "Cost", "Composability", "Hyperparameters", "References"),
-    "Properties",
+    *("Evidence", "Properties"),
 ]
 
 

@@ -16,6 +16,7 @@ from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
+from tools import evidence
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
@@ -23,6 +24,7 @@ README = ROOT / "README.md"
 LAWS = ROOT / "docs/laws.md"
 INTEGRATIONS = ROOT / "docs/integrations.md"
 PARALLEL = ROOT / "docs/parallel.md"
+DOES_IT_PAY = ROOT / "docs/evidence.md"
 
 REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages`"
 
@@ -64,6 +66,7 @@ def pages(answers: Answers) -> dict[Path, str]:
         PARALLEL: with_generated(PARALLEL, "algorithms", parallel_table()),
         MATRIX: with_generated(MATRIX, "matrix", matrix_table(answers)),
         INDEX: index_page(),
+        DOES_IT_PAY: with_generated(DOES_IT_PAY, "studies", evidence_sections()),
     }
     return rendered | {card(case): card_page(case, answers) for case in methods()}
 
@@ -169,17 +172,24 @@ def index_page() -> str:
         shown = [case for case in methods() if _overview(case).group == group]
         lines += [f"### {group}", ""] * bool(shown)
         lines += [
-            "| method | algorithm | changes | a step | evidence | use it for |",
-            "|---|---|---|---|---|---|",
+            "| method | algorithm | changes | a step | measured here | in papers | use it for |",
+            "|---|---|---|---|---|---|---|",
         ] * bool(shown)
         for case in shown:
             o = _overview(case)
-            cells = [_algorithm(case), o.changes, o.cost, o.evidence, o.use_for]
+            measured = [_algorithm(case), o.changes, o.cost, evidence.grade(case)]
+            cells = [*measured, o.evidence, o.use_for]
             lines.append(_row(f"[`{case.name}`]({case.name}.md)", cells))
         lines += [""] * bool(shown)
     contents = ["```{toctree}", ":hidden:", "", "matrix", *(c.name for c in methods()), "```"]
     text = with_generated(INDEX, "methods", lines[:-1])
     return _between(text, "contents", contents, INDEX)
+
+
+def evidence_sections() -> list[str]:
+    """Render the studies on the page about evidence."""
+    sections = [line for study in evidence.STUDIES for line in (*evidence.page_lines(study), "")]
+    return sections[:-1]
 
 
 def pairs_table() -> list[str]:
@@ -259,11 +269,14 @@ def matrix_table(answers: Answers) -> list[str]:
 
 
 def card_page(case: Case, answers: Answers) -> str:
-    """Render a card: its rows of the matrix are added at its end if it has none yet."""
+    """Render a card: the generated sections are added at its end if it has none yet."""
     text = card(case).read_text()
-    if "<!-- matrix:" not in text:
-        marks = "<!-- matrix: written by tools/write_pages.py -->\n<!-- end of matrix -->\n"
-        text = f"{text.rstrip()}\n\n## Properties\n\n{marks}"
+    for name, heading in (("evidence", "Evidence"), ("matrix", "Properties")):
+        if f"<!-- {name}:" not in text:
+            marks = f"<!-- {name}: written by tools/write_pages.py -->\n<!-- end of {name} -->\n"
+            text = f"{text.rstrip()}\n\n## {heading}\n\n{marks}"
+    claim = evidence.card_lines(case, _overview(case).evidence)
+    text = _between(text, "evidence", claim, card(case))
     shown = [row for row in case.functions if not row.no_row]
     failures: dict[tuple[str, str], list[str]] = {}
     for row in shown:

@@ -1,0 +1,136 @@
+"""The measured evidence: the studies in docs/evidence, and what they say about each method."""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import attrs
+
+from composable.comparison import Comparison
+from composable.comparison.analysis.findings import ArmAnalysis, Estimate
+from tests.support.cases import ROOT, Case
+
+__all__ = ["STUDIES", "Evidence", "card_lines", "grade", "page_lines"]
+
+NOT_MEASURED = "not measured here"
+
+
+@attrs.define(eq=False, slots=False)
+class Evidence:
+    """A study whose results the documentation shows.
+
+    Args:
+        name: The folder in docs/evidence, which `composable compare --folder` wrote.
+        title: The heading of its section.
+        place: The model and the data, as in "no evidence on ...".
+        about: What was compared, and what follows.
+        alone: Arms that have one method alone and another name than its algorithm, by the name of
+            the algorithm.
+    """
+
+    name: str
+    title: str
+    place: str
+    about: str
+    alone: Mapping[str, str] = attrs.field(factory=dict)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The study, and its analysis."""
+        return Comparison.load(ROOT / "docs/evidence" / self.name)
+
+    def arm_of(self, case: Case) -> ArmAnalysis | None:
+        """Return the analysis of the arm that has this method alone."""
+        name = case.algorithm.name if case.algorithm else case.name
+        name = self.alone.get(name, name)
+        arms = self.comparison.analysis.arms
+        return next((arm for arm in arms if arm.arm == name and arm.verdict), None)
+
+
+STUDIES: tuple[Evidence, ...] = (
+    Evidence(
+        "language",
+        "A byte-level GPT",
+        "a byte-level GPT",
+        "A GPT of 2 layers, a width of 128 and a context of 256 bytes learns the source of "
+        "Python's standard library; results are in nats a byte, on other files. The "
+        "baseline has the learned positions of GPT-2 and AdamW. The recipe "
+        "[`small_gpt`](api.md) has ALiBi, sequences cut to 64 bytes, 16 of them in a batch, and "
+        "Muon; its arm with AdamW shows what Muon adds. It reads four times as many windows of the "
+        "text as it trains on bytes of them, so it sees more places of the text than the baseline "
+        "for as many bytes. `Alibi` alone is trained on quarters of the sequences. Repeat with "
+        "`python benchmarks/evidence.py language`; the settings of the recipe come from [earlier "
+        "trials](evidence/language.md) with other seeds.",
+        alone={"Rotary": "rotary positions"},
+    ),
+    Evidence(
+        "language-rotary",
+        "The same GPT with rotary positions",
+        "a byte-level GPT with rotary positions",
+        "The baseline has rotary positions and AdamW. `small_gpt` is the recipe above; "
+        "`small_gpt_rotary` keeps rotary positions and adds Muon and a warm-up of the sequence "
+        "length, which alone gives nothing here: its steps cost less, and teach less. Repeat with "
+        "`python benchmarks/evidence.py language-rotary`.",
+        alone={"SeqLengthWarmup": "rotary, length warm-up"},
+    ),
+)
+
+
+def measured(case: Case) -> Iterator[tuple[Evidence, ArmAnalysis]]:
+    """Yield the studies that measured a method alone, and what they found."""
+    for study in STUDIES:
+        if (arm := study.arm_of(case)) is not None:
+            yield study, arm
+
+
+def grade(case: Case) -> str:
+    """Describe the results for a method in a few words."""
+    found = [
+        f"{_verdict(arm)} on [{study.place}](../evidence.md#{_anchor(study)})"
+        for study, arm in measured(case)
+    ]
+    return "; ".join(found) or NOT_MEASURED
+
+
+def card_lines(case: Case, claim: str) -> list[str]:
+    """Render the evidence for a method on its card.
+
+    Args:
+        case: The method.
+        claim: The grade of what papers report, and its source.
+    """
+    found = [
+        f"- [{study.title}](../evidence.md#{_anchor(study)}): **{_verdict(arm)}**. {arm.why}"
+        for study, arm in measured(case)
+    ]
+    here = ["Measured here, alone and against a tuned baseline:", "", *found] if found else []
+    return [f"In papers: {claim}.", "", *(here or [f"Its effect was {NOT_MEASURED}."])]
+
+
+def page_lines(study: Evidence) -> list[str]:
+    """Render the section of a study on the page about evidence."""
+    folder = f"evidence/{study.name}"
+    return [
+        f"## {study.title}",
+        "",
+        study.about,
+        "",
+        f"![{study.title}: the metric against seconds of training]({folder}/plot.svg)",
+        "",
+        study.comparison.markdown().strip(),
+    ]
+
+
+def _verdict(arm: ArmAnalysis) -> str:
+    assert arm.verdict is not None
+    ratio = arm.time.ratio or arm.crossing.ratio
+    return f"{arm.verdict.value}{_interval(ratio)}"
+
+
+def _interval(ratio: Estimate | None) -> str:
+    if ratio is None or ratio.value is None or ratio.low is None or ratio.high is None:
+        return ""
+    return f", × {ratio.value:.2g} ({ratio.low:.2g} to {ratio.high:.2g})"
+
+
+def _anchor(study: Evidence) -> str:
+    return study.title.lower().replace(" ", "-")
