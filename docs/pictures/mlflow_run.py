@@ -1,6 +1,6 @@
 """Draw docs/pictures/mlflow_run.png: MLflow in a browser, after two runs on digits.
 
-    python docs/pictures/mlflow_run.py [mlflow [chromium]]
+    python -m docs.pictures.mlflow_run [mlflow [chromium]]
 
 It starts an MLflow server on a free port, logs to it, and takes a screenshot with a headless
 Chromium. The command `mlflow server` is part of the package `mlflow`, not of `mlflow-skinny`, which
@@ -11,10 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from digits_run import answer, serving, take_picture, train
 from PIL import Image
 
 from composable.loggers import MLFlowLogger
+from docs.pictures.digits_run import answer, serving, take_picture, train
 
 
 def main(server: str, browser: str) -> None:

@@ -1,6 +1,6 @@
 """Draw docs/pictures/tensorboard_run.png: TensorBoard in a browser, after two runs on digits.
 
-    python docs/pictures/tensorboard_run.py [chromium]
+    python -m docs.pictures.tensorboard_run [chromium]
 
 It starts TensorBoard on a free port and takes a screenshot with a headless Chromium.
 """
@@ -9,9 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from digits_run import answer, serving, take_picture, train
-
 from composable.loggers import TensorBoardLogger
+from docs.pictures.digits_run import answer, serving, take_picture, train
 
 
 def main(browser: str) -> None:
