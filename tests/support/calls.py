@@ -543,7 +543,7 @@ RESULT = "The library builds it; it is read, not constructed."
 NAMES = "An enumeration."
 BASE = "A base class or a protocol without arguments of its own."
 LAYER = "Its arguments are those of the layer of torch that it replaces."
-LONG = "Minutes of checks for each call; its arguments have tests of their own."
+LONG = "It trains for long in each call; its arguments have tests of their own."
 NOT_CALLED = {
     **dict.fromkeys(
         ("AugMixDraw", "ColOutDraw", "CutMixDraw", "CutOutDraw", "MixUpDraw", "RandAugmentDraw",
@@ -567,7 +567,7 @@ NOT_CALLED = {
          "StandardizedWeight"),
         LAYER,
     ),
-    **dict.fromkeys(("check_algorithm", "check_function"), LONG),
+    **dict.fromkeys(("check_algorithm", "check_function", "compare"), LONG),
     "loss_module": "Its argument is a loss that the Trainer has built.",
     "check_loss": "Its argument is the result of loss_fn, which its messages name.",
 }  # fmt: skip
