@@ -5,7 +5,7 @@ positions of GPT-2 and with rotary positions, are trained by AdamW; recipes and 
 trained on their own schedules. All runs take turns, two at a time, each in a process with one
 thread. A table and a plot compare the losses on test files and the times:
 
-    python examples/demo.py                # about two minutes on two idle cores
+    python examples/demo.py                # about three minutes on two idle cores
     python examples/demo.py --seeds 5
 
 The learning rates, batch sizes and durations were chosen on validation files, with another seed:
