@@ -5,7 +5,7 @@ The learning rates of the plain run and of the six methods together are chosen o
 Then a table and a plot compare the errors on test scans: plain, plain for twice as long, all six
 methods, each of them alone, and all without each of them.
 
-    python examples/digits.py                      # about three minutes on two cores
+    python examples/digits.py                      # about two minutes on two cores
     python examples/digits.py --seeds 3 --epochs 8
 
 `build` and `arms` are what `composable compare` needs:
