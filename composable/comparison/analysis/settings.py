@@ -1,60 +1,10 @@
-"""Choose settings by the results of tuning trials, and look for values at a grid's edge."""
+"""Warn about settings at the edge of their grid."""
 
-from collections.abc import Iterable, Mapping
-from math import inf, isfinite
-from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
-from composable.comparison.records import Protocol, TrialResult
+from composable.comparison.records import Protocol
 
-__all__ = ["choose_settings", "edge_notes"]
-
-
-def choose_settings(
-    results: Iterable[TrialResult], metric: str, mode: Literal["min", "max"]
-) -> dict[str, Any]:
-    """Return the settings of one arm with the best mean final result over the tuning seeds.
-
-    Ties go to the settings that come first. A run that did not finish, or whose result is not
-    finite, makes its settings the worst.
-
-    Args:
-        results: The tuning results of one arm; others are ignored.
-        metric: The logged name of the result.
-        mode: Whether a smaller or a greater result is better.
-
-    Returns:
-        The settings.
-
-    Raises:
-        ValueError: There is no tuning result, or every setting has a run that did not finish.
-
-    Example:
-        >>> from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-        >>> from composable.comparison.analysis.settings import choose_settings
-        >>> def result(lr, loss):
-        ...     trial = Trial("plain", {"lr": lr}, "9ba", 0, "tuning")
-        ...     curve = (Evaluation(9, 1.0, 1.0, {"loss": loss}),)
-        ...     return TrialResult(trial, "finished", 9, Seconds(0, 0, 1, 0), curve)
-        >>> choose_settings([result(0.1, 2.0), result(0.2, 1.5)], "loss", "min")
-        {'lr': 0.2}
-    """
-    sign = 1 if mode == "max" else -1
-    settings: dict[str, Mapping[str, Any]] = {}
-    scores: dict[str, list[float]] = {}
-    for result in results:
-        if result.trial.purpose != "tuning":
-            continue
-        name = repr(sorted(result.trial.settings.items()))
-        settings.setdefault(name, result.trial.settings)
-        scores.setdefault(name, []).append(_score(result, metric, sign))
-    best = max(scores, key=lambda name: fmean(sorted(scores[name])), default=None)
-    if best is None or fmean(scores[best]) == -inf:
-        raise ValueError(
-            f"results must have finished tuning trials with the metric {metric!r}; of "
-            f"{len(scores)} settings, none finished on all of its seeds."
-        )
-    return dict(settings[best])
+__all__ = ["edge_notes"]
 
 
 def edge_notes(protocol: Protocol, arm: str) -> list[str]:
@@ -75,10 +25,3 @@ def edge_notes(protocol: Protocol, arm: str) -> list[str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _score(result: TrialResult, metric: str, sign: int) -> float:
-    if result.outcome != "finished" or not result.curve:
-        return -inf
-    value = sign * result.curve[-1].metrics.get(metric, float("nan"))
-    return value if isfinite(value) else -inf
