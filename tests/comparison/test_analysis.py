@@ -91,7 +91,7 @@ def test_one_seed_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize("steps", [(100, 200), (800,)])
-def test_a_target_that_nobody_reaches_is_said(steps: Any) -> None:
+def test_a_target_that_no_arm_reaches_is_reported(steps: Any) -> None:
     arm = analyze(draw_study(0, {"fast": 4.0}, target=1.0, steps=steps))["fast"]
     assert arm.verdict is Verdict.NO_EVIDENCE
     assert "0 of 5 runs reached 1 within" in arm.why
