@@ -1,12 +1,12 @@
 """Recipes for small language models, measured on text as bytes: see docs/evidence/language.md."""
 
-from functools import partial
 from typing import Any
 
 import torch
 
 from composable.algorithms import Alibi, GradientClipping, Rotary, SeqLengthWarmup
-from composable.optim import Muon, linear
+from composable.optim import linear
+from composable.recipes._muon import muon_factory
 from composable.recipes.recipe import Recipe
 
 __all__ = ["small_bert", "small_gpt", "small_gpt_rotary"]
@@ -63,7 +63,14 @@ def small_gpt(
     short = SeqLengthWarmup(
         duration=0.0, min_seq_length=sequence_length, max_seq_length=sequence_length
     )
-    optimizer = _muon(lr, adamw_lr, momentum, weight_decay, dtype)
+    optimizer = muon_factory(
+        lr=lr,
+        adamw_lr=adamw_lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        dtype=dtype,
+        adamw_betas=(0.9, 0.99),
+    )
     return _recipe([positions, short], optimizer)
 
 
@@ -156,26 +163,15 @@ def small_gpt_rotary(
         min_seq_length=min_sequence_length,
         max_seq_length=max_sequence_length,
     )
-    optimizer = _muon(lr, adamw_lr, momentum, weight_decay, dtype)
-    return _recipe([Rotary(), lengths], optimizer)
-
-
-def _muon(
-    lr: float, adamw_lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
-) -> Any:
-    """Return a function that builds Muon, after a check of its arguments."""
-    build = partial(
-        Muon,
+    optimizer = muon_factory(
         lr=lr,
-        weight_decay=weight_decay,
-        momentum=momentum,
-        adjust_lr_fn="match_rms_adamw",
-        dtype=dtype,
         adamw_lr=adamw_lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        dtype=dtype,
         adamw_betas=(0.9, 0.99),
     )
-    build([torch.zeros(1, 1)])
-    return build
+    return _recipe([Rotary(), lengths], optimizer)
 
 
 def _recipe(algorithms: list[Any], optimizer: Any) -> Recipe:

@@ -1,11 +1,10 @@
 """Recipes for small image classifiers, measured on 32 x 32 images: see docs/evidence.md."""
 
-from functools import partial
-
 import torch
 
 from composable.algorithms import ChannelsLast
-from composable.optim import Muon, cosine
+from composable.optim import cosine
+from composable.recipes._muon import muon_factory
 from composable.recipes.recipe import Recipe
 
 __all__ = ["small_resnet"]
@@ -47,14 +46,7 @@ def small_resnet(
         >>> small_resnet(lr=0.02).algorithms
         (ChannelsLast(),)
     """
-    optimizer = partial(
-        Muon,
-        lr=lr,
-        weight_decay=weight_decay,
-        momentum=momentum,
-        adjust_lr_fn="match_rms_adamw",
-        dtype=dtype,
-        adamw_lr=adamw_lr,
+    optimizer = muon_factory(
+        lr=lr, adamw_lr=adamw_lr, momentum=momentum, weight_decay=weight_decay, dtype=dtype
     )
-    optimizer([torch.zeros(1, 1)])  # checks the arguments
     return Recipe([ChannelsLast()], optimizer, cosine(warmup=warmup))
