@@ -158,10 +158,7 @@ def _tuning(study: Study) -> HTML | None:
         return None
     rows = [
         _row(
-            result.trial.arm,
-            format_settings(result.trial.settings),
-            result.trial.duration,
-            str(result.trial.seed),
+            *_trial_cells(result),
             format_number(final_result(result, protocol.tuning_metric)),
             result.outcome,
             "chosen" if _is_chosen(study, result) else "",
@@ -176,6 +173,11 @@ def _tuning(study: Study) -> HTML | None:
     ]
     header = ["arm", "settings", "schedule", "seed", protocol.tuning_metric, "outcome", ""]
     return join(table(header, rows), _cut(tuning), _list(grids))
+
+
+def _trial_cells(result: TrialResult) -> tuple[str, ...]:
+    trial = result.trial
+    return trial.arm, format_settings(trial.settings), trial.duration, str(trial.seed)
 
 
 def _is_chosen(study: Study, result: TrialResult) -> bool:
@@ -200,10 +202,7 @@ def _failures(study: Study) -> HTML | None:
         return None
     rows = [
         _row(
-            result.trial.arm,
-            format_settings(result.trial.settings),
-            result.trial.duration,
-            str(result.trial.seed),
+            *_trial_cells(result),
             result.outcome,
             str(result.batches),
             element("span", (result.error or NOTHING)[:2000], class_="error"),
