@@ -22,6 +22,14 @@ def test_the_plan_has_each_method_alone_and_all_without_it():
     assert by_name["only MixUp"].lr == 0.1
     assert by_name["without MixUp"].lr == 0.05
     assert len(by_name["without MixUp"].algorithms) == 5
+    assert {run.part for run in runs} == {"all"}
+
+
+def test_test_scans_are_never_trained_on():
+    parts = {name: {bytes(x.numpy()) for x, _ in part} for name, part in digits.digits().items()}
+
+    assert parts["all"] == parts["train"] | parts["validation"]
+    assert not parts["test"] & parts["all"]
 
 
 def test_the_table_has_means_intervals_and_runs_that_reach_the_target(results):
@@ -43,7 +51,7 @@ def test_the_plot_is_written_also_for_runs_without_errors(tmp_path, results):
 def test_a_run_is_evaluated_on_both_parts_after_each_epoch():
     threads = torch.get_num_threads()
     try:
-        result = digits.train(digits.Run("plain", [], 0, 0.1, 2))
+        result = digits.train(digits.Run("plain", [], 0, 0.1, 2, "train"))
     finally:
         torch.set_num_threads(threads)
 
