@@ -2,9 +2,10 @@
 
     python benchmarks/evidence.py language            # GPT-2's positions against recipes
     python benchmarks/evidence.py language-rotary     # rotary positions against recipes
+    python benchmarks/evidence.py language-methods    # rotary positions with one more method
     python benchmarks/evidence.py bert                # a BERT with AdamW against a recipe
-    python benchmarks/evidence.py digits              # six methods on digits, each alone and all
-    python benchmarks/evidence.py vision              # a small residual network against a recipe
+    python benchmarks/evidence.py digits              # methods alone, six of them together
+    python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py --list
 
 Each writes its study, table and plot to docs/evidence/<name>, or to --folder. They take from ten
@@ -20,17 +21,45 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 
 import composable
+from composable import Algorithm
 from composable.algorithms import (
+    EMA,
+    SAM,
+    SWA,
     Alibi,
+    BlurPool,
     ChannelsLast,
+    ColOut,
+    CutMix,
+    CutOut,
+    FixRes,
+    GatedLinearUnits,
+    GhostBatchNorm,
+    GyroDropout,
     LabelSmoothing,
+    LayerFreezing,
+    MixUp,
     ProgressiveResizing,
+    RandAugment,
     Rotary,
+    SelectiveBackprop,
     SeqLengthWarmup,
+    SqueezeExcite,
+    StochasticDepth,
+    WeightStandardization,
+    WhitenedFirstLayer,
 )
-from composable.optim import Muon, linear
+from composable.optim import (
+    AdamWScheduleFree,
+    Muon,
+    SGDScheduleFree,
+    constant,
+    linear,
+    warmup_stable_decay,
+)
 from composable.recipes import Recipe, small_bert, small_gpt, small_gpt_rotary, small_resnet
 
 ROOT = Path(__file__).parents[1]
@@ -113,40 +142,98 @@ def language_rotary() -> dict[str, Any]:
     }
 
 
+def adamw_schedule_free(lr: float = 2e-3) -> Recipe:
+    """Return schedule-free AdamW with rotary positions."""
+    options = {"betas": (0.9, 0.99), "weight_decay": 0.1, "warmup_steps": 10}
+    return Recipe([Rotary()], partial(AdamWScheduleFree, lr=lr, **options), constant())
+
+
+def language_methods() -> dict[str, Any]:
+    """Compare a byte-level GPT with rotary positions to itself with one more method."""
+    import byte_gpt
+
+    methods = [
+        SelectiveBackprop(),
+        LayerFreezing(),
+        EMA(half_life="20ba"),
+        SWA(update_interval="10ba"),
+        SAM(interval=4),
+    ]
+    decay = Recipe([Rotary()], schedulers=warmup_stable_decay(warmup="0.05dur", decay="0.2dur"))
+    return {
+        "build": byte_gpt.build,
+        "arms": {
+            ROTARY: [Rotary()],
+            **{type(one).__name__: [Rotary(), one] for one in methods},
+            "AdamWScheduleFree": adamw_schedule_free,
+            "warm-up, stable, decay": decay,
+        },
+        "baseline": ROTARY,
+        "durations": [f"{n}ba" for n in (120, 240, 480)],
+        "tune": ADAMW,
+        **TEXT,
+    }
+
+
 def bert() -> dict[str, Any]:
-    """Compare a byte-level BERT of Transformers to a recipe and to one of its parts."""
+    """Compare a byte-level BERT of Transformers to a recipe, to one of its parts and to gates."""
     import byte_bert
 
+    adamw = {"lr": [1e-3, 2e-3, 4e-3], "batch_size": [4]}
     return {
         "build": byte_bert.build,
         "arms": {
             "small_bert": small_bert,
             "small_bert with AdamW": alibi_adamw,
+            "GatedLinearUnits": [GatedLinearUnits()],
         },
         "durations": [f"{n}ba" for n in (30, 60, 120, 240)],
         "tune": {
-            "baseline": {"lr": [1e-3, 2e-3, 4e-3], "batch_size": [4]},
+            "baseline": adamw,
             "small_bert": MUON,
             "small_bert with AdamW": {"lr": [1e-3, 2e-3, 4e-3], "batch_size": [16]},
+            "GatedLinearUnits": adamw,
         },
         **TEXT,
-        "seeds": 3,
     }
 
 
+def named(methods: list[Algorithm]) -> dict[str, list[Algorithm]]:
+    """Return arms of one method each, by its name."""
+    return {type(one).__name__: [one] for one in methods}
+
+
 def digits() -> dict[str, Any]:
-    """Compare a convolutional network on digits to six methods, each alone and together."""
+    """Compare a convolutional network on digits to methods alone, and to six of them."""
     import digits as example
 
+    six = example.methods()
+    others: list[Algorithm] = [
+        CutMix(),
+        CutOut(),
+        ColOut(),
+        RandAugment(severity=3, depth=1),
+        SAM(),
+        SWA(),
+        SqueezeExcite(min_channels=32),
+        WeightStandardization(),
+        GhostBatchNorm(),
+        GyroDropout(),
+        LayerFreezing(),
+    ]
     return {
         "build": example.build,
-        "arms": example.arms,
+        "arms": {
+            **example.arms,
+            **{f"without {type(one).__name__}": [x for x in six if x is not one] for one in six},
+            **named(others),
+        },
         "metric": "test/accuracy",
         "tuning_metric": "validation/accuracy",
         "durations": ["3ep", "6ep", "12ep", "24ep"],
         "tune": {"lr": [0.05, 0.1, 0.2]},
-        "seeds": 5,
-        "tuning_seeds": 1,
+        "seeds": 8,
+        "tuning_seeds": 2,
     }
 
 
@@ -155,32 +242,53 @@ def resnet_muon(lr: float = 12e-3) -> Recipe:
     return attrs.evolve(small_resnet(lr=lr), algorithms=())
 
 
+def sgd_schedule_free(lr: float = 1.0) -> Recipe:
+    """Return schedule-free SGD."""
+    options = {"weight_decay": 5e-4, "warmup_steps": 25}
+    return Recipe([], partial(SGDScheduleFree, lr=lr, **options), constant())
+
+
 def vision() -> dict[str, Any]:
     """Compare a small residual network to a recipe, and to methods alone."""
     import residual_net
 
-    sgd_rates, muon_rates = {"lr": [0.1, 0.3]}, {"lr": [12e-3, 24e-3]}
+    methods = named(
+        [
+            ChannelsLast(),
+            LabelSmoothing(0.1),
+            MixUp(0.2),
+            ProgressiveResizing(),
+            FixRes(),
+            BlurPool(),
+            SqueezeExcite(min_channels=32, latent_channels=0.25),
+            StochasticDepth(target=residual_net.BLOCKS, drop_rate=0.1),
+            WhitenedFirstLayer(
+                lambda: torch.stack([x for x, _ in residual_net.images()["train"]][:1000])
+            ),
+            EMA(half_life="30ba"),
+            LayerFreezing(),
+            SelectiveBackprop(),
+        ]
+    )
+    sgd, muon_rates = {"lr": [0.1, 0.3]}, {"lr": [12e-3, 24e-3]}
     return {
         "build": residual_net.build,
         "arms": {
             "small_resnet": small_resnet,
             "Muon": resnet_muon,
-            "ChannelsLast": [ChannelsLast()],
-            "LabelSmoothing": [LabelSmoothing(0.1)],
-            "ProgressiveResizing": [ProgressiveResizing()],
+            "SGDScheduleFree": sgd_schedule_free,
+            **methods,
         },
         "metric": "test/accuracy",
         "tuning_metric": "validation/accuracy",
         "durations": ["2ep", "4ep", "8ep"],
         "tune": {
-            "baseline": sgd_rates,
-            "ChannelsLast": sgd_rates,
-            "LabelSmoothing": sgd_rates,
-            "ProgressiveResizing": sgd_rates,
+            **dict.fromkeys(["baseline", *methods], sgd),
             "small_resnet": muon_rates,
             "Muon": muon_rates,
+            "SGDScheduleFree": {"lr": [1.0, 3.0]},
         },
-        "seeds": 3,
+        "seeds": 4,
         "tuning_seeds": 1,
     }
 
@@ -188,6 +296,7 @@ def vision() -> dict[str, Any]:
 STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "language": language,
     "language-rotary": language_rotary,
+    "language-methods": language_methods,
     "bert": bert,
     "digits": digits,
     "vision": vision,
