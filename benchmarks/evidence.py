@@ -8,13 +8,16 @@
     python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py --list
 
-Each writes its study, table and plot to docs/evidence/<name>, or to --folder. They take from ten
-minutes to an hour on two cores; an interrupted one resumes. Their times are CPU seconds of one
-thread, so other load slows them down but does not decide.
+Each writes its study, table and plot to comparisons/<name>, or to --folder; with --store, what the
+documentation shows of it goes to docs/evidence/<name>. They take from ten minutes to an hour on two
+cores; an interrupted one resumes. Their times are CPU seconds of one thread, so other load slows
+them down but does not decide.
 """
 
 import argparse
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -52,6 +55,7 @@ from composable.algorithms import (
     WeightStandardization,
     WhitenedFirstLayer,
 )
+from composable.comparison import Comparison, Study
 from composable.optim import (
     AdamWScheduleFree,
     Muon,
@@ -303,20 +307,48 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+def store(study: Study, folder: Path) -> None:
+    """Write the study and its plot, with the two results that the documentation uses."""
+    names = {study.protocol.metric, study.protocol.tuning_metric}
+    results = [
+        attrs.evolve(
+            result,
+            curve=[
+                attrs.evolve(
+                    one,
+                    seconds=float(f"{one.seconds:.6g}"),
+                    progress=float(f"{one.progress:.6g}"),
+                    metrics={name: one.metrics[name] for name in names & one.metrics.keys()},
+                )
+                for one in result.curve
+            ],
+        )
+        for result in study.results
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        Comparison(attrs.evolve(study, results=results)).save(temporary)
+        for name in ("study.json", "plot.svg"):
+            shutil.copy(Path(temporary, name), folder / name)
+
+
 def main() -> None:
     """Run one comparison, and print its table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("study", nargs="?", choices=STUDIES)
     parser.add_argument("--list", action="store_true", help="print the names of the comparisons")
-    parser.add_argument("--folder", type=Path, help="default: docs/evidence/<name>")
+    parser.add_argument("--folder", type=Path, help="default: comparisons/<name>")
+    parser.add_argument("--store", action="store_true", help="write to docs/evidence/<name>")
     parser.add_argument("--workers", type=int, help="parallel trials; default: one for each core")
     options = parser.parse_args()
     if options.list or options.study is None:
         print(*STUDIES, sep="\n")
         return
-    folder = options.folder or ROOT / "docs/evidence" / options.study
+    folder = options.folder or Path("comparisons") / options.study
     settings = STUDIES[options.study]()
-    print(composable.compare(**settings, folder=folder, workers=options.workers).table())
+    comparison = composable.compare(**settings, folder=folder, workers=options.workers)
+    if options.store:
+        store(comparison.study, ROOT / "docs/evidence" / options.study)
 
 
 if __name__ == "__main__":
