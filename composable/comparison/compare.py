@@ -15,11 +15,12 @@ from composable.comparison.plan.design import Design, Options, default_folder
 from composable.comparison.plan.progress import Progress
 from composable.comparison.plan.running import Runner
 from composable.comparison.plan.stages import Trained, train
-from composable.comparison.records import Protocol, Study
+from composable.comparison.records import Protocol, Study, TrialResult
 from composable.comparison.result import Comparison
 from composable.comparison.study_file import write_study
 from composable.comparison.trials.cache import Cache
 from composable.comparison.trials.digest import digest_of
+from composable.comparison.trials.groups import SeedsAtOnce, check_seeds_at_once
 from composable.comparison.trials.pool import Pool
 from composable.comparison.trials.step_costs import measure_costs
 from composable.core.time import TimeLike
@@ -53,6 +54,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     budget: str | float | None = None,
     workers: int | None = None,
     threads: int = 1,
+    seeds_at_once: SeedsAtOnce = "auto",
     folder: str | Path | None = None,
     data_version: str | None = None,
     progress_bar: bool = True,
@@ -103,6 +105,10 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         workers: The number of trials that run in parallel. Default: one for each core, divided by
             `threads`, or one for each GPU.
         threads: The number of threads of each trial.
+        seeds_at_once: Whether a process computes several seeds of an arm in one call, by
+            `torch.func.vmap`: the results are those of separate runs to rounding. "auto" measures
+            both for models of up to a million parameters on a CPU, and takes what is faster; with
+            a budget, seeds are separate. False repeats separate runs bit for bit.
         folder: Where results and finished trials are written. Default: "comparisons/" and the name
             of the script or module of `build`.
         data_version: A text that changes with the data that `build` reads: finished trials of
@@ -165,6 +171,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         folder=place / "logs",
         metrics=dict.fromkeys((design.metrics.reporting, design.metrics.tuning)),
         split_evaluation=split_evaluation,
+        seeds_at_once=_seeds_at_once(seeds_at_once, design),
     )
     progress = Progress(design.built.epoch_length, show=progress_bar)
     try:
@@ -201,6 +208,18 @@ def _check_packages() -> None:
         )
 
 
+def _seeds_at_once(given: SeedsAtOnce, design: Design) -> SeedsAtOnce:
+    check_seeds_at_once(given)
+    if design.budget is None:
+        return given
+    if given is True:
+        raise ValueError(
+            "seeds_at_once=True and budget cannot be combined: within a budget, trials are run "
+            "seed by seed, so that whole seeds are complete when it ends. Drop one of them."
+        )
+    return False
+
+
 def _run(design: Design, pool: Pool, cache: Cache, progress: Progress) -> Study:
     with pool:
         runner = Runner(design, lambda requests: pool.run(requests, cache), progress)
@@ -208,8 +227,22 @@ def _run(design: Design, pool: Pool, cache: Cache, progress: Progress) -> Study:
         check_results(design, trained)
         progress.start("costs of steps", ())
         costs, notes = measure_costs(design, pool, cache, trained)
+    notes = (*notes, *_notes_on_seeds(trained.results, calibrated=bool(costs)))
     protocol = _protocol(design, pool.threads, trained, notes)
     return Study(protocol, trained.results, costs)
+
+
+def _notes_on_seeds(results: Sequence[TrialResult], *, calibrated: bool) -> list[str]:
+    arms = dict.fromkeys(one.trial.arm for one in results if one.together)
+    if not arms:
+        return []
+    note = f"Seeds of {', '.join(arms)} were computed together: the same results to rounding."
+    if not calibrated:
+        note += (
+            " So their seconds are shares, and cannot be compared with those of other arms: pass "
+            "seeds_at_once=False."
+        )
+    return [note]
 
 
 def check_results(design: Design, trained: Trained) -> None:

@@ -61,6 +61,9 @@ class TrialResult:
     """In order of batches; the last one of a finished trial is its final result."""
     error: str | None = None
     """The type and the message of the exception of a failed trial."""
+    together: bool = False
+    """Whether steps were computed for several seeds at once: the results are those of a run by
+    itself to rounding, and the seconds are a share of those of all seeds."""
 
 
 @attrs.frozen

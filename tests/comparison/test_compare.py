@@ -70,6 +70,22 @@ def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(tmp_p
     assert Comparison.load(folder).study == second.study
 
 
+def test_seeds_are_computed_together_where_that_is_asked_for(tmp_path):
+    options = {**SMALL, "repeat_baseline": False, "seeds_at_once": True}
+    study = composable.compare(build, {"other": []}, folder=tmp_path, **options).study
+    assert all(one.together for one in study.results)
+    assert "Seeds of baseline, other were computed together: the same results to rounding." in (
+        study.protocol.notes
+    )
+
+
+def test_within_a_budget_seeds_are_separate():
+    with pytest.raises(ValueError, match="seeds_at_once=True and budget cannot be combined"):
+        composable.compare(
+            build, {"other": []}, metric="test/accuracy", seeds_at_once=True, budget="1min"
+        )
+
+
 def test_an_arm_whose_runs_fail_does_not_end_the_comparison(tmp_path):
     def failing(algorithms, seed):
         if algorithms == [LabelSmoothing(0.9)]:

@@ -88,6 +88,21 @@ def both(build, algorithms=(), **options):
     return many
 
 
+def test_seeds_that_share_a_model_are_trained_one_after_another():
+    model = perceptron()
+    many = train_seeds(builder(lambda: model), {"algorithms": []}, trials(), seeds_at_once=True)
+    assert many.reason == "the Trainers of different seeds share parameters"
+
+
+def test_a_large_model_is_trained_one_seed_after_another(monkeypatch):
+    monkeypatch.setattr("composable.comparison.seeds.many_seeds._LARGEST", 100)
+    arguments = {"algorithms": []}
+    assert train_seeds(builder(), arguments, trials()).reason == (
+        "the model has more than 100 parameters"
+    )
+    assert train_seeds(builder(), arguments, trials(), seeds_at_once=True).together
+
+
 class Attribute(nn.Linear):
     """Counts its calls."""
 

@@ -66,6 +66,37 @@ def test_finished_trials_are_read_and_failed_ones_are_run_again(ran):
     assert len(list((folder / "cache").iterdir())) == 2
 
 
+def test_seeds_are_computed_together_and_stored(tmp_path):
+    requests = [request(seed=seed) for seed in range(3)]
+    cache = Cache(tmp_path)
+    with Pool(build, workers=1, metrics=["eval/loss"], seeds_at_once=True) as pool:
+        together = list(pool.run(requests, cache))
+    with Pool(build, workers=1, metrics=["eval/loss"]) as pool:
+        separate = list(pool.run(requests, cache))  # does not use those that are stored
+    with Pool(build, workers=1, metrics=["eval/loss"], seeds_at_once=True) as pool:
+        assert list(pool.run(requests, cache)) == separate  # these fit both
+
+    assert [one.together for one in together] == [True, True, True]
+    assert [one.together for one in separate] == [False, False, False]
+    for one, other in zip(together, separate, strict=True):
+        assert one.trial == other.trial
+        for mine, theirs in zip(one.curve, other.curve, strict=True):
+            assert mine.metrics == pytest.approx(dict(theirs.metrics), rel=1e-5)
+
+
+def test_of_seeds_in_a_worker_that_ends_only_one_fails():
+    requests = [request(seed=seed, how="exit on seed 2") for seed in (1, 2, 3)]
+    with Pool(build_or_die, workers=1, seeds_at_once=True) as pool:
+        results = {one.trial.seed: one for one in pool.run(requests)}
+
+    assert {seed: one.outcome for seed, one in results.items()} == {
+        1: "finished",
+        2: "failed",
+        3: "finished",
+    }
+    assert "exit code 7" in results[2].error
+
+
 def test_a_trial_that_takes_too_long_fails():
     with Pool(build_or_die, workers=1, time_limit=0.3) as pool:
         (result,) = pool.run([request(how="sleep")])

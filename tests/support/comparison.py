@@ -47,6 +47,8 @@ def build_or_die(algorithms, seed, how=None, **options):
     if how == "exit":
         print("before the end")
         os._exit(7)
+    if how == "exit on seed 2" and seed == 2:
+        os._exit(7)
     if how == "sleep":
         time.sleep(600)
     if how == "raise":

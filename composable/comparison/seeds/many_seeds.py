@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
@@ -15,6 +15,7 @@ from composable.comparison.seeds.stacking import NotStackable
 from composable.comparison.seeds.together import Member, Together
 from composable.comparison.trials.building import Build, TrialOptions, call_build, takes_duration
 from composable.comparison.trials.clock import Clock, clock_kind, now
+from composable.comparison.trials.groups import SeedsAtOnce, check_seeds_at_once
 from composable.comparison.trials.observer import TrialObserver
 from composable.comparison.trials.trial import check_metrics, run_trial, train
 from composable.trainer.options import TrainerOptions, overridden_runs
@@ -30,6 +31,10 @@ from composable.utils.reproducibility import (
 __all__ = ["ManySeeds", "train_seeds", "why_not"]
 
 log = logging.getLogger("composable")
+
+_LARGEST = 1_000_000
+"""Parameters of a model: a larger one spends its time in matrix products, which vmap only batches,
+and all seeds are in memory at once."""
 
 
 @attrs.frozen
@@ -52,7 +57,7 @@ def train_seeds(
     arguments: Mapping[str, Any],
     trials: Sequence[Trial],
     *,
-    seeds_at_once: bool | Literal["auto"] = "auto",
+    seeds_at_once: SeedsAtOnce = "auto",
     metrics: Iterable[str] = (),
     split_evaluation: bool = False,
 ) -> ManySeeds:
@@ -102,7 +107,8 @@ def train_seeds(
         (True, ['finished', 'finished', 'finished'])
     """
     trials, metrics = tuple(trials), tuple(metrics)
-    _check(trials, seeds_at_once)
+    check_seeds_at_once(seeds_at_once)
+    _check(trials)
     separately = partial(
         run_trial, build, arguments, metrics=metrics, split_evaluation=split_evaluation
     )
@@ -115,19 +121,13 @@ def train_seeds(
         return each("seeds_at_once=False")
     if len(trials) < 2:
         return each("there is one seed")
-    seeds: list[_Seed] = []
-    for trial in trials:
-        try:
-            seed = _Seed.built(build, arguments, trial, metrics, split_evaluation)
-        except ValueError:  # such as a BuildError, which a separate run raises too
-            return each("a Trainer cannot be built")
-        except Exception as error:
-            return each(f"a Trainer cannot be built: {type(error).__name__}")
-        if (reason := why_not(seed.trainer)) is not None:
-            return each(reason)
-        seeds.append(seed)
+    measured = seeds_at_once == "auto"
     try:
-        pace = _train_together(seeds, measured=seeds_at_once == "auto")
+        seeds = [
+            _stackable_seed(build, arguments, one, metrics, split_evaluation, small=measured)
+            for one in trials
+        ]
+        pace = _train_together(seeds, measured=measured)
     except NotStackable as error:
         return each(str(error))
     # An error of a run may be due to the call under vmap; by itself, the run shows it or has none.
@@ -172,13 +172,15 @@ def why_not(trainer: Trainer) -> str | None:
     return found or refusal(run.state.optimizers)
 
 
+def _size(trainer: Trainer) -> int:
+    return sum(one.numel() for one in trainer.state.model.parameters())
+
+
 def _has_tensors(module: Any) -> bool:
     return module is not None and bool([*module.parameters(), *module.buffers()])
 
 
-def _check(trials: Sequence[Trial], seeds_at_once: object) -> None:
-    if seeds_at_once not in (True, False, "auto"):
-        raise ValueError(f"seeds_at_once={seeds_at_once!r} must be True, False or 'auto'.")
+def _check(trials: Sequence[Trial]) -> None:
     if any(attrs.evolve(one, seed=0) != attrs.evolve(trials[0], seed=0) for one in trials):
         raise ValueError(
             "trials must differ in the seed only: call train_seeds once for each arm, its settings "
@@ -254,6 +256,7 @@ class _Seed:
             observer.seconds(),
             observer.curve(),
             self.message,
+            together=True,
         )
 
 
@@ -280,12 +283,42 @@ class TurnClock(Clock):
         self.part, self._since = part, reading
 
 
+def _stackable_seed(
+    build: Build,
+    arguments: Mapping[str, Any],
+    trial: Trial,
+    metrics: tuple[str, ...],
+    split_evaluation: bool,
+    *,
+    small: bool,
+) -> _Seed:
+    """Build the run of a seed.
+
+    Raises:
+        NotStackable: It cannot be computed together with others, or should not, being large.
+    """
+    try:
+        seed = _Seed.built(build, arguments, trial, metrics, split_evaluation)
+    except ValueError as error:  # such as a BuildError, which a separate run raises too
+        raise NotStackable("a Trainer cannot be built") from error
+    except Exception as error:
+        raise NotStackable(f"a Trainer cannot be built: {type(error).__name__}") from error
+    if (reason := why_not(seed.trainer)) is not None:
+        raise NotStackable(reason)
+    if small and _size(seed.trainer) > _LARGEST:
+        raise NotStackable(f"the model has more than {_LARGEST:,} parameters")
+    return seed
+
+
 def _train_together(seeds: Sequence[_Seed], *, measured: bool) -> Pace:
     """Train, and return the measured pace.
 
     Raises:
         NotStackable: The seeds cannot be computed together.
     """
+    parameters = [id(one) for seed in seeds for one in seed.trainer.state.model.parameters()]
+    if len(set(parameters)) < len(parameters):
+        raise NotStackable("the Trainers of different seeds share parameters")
     kind = clock_kind(seeds[0].trainer.state.device)
     clock = partial(now, kind)
     together = Together(len(seeds), Pace(clock, measured=measured), clock)

@@ -125,6 +125,7 @@ def _encode(result: TrialResult) -> dict[str, Any]:
             for one in result.curve
         ],
         "error": result.error,
+        "together": result.together,
     }
 
 
@@ -153,4 +154,5 @@ def _decode(stored: Mapping[str, Any], request: Request) -> TrialResult:
         Seconds(**seconds),
         curve,
         stored["error"],
+        bool(stored.get("together", False)),
     )

@@ -3,7 +3,6 @@
 import queue
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,42 +10,46 @@ from pathlib import Path
 import attrs
 
 from composable.comparison.records import TrialResult
+from composable.comparison.seeds.many_seeds import ManySeeds, train_seeds
 from composable.comparison.trials.building import Build, BuildError
 from composable.comparison.trials.cache import Cache
 from composable.comparison.trials.cores import cuda_devices, default_workers, thread_variables
+from composable.comparison.trials.groups import Groups, SeedsAtOnce, check_seeds_at_once
 from composable.comparison.trials.payload import pickled, write_setup
 from composable.comparison.trials.process import Ended, Reply, WorkerProcess
-from composable.comparison.trials.trial import Request, failed, run_trial
+from composable.comparison.trials.trial import Request, failed
 from composable.comparison.trials.worker import READY, Connection
 from composable.functional._checks import as_path, check_count
 
-__all__ = ["Pool", "TrialTask"]
+__all__ = ["Pool", "SeedsTask"]
 
 _POLL = 0.2
 """After how many seconds time limits are checked."""
 
 
 @attrs.frozen(eq=False)
-class TrialTask:
-    """A trial, as a worker runs it."""
+class SeedsTask:
+    """Trials that differ in the seed only, as a worker trains them."""
 
-    request: Request
+    requests: tuple[Request, ...]
     metrics: tuple[str, ...]
     split_evaluation: bool
+    seeds_at_once: SeedsAtOnce
 
-    def run(self, build: Build, connection: Connection) -> TrialResult:
-        """Return the result."""
-        return run_trial(
+    def run(self, build: Build, connection: Connection) -> ManySeeds:
+        """Return the results."""
+        return train_seeds(
             build,
-            self.request.arguments,
-            self.request.trial,
+            self.requests[0].arguments,
+            [one.trial for one in self.requests],
             metrics=self.metrics,
             split_evaluation=self.split_evaluation,
+            seeds_at_once=self.seeds_at_once,
         )
 
 
 class Pool:
-    """Worker processes that run trials, one at a time each.
+    """Worker processes that run trials, one at a time each, or several seeds of one arm at once.
 
     A worker is a new Python process, not a copy of this one; it gets `build` by its value, so that
     `build` may be a function of a script or a notebook, a lambda or a closure. A worker that dies
@@ -62,6 +65,8 @@ class Pool:
         time_limit: The seconds after which a trial fails. Default: none.
         metrics: The results that each trial needs: see `run_trial`.
         split_evaluation: Split the data of the evaluator into "validation" and "test".
+        seeds_at_once: Whether the seeds of an arm are computed together in one process: see
+            `train_seeds`.
 
     Raises:
         TypeError: `build` cannot be sent to another process.
@@ -78,6 +83,7 @@ class Pool:
         time_limit: float | None = None,
         metrics: Iterable[str] = (),
         split_evaluation: bool = False,
+        seeds_at_once: SeedsAtOnce = False,
     ) -> None:
         self.build = build
         check_count("threads", threads, 1)
@@ -88,12 +94,15 @@ class Pool:
             raise ValueError(f"time_limit={time_limit!r} must be a positive number of seconds.")
         self.time_limit = time_limit
         self.metrics, self.split_evaluation = tuple(metrics), split_evaluation
+        check_seeds_at_once(seeds_at_once)
+        self.seeds_at_once = seeds_at_once
         self.peak_memory = 0
         """The most bytes of memory that a worker has had; 0 if unknown."""
         self._given_folder = None if folder is None else as_path("folder", folder)
         self._resources = ExitStack()
         self._replies: queue.SimpleQueue[Reply | Ended] = queue.SimpleQueue()
         self._started: dict[int, WorkerProcess] = {}
+        self._waiting = Groups(self.workers, seeds_at_once)
 
     def __enter__(self) -> "Pool":
         if self._given_folder is None:
@@ -154,17 +163,17 @@ class Pool:
             TypeError: An argument of a trial cannot be sent to another process.
             RuntimeError: A worker cannot start.
         """
-        waiting: deque[Request] = deque()
+        self._waiting.clear()
         context = "" if cache is None else self._context(cache)
         for request in requests:
             known = None if cache is None else cache.get(context, request)
-            if known is None:
-                waiting.append(request)
+            if known is None or (known.together and not self.seeds_at_once):
+                self._waiting.add(request)
             else:
                 yield known
         try:
-            while waiting or any(one.task is not None for one in self._started.values()):
-                self._assign(waiting)
+            while self._waiting or any(one.task is not None for one in self._started.values()):
+                self._assign()
                 for request, result in (*self._collect(), *self._overdue()):
                     if cache is not None:
                         cache.put(context, request, result)
@@ -176,26 +185,26 @@ class Pool:
     def _context(self, cache: Cache) -> str:
         return cache.context(self.build, self.threads, self.metrics, self.split_evaluation)
 
-    def _assign(self, waiting: deque[Request]) -> None:
-        """Give each idle worker a trial."""
+    def _assign(self) -> None:
+        """Give each idle worker trials."""
         for number in range(self.workers):
-            if not waiting:
+            if not self._waiting:
                 return
             worker = self._started.get(number)
             if worker is None:
                 worker = self._started[number] = self.start(number, self._replies)
             if worker.task is None:
-                request = waiting.popleft()
-                name = f"the arguments of arm {request.trial.arm!r}"
-                task = TrialTask(request, self.metrics, self.split_evaluation)
+                group = self._waiting.take()
+                name = f"the arguments of arm {group[0].trial.arm!r}"
+                task = SeedsTask(group, self.metrics, self.split_evaluation, self.seeds_at_once)
                 worker.send(pickled(name, task, self.build))
-                worker.task = request
+                worker.task = group
                 self._set_deadline(worker)
 
     def _set_deadline(self, worker: WorkerProcess) -> None:
-        """Start the time of a trial, once the worker is ready."""
+        """Start the time of the trials of a worker, once it is ready."""
         if self.time_limit is not None and worker.ready and worker.task is not None:
-            worker.deadline = time.monotonic() + self.time_limit
+            worker.deadline = time.monotonic() + self.time_limit * len(worker.task)
 
     def _collect(self) -> list[tuple[Request, TrialResult]]:
         """Wait for a message, and return the results that have arrived."""
@@ -214,10 +223,12 @@ class Pool:
             return []
         reply, peak = message.message
         self.peak_memory = max(self.peak_memory, peak)
-        request, worker.task, worker.deadline = worker.task, None, None
+        group, worker.task, worker.deadline = worker.task, None, None
         if isinstance(reply, BuildError):
             raise reply
-        return [(request, reply)]
+        if len(group) > 1 and not reply.together:
+            self._waiting.separate(group[0].trial.arm)
+        return list(zip(group, reply.results, strict=True))
 
     def _ended(self, worker: WorkerProcess) -> list[tuple[Request, TrialResult]]:
         """Fail the trial of a worker that has ended, or raise if it could not start."""
@@ -226,18 +237,24 @@ class Pool:
         worker.kill()
         if not worker.ready:
             raise RuntimeError(f"the comparison cannot start: {cause}")
-        return [] if worker.task is None else [_failed(worker.task, cause)]
+        return self._failed(worker, cause)
 
     def _overdue(self) -> list[tuple[Request, TrialResult]]:
         """End the workers whose trials take too long."""
         now = time.monotonic()
         late = [w for w in self._started.values() if w.deadline is not None and now > w.deadline]
+        why = f"the trial took longer than time_limit={self.time_limit} seconds; "
+        results = []
         for worker in late:
             del self._started[worker.number]
             worker.kill()
-        why = f"the trial took longer than time_limit={self.time_limit} seconds; "
-        return [_failed(worker.task, why + worker.describe_log()) for worker in late]
+            results += self._failed(worker, why + worker.describe_log())
+        return results
 
-
-def _failed(request: Request, cause: str) -> tuple[Request, TrialResult]:
-    return request, failed(request.trial, cause)
+    def _failed(self, worker: WorkerProcess, cause: str) -> list[tuple[Request, TrialResult]]:
+        """Fail the trial of a worker; several ones are trained again, one at a time."""
+        group = worker.task or ()
+        if len(group) > 1:
+            self._waiting.put_back(group)
+            return []
+        return [(request, failed(request.trial, cause)) for request in group]
