@@ -132,6 +132,16 @@ def test_the_plot_names_every_arm_and_hides_no_label(comparison):
         assert not any(one.overlaps(other) for other in labels[i + 1 :])
 
 
+def test_of_many_arms_the_plot_shows_those_with_the_clearest_effects():
+    nulls = {f"null {i}": 1.0 for i in range(12)}
+    speedups = {"baseline": 1.0, **nulls, "fast": 3.0, "slow": 0.4}
+    figure = Comparison(make_study(speedups=speedups)).plot()
+    labels = [one.get_text().replace("\n", " ") for one in figure.axes[0].texts]
+    assert {"baseline", "fast", "slow", "baseline again"} <= set(labels)
+    assert sum(label.startswith("null") for label in labels) == 6
+    assert "10 of 16 arms" in figure.texts[-1].get_text().replace("\n", " ")
+
+
 def test_saving_and_loading_gives_the_same_result(comparison, tmp_path):
     folder = comparison.save(tmp_path / "a" / "b")
     names = {"study.json", "table.txt", "card.md", "plot.png", "plot.svg", "report.html"}

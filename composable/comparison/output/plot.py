@@ -6,7 +6,12 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from composable.comparison.analysis.findings import Analysis
-from composable.comparison.output.plot_data import PlottedArm, plotted_arms, quality_limits
+from composable.comparison.output.plot_data import (
+    PlottedArm,
+    clearest,
+    plotted_arms,
+    quality_limits,
+)
 from composable.comparison.output.plot_labels import (
     FAINT,
     GRID,
@@ -47,6 +52,8 @@ _WIDE = 110  # letters in a line of the caption
 def draw_plot(study: Study, analysis: Analysis, *, transparent: bool = False) -> "Figure":
     """Draw the metric against the seconds of training.
 
+    Of more than ten arms, those with the smallest p values are drawn.
+
     Args:
         study: The study.
         analysis: Its analysis.
@@ -58,11 +65,12 @@ def draw_plot(study: Study, analysis: Analysis, *, transparent: bool = False) ->
     Raises:
         ImportError: matplotlib is not installed.
     """
-    arms = plotted_arms(study, analysis)
+    every = plotted_arms(study, analysis)
+    arms = clearest(every)
     labels = [Label.of(arm) for arm in arms]
     title = textwrap.wrap(printable(headline(study, analysis)), 74)
     unit, scale = _unit(arms)
-    caption = textwrap.wrap(printable(caption_of(study, analysis, arms)), _WIDE)
+    caption = textwrap.wrap(printable(caption_of(study, analysis, arms, every)), _WIDE)
     height = max(_HEIGHT, sum(label.height for label in labels) + 0.1)
     top, bottom = 0.22 + 0.19 * len(title), 0.62 + LINE * len(caption)
     figure = _new_figure(_WIDTH, top + height + bottom)

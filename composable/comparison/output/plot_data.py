@@ -13,8 +13,9 @@ from composable.comparison.output.wording import chosen_quality
 from composable.comparison.records import Evaluation, Study, TrialResult
 from composable.comparison.trials.costs import seconds_until
 
-__all__ = ["Band", "PlottedArm", "plotted_arms", "quality_limits"]
+__all__ = ["Band", "PlottedArm", "clearest", "plotted_arms", "quality_limits"]
 
+_MOST = 10  # arms in a plot: eight colors, the baseline and the A/A arm
 _STEPS = 16  # between two schedules
 
 
@@ -67,6 +68,27 @@ def plotted_arms(study: Study, analysis: Analysis) -> list[PlottedArm]:
     measured = measure(study)
     found = (_plotted(arm, measured.get(arm.arm, ()), analysis.metric) for arm in analysis.arms)
     return [arm for arm in found if arm is not None]
+
+
+def clearest(arms: Sequence[PlottedArm], most: int = _MOST) -> list[PlottedArm]:
+    """Return the arms to draw if there are too many: those with the smallest p values.
+
+    The baseline and the A/A arm are always among them. The order is kept.
+
+    Args:
+        arms: The arms with a curve.
+        most: The number of arms to draw.
+    """
+    references = [arm for arm in arms if arm.found.role != "arm"]
+    others = sorted((arm for arm in arms if arm.found.role == "arm"), key=_evidence)
+    kept = [*references, *others[: max(0, most - len(references))]]
+    return [arm for arm in arms if arm in kept]
+
+
+def _evidence(arm: PlottedArm) -> tuple[float, float]:
+    ratio = arm.found.time.ratio
+    speedup = ratio.value if ratio is not None and ratio.value is not None else 0.0
+    return (inf if arm.found.p is None else arm.found.p), -speedup
 
 
 def _plotted(arm: ArmAnalysis, schedules: Sequence[Schedule], metric: str) -> PlottedArm | None:

@@ -157,8 +157,17 @@ def spread(wanted: Sequence[float], heights: Sequence[float], room: float) -> li
     return centers
 
 
-def caption_of(study: Study, analysis: Analysis, arms: Sequence[PlottedArm]) -> str:
-    """Return what the plot shows, and the arms that it does not show."""
+def caption_of(
+    study: Study, analysis: Analysis, arms: Sequence[PlottedArm], every: Sequence[PlottedArm]
+) -> str:
+    """Return what the plot shows, and the arms that it does not show.
+
+    Args:
+        study: The study.
+        analysis: Its analysis.
+        arms: The arms that are drawn.
+        every: All arms with a curve.
+    """
     seeds = len(study.protocol.seeds)
     interval = ", with 95 % intervals" if seeds > 1 else ""
     mean = f"mean of {seeds} seeds, band from the lowest to the highest"
@@ -173,7 +182,12 @@ def caption_of(study: Study, analysis: Analysis, arms: Sequence[PlottedArm]) -> 
         f"Speed-up: the baseline's {clock_seconds(study.protocol)} to the target divided by the "
         f"arm's{interval}; {seeds} {'seeds' if seeds > 1 else 'seed'}."
     )
-    missing = [arm.arm for arm in analysis.arms if arm not in [one.found for one in arms]]
+    if len(arms) < len(every):
+        parts.append(
+            f"Shown: {len(arms)} of {len(every)} arms, those with the smallest p values and the "
+            "baseline."
+        )
+    missing = [arm.arm for arm in analysis.arms if arm not in [one.found for one in every]]
     if missing:
         parts.append(f"Without a finished run on this schedule: {', '.join(missing)}.")
     low, high = quality_limits(arms, analysis, study.protocol.baseline)
