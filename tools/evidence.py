@@ -73,6 +73,17 @@ STUDIES: tuple[Evidence, ...] = (
         alone={"SeqLengthWarmup": "rotary, length warm-up"},
     ),
     Evidence(
+        "bert",
+        "A byte-level BERT",
+        "a byte-level BERT",
+        "A BERT of Transformers, with 2 layers and a width of 128, learns masked bytes of the source "
+        "of Python's standard library; results are in nats a masked byte, on other files. The "
+        "baseline has learned positions and AdamW. The recipe [`small_bert`](api.md) has ALiBi, "
+        "sequences cut to 64 bytes, 16 of them in a batch, and Muon; its arm with AdamW shows what "
+        "Muon adds here: nothing within these lengths. `GatedLinearUnits` alone has the baseline's "
+        "settings to tune. Repeat with `python benchmarks/evidence.py bert`.",
+    ),
+    Evidence(
         "digits",
         "Handwritten digits",
         "8 x 8 digits",
