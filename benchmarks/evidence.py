@@ -42,9 +42,7 @@ from composable.algorithms import (
     GatedLinearUnits,
     GhostBatchNorm,
     GyroDropout,
-    LabelSmoothing,
     LayerFreezing,
-    MixUp,
     ProgressiveResizing,
     RandAugment,
     Rotary,
@@ -259,19 +257,13 @@ def vision() -> dict[str, Any]:
     methods = named(
         [
             ChannelsLast(),
-            LabelSmoothing(0.1),
-            MixUp(0.2),
             ProgressiveResizing(),
             FixRes(),
             BlurPool(),
-            SqueezeExcite(min_channels=32, latent_channels=0.25),
             StochasticDepth(target=residual_net.BLOCKS, drop_rate=0.1),
             WhitenedFirstLayer(
                 lambda: torch.stack([x for x, _ in residual_net.images()["train"]][:1000])
             ),
-            EMA(half_life="30ba"),
-            LayerFreezing(),
-            SelectiveBackprop(),
         ]
     )
     sgd, muon_rates = {"lr": [0.1, 0.3]}, {"lr": [12e-3, 24e-3]}

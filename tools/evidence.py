@@ -9,7 +9,7 @@ from composable.comparison import Comparison
 from composable.comparison.analysis.findings import ArmAnalysis, Estimate
 from tests.support.cases import ROOT, Case
 
-__all__ = ["STUDIES", "Evidence", "card_lines", "grade", "page_lines"]
+__all__ = ["STUDIES", "Evidence", "card_lines", "describe_verdict", "grade", "link", "page_lines"]
 
 NOT_MEASURED = "not measured here"
 
@@ -76,8 +76,9 @@ STUDIES: tuple[Evidence, ...] = (
         "bert",
         "A byte-level BERT",
         "a byte-level BERT",
-        "A BERT of Transformers, with 2 layers and a width of 128, learns masked bytes of the source "
-        "of Python's standard library; results are in nats a masked byte, on other files. The "
+        "A BERT of Transformers, with 2 layers and a width of 128, learns masked bytes of the "
+        "source of Python's standard library; results are in nats a masked byte, on other files. "
+        "The "
         "baseline has learned positions and AdamW. The recipe [`small_bert`](api.md) has ALiBi, "
         "sequences cut to 64 bytes, 16 of them in a batch, and Muon; its arm with AdamW shows what "
         "Muon adds here: nothing within these lengths. `GatedLinearUnits` alone has the baseline's "
@@ -109,7 +110,7 @@ def measured(case: Case) -> Iterator[tuple[Evidence, ArmAnalysis]]:
 def grade(case: Case) -> str:
     """Describe the results for a method in a few words."""
     found = [
-        f"{_verdict(arm)} on [{study.place}](../evidence.md#{_anchor(study)})"
+        f"{describe_verdict(arm)} on {link(study, '../evidence.md')}"
         for study, arm in measured(case)
     ]
     return "; ".join(found) or NOT_MEASURED
@@ -123,7 +124,8 @@ def card_lines(case: Case, claim: str) -> list[str]:
         claim: The grade of what papers report, and its source.
     """
     found = [
-        f"- [{study.title}](../evidence.md#{_anchor(study)}): **{_verdict(arm)}**. {arm.why}"
+        f"- [{study.title}](../evidence.md#{_anchor(study)}): **{describe_verdict(arm)}**. "
+        f"{arm.why}"
         for study, arm in measured(case)
     ]
     here = ["Measured here, alone and against a tuned baseline:", "", *found] if found else []
@@ -144,16 +146,37 @@ def page_lines(study: Evidence) -> list[str]:
     ]
 
 
-def _verdict(arm: ArmAnalysis) -> str:
+def describe_verdict(arm: ArmAnalysis) -> str:
+    """Return the verdict on an arm, with its speed-up."""
     assert arm.verdict is not None
     ratio = arm.time.ratio or arm.crossing.ratio
     return f"{arm.verdict.value}{_interval(ratio)}"
 
 
 def _interval(ratio: Estimate | None) -> str:
-    if ratio is None or ratio.value is None or ratio.low is None or ratio.high is None:
+    if ratio is None:
         return ""
-    return f", × {ratio.value:.2g} ({ratio.low:.2g} to {ratio.high:.2g})"
+    low, high = ratio.low, ratio.high
+    if ratio.value is None:
+        bounds = [("at least", low), ("at most", high)]
+        return "".join(f", {word} × {bound:.2g}" for word, bound in bounds if bound is not None)
+    if low is not None and high is not None:
+        interval = f" ({low:.2g} to {high:.2g})"
+    elif low is not None:
+        interval = f" (at least {low:.2g})"
+    else:
+        interval = "" if high is None else f" (at most {high:.2g})"
+    return f", × {ratio.value:.2g}{interval}"
+
+
+def link(study: Evidence, page: str) -> str:
+    """Return a link to the section of a study.
+
+    Args:
+        study: The study.
+        page: The path of docs/evidence.md from the page with the link.
+    """
+    return f"[{study.place}]({page}#{_anchor(study)})"
 
 
 def _anchor(study: Evidence) -> str:

@@ -16,7 +16,7 @@ from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence
+from tools import evidence, recipes
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
@@ -25,6 +25,7 @@ LAWS = ROOT / "docs/laws.md"
 INTEGRATIONS = ROOT / "docs/integrations.md"
 PARALLEL = ROOT / "docs/parallel.md"
 DOES_IT_PAY = ROOT / "docs/evidence.md"
+RECIPES = ROOT / "docs/recipes.md"
 
 REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages`"
 
@@ -67,6 +68,7 @@ def pages(answers: Answers) -> dict[Path, str]:
         MATRIX: with_generated(MATRIX, "matrix", matrix_table(answers)),
         INDEX: index_page(),
         DOES_IT_PAY: with_generated(DOES_IT_PAY, "studies", evidence_sections()),
+        RECIPES: with_generated(RECIPES, "recipes", recipes.recipe_table()),
     }
     return rendered | {card(case): card_page(case, answers) for case in methods()}
 
