@@ -1,14 +1,22 @@
-"""How many workers the machine bears."""
+"""The cores and devices of the machine, and the workers that they allow."""
 
 import os
+import platform
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-__all__ = ["cuda_devices", "default_workers", "thread_variables", "usable_cores"]
+__all__ = [
+    "cuda_devices",
+    "default_workers",
+    "processor_name",
+    "thread_variables",
+    "usable_cores",
+]
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CPU_INFO = Path("/proc/cpuinfo")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -45,6 +53,21 @@ def cuda_devices() -> list[str]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = [str(i) for i in range(count)] if given is None else given.split(",")
     return named[:count]
+
+
+def processor_name(device: str) -> str:
+    """Return the model of the GPU, or else of the CPU, as the system names it.
+
+    Args:
+        device: The device on which steps run, such as "cpu" or "cuda:0".
+    """
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError, StopIteration):
+        lines = _CPU_INFO.read_text().splitlines()
+        model = next(line for line in lines if line.startswith("model name"))
+        return f"{model.partition(':')[2].strip()} {device}"
+    return f"{platform.processor() or platform.machine()} {device}"
 
 
 def default_workers(threads: int) -> int:

@@ -1,19 +1,24 @@
-"""The calibrated costs of a comparison, measured once, and kept."""
+"""The calibrated costs of a comparison, measured once and stored."""
 
 import json
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
-from composable.comparison.encoding import InvalidRecordError, decode, encode
+import attrs
+
+from composable.comparison.encoding import decode, encode
 from composable.comparison.plan.design import Design
 from composable.comparison.plan.stages import Trained
 from composable.comparison.records import StepCost, Trial
 from composable.comparison.study_file import write_atomically
-from composable.comparison.trials.cache import Cache
+from composable.comparison.trials.cache import Cache, DamagedCacheWarning
 from composable.comparison.trials.calibration import CalibrationError, CalibrationWarning, calibrate
+from composable.comparison.trials.cores import processor_name
 from composable.comparison.trials.digest import digest_of
 from composable.comparison.trials.pool import Pool
 from composable.comparison.trials.trial import Request
+from composable.core._warnings import warn_user
 
 __all__ = ["measure_costs"]
 
@@ -25,7 +30,7 @@ _BATCHES = 5
 def measure_costs(
     design: Design, pool: Pool, cache: Cache, trained: Trained
 ) -> tuple[tuple[StepCost, ...], tuple[str, ...]]:
-    """Measure the cost of the steps of each arm on the longest schedule, or read those on disk.
+    """Measure the cost of the steps of each arm on the longest schedule, or read stored costs.
 
     The A/A arm has the cost of the baseline, and an arm without a finished run has none.
 
@@ -33,46 +38,66 @@ def measure_costs(
         The costs, and a note for each arm whose steps cannot be measured.
     """
     longest = design.durations[-1]
-    finished = {
+    batches = _finished_batches(trained, longest)
+    if design.baseline not in batches:
+        return (), (_not_calibrated(f"no run of {design.baseline} on {longest} finished."),)
+    points = min(_POINTS, (min(batches.values()) - 1) // _BATCHES)
+    if not points:
+        return (), (_not_calibrated(f"runs of {longest} are too short."),)
+    requests = [
+        design.request(
+            Trial(arm, trained.settings[arm], longest, design.seeds.reporting[0], "reporting")
+        )
+        for arm in design.arms
+        if arm in batches and arm != design.repeated
+    ]
+    path = cache.folder.parent / "costs" / f"{_key(design, pool, cache, requests)}.json"
+    stored = _stored(path, requests)
+    if stored is not None:
+        return stored, ()
+    costs, notes = _measured(pool, requests, points)
+    if not notes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps([encode(one) for one in costs]).encode())
+    return costs, notes
+
+
+def _finished_batches(trained: Trained, duration: str) -> dict[str, int]:
+    """Return the batches of a finished reported run of a duration, by arm."""
+    return {
         one.trial.arm: one.batches
         for one in trained.results
         if one.outcome == "finished"
         and one.trial.purpose == "reporting"
-        and one.trial.duration == longest
+        and one.trial.duration == duration
     }
-    requests = [
-        design.request(
-            Trial(
-                arm,
-                trained.settings[arm],
-                longest,
-                design.seeds.reporting[0],
-                "reporting",
-            )
-        )
-        for arm in design.arms
-        if arm in finished and arm != design.repeated
-    ]
-    path = cache.folder.parent / "costs" / f"{_key(design, pool, cache, requests)}.json"
-    try:
-        stored = decode(tuple[StepCost, ...], json.loads(path.read_bytes()), str(path))
-        return stored, ()
-    except (OSError, ValueError, InvalidRecordError):
-        pass
-    points = min(_POINTS, (min(finished.values()) - 1) // _BATCHES)
-    if not points:
-        return (), (f"The costs of steps are not calibrated: runs of {longest} are too short.",)
-    costs, notes = _measured(pool, requests, points)
-    if not notes:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = json.dumps([encode(one) for one in costs])
-        write_atomically(path, content.encode())
-    return costs, notes
+
+
+def _not_calibrated(why: object) -> str:
+    return f"The costs of steps are not calibrated: {why}"
 
 
 def _key(design: Design, pool: Pool, cache: Cache, requests: Sequence[Request]) -> str:
+    """Return the digest of what the costs depend on: the trials, and the machine."""
     context = cache.context(design.build, pool.threads, design.split_evaluation)
-    return digest_of([cache.path(context, request).name for request in requests])[:32]
+    names = [cache.path(context, request).name for request in requests]
+    return digest_of(names, processor_name(design.built.device))[:32]
+
+
+def _stored(path: Path, requests: Sequence[Request]) -> tuple[StepCost, ...] | None:
+    """Return the stored costs of the arms, which may have other names since."""
+    try:
+        costs = decode(tuple[StepCost, ...], json.loads(path.read_bytes()), path.name)
+        pairs = zip(costs, requests, strict=True)
+        return tuple(attrs.evolve(cost, arm=request.trial.arm) for cost, request in pairs)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        warn_user(
+            f"{path} is damaged, and the costs of steps are measured again: {error!r}",
+            DamagedCacheWarning,
+        )
+        return None
 
 
 def _measured(
@@ -83,7 +108,7 @@ def _measured(
         try:
             costs = calibrate(pool, requests, points=points)
         except CalibrationError as error:
-            return (), (f"The costs of steps are not calibrated: {error}",)
+            return (), (_not_calibrated(error),)
     notes = [str(one.message) for one in caught if one.category is CalibrationWarning]
     for one in caught:
         if one.category is not CalibrationWarning:
