@@ -1,7 +1,11 @@
 """Digests of code and values: what changes them, and what does not."""
 
+import importlib
 import subprocess
 import sys
+import threading
+from collections import deque
+from decimal import Decimal
 from functools import partial
 
 import attrs
@@ -49,6 +53,11 @@ DIFFERENT = {
         "y = 1\ndef f(): return lambda: y",
         "y = 2\ndef f(): return lambda: y",
     ),
+    "how it takes its arguments": ("def f(x): return x", "def f(*x): return x"),
+    "the lines of a try block": (  # the same bytecode from Python 3.11 on
+        "def f():\n try:\n  g()\n  x = 1\n except E: x = 2\n return x",
+        "def f():\n try: g()\n except E: x = 2\n else: x = 1\n return x",
+    ),
     "a closure": (
         "def h(y): return lambda: y\nf = h(1)",
         "def h(y): return lambda: y\nf = h(2)",
@@ -75,6 +84,13 @@ class Settings:
     width: int
 
 
+class Slotted:
+    __slots__ = ("width",)
+
+    def __init__(self, width):
+        self.width = width
+
+
 VALUES = [
     *(None, True, 1, 1.0, "1", b"1", (1,), [1], {1}, {1: 2}, {2: 1}, [[1], 2], [[1, 2]], []),
     *(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([[1.0]]), torch.tensor([1])),
@@ -82,6 +98,9 @@ VALUES = [
     *(partial(max, 1), partial(max, 2), partial(max, key=1), torch.optim.SGD, torch.optim.Adam),
     *(TensorDataset(torch.zeros(2)), TensorDataset(torch.zeros(3)), torch.optim.SGD.step),
     *(min, max, torch.relu, torch.tanh, str.upper, str.lower),
+    *(Slotted(1), Slotted(2), range(2), range(3), Decimal(1), Decimal(2), deque([1]), deque([2])),
+    *(torch.device("cpu"), torch.device("meta"), torch.channels_last, torch.contiguous_format),
+    *(torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse()),
 ]
 
 
@@ -97,6 +116,36 @@ def test_a_loader_is_described_by_its_data_and_options():
     assert first == digest_of(loader(1.0, 2))
     assert first != digest_of(loader(2.0, 2))
     assert first != digest_of(loader(1.0, 4))
+
+
+def test_an_object_that_cannot_be_pickled_is_described_by_its_class():
+    assert digest_of(threading.Lock()) == digest_of(threading.Lock()) != digest_of(object())
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Write a package whose module `build` imports `models`, which imports `sizes`."""
+    folder = tmp_path / "digested"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "build.py").write_text("from . import models\n")
+    (folder / "models.py").write_text("from digested.sizes import WIDTH\n")
+    (folder / "sizes.py").write_text("WIDTH = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield folder
+    for name in [one for one in sys.modules if one.partition(".")[0] == "digested"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["build.py", "models.py", "sizes.py"])
+def test_a_module_is_described_by_its_source_and_by_what_it_imports(package, name):
+    module = importlib.import_module("digested.build")
+    before = digest_of(module)
+    assert digest_of(module) == before
+
+    with (package / name).open("a") as file:
+        file.write("more = 1\n")
+    assert digest_of(module) != before
 
 
 def test_an_object_that_contains_itself_has_a_digest():

@@ -3,6 +3,7 @@
 Pickles are not: they depend on the order of sets, and on which objects are shared.
 """
 
+import ast
 import ctypes
 import dis
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from enum import Enum
 from functools import cache, partial
 from hashlib import sha256
+from importlib.util import resolve_name
 from pathlib import Path, PurePath
 from types import (
     BuiltinFunctionType,
@@ -40,9 +42,10 @@ def digest_of(*values: Any) -> str:
 
     A function is described by its bytecode, its defaults, the values that it closes over and the
     globals that it names; so are functions and classes among them, unless they belong to an
-    installed package. Comments don't count. Tensors and arrays are described by their elements,
-    other objects by their class and attributes. What a function finds otherwise, such as a file or
-    the result of an import within it, is not seen.
+    installed package. A module is described by its source and that of the modules that it imports.
+    Comments in functions don't count. Tensors and arrays are described by their elements, other
+    objects by their class and attributes. What a function finds otherwise, such as a file or the
+    result of an import within it, is not seen.
 
     Example:
         >>> from composable.comparison.trials.digest import digest_of
@@ -107,8 +110,9 @@ class _Walk:
 
     def _add_tensor(self, value: torch.Tensor) -> None:
         self._put("tensor", f"{value.dtype} {tuple(value.shape)} {value.device.type}")
-        if value.layout == torch.strided and value.device.type != "meta":
-            plain = value.detach().cpu().contiguous()
+        if value.device.type != "meta":
+            dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
+            plain = dense.cpu().contiguous()
             if plain.numel():
                 size = plain.numel() * plain.element_size()
                 self.hash.update((ctypes.c_ubyte * size).from_address(plain.data_ptr()))
@@ -138,6 +142,9 @@ class _Walk:
 
     def _add_code(self, value: CodeType) -> None:
         self._put("code", value.co_code)
+        self._put("exceptions", getattr(value, "co_exceptiontable", b""))  # from Python 3.11 on
+        counts = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount
+        self._add_all("parameters", (*counts, value.co_flags))
         self._add_all("names", (*value.co_names, *value.co_varnames, *value.co_freevars))
         self._add_all("constants", value.co_consts)
 
@@ -152,7 +159,10 @@ class _Walk:
         self._put("module", value.__name__)
         file = getattr(value, "__file__", None)
         if file is not None and _is_own(value.__name__):
-            self._put("source", Path(file).read_bytes())
+            source = Path(file).read_bytes()
+            self._put("source", source)
+            if Path(file).suffix == ".py":
+                self._add_all("imports", _imported_modules(value, source))
 
     def _add_partial(self, value: "partial[Any]") -> None:
         self._add_all("partial", (value.func, value.args, value.keywords))
@@ -180,6 +190,21 @@ class _Walk:
             self._add_mapping({one.name: getattr(value, one.name, None) for one in fields})
         elif isinstance(getattr(value, "__dict__", None), dict):
             self._add_mapping(vars(value))
+        else:
+            self._add_reduced(value)
+
+    def _add_reduced(self, value: Any) -> None:
+        """Add what pickle would store, such as the values of slots."""
+        try:
+            reduced = value.__reduce_ex__(2)
+        except Exception:  # such as a lock, which has its class alone
+            return
+        if isinstance(reduced, str):
+            self._put("name", reduced)
+            return
+        function, arguments, *state = reduced
+        items = [list(one) if isinstance(one, Iterator) else one for one in state]
+        self._add_all("reduced", (function, arguments, *items))
 
     _METHODS: tuple[tuple[Any, Callable[["_Walk", Any], None]], ...] = (
         (torch.Tensor, _add_tensor),
@@ -214,6 +239,19 @@ def _global_names(code: CodeType) -> set[str]:
 
 def _inner_codes(code: CodeType) -> Iterator[CodeType]:
     return (one for one in code.co_consts if isinstance(one, CodeType))
+
+
+def _imported_modules(module: ModuleType, source: bytes) -> list[ModuleType]:
+    """Return the user's modules that a module imports, also within functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            relative = "." * node.level + (node.module or "")
+            base = resolve_name(relative, module.__package__) if node.level else relative
+            names.update((base, *(f"{base}.{one.name}" for one in node.names)))
+    return [sys.modules[name] for name in sorted(names) if name in sys.modules and _is_own(name)]
 
 
 def _is_own(module: str | None) -> bool:
