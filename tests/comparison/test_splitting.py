@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from composable import Evaluator
 from composable.comparison.trials.splitting import split_evaluators
@@ -62,13 +68,26 @@ class Batches:
         return iter([1, 2])
 
 
+FOUR = TensorDataset(torch.arange(4))
 SAMPLER = [[0, 1], [2, 3]]
 REFUSED = {
     "a stream": (DataLoader(Stream(), batch_size=2), "that of the eval_dataloader is a Stream"),
     "a loader of its own": (Batches(), "the eval_dataloader is a Batches"),
     "a batch sampler": (
-        DataLoader(TensorDataset(torch.arange(4)), batch_sampler=SAMPLER),
+        DataLoader(FOUR, batch_sampler=SAMPLER),
         "a batch sampler of its own",
+    ),
+    "a sampler of some examples": (
+        DataLoader(FOUR, sampler=SubsetRandomSampler([0, 1, 2])),
+        "a SubsetRandomSampler. Pass a torch.utils.data.Subset",
+    ),
+    "a sampler that repeats examples": (
+        DataLoader(FOUR, sampler=RandomSampler(FOUR, replacement=True)),
+        "a RandomSampler",
+    ),
+    "a sampler of fewer examples": (
+        DataLoader(FOUR, sampler=RandomSampler(FOUR, num_samples=2)),
+        "a RandomSampler",
     ),
     "one example": (DataLoader(TensorDataset(torch.arange(1))), "at least 2 examples"),
     "one batch": ([1], "at least 2 batches"),

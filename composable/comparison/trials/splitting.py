@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 from composable.core.key import Key
 from composable.data.permutation import permute
@@ -35,7 +41,7 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
 
     Raises:
         ValueError: There is not exactly one evaluator, or its loader has no data set that can be
-            indexed, or fewer than two examples.
+            indexed, fewer than two examples, or a sampler that leaves out or repeats some.
 
     Example:
         >>> from composable import Evaluator
@@ -78,7 +84,19 @@ def _halves(loader: Any) -> list[Any]:
             "split_evaluation=True needs a DataLoader with a batch_size, and the eval_dataloader "
             f"has a batch sampler of its own, or none. {_ADVICE}"
         )
+    if not _takes_each_example_once(loader.sampler, len(dataset)):
+        raise ValueError(
+            "split_evaluation=True needs a DataLoader of all examples of its data set, and the "
+            f"eval_dataloader has a {type(loader.sampler).__name__}. Pass a "
+            f"torch.utils.data.Subset instead of a sampler. {_ADVICE}"
+        )
     return [_part(loader, half) for half in _split(len(dataset), "examples")]
+
+
+def _takes_each_example_once(sampler: Any, length: int) -> bool:
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == length
+    return isinstance(sampler, SequentialSampler)
 
 
 def _split(length: int, what: str) -> list[list[int]]:
