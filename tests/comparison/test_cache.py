@@ -92,7 +92,7 @@ def test_the_context_depends_on_the_function_and_the_data(tmp_path):
     assert first.context(min, 1) != first.context(min, 2)
 
 
-DAMAGED = ["", "{", "[]", "3", '{"format": 1}', '{"format": 2, "outcome": "finished"}']
+DAMAGED = ["", "{", "[]", "3", "{}", '{"outcome": "finished"}']
 
 
 @pytest.mark.parametrize("text", DAMAGED)
@@ -105,7 +105,7 @@ def test_a_damaged_file_is_ignored_with_a_warning(cache, text):
         assert cache.get("context", one) is None
 
 
-@pytest.mark.parametrize("name", ["seconds", "curve", "batches", "error", "outcome"])
+@pytest.mark.parametrize("name", ["trial", "seconds", "curve", "batches", "outcome"])
 def test_a_file_without_an_entry_is_damaged(cache, name):
     one = request()
     cache.put("context", one, result_of(one))

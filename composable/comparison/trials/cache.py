@@ -1,10 +1,7 @@
 """Finished trials on disk: an interrupted comparison resumes with those that it lacks."""
 
 import json
-import math
-import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,9 @@ import attrs
 import torch
 
 from composable._version import __version__
-from composable.comparison.records import Evaluation, Seconds, TrialResult
+from composable.comparison.encoding import decode, encode
+from composable.comparison.records import TrialResult
+from composable.comparison.study_file import write_atomically
 from composable.comparison.trials.digest import digest_of
 from composable.comparison.trials.trial import Request
 from composable.core._warnings import warn_user
@@ -20,7 +19,7 @@ from composable.functional._checks import as_path
 
 __all__ = ["Cache", "DamagedCacheWarning"]
 
-_FORMAT = 1
+_FORMAT = 2
 _KEPT = ("finished", "diverged", "stopped")
 
 
@@ -81,10 +80,11 @@ class Cache:
         """
         path = self.path(context, request)
         try:
-            return _decode(json.loads(path.read_bytes()), request)
+            result = decode(TrialResult, json.loads(path.read_bytes()), path.name)
+            return attrs.evolve(result, trial=request.trial)  # the arm may have another name
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             warn_user(
                 f"{path} is damaged, and its trial is run again: {error!r}", DamagedCacheWarning
             )
@@ -102,57 +102,4 @@ class Cache:
             return
         path = self.path(context, request)
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(json.dumps(_encode(result), indent=1, allow_nan=False))
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-def _encode(result: TrialResult) -> dict[str, Any]:
-    trial = result.trial
-    return {
-        "format": _FORMAT,
-        "arm": trial.arm,  # for readers; the name of the request counts
-        "duration": trial.duration,
-        "seed": trial.seed,
-        "outcome": result.outcome,
-        "batches": result.batches,
-        "seconds": attrs.asdict(result.seconds),
-        "curve": [
-            {**attrs.asdict(one), "metrics": {n: _number(v) for n, v in one.metrics.items()}}
-            for one in result.curve
-        ],
-        "error": result.error,
-        "together": result.together,
-    }
-
-
-def _number(value: float) -> float | str:
-    """Return a number as JSON has it: it has no NaN and no infinities."""
-    return value if math.isfinite(value) else str(value)
-
-
-def _decode(stored: Mapping[str, Any], request: Request) -> TrialResult:
-    if stored["format"] != _FORMAT or stored["outcome"] not in _KEPT:
-        raise ValueError(f"format {stored['format']!r}, outcome {stored['outcome']!r}")
-    seconds = {name: float(value) for name, value in stored["seconds"].items()}
-    curve = tuple(
-        Evaluation(
-            int(one["batch"]),
-            float(one["progress"]),
-            float(one["seconds"]),
-            {str(name): float(value) for name, value in one["metrics"].items()},
-        )
-        for one in stored["curve"]
-    )
-    return TrialResult(
-        request.trial,
-        stored["outcome"],
-        int(stored["batches"]),
-        Seconds(**seconds),
-        curve,
-        stored["error"],
-        bool(stored.get("together", False)),
-    )
+        write_atomically(path, json.dumps(encode(result), indent=1, allow_nan=False).encode())
