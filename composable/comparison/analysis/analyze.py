@@ -33,7 +33,6 @@ from composable.comparison.analysis.findings import (
     Estimate,
     Target,
 )
-from composable.comparison.analysis.measured import Schedule, curve_of, measure
 from composable.comparison.analysis.measures import (
     Context,
     compare_step_costs,
@@ -44,6 +43,7 @@ from composable.comparison.analysis.measures import (
     pair_seeds,
     steps_of,
 )
+from composable.comparison.analysis.schedules import Schedule, curve_of, schedules_of
 from composable.comparison.analysis.settings import edge_notes
 from composable.comparison.analysis.statistics import holm
 from composable.comparison.analysis.times import Curve, TimeComparison, compare_times, crossing_time
@@ -77,7 +77,7 @@ def analyze(study: Study, *, resamples: int = 2000) -> Analysis:
         ValueError: The baseline has no finished reporting trial, a run has two results, or the
             metric is not logged.
     """
-    measured = measure(study)
+    measured = schedules_of(study)
     protocol = study.protocol
     sign = 1 if protocol.mode == "max" else -1
     baseline = measured.get(protocol.baseline, ())

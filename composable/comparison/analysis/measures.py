@@ -14,7 +14,7 @@ from composable.comparison.analysis.findings import (
     Target,
     TimeToTarget,
 )
-from composable.comparison.analysis.measured import Schedule, first_crossings
+from composable.comparison.analysis.schedules import Schedule, first_crossings
 from composable.comparison.analysis.statistics import (
     cost_ratio,
     lower_bound,

@@ -8,10 +8,9 @@ from statistics import fmean
 import attrs
 
 from composable.comparison.analysis.findings import Analysis, ArmAnalysis, Quality
-from composable.comparison.analysis.measured import Schedule, measure
+from composable.comparison.analysis.schedules import Schedule, schedules_of, seconds_at
 from composable.comparison.output.wording import chosen_quality
 from composable.comparison.records import Evaluation, Study, TrialResult
-from composable.comparison.trials.costs import seconds_until
 
 __all__ = ["Band", "PlottedArm", "clearest", "plotted_arms", "quality_limits"]
 
@@ -65,8 +64,8 @@ class PlottedArm:
 
 def plotted_arms(study: Study, analysis: Analysis) -> list[PlottedArm]:
     """Return the arms that have a curve, in the order of the analysis."""
-    measured = measure(study)
-    found = (_plotted(arm, measured.get(arm.arm, ()), analysis.metric) for arm in analysis.arms)
+    schedules = schedules_of(study)
+    found = (_plotted(arm, schedules.get(arm.arm, ()), analysis.metric) for arm in analysis.arms)
     return [arm for arm in found if arm is not None]
 
 
@@ -117,7 +116,7 @@ def _band(schedule: Schedule, metric: str) -> Band | None:
     values = [[float(run[batch].metrics[metric]) for run in by_run] for batch in shared]
     seconds = [
         fmean(
-            _seconds(schedule, run, by_batch[batch])
+            seconds_at(schedule, run, by_batch[batch])
             for run, by_batch in zip(runs, by_run, strict=True)
         )
         for batch in shared
@@ -132,12 +131,6 @@ def _band(schedule: Schedule, metric: str) -> Band | None:
 
 def _results(run: TrialResult, metric: str) -> dict[int, Evaluation]:
     return {one.batch: one for one in run.curve if isfinite(one.metrics.get(metric, inf))}
-
-
-def _seconds(schedule: Schedule, run: TrialResult, evaluation: Evaluation) -> float:
-    if schedule.cost is None:
-        return evaluation.seconds
-    return seconds_until(schedule.cost, run.batches, min(evaluation.progress, 1.0))
 
 
 def quality_limits(

@@ -1,4 +1,4 @@
-"""The results of a study by arm, schedule and seed: from reporting trials only."""
+"""The reporting trials of a study by arm, schedule and seed."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from composable.comparison.analysis.times import Curve
 from composable.comparison.records import Evaluation, Protocol, StepCost, Study, TrialResult
 from composable.comparison.trials.costs import seconds_until
 
-__all__ = ["Schedule", "curve_of", "first_crossings", "measure"]
+__all__ = ["Schedule", "curve_of", "first_crossings", "schedules_of", "seconds_at"]
 
 
 @attrs.frozen
@@ -33,8 +33,8 @@ class Schedule:
         return None not in self.finals.values()
 
 
-def measure(study: Study) -> dict[str, tuple[Schedule, ...]]:
-    """Sort the reporting trials by arm and schedule.
+def schedules_of(study: Study) -> dict[str, tuple[Schedule, ...]]:
+    """Return the schedules of each arm, from the shortest to the longest.
 
     Raises:
         ValueError: Two results are of the same run, or no run logged the metric.
@@ -85,7 +85,7 @@ def _crossing(
     schedule: Schedule, run: TrialResult, metric: str, level: float, sign: int
 ) -> float | None:
     points = [
-        (_seconds(schedule, run, one), sign * one.metrics[metric])
+        (seconds_at(schedule, run, one), sign * one.metrics[metric])
         for one in run.curve
         if isfinite(one.metrics.get(metric, float("nan")))
     ]
@@ -99,7 +99,8 @@ def _crossing(
     return None
 
 
-def _seconds(schedule: Schedule, run: TrialResult, evaluation: Evaluation) -> float:
+def seconds_at(schedule: Schedule, run: TrialResult, evaluation: Evaluation) -> float:
+    """Return the seconds of training until an evaluation of a run."""
     if schedule.cost is None:
         return evaluation.seconds
     return seconds_until(schedule.cost, run.batches, min(1.0, evaluation.progress))
