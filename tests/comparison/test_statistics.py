@@ -1,3 +1,6 @@
+import math
+import random
+
 import attrs
 import pytest
 from scipy import stats
@@ -57,9 +60,6 @@ def test_holm_steps_down_and_stays_monotone() -> None:
 
 
 def test_the_power_at_the_detectable_effect_is_80_percent() -> None:
-    import math
-    import random
-
     found = power_of(0.1, 4, 1.3)
     rng, effect = random.Random(0), math.log(found.detectable)
     draws = [[rng.gauss(effect, 0.1) for _ in range(4)] for _ in range(4000)]
@@ -101,6 +101,26 @@ def test_a_shifted_curve_has_the_ratio_of_the_shift() -> None:
 def test_an_arm_that_ends_too_early_and_is_worse_shows_nothing() -> None:
     short = Curve((0.0, 0.5), ((0.9, 1.0, 1.2), (1.3, 1.5, 1.2)))
     assert compare_times(BASE, short, None).ratio.p == 1.0
+
+
+def draw_pair(seed: int) -> tuple[Curve, Curve]:
+    """Draw the curves of a baseline and of an arm that is a little better or worse."""
+    rng = random.Random(seed)
+    shift, times = rng.uniform(-0.3, 0.5), (0.0, 0.7, 1.4)
+    base = [[time + rng.gauss(0, 0.1) for _ in range(4)] for time in times]
+    arm = [[one + shift + rng.gauss(0, 0.15) for one in row] for row in base]
+    return Curve(times, tuple(map(tuple, base))), Curve(times, tuple(map(tuple, arm)))
+
+
+def test_the_interval_contains_1_if_and_only_if_the_p_value_is_at_least_5_percent() -> None:
+    outside = 0
+    for seed in range(300):
+        found = compare_times(*draw_pair(seed), 1.0)
+        if found is not None:
+            low, high = found.ratio.low or 0.0, found.ratio.high or math.inf
+            assert (low <= 1 <= high) == (found.ratio.p >= 0.05) or 1 in (low, high)
+            outside += found.ratio.p < 0.05
+    assert 30 < outside < 270
 
 
 def test_a_baseline_that_does_not_reach_the_target_gives_no_ratio() -> None:

@@ -24,8 +24,8 @@ from composable.comparison.analysis.statistics import (
 
 __all__ = ["Curve", "TimeComparison", "compare_times", "crossing_time"]
 
-SAME_TIME = log(1.01)
-"""Times that differ by less are taken as equal: calibrated costs are not more precise."""
+_SAME_TIME = log(1.01)
+"""Times that differ by less count as equal: calibrated costs are not more precise."""
 
 
 @attrs.frozen
@@ -89,20 +89,23 @@ def compare_times(
     if log_b is None or log_b == -inf:
         return None
     reference = _at(baseline, [log_b])[0]
-    level = float(reference.mean())
-    log_a = crossing_time(arm, level)
-    value = None if log_a is None or log_a == -inf else exp(log_b - log_a)
     bend = float(_bends(baseline, [log_b])[0])
-    gain, p = _test_at(arm, log_b, reference, cost_error, bend)
+    test = _Test(arm, reference, log_b, cost_error, bend)
+    log_a = crossing_time(arm, float(reference.mean()))
+    value = None if log_a is None or log_a == -inf else exp(log_b - log_a)
+    gain, p = test.result()
     low, high, resampled = None, None, None
     if p is not None:
-        low, high = _invert((arm, reference), log_b, log_a, cost_error, bend)
+        low, high = test.interval(log_a)
+        # The intervals of other times may contradict the test at the baseline's time: it decides.
         if p < 0.05 and gain < 0:
             high = min(1.0, inf if high is None else high)
+        if p >= 0.05 and low is not None:
+            low = min(1.0, low)
         if value is not None and resamples:
             resampled = _resample(baseline, arm, target, resamples)
     estimate = Estimate(value, low, high, p, len(reference), resampled)
-    return TimeComparison(estimate, gain, _spread(arm, log_b, log_a, reference))
+    return TimeComparison(estimate, gain, test.spread(log_a))
 
 
 def _at(curve: Curve, log_times: Any) -> Any:
@@ -134,16 +137,6 @@ def _bends(curve: Curve, log_times: Any) -> Any:
     return PchipInterpolator(curve.log_times, means)(log_times) - line
 
 
-def _extra_errors(arm: Curve, log_times: Any, cost_error: float, bend: float) -> Any:
-    """Return the standard errors that all seeds share: of the costs, and of the interpolation.
-
-    That of the interpolation is the difference that a cubic would make. It vanishes on schedules,
-    and where the two curves bend alike.
-    """
-    _, np = import_scipy()
-    return np.hypot(_slopes(arm, log_times) * cost_error, _bends(arm, log_times) - bend)
-
-
 def _crossings(curve: Curve, means: Any, level: Any) -> Any:
     """Return where means (schedules first) reach a level: -inf before the first, inf never."""
     _, np = import_scipy()
@@ -157,49 +150,74 @@ def _crossings(curve: Curve, means: Any, level: Any) -> Any:
     return np.where(means[0] >= level, -np.inf, found)
 
 
-def _test_at(
-    arm: Curve, log_b: float, reference: Any, cost_error: float, bend: float
-) -> tuple[float, float | None]:
-    """Return the mean difference at the baseline's time, or the nearest schedule, and its p."""
-    time = min(max(log_b, arm.log_times[0]), arm.log_times[-1])
-    extra = float(_extra_errors(arm, [time], cost_error, bend)[0])
-    differences = _at(arm, [time])[0] - reference
-    mean, error = (float(one) for one in moments(differences, extra))
-    p = None if without_spread(differences) else p_value(mean, error, len(reference))
-    same = max(SAME_TIME, 2 * cost_error)
-    says_nothing = (time < log_b - same and mean < 0) or (time > log_b + same and mean > 0)
-    return mean, 1.0 if says_nothing and p is not None else p
+@attrs.frozen
+class _Test:
+    """The paired t test of an arm's results against the baseline's at its time to target."""
 
+    arm: Curve
+    reference: Any
+    """The baseline's results at its time to target, by seed."""
+    log_b: float
+    """The log of this time."""
+    cost_error: float
+    bend: float
+    """The bend of the baseline at this time."""
 
-def _invert(
-    pair: tuple[Curve, Any], log_b: float, log_a: float | None, cost_error: float, bend: float
-) -> tuple[float | None, float | None]:
-    """Return the ratios at which the arm becomes better, and stops being worse."""
-    arm, reference = pair
-    stats, np = import_scipy()
-    grid = np.concatenate([np.linspace(arm.log_times[0], arm.log_times[-1], 257), arm.log_times])
-    if log_a is not None and log_a != -inf:
-        grid = np.append(grid, log_a)
-    grid = np.unique(grid)
-    extra = _extra_errors(arm, grid, cost_error, bend)
-    mean, error = moments(_at(arm, grid) - reference, extra)
-    reach = stats.t.ppf(0.975, len(reference) - 1) * error
-    better, not_worse = mean - reach > 0, mean + reach >= 0
-    low = exp(log_b - grid[better.argmax()]) if better.any() else None
-    if not not_worse.any():
-        return None, exp(log_b - grid[-1])
-    first = int(not_worse.argmax())
-    return low, (exp(log_b - grid[first]) if first else None)
+    def result(self) -> tuple[float, float | None]:
+        """Return the mean difference at the baseline's time, or the nearest schedule, and its p."""
+        time = self._within(self.log_b)
+        differences = self._differences([time])[0]
+        mean, error = (float(one) for one in moments(differences, self._shared_errors([time])[0]))
+        p = None if without_spread(differences) else p_value(mean, error, len(self.reference))
+        same = max(_SAME_TIME, 2 * self.cost_error)
+        shorter_and_worse = time < self.log_b - same and mean < 0
+        longer_and_better = time > self.log_b + same and mean > 0
+        inconclusive = shorter_and_worse or longer_and_better
+        return mean, 1.0 if inconclusive and p is not None else p
 
+    def interval(self, log_a: float | None) -> tuple[float | None, float | None]:
+        """Return the ratios at which the arm becomes better, and stops being worse.
 
-def _spread(arm: Curve, log_b: float, log_a: float | None, reference: Any) -> float | None:
-    """Return the standard deviation of the log ratio of one pair, by the slope of the mean."""
-    time = log_b if log_a is None or log_a == -inf else log_a
-    time = min(max(time, arm.log_times[0]), arm.log_times[-1])
-    slope = abs(float(_slopes(arm, [time])[0]))
-    if slope == 0 or len(reference) < 2:
-        return None
-    return float((_at(arm, [time])[0] - reference).std(ddof=1)) / slope or None
+        Args:
+            log_a: The arm's log time to the baseline's mean, if it has one.
+        """
+        stats, np = import_scipy()
+        first, last = self.arm.log_times[0], self.arm.log_times[-1]
+        known = [self._within(self.log_b), *([] if log_a in (None, -inf) else [log_a])]
+        grid = np.unique([*np.linspace(first, last, 257), *self.arm.log_times, *known])
+        mean, error = moments(self._differences(grid), self._shared_errors(grid))
+        reach = stats.t.ppf(0.975, len(self.reference) - 1) * error
+        better, not_worse = mean - reach > 0, mean + reach >= 0
+        low = exp(self.log_b - grid[better.argmax()]) if better.any() else None
+        if not not_worse.any():
+            return None, exp(self.log_b - last)
+        at = int(not_worse.argmax())
+        return low, (exp(self.log_b - grid[at]) if at else None)
+
+    def spread(self, log_a: float | None) -> float | None:
+        """Return the standard deviation of the log ratio of one pair, by the slope of the mean."""
+        time = self._within(self.log_b if log_a is None or log_a == -inf else log_a)
+        slope = abs(float(_slopes(self.arm, [time])[0]))
+        if slope == 0 or len(self.reference) < 2:
+            return None
+        return float(self._differences([time])[0].std(ddof=1)) / slope or None
+
+    def _within(self, log_time: float) -> float:
+        """Return the nearest time within the arm's schedules."""
+        return min(max(log_time, self.arm.log_times[0]), self.arm.log_times[-1])
+
+    def _differences(self, log_times: Any) -> Any:
+        return _at(self.arm, log_times) - self.reference
+
+    def _shared_errors(self, log_times: Any) -> Any:
+        """Return the standard errors that all seeds share: of the costs, and of the interpolation.
+
+        That of the interpolation is the difference that a cubic would make. It vanishes on
+        schedules, and where the two curves bend alike.
+        """
+        _, np = import_scipy()
+        costs = _slopes(self.arm, log_times) * self.cost_error
+        return np.hypot(costs, _bends(self.arm, log_times) - self.bend)
 
 
 def _resample(
