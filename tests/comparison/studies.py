@@ -19,7 +19,7 @@ STEP = 0.02  # seconds
 EVALUATIONS = 10
 
 
-def make_study(
+def make_study(  # noqa: PLR0913 (the parts of a study)
     speedups: dict[str, float] | None = None,
     *,
     seeds: int = 5,
@@ -29,6 +29,7 @@ def make_study(
     repeated: str | None = "baseline again",
     tuned: bool = True,
     batches: tuple[int, ...] = (75, 150, 300),
+    step: float = STEP,
 ) -> Study:
     """Return a study in which an arm learns as fast as its speed-up says.
 
@@ -41,6 +42,7 @@ def make_study(
         repeated: The name of the A/A arm.
         tuned: Whether there are tuning trials.
         batches: The batches of the schedules.
+        step: The calibrated seconds of a step.
     """
     speedups = speedups or {"baseline": 1.0, "MuonClip": 2.0}
     baseline = next(iter(speedups))
@@ -84,7 +86,7 @@ def make_study(
             chosen[arm],
             f"{batches[-1]}ba",
             (0.0, 0.5, 1.0),
-            tuple(tuple(STEP * (1 + 0.01 * r) for r in range(4)) for _ in range(3)),
+            tuple(tuple(step * (1 + 0.01 * r) for r in range(4)) for _ in range(3)),
         )
         for arm in every
     )

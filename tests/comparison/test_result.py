@@ -36,6 +36,7 @@ STUDIES = {
     "a failed baseline run": {"failing": {"baseline": 1}},
     "no A/A arm, no tuning": {"repeated": None, "tuned": False},
     "a wide span of schedules": {"batches": (20, 100, 400)},
+    "steps that take no time": {"step": 0.0},
 }
 
 

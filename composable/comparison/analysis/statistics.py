@@ -28,8 +28,8 @@ __all__ = [
     "without_spread",
 ]
 
-SEED = 20_260_101
-"""Of the resampling, so that an analysis is repeatable."""
+_SEED = 20_260_101
+"""The seed of the resampling, so that an analysis is repeatable."""
 
 
 class _Moments(NamedTuple):
@@ -90,6 +90,9 @@ def cost_ratio(
 ) -> tuple[Estimate, float]:
     """Return the ratio of two calibrated step costs, and the standard error of its logarithm.
 
+    With one round, or if a round took no measurable time, the error is unknown: there is no
+    interval, and 0 is returned for it.
+
     Args:
         baseline: For each point of the run, the seconds of a step in each interleaved round.
         arm: The same for the arm: the rounds are paired.
@@ -99,7 +102,7 @@ def cost_ratio(
     points = min(len(baseline), len(arm))
     rounds = min(len(one) for one in (*baseline[:points], *arm[:points]))
     pair = [np.asarray([one[:rounds] for one in each[:points]]) for each in (baseline, arm)]
-    if rounds < 2:
+    if rounds < 2 or min(one.min() for one in pair) <= 0:  # a clock may be coarser than a block
         return Estimate(value, None, None, None, rounds), 0.0
 
     def log_ratio(chosen: Any, axis: int = -1) -> Any:
@@ -205,7 +208,7 @@ def _bootstrap(statistic: Any, values: Any, resamples: int) -> Any:
         n_resamples=resamples,
         vectorized=True,
         method="percentile",
-        random_state=np.random.default_rng(SEED),
+        random_state=np.random.default_rng(_SEED),
     )
 
 

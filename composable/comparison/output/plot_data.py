@@ -99,7 +99,8 @@ def _plotted(arm: ArmAnalysis, schedules: Sequence[Schedule], metric: str) -> Pl
     if schedule is None or curve is None:
         return None
     finals = sorted(
-        (one for one in arm.qualities if one.mean is not None), key=lambda one: one.seconds
+        (one for one in arm.qualities if one.mean is not None and one.seconds > 0),
+        key=lambda one: one.seconds,
     )
     finished = sum(run.outcome == "finished" for run in schedule.runs.values())
     runs = finished, len(schedule.runs)
@@ -149,13 +150,14 @@ def quality_limits(
             shown += arm.curve.mean[len(arm.curve.mean) // 3 :]
             shown += [one.mean for one in arm.finals if one.mean is not None]
     best = max(shown, key=lambda value: sign * value)
-    worst = min((value for value in shown), key=lambda value: sign * value)
+    worst = min(shown, key=lambda value: sign * value)
     span = abs(best - worst) or abs(best) * 0.1 or 1.0
     ends = best + sign * 0.08 * span, worst - sign * 0.12 * span
     return min(ends), max(ends)
 
 
 def _best(arm: PlottedArm, sign: int) -> list[float]:
-    """Return the better bound of each final result."""
-    bounds = [(one.high if sign > 0 else one.low) or one.mean for one in arm.finals]
-    return [bound for bound in bounds if bound is not None]
+    """Return the better bound of each final result, or the result itself without an interval."""
+    bounds = ((one.high if sign > 0 else one.low, one.mean) for one in arm.finals)
+    best = (mean if bound is None else bound for bound, mean in bounds)
+    return [value for value in best if value is not None]
