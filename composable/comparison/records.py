@@ -1,11 +1,21 @@
-"""What a comparison runs and measures: values that JSON files hold."""
+"""The records of a comparison: its protocol, its trials and their results, as JSON stores them."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
 
-__all__ = ["Evaluation", "Protocol", "Seconds", "StepCost", "Study", "Trial", "TrialResult"]
+__all__ = [
+    "Evaluation",
+    "Outcome",
+    "Protocol",
+    "Purpose",
+    "Seconds",
+    "StepCost",
+    "Study",
+    "Trial",
+    "TrialResult",
+]
 
 Purpose = Literal["tuning", "reporting"]
 Outcome = Literal["finished", "diverged", "failed", "stopped"]
@@ -32,7 +42,7 @@ class Evaluation:
     progress: float
     """The fraction of the duration, from 0 to 1."""
     seconds: float
-    """Seconds of training until then, without set-up, compilation and evaluation."""
+    """The seconds of training before it, without set-up, compilation and evaluation."""
     metrics: Mapping[str, float]
     """Results by logged name, such as "test/accuracy"."""
 
@@ -51,7 +61,7 @@ class Seconds:
 
 @attrs.frozen
 class TrialResult:
-    """What a trial gave."""
+    """The result of a trial."""
 
     trial: Trial
     outcome: Outcome

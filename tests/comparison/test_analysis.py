@@ -180,6 +180,55 @@ def test_without_calibrated_costs_the_trials_own_seconds_count() -> None:
     assert any("not calibrated" in note for note in found.notes)
 
 
+def test_an_arm_without_a_cost_is_compared_by_the_seconds_of_both_arms_trials() -> None:
+    study = draw_study(0, {"same": 1.0, "fast": 2.0})
+    halved = [  # calibrated steps are cheaper than those beside other trials
+        attrs.evolve(one, seconds=tuple(tuple(s / 2 for s in row) for row in one.seconds))
+        for one in study.costs
+    ]
+    found = analyze(attrs.evolve(study, costs=tuple(halved[i] for i in (0, 2))), resamples=0)
+    assert found["same"].time.ratio.value == pytest.approx(1.0, rel=0.2)
+    assert found["fast"].time.ratio.value == pytest.approx(2.0, rel=0.2)
+    assert any("not calibrated" in note for note in found["same"].notes)
+    assert not found["fast"].notes
+
+
+def test_the_target_is_that_of_the_longest_schedule_whose_runs_all_finished() -> None:
+    study = draw_study(0, {"fast": 2.0}, target=None)
+    assert analyze(study, resamples=0).target.duration == "800ba"
+
+    def lost(result: TrialResult) -> TrialResult:
+        hit = result.trial.arm == "plain" and result.trial.duration == "800ba"
+        return attrs.evolve(result, outcome="failed") if hit and not result.trial.seed else result
+
+    found = analyze(attrs.evolve(study, results=tuple(map(lost, study.results))), resamples=0)
+    assert found.target.duration == "400ba"
+    assert found.target.value == found["plain"].qualities[-2].mean
+    assert any("mean final result on 400ba" in note for note in found.notes)
+
+
+def test_crossings_of_some_runs_are_no_noise_floor() -> None:
+    study = draw_study(0, {"again": 1.0}, steps=(800,), repeated="again")
+    assert analyze(study).noise_floor is not None
+    assert analyze(change(study, "again", (100,), outcome="diverged")).noise_floor is None
+
+
+def test_costs_that_a_clock_cannot_measure_have_no_interval() -> None:
+    study = draw_study(0, {"fast": 2.0})
+    costs = [attrs.evolve(one, seconds=((0.0, 0.01), (0.01, 0.01))) for one in study.costs]
+    costs[1] = attrs.evolve(costs[1], arm="fast", seconds=((0.0, 0.02), (0.01, 0.01)))
+    found = analyze(attrs.evolve(study, costs=tuple(costs)), resamples=0)["fast"]
+    assert found.step_cost_ratio.value > 1
+    assert found.step_cost_ratio.p is None
+    assert found.time.ratio.p is not None
+
+
+def test_an_unknown_arm_is_refused() -> None:
+    found = analyze(draw_study(0, {"fast": 2.0}), resamples=0)
+    with pytest.raises(KeyError, match="no arm 'slow'; the arms are"):
+        found["slow"]
+
+
 def test_an_arm_without_trials_is_said() -> None:
     study = draw_study(0, {"fast": 2.0})
     kept = tuple(one for one in study.results if one.trial.arm == "plain")

@@ -19,7 +19,7 @@ at the time of the baseline's longest schedule.
 A run that did not finish counts as one that does not reach the target: its schedule does not pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf, log
 from statistics import fmean
 from typing import Literal
@@ -47,7 +47,14 @@ from composable.comparison.analysis.schedules import Schedule, curve_of, schedul
 from composable.comparison.analysis.settings import edge_notes
 from composable.comparison.analysis.statistics import holm
 from composable.comparison.analysis.times import Curve, TimeComparison, compare_times, crossing_time
-from composable.comparison.analysis.verdicts import ArmFacts, Case, Evidence, judge, show_estimate
+from composable.comparison.analysis.verdicts import (
+    MINIMAL_SEEDS,
+    ArmFacts,
+    Case,
+    Evidence,
+    judge,
+    show_estimate,
+)
 from composable.comparison.records import Protocol, Study
 
 __all__ = ["analyze"]
@@ -62,8 +69,31 @@ class _Draft:
     facts: ArmFacts
 
 
+@attrs.frozen
+class _Timing:
+    """The schedules of all arms, with times of one kind: calibrated ones or the trials' own."""
+
+    schedules: Mapping[str, tuple[Schedule, ...]]
+    context: Context
+    baseline: ArmFacts
+
+    @classmethod
+    def of(cls, study: Study, resamples: int) -> "_Timing":
+        protocol, schedules = study.protocol, schedules_of(study)
+        baseline = schedules.get(protocol.baseline, ())
+        sign = 1 if protocol.mode == "max" else -1
+        context = Context(protocol, sign, _target(protocol, baseline), baseline, resamples)
+        plain = attrs.evolve(context, resamples=0)
+        return cls(schedules, context, _draft(plain, protocol.baseline, baseline).facts)
+
+    def is_calibrated(self, arm: str) -> bool:
+        """Whether the times of an arm and of the baseline are calibrated."""
+        both = *self.context.baseline, *self.schedules[arm]
+        return all(one.cost is not None for one in both)
+
+
 def analyze(study: Study, *, resamples: int = 2000) -> Analysis:
-    """Measure the arms of a study against its baseline, and say whether they pay.
+    """Measure the arms of a study against its baseline, and judge whether they pay.
 
     Args:
         study: The protocol, the results of its trials, and the calibrated step costs.
@@ -77,54 +107,51 @@ def analyze(study: Study, *, resamples: int = 2000) -> Analysis:
         ValueError: The baseline has no finished reporting trial, a run has two results, or the
             metric is not logged.
     """
-    measured = schedules_of(study)
     protocol = study.protocol
-    sign = 1 if protocol.mode == "max" else -1
-    baseline = measured.get(protocol.baseline, ())
-    target = _target(protocol, baseline)
-    context = Context(protocol, sign, target, baseline, resamples)
+    calibrated = _Timing.of(study, resamples)
+    present = [arm for arm in protocol.arms if calibrated.schedules.get(arm)]
+    timings = dict.fromkeys(present, calibrated)
+    if not all(map(calibrated.is_calibrated, present)):
+        own = _Timing.of(attrs.evolve(study, costs=()), resamples)
+        timings.update({arm: own for arm in present if not calibrated.is_calibrated(arm)})
     drafts = {
-        arm: _draft(context, arm, measured[arm]) for arm in protocol.arms if measured.get(arm)
+        arm: _draft(timing.context, arm, timing.schedules[arm]) for arm, timing in timings.items()
     }
     compared = [arm for arm in drafts if drafts[arm].found.role == "arm"]
     corrected = dict(zip(compared, holm([drafts[arm].evidence.p for arm in compared]), strict=True))
-    base_facts = drafts[protocol.baseline].facts
     arms = tuple(
-        _judged(context, draft, base_facts, corrected[arm], len(compared))
+        _judged(timings[arm], draft, corrected[arm], len(compared))
         if arm in corrected
         else draft.found
         for arm, draft in drafts.items()
     )
     noise = _noise_floor(drafts.get(protocol.repeated or ""))
-    notes = _notes(context, noise, [arm for arm in protocol.arms if arm not in drafts])
+    context = calibrated.context
     return Analysis(
         protocol.metric,
         protocol.mode,
         protocol.clock,
-        target,
+        context.target,
         arms,
         len(compared),
         noise,
-        notes,
+        _notes(context, noise, [arm for arm in protocol.arms if arm not in drafts]),
     )
 
 
 def _target(protocol: Protocol, baseline: Sequence[Schedule]) -> Target:
-    finished = [
-        [value for value in schedule.finals.values() if value is not None] for schedule in baseline
-    ]
-    if not any(finished):
+    started = [one for one in baseline if any(value is not None for value in one.finals.values())]
+    if not started:
         errors = sorted({run.error for one in baseline for run in one.runs.values() if run.error})
         raise ValueError(
             f"the baseline {protocol.baseline!r} has no finished reporting trial to compare with"
             + (f": {errors[0]}" if errors else ".")
         )
     if protocol.target is not None:
-        return Target(protocol.target, False)
-    complete = [
-        values for schedule, values in zip(baseline, finished, strict=True) if schedule.complete
-    ]
-    return Target(fmean(sorted((complete or [one for one in finished if one])[-1])), True)
+        return Target(protocol.target)
+    longest = ([one for one in started if one.complete] or started)[-1]
+    values = [value for value in longest.finals.values() if value is not None]
+    return Target(fmean(sorted(values)), longest.duration)
 
 
 def _role(protocol: Protocol, arm: str) -> Literal["baseline", "repeated", "arm"]:
@@ -172,16 +199,14 @@ def _draft(context: Context, arm: str, schedules: tuple[Schedule, ...]) -> _Draf
     return _Draft(found, evidence, ArmFacts(time, crossing, qualities[-1], reaches))
 
 
-def _judged(
-    context: Context, draft: _Draft, baseline: ArmFacts, p: float | None, compared: int
-) -> ArmAnalysis:
+def _judged(timing: _Timing, draft: _Draft, p: float | None, compared: int) -> ArmAnalysis:
     case = Case(
         draft.evidence,
         p,
         compared,
-        context.target.value,
+        timing.context.target.value,
         draft.facts,
-        baseline,
+        timing.baseline,
         draft.found.step_cost_ratio,
     )
     verdict, why = judge(case)
@@ -223,8 +248,10 @@ def _evidence(
 def _noise_floor(repeated: _Draft | None) -> Estimate | None:
     if repeated is None:
         return None
-    ratio = repeated.found.time.ratio
-    return ratio if ratio is not None else repeated.found.crossing.ratio
+    if repeated.found.time.ratio is not None:
+        return repeated.found.time.ratio
+    # A ratio over the pairs that reached the target would leave out the others.
+    return repeated.found.crossing.ratio if repeated.evidence.kind == "crossing" else None
 
 
 def _arm_notes(context: Context, arm: str, schedules: Sequence[Schedule]) -> tuple[str, ...]:
@@ -240,23 +267,28 @@ def _arm_notes(context: Context, arm: str, schedules: Sequence[Schedule]) -> tup
                 "they count as not reaching the target"
             )
     if any(one.cost is None for one in schedules):
-        notes.append("the step cost is not calibrated: times are those of the trials themselves")
+        notes.append(
+            "the step cost is not calibrated: times are the seconds of the trials themselves, for "
+            "the baseline as well"
+        )
     return tuple(notes)
 
 
 def _notes(context: Context, noise: Estimate | None, absent: Sequence[str]) -> tuple[str, ...]:
     notes = list(context.protocol.notes)
     if context.target.estimated:
+        longest = context.target.duration == context.protocol.durations[-1]
+        schedule = "its longest schedule" if longest else context.target.duration
         notes.append(
-            "the target is the baseline's mean final result on its longest schedule: it is "
-            "estimated from the same runs, and the intervals include its uncertainty"
+            f"the target is the baseline's mean final result on {schedule}: it is estimated from "
+            "the same runs, and the intervals include its uncertainty"
         )
     if noise is not None and noise.p is not None and noise.p < 0.05:
         notes.append(
             f"the baseline differs from itself with other seeds: {show_estimate(noise)}; with a "
             "correct procedure this happens once in 20 comparisons, so distrust small effects"
         )
-    if len(context.protocol.seeds) < 3:
-        notes.append("fewer than 3 seeds: no arm is said to pay or to cost")
+    if len(context.protocol.seeds) < MINIMAL_SEEDS:
+        notes.append(f"fewer than {MINIMAL_SEEDS} seeds: there are no verdicts")
     notes += [f"arm {arm!r} has no reporting trial" for arm in absent]
     return tuple(notes)

@@ -1,6 +1,6 @@
-"""What the analysis of a comparison finds: values that tables, plots and pages show.
+"""The findings of an analysis: the values that tables, plots and pages show.
 
-An open bound of an interval, and a number that the trials don't determine, is None.
+An open bound of an interval is None, and so is a number that the trials do not determine.
 Every ratio of times is the baseline's divided by the arm's: above 1, the arm is faster.
 """
 
@@ -51,8 +51,14 @@ class Target:
     """The result to reach."""
 
     value: float
-    estimated: bool
-    """Whether it is the baseline's mean final result on its longest schedule."""
+    duration: str | None = None
+    """The schedule of the baseline whose mean final result it is: the longest one on which all
+    runs finished. None: the target was given."""
+
+    @property
+    def estimated(self) -> bool:
+        """Whether it is estimated from runs of the baseline."""
+        return self.duration is not None
 
 
 @attrs.frozen
@@ -139,7 +145,8 @@ class ArmAnalysis:
     baseline, and without calibrated costs."""
     power: Power | None
     p: float | None
-    """The p value of the verdict, after Holm's correction over the arms."""
+    """The p value of the verdict, after Holm's correction over the arms; that of the A/A arm is not
+    corrected."""
     verdict: Verdict | None
     """None for the baseline and the A/A arm."""
     why: str
@@ -167,4 +174,7 @@ class Analysis:
 
     def __getitem__(self, arm: str) -> ArmAnalysis:
         """Return the analysis of the arm of this name."""
-        return next(found for found in self.arms if found.arm == arm)
+        for found in self.arms:
+            if found.arm == arm:
+                return found
+        raise KeyError(f"there is no arm {arm!r}; the arms are {[one.arm for one in self.arms]}.")

@@ -1,4 +1,4 @@
-"""Verdicts: what the evidence about an arm says, in one sentence."""
+"""Verdicts on arms, and the sentences that give their reasons."""
 
 from typing import Literal
 
@@ -12,21 +12,29 @@ from composable.comparison.analysis.findings import (
     Verdict,
 )
 
-__all__ = ["MINIMAL_SEEDS", "Evidence", "judge", "show_estimate", "show_number"]
+__all__ = [
+    "MINIMAL_SEEDS",
+    "ArmFacts",
+    "Case",
+    "Evidence",
+    "judge",
+    "show_estimate",
+    "show_number",
+]
 
 MINIMAL_SEEDS = 3
-"""With fewer pairs, no arm is said to pay or to cost."""
-LEVEL = 0.05
+"""With fewer pairs, the verdict is "no evidence"."""
+_LEVEL = 0.05
 
 
 @attrs.frozen
 class Evidence:
-    """What a verdict rests on.
+    """The test on which a verdict rests.
 
     - "time": the times at which the mean final results over the schedules reach the target;
     - "crossing": the first crossings of the runs of the longest schedule;
     - "quality": the final results at the baseline's time, by the cost of the steps;
-    - "none": too few runs finished, or no schedule tells.
+    - "none": too few runs finished, or the baseline's shortest schedule passes the target.
     """
 
     kind: Literal["time", "crossing", "quality", "none"]
@@ -49,7 +57,7 @@ class ArmFacts:
 
 @attrs.frozen
 class Case:
-    """What is judged: an arm's evidence after correction."""
+    """An arm to judge: its evidence, corrected over the arms, and its measures."""
 
     evidence: Evidence
     p: float | None
@@ -75,7 +83,7 @@ def judge(case: Case) -> tuple[Verdict, str]:
     if case.p is None and case.evidence.kind != "none":
         same = "every seed gives the same difference, so there is no spread to judge by"
         return Verdict.NO_EVIDENCE, f"{sentence}; {same}"
-    if case.p is None or case.p >= LEVEL:
+    if case.p is None or case.p >= _LEVEL:
         return Verdict.NO_EVIDENCE, sentence
     if case.evidence.gain > 0 and case.arm.reaches:
         return Verdict.PAYS, sentence

@@ -167,9 +167,9 @@ def notes(analysis: Analysis, protocol: Protocol) -> list[str]:
 def describe_target(analysis: Analysis, protocol: Protocol) -> str:
     """Return the target and its origin."""
     shown = format_number(analysis.target.value)
-    if not analysis.target.estimated or not protocol.durations:
+    if not analysis.target.estimated:
         return shown
-    return f"{shown} (mean final result of {protocol.baseline} on {protocol.durations[-1]})"
+    return f"{shown} (mean final result of {protocol.baseline} on {analysis.target.duration})"
 
 
 def clock_seconds(protocol: Protocol) -> str:
