@@ -118,6 +118,15 @@ def test_all_options_reach_compare(script, called):
         (["SCRIPT", "--recipe", "none"], "--recipe 'none' must be one of"),
         (["SCRIPT", "--tune", "lr"], "--tune 'lr' must be NAME=VALUES"),
         (["SCRIPT", "--tune", "none:lr=1"], "'none' must be one of the arms"),
+        (["SCRIPT", "--tune", "lr=1", "--tune", "lr=2"], "--tune 'lr=2': another --tune has"),
+        (
+            ["SCRIPT", "--tune", "smoothing=1", "--tune", "smoothing:lr=2"],
+            "--tune 'smoothing:lr=2': another --tune has",
+        ),
+        (
+            ["SCRIPT", "--tune", "smoothing:lr=2", "--tune", "smoothing=1"],
+            "--tune 'smoothing=1': another --tune has",
+        ),
     ],
 )
 def test_wrong_usage_has_exit_status_2(script, called, capsys, arguments, message):
@@ -151,6 +160,7 @@ def test_an_error_of_the_script_is_shown_with_its_traceback(tmp_path, capsys, mo
         (ValueError("metric='x'"), 2),
         (TypeError("tune"), 2),
         (ImportError("scipy"), 2),
+        (RuntimeError("the comparison cannot start"), 2),
         (NothingToCompareError("no run"), 1),
         (KeyboardInterrupt(), 130),
     ],

@@ -1,4 +1,4 @@
-"""What `composable compare` does: it loads the script, and calls `composable.compare`."""
+"""Load the script of `composable compare`, and call `composable.compare`."""
 
 import argparse
 import ast
@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 from composable.comparison.compare import NothingToCompareError, compare
-from composable.comparison.trials.building import BuildError
 from composable.core._printable import printable
 
 __all__ = ["UsageError", "load_script", "parse_tune", "run_comparison"]
@@ -38,14 +37,14 @@ def run_comparison(options: argparse.Namespace) -> int:
         return 2
     try:
         compare(build, **arguments)
-    except KeyboardInterrupt:  # what is finished has been printed
+    except KeyboardInterrupt:  # compare has printed how far it is
         print(f"To resume: {_command()}", file=sys.stderr)
         return 130
     except NothingToCompareError as error:
         _refuse(error)
         return 1
-    except (BuildError, ValueError, TypeError, ImportError, OSError) as error:
-        return _refuse(error)
+    except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
+        return _refuse(error)  # a RuntimeError: the workers cannot start
     return 0
 
 
@@ -94,8 +93,11 @@ def load_script(path: Path) -> ModuleType:
 
     The module has the name of the file, so that worker processes can import it.
 
+    Args:
+        path: The file.
+
     Raises:
-        UsageError: There is no such file.
+        UsageError: There is no such file, or it is not a Python file.
     """
     if not path.is_file():
         raise UsageError(f"SCRIPT={path} is not a file.")
@@ -188,8 +190,12 @@ def _items(text: str) -> list[str]:
 def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any] | None:
     """Return the values to try: "lr=0.1,1" for all arms, "mixup:alpha=0.1,0.2" for one.
 
+    Args:
+        texts: The arguments of `--tune`.
+        arms: The names of the arms.
+
     Raises:
-        UsageError: A text is not of this form.
+        UsageError: A text is not of this form, or a hyperparameter is given twice.
 
     Example:
         >>> from composable.cli._comparison import parse_tune
@@ -205,6 +211,10 @@ def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any] | None:
         if colon and arm not in (*arms, "baseline"):
             raise UsageError(f"--tune {text!r}: {arm!r} must be one of the arms: {arms}.")
         place = tune.setdefault(arm, {}) if colon else tune
+        if not isinstance(place, dict) or own in place:
+            raise UsageError(
+                f"--tune {text!r}: another --tune has this name; list all values in one."
+            )
         place[own] = [_value(one) for one in _items(values)]
     return tune or None
 

@@ -65,13 +65,21 @@ def _arms(group: Any) -> None:
 
 def _measures(group: Any) -> None:
     group.add_argument("--metric", required=True, help="the reported result, such as test/accuracy")
-    group.add_argument("--mode", choices=("min", "max"), help="default: by the name of the metric")
+    group.add_argument(
+        "--mode",
+        choices=("min", "max"),
+        help="whether the lowest or the highest result is best; default: by the name of the metric",
+    )
     group.add_argument(
         "--target",
         type=float,
-        help="the result to reach; default: the mean of the baseline on its longest schedule",
+        help="the result to reach; default: the baseline's mean on its longest schedule",
     )
-    group.add_argument("--tuning-metric", metavar="METRIC", help="a result on validation data")
+    group.add_argument(
+        "--tuning-metric",
+        metavar="METRIC",
+        help="the result that chooses settings; default: that of the other evaluator",
+    )
     group.add_argument(
         "--split-evaluation",
         action="store_true",
@@ -83,8 +91,8 @@ def _extent(group: Any) -> None:
     group.add_argument(
         "--durations",
         metavar="TIMES",
-        help="the schedules, such as 2ep,4ep,8ep; default: a quarter, a half and the whole of that "
-        "of the Trainer",
+        help="the schedules, such as 2ep,4ep,8ep; default: a quarter, a half and the whole of the "
+        "max_duration of the Trainer",
     )
     group.add_argument(
         "--tune",
@@ -94,9 +102,11 @@ def _extent(group: Any) -> None:
         help="values to try, such as lr=0.01,0.1, for all arms or for one; repeatable",
     )
     group.add_argument("--seeds", type=int, default=5, help="reported seeds; default: 5")
-    group.add_argument("--tuning-seeds", type=int, default=2, help="default: 2")
-    group.add_argument("--budget", metavar="TIME", help="such as 10min; default: none")
-    group.add_argument("--workers", type=int, help="parallel trials; default: by the machine")
+    group.add_argument("--tuning-seeds", type=int, default=2, help="tuning seeds; default: 2")
+    group.add_argument(
+        "--budget", metavar="TIME", help="a limit of the time, such as 10min; default: none"
+    )
+    group.add_argument("--workers", type=int, help="parallel trials; default: one for each core")
     group.add_argument("--threads", type=int, default=1, help="threads of a trial; default: 1")
     group.add_argument(
         "--seeds-at-once",
@@ -111,7 +121,7 @@ def _extent(group: Any) -> None:
     group.add_argument(
         "--data-version",
         metavar="TEXT",
-        help="a text that changes with the data: finished trials of another one are not reused",
+        help="a text that changes with the data: trials of another version are not reused",
     )
 
 
