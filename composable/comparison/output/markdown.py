@@ -52,7 +52,7 @@ def _blocks(study: Study, analysis: Analysis) -> Iterator[str]:
         for arm in analysis.arms
         if arm.verdict is not None
     ]
-    warnings = [f"- {_sentence(note)}" for note in notes(analysis, protocol)]
+    warnings = [f"- {_sentence(note)}" for note in notes(analysis)]
     yield "\n".join([*sentences, f"- {_escape(noise_floor(analysis))}", *warnings])
     if protocol.command is not None:
         yield f"To repeat it:\n\n{_code(protocol.command)}"

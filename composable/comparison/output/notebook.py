@@ -8,7 +8,7 @@ from composable.comparison.output.table import (
     cost_row,
     explain_columns,
 )
-from composable.comparison.output.wording import headline, noise_floor, notes, verdict_name
+from composable.comparison.output.wording import headline, noise_floor, notes, verdict_sentences
 from composable.comparison.records import Study
 from composable.core._html import details, escape, panel, table
 
@@ -23,9 +23,9 @@ def render_notebook(study: Study, analysis: Analysis) -> str:
         analysis: Its analysis.
     """
     sentences = [
-        *(f"{arm.arm}: {verdict_name(arm)}; {arm.why}" for arm in analysis.arms if arm.verdict),
+        *verdict_sentences(analysis),
         noise_floor(analysis),
-        *notes(analysis, study.protocol),
+        *notes(analysis),
     ]
     listed = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     costs = table([cost_row(study, arm) for arm in analysis.arms], COST_HEADER)

@@ -28,7 +28,7 @@ from composable.comparison.output.wording import (
     headline,
     noise_floor,
     notes,
-    verdict_name,
+    verdict_sentences,
 )
 from composable.comparison.records import Study, TrialResult
 from composable.report.html import HTML, element, join, table
@@ -37,7 +37,7 @@ __all__ = ["MAX_BYTES", "render_page"]
 
 MAX_BYTES = 6_000_000
 _MOST_TRIALS = 2000
-# Nothing is fetched, and there are no scripts.
+# The page needs no network and no scripts, and a browser enforces it.
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
     "form-action 'none'"
@@ -122,16 +122,12 @@ def _verdicts(study: Study, analysis: Analysis) -> HTML:
                 element("td", verdict, class_=status),
             )
         )
-    sentences = [
-        element("li", f"{arm.arm}: {verdict_name(arm)}; {arm.why}.")
-        for arm in analysis.arms
-        if arm.verdict is not None
-    ]
+    sentences = [element("li", f"{sentence}.") for sentence in verdict_sentences(analysis)]
     return join(
         table([HEADER[0], "settings", *HEADER[1:]], rows),
         element("p", explain_columns(study, analysis), class_="note"),
         element("ul", *sentences, element("li", noise_floor(analysis))),
-        _list(notes(analysis, study.protocol)),
+        _list(notes(analysis)),
     )
 
 
@@ -233,7 +229,7 @@ def _protocol(study: Study, analysis: Analysis) -> HTML:
         "trials": count_trials(study),
         "training in all": format_seconds(total),
         "clock": "CPU seconds of one thread" if protocol.clock == "cpu" else "wall clock",
-        "command": protocol.command or "composable.compare(...), called from Python",
+        "command": protocol.command or NOTHING,
     }
     return _facts(facts.items())
 

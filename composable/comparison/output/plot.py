@@ -23,10 +23,7 @@ from composable.comparison.output.plot_labels import (
     caption_of,
     draw_labels,
 )
-from composable.comparison.output.wording import (
-    format_number,
-    headline,
-)
+from composable.comparison.output.wording import format_number, headline
 from composable.comparison.records import Study
 from composable.core._printable import printable
 from composable.plan.plotting import save_figure
@@ -57,7 +54,7 @@ def draw_plot(study: Study, analysis: Analysis, *, transparent: bool = False) ->
     Args:
         study: The study.
         analysis: Its analysis.
-        transparent: Whether to omit the white background.
+        transparent: Omit the white background.
 
     Returns:
         A matplotlib figure outside of pyplot.
@@ -85,25 +82,8 @@ def draw_plot(study: Study, analysis: Analysis, *, transparent: bool = False) ->
     for arm, style in zip(arms, styles, strict=True):
         _draw_arm(axes, arm, style, scale)
     draw_labels(axes, arms, labels, scale, height, styles)
-    figure.text(
-        0.12 / _WIDTH,
-        1 - 0.1 / total,
-        "\n".join(title),
-        va="top",
-        size=_TITLE,
-        weight="bold",
-        color=INK,
-        linespacing=1.15,
-    )
-    figure.text(
-        0.12 / _WIDTH,
-        0.08 / total,
-        "\n".join(caption),
-        va="bottom",
-        size=SMALL,
-        color=FAINT,
-        linespacing=1.25,
-    )
+    _write(figure, title, 1 - 0.1 / total, va="top", size=_TITLE, weight="bold", color=INK)
+    _write(figure, caption, 0.08 / total, va="bottom", size=SMALL, color=FAINT, linespacing=1.25)
     return figure
 
 
@@ -137,6 +117,11 @@ def _new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), facecolor="white")
 
 
+def _write(figure: "Figure", lines: Sequence[str], y: float, **style: Any) -> None:
+    """Write lines at the left edge of a figure."""
+    figure.text(0.12 / _WIDTH, y, "\n".join(lines), **{"linespacing": 1.15, **style})
+
+
 # --- axes ---
 
 
@@ -168,7 +153,6 @@ def _draw_frame(
     axes.tick_params(length=0, pad=5, labelsize=SMALL, labelcolor=FAINT)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.patch.set_visible(False)
     axes.patch.set_visible(False)
     axes.spines[:].set_visible(False)
     axes.spines[["bottom"]].set_visible(True)

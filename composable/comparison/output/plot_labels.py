@@ -160,7 +160,7 @@ def spread(wanted: Sequence[float], heights: Sequence[float], room: float) -> li
 def caption_of(
     study: Study, analysis: Analysis, arms: Sequence[PlottedArm], every: Sequence[PlottedArm]
 ) -> str:
-    """Return what the plot shows, and the arms that it does not show.
+    """Return a legend of the plot, and the arms that it does not show.
 
     Args:
         study: The study.

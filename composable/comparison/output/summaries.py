@@ -1,4 +1,4 @@
-"""Sums over the trials of a study that need no statistics."""
+"""Counts and means over the trials of a study."""
 
 from collections.abc import Sequence
 from statistics import fmean

@@ -19,6 +19,7 @@ from composable.comparison.output.wording import (
     noise_floor,
     notes,
     verdict_name,
+    verdict_sentences,
 )
 from composable.comparison.records import Study
 from composable.core._printable import printable
@@ -85,13 +86,9 @@ def _sections(study: Study, analysis: Analysis) -> Iterator[str]:
     yield _narrow([cost_row(study, arm) for arm in analysis.arms], COST_HEADER)
     yield _wrap(explain_costs(study))
     yield "\n".join(
-        _wrap(line, "", "  ")
-        for line in (
-            *(f"{arm.arm}: {verdict_name(arm)}; {arm.why}" for arm in analysis.arms if arm.verdict),
-            noise_floor(analysis),
-        )
+        _wrap(line, "", "  ") for line in (*verdict_sentences(analysis), noise_floor(analysis))
     )
-    if warnings := notes(analysis, protocol):
+    if warnings := notes(analysis):
         yield "notes\n" + "\n".join(_wrap(note, "- ", "  ") for note in warnings)
 
 
@@ -104,21 +101,20 @@ def _settings(analysis: Analysis) -> str:
 
 
 def explain_columns(study: Study, analysis: Analysis) -> str:
-    """Return what the columns of `HEADER` are."""
+    """Return a legend of the columns of `HEADER`."""
     arms = _count(analysis.compared, "arm")
     return _LEGEND.format(seconds=clock_seconds(study.protocol), arms=arms)
 
 
 def explain_costs(study: Study) -> str:
-    """Return what the columns of `COST_HEADER` are."""
+    """Return a legend of the columns of `COST_HEADER`."""
     return _COST_LEGEND.format(seconds=clock_seconds(study.protocol))
 
 
 def count_trials(study: Study) -> str:
-    """Return how many trials there are, and how many did not finish."""
+    """Return the number of trials, and of those that did not finish."""
     tuning, reporting = (num_trials(study, purpose) for purpose in ("tuning", "reporting"))
-    parts = [f"{reporting} reporting", f"{tuning} tuning"]
-    text = " and ".join(parts) + " trials"
+    text = f"{reporting} reporting and {tuning} tuning trials"
     unfinished = len(failures(study))
     return f"{text}, {unfinished} of which did not finish" if unfinished else text
 
@@ -143,7 +139,7 @@ def arm_row(arm: ArmAnalysis) -> tuple[str, ...]:
 
 
 def cost_row(study: Study, arm: ArmAnalysis) -> tuple[str, ...]:
-    """Return the costs of an arm, and what its seeds can show: the cells of `COST_HEADER`."""
+    """Return the costs of an arm, and its statistical power: the cells of `COST_HEADER`."""
     longest = study.protocol.durations[-1] if study.protocol.durations else None
     seconds = mean_seconds(trials_of(study, arm.arm, "reporting", longest))
     parts = [seconds.setup, seconds.warmup, seconds.evaluation] if seconds else [None] * 3

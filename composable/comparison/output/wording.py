@@ -1,4 +1,4 @@
-"""Numbers, intervals and sentences as tables, plots and pages show them."""
+"""Format numbers, intervals and sentences for tables, plots and pages."""
 
 import math
 from collections.abc import Mapping
@@ -29,10 +29,11 @@ __all__ = [
     "noise_floor",
     "notes",
     "verdict_name",
+    "verdict_sentences",
 ]
 
 NOTHING = "–"
-"""Shown for a number that the trials don't determine."""
+"""Shown for a number that the trials do not determine."""
 
 
 # --- numbers ---
@@ -154,11 +155,10 @@ def verdict_name(arm: ArmAnalysis) -> str:
     return {"baseline": "baseline", "repeated": "A/A"}.get(arm.role, NOTHING)
 
 
-def notes(analysis: Analysis, protocol: Protocol) -> list[str]:
+def notes(analysis: Analysis) -> list[str]:
     """Return the warnings about the comparison and its arms, without repetitions."""
-    whole = [*analysis.notes, *protocol.notes]
     by_arm = [f"{arm.arm}: {note}" for arm in analysis.arms for note in arm.notes]
-    return list(dict.fromkeys([*whole, *by_arm]))
+    return list(dict.fromkeys([*analysis.notes, *by_arm]))
 
 
 # --- sentences ---
@@ -195,6 +195,12 @@ def headline(study: Study, analysis: Analysis) -> str:
 def _speed(arm: ArmAnalysis) -> float:
     ratio = arm.time.ratio
     return ratio.value if ratio is not None and ratio.value is not None else 0.0
+
+
+def verdict_sentences(analysis: Analysis) -> list[str]:
+    """Return the verdict on each arm, and its reason."""
+    judged = [arm for arm in analysis.arms if arm.verdict is not None]
+    return [f"{arm.arm}: {verdict_name(arm)}; {arm.why}" for arm in judged]
 
 
 def noise_floor(analysis: Analysis) -> str:
