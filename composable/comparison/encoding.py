@@ -1,4 +1,4 @@
-"""Records of a comparison as JSON values, and back, checked against the types of their fields.
+"""Encode records of a comparison as JSON, and decode them, by the types of their fields.
 
 A number that is not finite is the text "NaN", "Infinity" or "-Infinity". Where a field may hold any
 plain value, objects with one key mark what JSON does not have: `{"$float": "NaN"}` and
@@ -33,7 +33,7 @@ def encode(record: Any, path: str = "record") -> Any:
     """Return a record as JSON values.
 
     Args:
-        record: An attrs object of which `records` consists, or the value of one of its fields.
+        record: A record of `records`, such as a `TrialResult`.
         path: The name of the record in messages.
 
     Raises:
@@ -93,7 +93,7 @@ def _encode_plain(value: Any, path: str) -> Any:
         return {key: _encode_plain(one, f"{path}[{key!r}]") for key, one in value.items()}
     raise InvalidRecordError(
         f"{path}={reprlib.repr(value)} cannot be written as JSON: use {_PLAIN}; "
-        "keys of a dict are strings that don't begin with '$'."
+        "keys of a dict must be strings that do not begin with '$'."
     )
 
 

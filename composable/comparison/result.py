@@ -1,4 +1,4 @@
-"""The result of `compare`: a study, its analysis, and the forms in which they are shown."""
+"""The result of `compare`: a study and its analysis, as text, pictures and files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ class Comparison:
     """The result of a comparison.
 
     Args:
-        study: The trials and how they were made.
+        study: The protocol and the results of the trials.
         analysis: The analysis of the study. Default: that of `analyze(study)`.
 
     Example:

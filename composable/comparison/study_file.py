@@ -1,4 +1,4 @@
-"""A study as a JSON file: what `Comparison.save` writes and `Comparison.load` reads."""
+"""Write a study to a JSON file, and read it."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def read_study(path: str | Path) -> Study:
 
 
 def format_study(study: Study) -> str:
-    r"""Return a study as JSON text.
+    """Return a study as JSON text.
 
     Raises:
         InvalidRecordError: A value cannot be written as JSON, or contradicts another one.
@@ -142,11 +142,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-# --- what types don't say ---
+# --- checks beyond the types of fields ---
 
 
 def _check(study: Study, path: str) -> None:
-    """Check values that the types of the fields leave open."""
+    """Check values that the types of the fields allow."""
     for problem in _problems(study):
         raise InvalidRecordError(f"{path}.{problem}.")
 

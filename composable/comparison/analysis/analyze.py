@@ -33,6 +33,7 @@ from composable.comparison.analysis.findings import (
     Estimate,
     Target,
 )
+from composable.comparison.analysis.grid_edges import edge_notes
 from composable.comparison.analysis.measures import (
     Context,
     compare_step_costs,
@@ -44,7 +45,6 @@ from composable.comparison.analysis.measures import (
     steps_of,
 )
 from composable.comparison.analysis.schedules import Schedule, curve_of, schedules_of
-from composable.comparison.analysis.settings import edge_notes
 from composable.comparison.analysis.statistics import holm
 from composable.comparison.analysis.times import Curve, TimeComparison, compare_times, crossing_time
 from composable.comparison.analysis.verdicts import (

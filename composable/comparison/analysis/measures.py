@@ -39,7 +39,7 @@ __all__ = [
 
 @attrs.frozen
 class Context:
-    """What all arms are measured by."""
+    """The protocol, the target and the baseline, with which each arm is measured."""
 
     protocol: Protocol
     sign: int
@@ -49,14 +49,17 @@ class Context:
 
     @property
     def level(self) -> float | None:
-        """The given target, higher is better; None: the baseline's results."""
+        """The given target, signed so that higher is better; None if it is estimated."""
         return None if self.target.estimated else self.sign * self.target.value
 
 
 def pair_seeds(
     baseline: Sequence[Schedule], schedules: Sequence[Schedule], repeated: bool
 ) -> list[tuple[int, int]]:
-    """Pair the seeds; those of the A/A arm, which are others, in their order."""
+    """Return the pairs of a seed of the baseline and one of the arm.
+
+    The A/A arm has other seeds, which are paired in their order.
+    """
     base, arm = (
         sorted({seed for one in each for seed in one.runs}) for each in (baseline, schedules)
     )
@@ -66,13 +69,14 @@ def pair_seeds(
 
 
 def steps_of(schedule: Schedule) -> int:
+    """Return the number of steps of the longest run."""
     return max(run.batches for run in schedule.runs.values())
 
 
 def compare_step_costs(
     context: Context, schedules: Sequence[Schedule]
 ) -> tuple[Estimate | None, float]:
-    """Return the ratio of the step costs, and the standard error of the log ratio of times."""
+    """Return the ratio of step costs, and the standard error of the log ratio of times."""
     base, arm = context.baseline[-1], schedules[-1]
     if base.cost is None or arm.cost is None:
         return None, _error_of_seconds(base, arm)
@@ -137,6 +141,7 @@ def _crossing_ratio(
 
 
 def find_quality(context: Context, schedule: Schedule, pairs: Sequence[tuple[int, int]]) -> Quality:
+    """Return the final results on a schedule, and their differences from the baseline's."""
     values = [value for value in schedule.finals.values() if value is not None]
     complete = schedule.complete
     low, high = mean_interval(values) if complete else (None, None)
@@ -182,6 +187,7 @@ def find_time(
     curve: Curve | None,
     times: TimeComparison | None,
 ) -> TimeToTarget:
+    """Return the time to target of an arm, by its schedules and by its curve."""
     passing = min(
         (one for one in qualities if one.passes), key=lambda one: one.seconds, default=None
     )
@@ -220,6 +226,7 @@ def _interpolated(context: Context, base_curve: Curve | None, curve: Curve | Non
 def find_power(
     times: TimeComparison | None, spread: float | None, crossing: CrossingTimes, pairs: int
 ) -> Power | None:
+    """Return the power of the seeds, by the curves or else by first crossings."""
     if pairs < 2:
         return None
     if times is not None and times.spread:

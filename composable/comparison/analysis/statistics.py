@@ -49,7 +49,7 @@ def paired_estimate(
 
     Returns:
         The estimate. Without two pairs, or where all pairs differ by the same number, the
-        interval and the p value are None: there is no spread to judge by.
+        interval and the p value are None, since there is no spread.
 
     Example:
         >>> from composable.comparison.analysis.statistics import paired_estimate
@@ -117,7 +117,7 @@ def cost_ratio(
 
 
 def power_of(spread: float, seeds: int, ratio: float | None) -> Power:
-    """Return what a paired t test of log ratios can find, by the noncentral t distribution.
+    """Return the power of a paired t test of log ratios, by the noncentral t distribution.
 
     Args:
         spread: The standard deviation of the log ratio of one pair.
@@ -185,13 +185,13 @@ def moments(values: Any, extra_error: Any) -> _Moments:
 
 
 def without_spread(values: Any) -> bool:
-    """Whether all values are the same number, but not 0: as from seeds that change nothing."""
+    """Return whether all values are the same number, but not 0, as if seeds had no effect."""
     mean = abs(float(values.mean()))
     return mean > 0 and float(values.std()) <= 1e-9 * mean
 
 
 def p_value(mean: float, error: float, count: int) -> float | None:
-    """Return the two-sided p value of a t test; None where there is no spread to judge by."""
+    """Return the two-sided p value of a t test; None without a spread."""
     stats, _ = import_scipy()
     if count < 2:
         return None

@@ -1,4 +1,4 @@
-"""Finished trials on disk: an interrupted comparison resumes with those that it lacks."""
+"""Store finished trials on disk, so that an interrupted comparison can resume."""
 
 import json
 import platform
@@ -30,14 +30,14 @@ class DamagedCacheWarning(UserWarning):
 class Cache:
     """Finished trials, one JSON file each.
 
-    A trial is found again if nothing has changed that may change its result: the code of `build`
-    and what it refers to, the arguments of the arm, the duration, the seed, the threads, the
-    versions of Python, torch and this library, and `data`. The name of the arm may change. Data
-    that `build` reads from files is not seen, and `data` stands for it.
+    A stored trial is reused if everything that may affect its result is the same: the code of
+    `build` and the objects that it refers to, the arguments of the arm, the duration, the seed, the
+    threads, the versions of Python, torch and this library, and `data`. The name of the arm may
+    change. The contents of files that `build` reads are not compared: `data` stands for them.
 
     Args:
         folder: The folder of the files; it is created.
-        data: What identifies the data: a version, the lengths of the data sets, or both.
+        data: An identifier of the data: a version, the lengths of the data sets, or both.
 
     Example:
         >>> import tempfile
@@ -50,7 +50,7 @@ class Cache:
         self.data = data
 
     def context(self, *parts: Any) -> str:
-        """Return the digest of what all trials of a pool have in common.
+        """Return the digest of the values that all trials of a pool share.
 
         Args:
             parts: The function that builds a Trainer, and the options of the pool.

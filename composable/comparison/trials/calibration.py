@@ -2,9 +2,9 @@
 
 Each arm trains in a process of its own. At some points of the run, all of them wait, and then one
 process at a time trains a few steps, in a random order, for several rounds: a change in the speed
-of the machine meets all arms alike. Between the points, the processes train at the same time. So
-nothing is saved or loaded, and what an arm has built up by then, such as averages or frozen layers,
-is part of its cost.
+of the machine affects all arms alike. Between the points, the processes train at the same time. So
+nothing is saved or loaded, and the state of an algorithm at a point of the run, such as averages or
+frozen layers, is part of its cost.
 """
 
 import queue
@@ -33,7 +33,7 @@ __all__ = ["CalibrationError", "CalibrationWarning", "calibrate"]
 
 _POLL = 0.2
 _AT_ONCE = 4
-"""The processes that are alive at once if the memory that they need is not known."""
+"""The number of processes that are alive at once if the memory of one is not known."""
 
 
 class CalibrationError(RuntimeError):
@@ -54,7 +54,7 @@ class _Schedule:
 
     @property
     def length(self) -> int:
-        """The number of batches of all blocks at a point: each begins with an unmeasured step."""
+        """The number of batches at a point; each block begins with a step that is not measured."""
         return (self.rounds + 1) * (self.steps + 1)
 
     def fitted(self, batches: int) -> "_Schedule":
@@ -98,7 +98,7 @@ def calibrate(
     group are scaled so that its baseline costs as much as that of the first group.
 
     Args:
-        pool: The pool, whose folder, threads and options the processes have.
+        pool: The pool whose folder, threads and options the processes have.
         requests: A trial of each arm, the baseline first: the chosen settings, the duration.
         points: The number of points of the run, in the middle of equal parts.
         rounds: The number of rounds at each point. Short runs have fewer.

@@ -12,7 +12,7 @@ ClockKind = Literal["cpu", "wall"]
 
 
 def clock_kind(device: torch.device) -> ClockKind:
-    """Return which seconds of a trial on a device are counted.
+    """Return the kind of seconds in which a trial on a device is measured.
 
     On the CPU with one thread these are the CPU seconds of the process, which other processes
     change little. With several threads, they would add up over the threads. The seconds of a GPU

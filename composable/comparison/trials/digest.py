@@ -1,6 +1,6 @@
 """Digests of code and values that are the same in every process.
 
-Pickles are not: they depend on the order of sets, and on which objects are shared.
+Those of pickles are not: they depend on the order of sets, and on which objects are shared.
 """
 
 import ast
@@ -44,8 +44,8 @@ def digest_of(*values: Any) -> str:
     globals that it names; so are functions and classes among them, unless they belong to an
     installed package. A module is described by its source and that of the modules that it imports.
     Comments in functions don't count. Tensors and arrays are described by their elements, other
-    objects by their class and attributes. What a function finds otherwise, such as a file or the
-    result of an import within it, is not seen.
+    objects by their class and attributes. Other inputs of a function, such as files and imports
+    within it, are not part of the digest.
 
     Example:
         >>> from composable.comparison.trials.digest import digest_of

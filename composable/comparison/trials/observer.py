@@ -32,21 +32,22 @@ class TrialObserver(Callback):
     synchronized at each evaluation, and twice at the beginning to measure the warm-up.
 
     Args:
-        clock: The clock, which runs since the Trainer is built.
-        run: The run that is observed.
-        metrics: The results that the trial needs. Training stops when one is not finite.
+        clock: The clock, started before the Trainer is built.
+        run: The run to observe.
+        metrics: The results that the trial needs. Training stops when one is not finite. Empty:
+            all results.
     """
 
     def __init__(self, clock: Clock, run: "Run", metrics: Iterable[str]) -> None:
         self.clock, self.run, self.metrics = clock, run, tuple(metrics)
         self.diverged: str | None = None
-        """The result that is not finite."""
+        """A description of the result that is not finite, if there is one."""
         self._curve: list[Evaluation] = []
         self._batches = 0
         self._marks: dict[int, float] = {}
 
     def epoch_start(self, state: "State", logger: "Logger") -> None:
-        """End the set-up."""
+        """End the set-up at the first epoch."""
         if self.clock.part == "setup":
             self.clock.switch("training", synchronize=True)
 

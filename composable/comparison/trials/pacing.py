@@ -1,4 +1,4 @@
-"""A trial that trains in turns: the worker's side of a calibration."""
+"""Train a trial in turns with those of other workers: the worker's part of a calibration."""
 
 from typing import TYPE_CHECKING
 
@@ -21,14 +21,14 @@ __all__ = ["Arrived", "Length", "Measured", "PacedTask"]
 
 @attrs.frozen
 class Length:
-    """A message: the number of steps of the run, which the first step has shown."""
+    """A message: the number of steps of the run."""
 
     batches: int
 
 
 @attrs.frozen
 class Arrived:
-    """A message: the run has arrived at a point, and waits."""
+    """A message: the run is at a point, and waits."""
 
     point: int
 
@@ -65,14 +65,14 @@ class PacedTask:
 
 
 class Pacing(Callback):
-    """Waits at each point, and measures a block of steps whenever it is its turn.
+    """Waits at each point, and measures blocks of steps on request.
 
-    The messages that it gets are, after `Length`, the first batches of the points; after `Arrived`,
-    the length of a block to train and measure, any number of times, and then None to continue to
-    the next point.
+    It sends `Length`, and receives the batches at which the points begin. At each point it sends
+    `Arrived`. It then receives the length of a block to train, and sends its seconds as `Measured`,
+    any number of times, until it receives None, to continue to the next point.
 
     Args:
-        connection: The messages.
+        connection: The messages from and to the calibration.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -136,7 +136,7 @@ def _length(state: "State") -> int:
     done = elapsed(state)
     if not done:
         raise ValueError(
-            f"max_duration={str(state.max_duration)!r} does not tell the number of steps, since "
-            "the loader has no length; pass durations in batches, such as '300ba'."
+            f"max_duration={str(state.max_duration)!r} does not determine the number of steps, "
+            "since the loader has no length; pass durations in batches, such as '300ba'."
         )
     return round(state.timestamp.batch / done)

@@ -1,4 +1,4 @@
-"""Warn about settings at the edge of their grid."""
+"""Warnings about chosen settings at the edge of their grid."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["edge_notes"]
 
 
 def edge_notes(protocol: Protocol, arm: str) -> list[str]:
-    """Warn where a chosen value lies at the edge of its grid of numbers."""
+    """Return a warning for each chosen number that is the lowest or highest of its grid."""
     notes = []
     for name, values in protocol.grids.get(arm, {}).items():
         chosen = protocol.chosen.get(arm, {}).get(name)

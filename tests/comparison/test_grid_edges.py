@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from composable.comparison.analysis.settings import edge_notes
+from composable.comparison.analysis.grid_edges import edge_notes
 
 from .synthetic import protocol
 
