@@ -1,4 +1,4 @@
-"""The measured evidence: the studies in docs/evidence, and what they say about each method."""
+"""The measured evidence: the studies in docs/evidence, and their results for each method."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -22,9 +22,9 @@ class Evidence:
         name: The folder in docs/evidence, which `composable compare --folder` wrote.
         title: The heading of its section.
         place: The model and the data, as in "no evidence on ...".
-        about: What was compared, and what follows.
-        alone: Arms that have one method alone and another name than its algorithm, by the name of
-            the algorithm.
+        about: The compared arms, and how to repeat the study.
+        alone: The names of arms of one method whose name is not that of its algorithm, by the
+            name of the algorithm.
     """
 
     name: str
@@ -55,9 +55,9 @@ STUDIES: tuple[Evidence, ...] = (
         "Python's standard library; results are in nats a byte, on other files. The "
         "baseline has the learned positions of GPT-2 and AdamW. The recipe "
         "[`small_gpt`](api.md) has ALiBi, sequences cut to 64 bytes, 16 of them in a batch, and "
-        "Muon; its arm with AdamW shows what Muon adds. It reads four times as many windows of the "
-        "text as it trains on bytes of them, so it sees more places of the text than the baseline "
-        "for as many bytes. `Alibi` alone is trained on quarters of the sequences. Repeat with "
+        "Muon; its arm with AdamW shows the effect of Muon. It trains on a quarter of each sequence "
+        "that it reads, so for the same number of bytes it sees more places of the text than the "
+        "baseline. `Alibi` alone is trained on quarters of the sequences. Repeat with "
         "`python benchmarks/evidence.py language`; the settings of the recipe come from [earlier "
         "trials](evidence/language.md) with other seeds.",
         alone={"Rotary": "rotary positions"},
@@ -68,8 +68,8 @@ STUDIES: tuple[Evidence, ...] = (
         "a byte-level GPT with rotary positions",
         "The baseline has rotary positions and AdamW. `small_gpt` is the recipe above; "
         "`small_gpt_rotary` keeps rotary positions and adds Muon and a warm-up of the sequence "
-        "length, which alone gives nothing here: its steps cost less, and teach less. Repeat with "
-        "`python benchmarks/evidence.py language-rotary`.",
+        "length, which alone gives no speed-up here: its steps cost less, but more are needed. "
+        "Repeat with `python benchmarks/evidence.py language-rotary`.",
         alone={"SeqLengthWarmup": "rotary, length warm-up"},
     ),
     Evidence(
@@ -101,7 +101,7 @@ STUDIES: tuple[Evidence, ...] = (
 
 
 def measured(case: Case) -> Iterator[tuple[Evidence, ArmAnalysis]]:
-    """Yield the studies that measured a method alone, and what they found."""
+    """Yield the studies that measured a method alone, and its analysis."""
     for study in STUDIES:
         if (arm := study.arm_of(case)) is not None:
             yield study, arm
