@@ -250,7 +250,7 @@ def _noise_floor(repeated: _Draft | None) -> Estimate | None:
         return None
     if repeated.found.time.ratio is not None:
         return repeated.found.time.ratio
-    # A ratio over the pairs that reached the target would leave out the others.
+    # A ratio over the pairs that reached the target would ignore the others.
     return repeated.found.crossing.ratio if repeated.evidence.kind == "crossing" else None
 
 

@@ -41,7 +41,7 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
 
     Raises:
         ValueError: There is not exactly one evaluator, or its loader has no data set that can be
-            indexed, fewer than two examples, or a sampler that leaves out or repeats some.
+            indexed, fewer than two examples, or a sampler that omits or repeats some.
 
     Example:
         >>> from composable import Evaluator
