@@ -22,16 +22,16 @@ def small_gpt(
     sequence_length: int = 64,
     dtype: torch.dtype = torch.float32,
 ) -> Recipe:
-    """Return ALiBi, short training sequences and Muon: for a small causal language model.
+    """Return ALiBi, short training sequences and Muon, for a small causal language model.
 
     Attention biases replace the position embeddings, so that the model can be trained on the first
     `sequence_length` tokens of each sequence and evaluated on all of them. Load more sequences in a
-    batch: four times as many if a sequence is cut to a quarter. The batch then has as many tokens
-    as before, from more places of the text, and attention costs less. Muon updates the hidden
-    matrices, and AdamW all other parameters. Gradients are clipped. The learning rates rise over
-    the first 5 % of training and fall linearly to 0.
+    batch, such as four times as many if they are cut to a quarter: the batch then has as many
+    tokens as before, from more places of the text, and attention costs less. Muon updates the
+    hidden matrices, and AdamW all other parameters. Gradients are clipped. The learning rates rise
+    over the first 5 % of training and fall linearly to 0.
 
-    `composable.functional.alibi` must know the attention of the model; `register_alibi` adds a
+    `composable.functional.alibi` must support the attention of the model; `register_alibi` adds a
     class.
 
     Args:
@@ -84,7 +84,7 @@ def small_bert(
     sequence_length: int = 64,
     dtype: torch.dtype = torch.float32,
 ) -> Recipe:
-    """Return ALiBi, short training sequences and Muon: for a small masked language model.
+    """Return ALiBi, short training sequences and Muon, for a small masked language model.
 
     The methods and the arguments are those of `small_gpt`. The model is a BERT of Transformers, or
     one whose attention `register_alibi` has added.
@@ -122,14 +122,14 @@ def small_gpt_rotary(
     length_warmup: float = 0.6,
     dtype: torch.dtype = torch.float32,
 ) -> Recipe:
-    """Return rotary positions, a warm-up of the sequence length and Muon: for a small GPT.
+    """Return rotary positions, a warm-up of the sequence length and Muon, for a small GPT.
 
-    Queries and keys are rotated by their positions, instead of learned positions. Training begins
-    on the first tokens of each sequence and takes all of them after `length_warmup`, so that the
-    first steps cost less. The rest is as in `small_gpt`.
+    Rotations of the queries and keys replace learned positions. Training begins on the first tokens
+    of each sequence and uses all of them after `length_warmup`, so that the first steps cost less.
+    The rest is as in `small_gpt`.
 
-    `composable.functional.rotary` must know the attention of the model; `register_rotary` adds a
-    class.
+    `composable.functional.rotary` must support the attention of the model; `register_rotary` adds
+    a class.
 
     Args:
         lr: The learning rate of the hidden matrices, with updates of the size of those of AdamW.

@@ -1,6 +1,6 @@
-"""The value that a recipe returns."""
+"""A recipe: algorithms, an optimizer and a schedule."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -10,7 +10,9 @@ from composable.core.algorithm import Algorithm
 __all__ = ["Recipe"]
 
 
-def _as_tuple(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
+def _as_tuple(algorithms: Any) -> tuple[Algorithm, ...]:
+    if isinstance(algorithms, (str, bytes, Mapping)) or not isinstance(algorithms, Iterable):
+        raise TypeError(f"algorithms={algorithms!r} must be a list of algorithms, such as [EMA()].")
     return tuple(algorithms)
 
 
@@ -20,9 +22,13 @@ class Recipe:
 
     Args:
         algorithms: The algorithms, in any order.
-        optimizers: A function that takes the parameters and returns an optimizer, as that of the
-            Trainer.
-        schedulers: Schedules of the learning rate, as those of the Trainer.
+        optimizers: A function that takes the parameters and returns an optimizer, as for the
+            Trainer. Default: the recipe has none.
+        schedulers: Schedules of the learning rate, as for the Trainer. Default: the recipe has
+            none.
+
+    Raises:
+        TypeError: `algorithms` is not a list of algorithms.
 
     Example:
         >>> from functools import partial
@@ -39,7 +45,7 @@ class Recipe:
     schedulers: Any = None
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments for the Trainer; those that the recipe leaves open are absent."""
+        """Return the arguments for the Trainer, without those that the recipe does not set."""
         given = {"optimizers": self.optimizers, "schedulers": self.schedulers}
         return {
             "algorithms": list(self.algorithms),

@@ -19,7 +19,7 @@ def small_resnet(
     warmup: str = "0.1dur",
     dtype: torch.dtype = torch.float32,
 ) -> Recipe:
-    """Return Muon and the channels-last memory format: for a small residual network.
+    """Return Muon and the channels-last memory format, for a small residual network.
 
     Muon updates the weights of the convolutions, and AdamW all other parameters. The learning rates
     rise linearly during the warm-up and fall to 0 by a cosine.
