@@ -74,15 +74,6 @@ def render_page(study: Study, analysis: Analysis) -> str:
     shown = {name: content for name, content in sections.items() if content}
     title = headline(study, analysis)
     links = [element("a", name, href=f"#{name.lower()}") for name in shown]
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="generator", content=f"composable {__version__}"),
-        element("title", f"{title} · composable"),
-        element("style", HTML(_css())),
-    )
     body = element(
         "body",
         element("header", element("div", element("h1", title)), element("nav", *links)),
@@ -94,13 +85,25 @@ def render_page(study: Study, analysis: Analysis) -> str:
             ),
         ),
     )
-    page = f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+    page = f"<!DOCTYPE html>\n{element('html', _head(title), body, lang='en')}\n"
     if len(page.encode()) > MAX_BYTES:
         raise ValueError(
             f"the page would have {len(page.encode()) / 1e6:.1f} MB, more than "
             f"{MAX_BYTES / 1e6:.0f} MB: compare fewer arms at once."
         )
     return page
+
+
+def _head(title: str) -> HTML:
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="generator", content=f"composable {__version__}"),
+        element("title", f"{title} · composable"),
+        element("style", HTML(_css())),
+    )
 
 
 def _css() -> str:

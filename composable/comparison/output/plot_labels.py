@@ -93,42 +93,38 @@ def draw_labels(
     ]
     centers = spread(wanted, [label.height for label in labels], height)
     for arm, label, style, wish, center in zip(arms, labels, styles, wanted, centers, strict=True):
-        axes.annotate(
-            "",
-            xy=(arm.label_point[0] / scale, low + (high - low) * wish / height),
-            xytext=(1.025, center / height),
-            textcoords="axes fraction",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": style["color"],
-                "linewidth": 0.7,
-                "alpha": 0.7,
-                "linestyle": (0, (1, 1.5)),
-                "shrinkA": 0,
-                "shrinkB": 3,
-            },
-            annotation_clip=False,
-            zorder=3,
-        )
-        upper = center + label.height / 2
-        axes.annotate(
-            "\n".join(label.name),
-            (1.035, (upper - 0.04) / height),
-            xycoords="axes fraction",
-            va="top",
-            size=LABEL_SIZE,
-            weight="bold",
-            color=style["color"],
-            linespacing=1.1,
-        )
-        axes.annotate(
-            label.detail,
-            (1.035, (center - label.height / 2 + 0.04) / height),
-            xycoords="axes fraction",
-            va="bottom",
-            size=SMALL,
-            color=INK,
-        )
+        point = arm.label_point[0] / scale, low + (high - low) * wish / height
+        _draw_line(axes, point, center / height, style["color"])
+        top, bottom = center + label.height / 2 - 0.04, center - label.height / 2 + 0.04
+        name = {"size": LABEL_SIZE, "weight": "bold", "color": style["color"], "linespacing": 1.1}
+        _write(axes, "\n".join(label.name), top / height, va="top", **name)
+        _write(axes, label.detail, bottom / height, va="bottom", size=SMALL, color=INK)
+
+
+def _draw_line(axes: "Axes", point: tuple[float, float], y: float, color: str) -> None:
+    """Draw a dotted line from a point to a height beside the axes."""
+    axes.annotate(
+        "",
+        xy=point,
+        xytext=(1.025, y),
+        textcoords="axes fraction",
+        arrowprops={
+            "arrowstyle": "-",
+            "color": color,
+            "linewidth": 0.7,
+            "alpha": 0.7,
+            "linestyle": (0, (1, 1.5)),
+            "shrinkA": 0,
+            "shrinkB": 3,
+        },
+        annotation_clip=False,
+        zorder=3,
+    )
+
+
+def _write(axes: "Axes", text: str, y: float, **style: Any) -> None:
+    """Write text beside the axes."""
+    axes.annotate(text, (1.035, y), xycoords="axes fraction", **style)
 
 
 def spread(wanted: Sequence[float], heights: Sequence[float], room: float) -> list[float]:
