@@ -55,9 +55,9 @@ STUDIES: tuple[Evidence, ...] = (
         "Python's standard library; results are in nats a byte, on other files. The "
         "baseline has the learned positions of GPT-2 and AdamW. The recipe "
         "[`small_gpt`](api.md) has ALiBi, sequences cut to 64 bytes, 16 of them in a batch, and "
-        "Muon; its arm with AdamW shows the effect of Muon. It trains on a quarter of each sequence "
-        "that it reads, so for the same number of bytes it sees more places of the text than the "
-        "baseline. `Alibi` alone is trained on quarters of the sequences. Repeat with "
+        "Muon; its arm with AdamW shows the effect of Muon. It trains on a quarter of each "
+        "sequence that it reads, so for the same number of bytes it sees more places of the text "
+        "than the baseline. `Alibi` alone is trained on quarters of the sequences. Repeat with "
         "`python benchmarks/evidence.py language`; the settings of the recipe come from [earlier "
         "trials](evidence/language.md) with other seeds.",
         alone={"Rotary": "rotary positions"},

@@ -79,6 +79,7 @@ class _Timing:
 
     @classmethod
     def of(cls, study: Study, resamples: int) -> "_Timing":
+        """Return the schedules of a study: without costs, with the trials' own seconds."""
         protocol, schedules = study.protocol, schedules_of(study)
         baseline = schedules.get(protocol.baseline, ())
         sign = 1 if protocol.mode == "max" else -1
