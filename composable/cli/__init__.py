@@ -5,7 +5,8 @@ is no checkpoint at that path. Exit status of `replay` and `diff`: 0, everything
 bit; 1, something differs; 2, wrong usage, or the comparison could not be made. Exit status of
 `launch`: that of the process that failed first; 2, wrong usage. Exit status of `report`: 0, it is
 written; 2, wrong usage, or it could not be written. Exit status of `compare`: 0, the arms are
-compared; 1, trials failed, so that nothing can be said; 2, wrong usage; 130, interrupted.
+compared; 1, all runs of the baseline or of the other arms failed; 2, wrong usage, or the comparison
+cannot start; 130, interrupted.
 
 Each command has a module, whose `add` function adds it to the parser. Heavy imports are inside the
 functions that run commands, so that `--help` is fast.
