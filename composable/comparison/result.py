@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison"]
 
+_PICTURES = ("plot.png", "plot.svg", "report.html")
+
 
 @attrs.frozen(repr=False)
 class Comparison:
@@ -130,6 +132,8 @@ class Comparison:
 
         target = as_path("folder", folder)
         target.mkdir(parents=True, exist_ok=True)
+        for name in _PICTURES:  # an error below must not leave those of another study
+            (target / name).unlink(missing_ok=True)
         write_study(self.study, target / "study.json")
         write_atomically(target / "table.txt", (self.table() + "\n").encode())
         write_atomically(target / "card.md", self.markdown().encode())

@@ -240,6 +240,7 @@ def test_matplotlib_is_imported_on_first_use_only():
 
 
 def test_without_matplotlib_the_text_is_saved(monkeypatch, tmp_path):
+    make("one seed").save(tmp_path)  # whose pictures are not those of the next study
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install composable\[compare\]"):
         make("two arms").save(tmp_path)
