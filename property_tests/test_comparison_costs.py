@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composable.comparison.records import StepCost
-from composable.comparison.trials.calibration import CalibrationError, _Schedule
+from composable.comparison.trials.blocks import Blocks, CalibrationError
 from composable.comparison.trials.costs import seconds_until, step_seconds
 
 positive = st.floats(1e-6, 1e3)
@@ -42,7 +42,7 @@ def test_seconds_are_proportional_to_the_number_of_batches(cost, batches, progre
 
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(1, 12), st.integers(1, 400))
 def test_the_blocks_of_all_points_fit_into_the_run(points, rounds, steps, batches):
-    asked = _Schedule(tuple((i + 0.5) / points for i in range(points)), rounds, steps)
+    asked = Blocks(tuple((i + 0.5) / points for i in range(points)), rounds, steps)
     if batches - 1 < 4 * points:
         with pytest.raises(CalibrationError):
             asked.fitted(batches)

@@ -1,59 +1,57 @@
-"""The calibration: its schedule, and one that is measured."""
+"""The calibration: its blocks, and one that is measured."""
 
 import pytest
 
 from composable.algorithms import MixUp
 from composable.comparison.records import StepCost
-from composable.comparison.trials.calibration import (
-    CalibrationError,
-    CalibrationWarning,
-    _scaled,
-    _Schedule,
-    calibrate,
-)
+from composable.comparison.trials.blocks import Blocks, CalibrationError
+from composable.comparison.trials.calibration import CalibrationWarning, calibrate
+from composable.comparison.trials.costs import rescale
 from composable.comparison.trials.pool import Pool
 from tests.support.comparison import build_or_die, request
 
 
 def test_blocks_surround_their_points():
-    schedule = _Schedule((0.25, 0.75), rounds=2, steps=3).fitted(100)
+    blocks = Blocks((0.25, 0.75), rounds=2, steps=3).fitted(100)
 
-    assert schedule == _Schedule((0.25, 0.75), rounds=2, steps=3)
-    assert schedule.length == 12  # three rounds, one of which is dropped, of a step and three
-    assert schedule.starts(100) == [19, 69]
+    assert blocks == Blocks((0.25, 0.75), rounds=2, steps=3)
+    assert blocks.length == 12  # three rounds, one of which is dropped, of a step and three
+    assert blocks.starts(100) == [19, 69]
 
 
 def test_short_runs_have_shorter_blocks_and_then_fewer_rounds():
-    schedule = _Schedule((0.25, 0.75), rounds=4, steps=8)
+    blocks = Blocks((0.25, 0.75), rounds=4, steps=8)
 
-    assert schedule.fitted(44) == _Schedule((0.25, 0.75), rounds=4, steps=3)
-    assert schedule.fitted(15) == _Schedule((0.25, 0.75), rounds=2, steps=1)
+    assert blocks.fitted(44) == Blocks((0.25, 0.75), rounds=4, steps=3)
+    assert blocks.fitted(15) == Blocks((0.25, 0.75), rounds=2, steps=1)
 
 
 @pytest.mark.parametrize("batches", range(11, 60))
 def test_blocks_never_overlap_and_end_within_the_run(batches):
-    schedule = _Schedule((0.25, 0.75), rounds=3, steps=4).fitted(batches)
-    first, second = schedule.starts(batches)
+    blocks = Blocks((0.25, 0.75), rounds=3, steps=4).fitted(batches)
+    first, second = blocks.starts(batches)
 
     assert first >= 1
-    assert first + schedule.length <= second
-    assert second + schedule.length <= batches
+    assert first + blocks.length <= second
+    assert second + blocks.length <= batches
 
 
 def test_refuses_a_run_that_is_too_short():
     with pytest.raises(CalibrationError, match="a run of 10 batches is too short"):
-        _Schedule((0.25, 0.75), rounds=3, steps=4).fitted(10)
+        Blocks((0.25, 0.75), rounds=3, steps=4).fitted(10)
 
 
 def cost(arm, *seconds):
     return StepCost(arm, {}, "1ep", (0.5,), (seconds,))
 
 
-def test_a_group_is_scaled_to_the_baseline_of_the_first():
+def test_a_group_isrescale_to_the_baseline_of_the_first():
     first, again = cost("plain", 1.0, 1.0, 1.0), cost("plain", 2.0, 2.0, 2.0)
 
-    assert _scaled(cost("other", 6.0, 8.0), again, first) == cost("other", 3.0, 4.0)
-    assert _scaled(cost("other", 6.0, 8.0), first, first) == cost("other", 6.0, 8.0)
+    assert rescale(cost("other", 6.0, 8.0), again, first) == cost("other", 3.0, 4.0)
+    assert rescale(cost("other", 6.0, 8.0), first, first) == cost("other", 6.0, 8.0)
+    unknown = cost("plain", 0.0, 0.0)
+    assert rescale(cost("other", 6.0, 8.0), unknown, first) == cost("other", 6.0, 8.0)
 
 
 def test_measures_each_arm_at_each_point():

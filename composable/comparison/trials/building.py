@@ -13,7 +13,7 @@ from composable.replay import DryRunOptions
 from composable.trainer.options import TrainerOptions
 from composable.trainer.trainer import Trainer
 
-__all__ = ["Build", "BuildError", "TrialOptions", "call_build"]
+__all__ = ["Build", "BuildError", "TrialOptions", "call_build", "takes_duration"]
 
 Build = Callable[..., Trainer]
 """`build(algorithms, seed, **hyperparameters) -> Trainer`."""

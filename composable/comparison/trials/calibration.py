@@ -17,9 +17,10 @@ from typing import Any
 import attrs
 
 from composable.comparison.records import StepCost
+from composable.comparison.trials.blocks import Blocks, CalibrationError
 from composable.comparison.trials.building import BuildError
 from composable.comparison.trials.cores import cuda_devices
-from composable.comparison.trials.costs import step_seconds
+from composable.comparison.trials.costs import rescale
 from composable.comparison.trials.pacing import Arrived, Length, Measured, PacedTask
 from composable.comparison.trials.payload import pickled
 from composable.comparison.trials.pool import Pool
@@ -29,56 +30,15 @@ from composable.comparison.trials.worker import READY
 from composable.core._warnings import warn_user
 from composable.functional._checks import check_count
 
-__all__ = ["CalibrationError", "CalibrationWarning", "calibrate"]
+__all__ = ["CalibrationWarning", "calibrate"]
 
 _POLL = 0.2
 _AT_ONCE = 4
 """The number of processes that are alive at once if the memory of one is not known."""
 
 
-class CalibrationError(RuntimeError):
-    """The cost of a step cannot be measured."""
-
-
 class CalibrationWarning(UserWarning):
     """The cost of a step of an arm cannot be measured."""
-
-
-@attrs.frozen
-class _Schedule:
-    """When steps are measured."""
-
-    points: tuple[float, ...]
-    rounds: int
-    steps: int
-
-    @property
-    def length(self) -> int:
-        """The number of batches at a point; each block begins with a step that is not measured."""
-        return (self.rounds + 1) * (self.steps + 1)
-
-    def fitted(self, batches: int) -> "_Schedule":
-        """Return a schedule whose blocks fit between the points of a run."""
-        # The first batch shows the length of the run, and one batch arrives at each point.
-        most = (batches - 1) // len(self.points) - 1
-        block = max(2, min(self.steps + 1, most // (self.rounds + 1)))
-        rounds = min(self.rounds, most // block - 1)
-        if rounds < 1:
-            raise CalibrationError(
-                f"a run of {batches} batches is too short to measure the cost of a step at "
-                f"{len(self.points)} points, which needs 5 batches for each; pass fewer points, or "
-                "a longer duration."
-            )
-        return _Schedule(self.points, rounds, block - 1)
-
-    def starts(self, batches: int) -> list[int]:
-        """Return the batch after which each point begins, so that its blocks surround it."""
-        starts, free = [], 1
-        for point in self.points:
-            middle = round(point * batches - self.length / 2)
-            starts.append(max(free, min(middle, batches - self.length)))
-            free = starts[-1] + self.length + 1
-        return starts
 
 
 def calibrate(
@@ -124,7 +84,7 @@ def calibrate(
     if not requests:
         return []
     pool.stop()
-    schedule = _Schedule(tuple((i + 0.5) / points for i in range(points)), rounds, steps)
+    blocks = Blocks(tuple((i + 0.5) / points for i in range(points)), rounds, steps)
     order = random.Random(seed)
     first, *others = requests
     groups = [others[i : i + at_once - 1] for i in range(0, len(others), at_once - 1)] or [[]]
@@ -132,13 +92,13 @@ def calibrate(
     costs: list[StepCost] = []
     for group in groups:
         with _alive(pool, [first, *group]) as alive:
-            measured = _Calibration(alive, schedule, order).run()
+            measured = _Calibration(alive, blocks, order).run()
         again = measured.pop(0)
         assert again is not None
         if baseline is None:
             baseline = again
             costs.append(baseline)
-        costs += [_scaled(one, again, baseline) for one in measured if one is not None]
+        costs += [rescale(one, again, baseline) for one in measured if one is not None]
     return costs
 
 
@@ -155,20 +115,6 @@ def _free_memory() -> int:
         available = next(one for one in lines if one.startswith("MemAvailable"))
         return int(available.split()[1]) * 1024
     return 0
-
-
-def _scaled(cost: StepCost, again: StepCost, baseline: StepCost) -> StepCost:
-    """Scale costs to the speed that the machine had when the first group was measured."""
-    if again is baseline:
-        return cost
-    factors = [
-        then / now for then, now in zip(step_seconds(baseline), step_seconds(again), strict=True)
-    ]
-    seconds = tuple(
-        tuple(one * factor for one in rounds)
-        for rounds, factor in zip(cost.seconds, factors, strict=True)
-    )
-    return attrs.evolve(cost, seconds=seconds)
 
 
 @attrs.define(eq=False)
@@ -258,26 +204,26 @@ class _Calibration:
     """The measurement of a group of arms."""
 
     group: _Group
-    schedule: _Schedule
+    blocks: Blocks
     order: random.Random
 
     def run(self) -> list[StepCost | None]:
         """Return the cost of each member; None if it failed."""
         group = self.group
         lengths = group.expect(group.members, Length)
-        schedule = self.schedule.fitted(min(one.batches for one in lengths.values()))
+        blocks = self.blocks.fitted(min(one.batches for one in lengths.values()))
         for index, length in lengths.items():
-            group.members[index].worker.send(schedule.starts(length.batches))
-        for _ in schedule.points:
+            group.members[index].worker.send(blocks.starts(length.batches))
+        for _ in blocks.points:
             group.expect(group.running, Arrived)
             for member in group.running:
                 member.seconds.append([])
-            for number in range(schedule.rounds + 1):
-                self._round(schedule.steps, kept=number > 0)  # the first one warms up
+            for number in range(blocks.rounds + 1):
+                self._round(blocks.steps, kept=number > 0)  # the first one warms up
             for member in group.running:
                 member.worker.send(None)
         return [
-            self._cost(one, schedule.points) if one.error is None else None for one in group.members
+            self._cost(one, blocks.points) if one.error is None else None for one in group.members
         ]
 
     def _round(self, steps: int, *, kept: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-__all__ = ["Clock", "ClockKind", "clock_kind"]
+__all__ = ["Clock", "ClockKind", "clock_kind", "now"]
 
 ClockKind = Literal["cpu", "wall"]
 

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import quantiles
 
+import attrs
+
 from composable.comparison.records import StepCost
 
-__all__ = ["seconds_until", "step_seconds"]
+__all__ = ["rescale", "seconds_until", "step_seconds"]
 
 
 def seconds_until(cost: StepCost, batches: int, progress: float) -> float:
@@ -62,6 +64,27 @@ def step_seconds(cost: StepCost) -> tuple[float, ...]:
         quantiles(rounds, n=4, method="inclusive")[0] if len(rounds) > 1 else rounds[0]
         for rounds in cost.seconds
     )
+
+
+def rescale(cost: StepCost, measured: StepCost, reference: StepCost) -> StepCost:
+    """Scale costs to the speed that the machine had in another measurement.
+
+    Args:
+        cost: The costs to scale.
+        measured: The costs of the baseline in the same measurement.
+        reference: The costs of the baseline in the other measurement.
+    """
+    if measured is reference:
+        return cost
+    factors = (
+        then / now if now else 1.0
+        for then, now in zip(step_seconds(reference), step_seconds(measured), strict=True)
+    )
+    seconds = tuple(
+        tuple(one * factor for one in rounds)
+        for rounds, factor in zip(cost.seconds, factors, strict=True)
+    )
+    return attrs.evolve(cost, seconds=seconds)
 
 
 def _at(points: Sequence[float], values: Sequence[float], point: float) -> float:

@@ -12,8 +12,9 @@ from composable.comparison.plan.design import Design
 from composable.comparison.plan.stages import Trained
 from composable.comparison.records import StepCost, Trial
 from composable.comparison.study_file import write_atomically
+from composable.comparison.trials.blocks import CalibrationError
 from composable.comparison.trials.cache import Cache, DamagedCacheWarning
-from composable.comparison.trials.calibration import CalibrationError, CalibrationWarning, calibrate
+from composable.comparison.trials.calibration import CalibrationWarning, calibrate
 from composable.comparison.trials.cores import processor_name
 from composable.comparison.trials.digest import digest_of
 from composable.comparison.trials.pool import Pool
