@@ -16,6 +16,9 @@ __all__ = ["FOREIGN", "check_hooks"]
 _EVENTS = [name.lower() for name in Event.__members__]
 _KNOWN = {*dir(LoggerDestination), *_EVENTS}
 _SIMILAR = 0.8
+_BEGINNINGS = ("on_", "before_", "after_")
+_ENDS = ("_start", "_begin", "_end")
+_HELPER = "begin the name of a helper with '_'"
 
 FOREIGN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Transformers": {
@@ -115,25 +118,22 @@ _PACKAGES = {"transformers", "lightning", "pytorch_lightning", "composer", "cere
 def check_hooks(callback: Callback) -> None:
     """Check that no method of a callback is meant for an event and would never run.
 
+    The names `on_*`, `before_*`, `after_*`, `*_start`, `*_begin` and `*_end` are for events: a
+    helper of a callback that is named so begins with an underscore.
+
     Raises:
-        TypeError: A method has the name of a hook of another library, or one that resembles the
-            name of an event and takes a state and a logger.
+        TypeError: A method has the name of a hook of another library, one of the names above, or
+            one that resembles the name of an event and takes a state and a logger.
     """
     kind = type(callback)
     if kind.run_event is not Callback.run_event:
         return
     for name, method in _methods(kind):
         called = f"{kind.__name__}.{name} is never called, since there is no event of that name"
-        if hint := _foreign_hint(name, method):
+        if hint := _foreign_hint(name, method) or _event_hint(kind, name, method):
             raise TypeError(f"{called}; {hint}.")
-        similar = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, _SIMILAR)
-        if similar and (name.startswith("on_") or _takes_two(method)):
-            raise TypeError(f"{called}; define {similar[0]}(self, state, logger).")
-        if name.startswith("on_") or _parameters(method)[:2] == ["state", "logger"]:
-            warn_user(
-                f"{called}. See Event for the names, or begin the name of a helper with '_'.",
-                UserWarning,
-            )
+        if _parameters(method)[:2] == ["state", "logger"]:
+            warn_user(f"{called}. See Event for the names, or {_HELPER}.", UserWarning)
 
 
 def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -150,18 +150,43 @@ def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
             yield name, method
 
 
+def _event_hint(kind: type, name: str, method: Callable[..., Any]) -> str | None:
+    """Return which method is meant by one that is named like an event, or None if it is not."""
+    own = name.removeprefix("on_")
+    shaped = _is_shaped(name) and issubclass(_owner(kind, name), Callback | LoggerDestination)
+    similar = difflib.get_close_matches(own, _EVENTS, 1, _SIMILAR)
+    if similar and (shaped or _takes_two(method)):
+        return f"define {_call((similar[0],))}"
+    if not shaped:
+        return None
+    nearest = difflib.get_close_matches(own, _EVENTS, 1, 0)[0]
+    return (
+        _foreign_hint(f"on_{own}", method)
+        or f"define {_call((nearest,))}, the event of the nearest name, or {_HELPER}"
+    )
+
+
+def _is_shaped(name: str) -> bool:
+    return name.startswith(_BEGINNINGS) or name.endswith(_ENDS)
+
+
+def _owner(kind: type, name: str) -> type:
+    """Return the class that defines a method: not a mixin's methods, which others may call."""
+    return next(base for base in kind.__mro__ if name in vars(base))
+
+
 def _foreign_hint(name: str, method: Callable[..., Any]) -> str | None:
-    """Return what to do about a hook of another library, or None if it is not one."""
+    """Return what to do about a hook of another library, or None if `name` is not one."""
     found = {library: hooks[name] for library, hooks in FOREIGN.items() if name in hooks}
     if not found or (name in _PLAIN_WORDS and _parameters(method)[:1] != ["trainer"]):
         return None
     owners = " and ".join(found)
     if not any(found.values()):
-        return f"it is a hook of {owners} without a counterpart here"
+        return f"{name} is a hook of {owners} without a counterpart here"
     if len(set(found.values())) == 1:
-        return f"it is a hook of {owners}: define {_call(next(iter(found.values())))}"
+        return f"{name} is a hook of {owners}: define {_call(next(iter(found.values())))}"
     calls = (f"{_call(ours)} for that of {library}" for library, ours in found.items())
-    return f"it is a hook of {owners}: define {', or '.join(calls)}"
+    return f"{name} is a hook of {owners}: define {', or '.join(calls)}"
 
 
 def _call(ours: tuple[str, ...]) -> str:

@@ -44,6 +44,12 @@ WAYS = [
             lambda self, trainer, model, loader, index: None,
             r"define fit_start\(.*\) for that of Lightning, or epoch_start\(.*Cerebras",
         ),
+        ("batch_ended", lambda self, state, logger: None, r"; define batch_end\("),
+        ("eval_strat", lambda self, state, logger: None, r"; define eval_start\("),
+        ("before_optimizer", lambda self, state: None, r"; define before_optimizer_step\("),
+        ("train_begin", lambda self: None, r"on_train_begin is a hook of Transformers: define fit_s"),
+        ("on_plateau", lambda self: None, "nearest name, or begin the name of a helper with '_'"),
+        ("week_end", lambda self: None, r"define eval_end\(.*begin the name of a helper with '_'"),
         ("on_before_forward", lambda self: None, r"before_forward\(.*\) and eval_before_forward\("),
     ],
 )
@@ -58,13 +64,12 @@ def test_method_meant_for_an_event_is_an_error(name, function, hint, base, give)
     assert global_callbacks() == ()
 
 
-@pytest.mark.parametrize("name", ["on_plateau", "report"])
 @pytest.mark.parametrize("base", [Callback, LoggerDestination])
-def test_method_like_that_of_an_event_is_a_warning(name, base):
+def test_method_that_takes_what_an_event_passes_is_a_warning(base):
     argument = {Callback: "callbacks", LoggerDestination: "loggers"}[base]
 
-    with pytest.warns(UserWarning, match=rf"Mine\.{name} is never called") as caught:
-        make_trainer(**{argument: callback(name, base=base)})
+    with pytest.warns(UserWarning, match=r"Mine\.report is never called") as caught:
+        make_trainer(**{argument: callback("report", base=base)})
 
     assert caught[0].filename.endswith("runs.py")
 
@@ -82,6 +87,8 @@ def callbacks_of_others():
     [
         callback("batch_end"),
         callback("_report"),
+        callback("_on_plateau"),
+        callback("_week_end", lambda self: None),
         callback("summary", lambda self: None),
         callback("setup", lambda self, folder: None),
         callback("teardown", lambda self: None),
@@ -95,6 +102,15 @@ def test_other_methods_are_no_warning(mine):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_trainer(callbacks=mine)
+
+
+def test_methods_of_a_mixin_may_be_named_like_events():
+    """Something else calls them, such as a watcher of files or a user interface."""
+    mixin = type("Watcher", (), {"on_modified": lambda self, path: None})
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_trainer(callbacks=type("Mine", (Callback, mixin), {})())
 
 
 def test_hooks_of_other_libraries_are_known():
