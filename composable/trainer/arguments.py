@@ -25,6 +25,7 @@ from composable.distributed.starting import local_device
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.optim.schedule_free import ScheduleFree
+from composable.optim.schedules import Constant
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
@@ -443,9 +444,10 @@ def check_schedule_free(optimizers: Iterable[Optimizer], rates: LearningRates, p
     own = next((type(one).__name__ for one in optimizers if isinstance(one, ScheduleFree)), None)
     if own is None:
         return
-    if rates.all:
+    changing = [one for one in rates.all if not _is_constant(one)]
+    if changing:
         warn_user(
-            f"schedulers contains {rates.all[0]!r}, and {own} needs no schedule: its average takes "
+            f"schedulers contains {changing[0]!r}, and {own} needs no schedule: its average takes "
             "the place of the decay. Drop the schedule, and pass warmup_steps to the optimizer.",
             UserWarning,
         )
@@ -457,6 +459,13 @@ def check_schedule_free(optimizers: Iterable[Optimizer], rates: LearningRates, p
             f"Drop {averages[0]}, or use another optimizer.",
             UserWarning,
         )
+
+
+def _is_constant(schedule: Any) -> bool:
+    """Return whether a schedule has one value during the whole run."""
+    return (
+        isinstance(schedule, Constant) and not schedule.warmup.value and schedule.duration is None
+    )
 
 
 def _averages(algorithm: Algorithm) -> bool:

@@ -1,6 +1,7 @@
 """Schedule-free optimizers against the package `schedulefree`, and runs with them."""
 
 import copy
+import warnings
 from functools import partial
 
 import pytest
@@ -16,7 +17,7 @@ import composable.functional as F
 from composable import Callback
 from composable import algorithms as A
 from composable.checkpoint import load_weights
-from composable.optim import AdamWScheduleFree, SGDScheduleFree, cosine
+from composable.optim import AdamWScheduleFree, SGDScheduleFree, constant, cosine
 from tests.support.data import batches
 from tests.support.models import linear, mlp, same, seeded, weights
 from tests.support.runs import PROBLEMS, VISION, make_trainer, plain_loop
@@ -415,9 +416,17 @@ def test_optimizer_in_evaluation_mode_is_switched_to_training():
     assert optimizer.param_groups[0]["k"] == 6
 
 
-def test_schedule_beside_it_warns():
+@pytest.mark.parametrize("schedule", [cosine(), constant(warmup="2ba"), constant(2, duration="1ba")])
+def test_schedule_beside_it_warns(schedule):
     with pytest.warns(UserWarning, match="SGDScheduleFree needs no schedule"):
-        make_trainer(optimizers=SGD, schedulers=cosine())
+        make_trainer(optimizers=SGD, schedulers=schedule)
+
+
+@pytest.mark.parametrize("schedule", [constant(), constant(0.5), [constant()]])
+def test_constant_beside_it_is_no_warning(schedule):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_trainer(optimizers=SGD, schedulers=schedule)
 
 
 def test_second_average_beside_it_warns():
