@@ -416,7 +416,9 @@ def test_optimizer_in_evaluation_mode_is_switched_to_training():
     assert optimizer.param_groups[0]["k"] == 6
 
 
-@pytest.mark.parametrize("schedule", [cosine(), constant(warmup="2ba"), constant(2, duration="1ba")])
+@pytest.mark.parametrize(
+    "schedule", [cosine(), constant(warmup="2ba"), constant(2, duration="1ba")]
+)
 def test_schedule_beside_it_warns(schedule):
     with pytest.warns(UserWarning, match="SGDScheduleFree needs no schedule"):
         make_trainer(optimizers=SGD, schedulers=schedule)

@@ -47,7 +47,11 @@ WAYS = [
         ("batch_ended", lambda self, state, logger: None, r"; define batch_end\("),
         ("eval_strat", lambda self, state, logger: None, r"; define eval_start\("),
         ("before_optimizer", lambda self, state: None, r"; define before_optimizer_step\("),
-        ("train_begin", lambda self: None, r"on_train_begin is a hook of Transformers: define fit_s"),
+        (
+            "train_begin",
+            lambda self: None,
+            r"on_train_begin is a hook of Transformers: define fit_s",
+        ),
         ("on_plateau", lambda self: None, "nearest name, or begin the name of a helper with '_'"),
         ("week_end", lambda self: None, r"define eval_end\(.*begin the name of a helper with '_'"),
         ("on_before_forward", lambda self: None, r"before_forward\(.*\) and eval_before_forward\("),
