@@ -30,10 +30,10 @@ class SpeedMonitor(Callback):
       training, and their sum. Saving checkpoints and logging are not included.
     - as soon as the window is full, `throughput/batches_per_sec`, `throughput/samples_per_sec` and,
       if tokens are counted, `throughput/tokens_per_sec`. Evaluation is excluded.
-    - with `flops_per_batch`, also `flops/total` (of the run so far), `throughput/flops_per_sec`,
-      `throughput/device/flops_per_sec` (of each process) and, if the peak of the device is known,
-      `throughput/device/mfu`: the fraction of the peak that the model uses (model FLOPs
-      utilization, at most 1).
+    - with `flops_per_batch`, also `flops/total` (of the run so far, which is `State.flops`),
+      `throughput/flops_per_sec`, `throughput/device/flops_per_sec` (of each process) and, if the
+      peak of the device is known, `throughput/device/mfu`: the fraction of the peak that the model
+      uses (model FLOPs utilization, at most 1).
 
     The monitor never synchronizes with the device: work that is still queued counts towards a later
     batch.
@@ -91,7 +91,7 @@ class SpeedMonitor(Callback):
         # Batches, samples, tokens, operations and seconds of training at the end of each batch.
         self._window: deque[tuple[float, ...]] = deque(maxlen=min(window_size, 2**62) + 1)
         self._counted: float | None = None
-        self._flops = self._eval_seconds = 0.0
+        self._eval_seconds = 0.0
         self._peak: float | None = None
         self._processes = 1
         self._began: float | None = None
@@ -99,21 +99,20 @@ class SpeedMonitor(Callback):
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Start a window, unless the current one ends at this batch."""
         if state.timestamp.batch == 0:
-            self._flops, self._eval_seconds, self._counted = 0.0, 0.0, None
+            self._eval_seconds, self._counted = 0.0, None
         now = self._done(state)
         if not self._window or self._window[-1] != now:
             self._window.clear()
             self._window.append(now)
         self._processes = Processes.current().size
         self._peak = self.gpu_flops_available
-        if self._peak is None and self._source(state) is not None:
+        if self._peak is None and self.counts(state):
             from composable.callbacks._flops import peak_flops  # imports slow parts of torch
 
             self._peak = peak_flops(state)
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
         """Log the times, and the throughput over the window."""
-        self._flops += self._flops_of(state)
         self._window.append(self._done(state))
         trained = state.timestamp.total_wct
         metrics = {
@@ -121,8 +120,8 @@ class SpeedMonitor(Callback):
             "time/val": self._eval_seconds,
             "time/total": trained + self._eval_seconds,
         }
-        if self._flops:
-            metrics["flops/total"] = self._flops
+        if state.flops is not None:
+            metrics["flops/total"] = state.flops
         if len(self._window) > self.window_size:
             metrics |= self._throughput()
         logger.log_metrics(metrics)
@@ -166,12 +165,11 @@ class SpeedMonitor(Callback):
             raise ValueError("counted must be a number or None, and eval_seconds a number.")
         self._window.clear()
         self._window.extend(tuple(done) for done in window)
-        self._flops = window[-1][-2] if window else 0.0
         self._counted, self._eval_seconds = counted, seconds
 
     def _done(self, state: "State") -> tuple[float, ...]:
         now = state.timestamp
-        return now.batch, now.sample, now.token, self._flops, now.total_wct
+        return now.batch, now.sample, now.token, state.flops or 0.0, now.total_wct
 
     def _throughput(self) -> dict[str, float]:
         first, last = self._window[0], self._window[-1]
@@ -192,15 +190,12 @@ class SpeedMonitor(Callback):
 
     # --- floating-point operations ---
 
-    def _source(self, state: "State") -> Any:
-        """Return the number, the function or "count"; None if operations are not logged."""
-        if self.flops_per_batch is not None:
-            return self.flops_per_batch
-        own = getattr(state.model, "flops_per_batch", None)
-        return own if callable(own) else None
+    def counts(self, state: "State") -> bool:
+        """Return whether this monitor counts floating-point operations."""
+        return self._source(state) is not None
 
-    def _flops_of(self, state: "State") -> float:
-        """Return the operations of a batch, of all processes."""
+    def flops_of(self, state: "State") -> float:
+        """Return the floating-point operations of a batch, of all processes; 0 if not counted."""
         source = self._source(state)
         if source is None:
             return 0.0
@@ -213,6 +208,13 @@ class SpeedMonitor(Callback):
         if self._counted is None:
             self._counted = _count(state) * self._processes / (tokens or samples or 1)
         return self._counted * (tokens or samples)
+
+    def _source(self, state: "State") -> Any:
+        """Return the number, the function or "count"; None if operations are not logged."""
+        if self.flops_per_batch is not None:
+            return self.flops_per_batch
+        own = getattr(state.model, "flops_per_batch", None)
+        return own if callable(own) else None
 
 
 def _count(state: "State") -> int:

@@ -19,7 +19,10 @@ from composable.core.precision import Precision
 from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
 
-__all__ = ["FrozenStateError", "State"]
+__all__ = ["FLOPS", "FrozenStateError", "State"]
+
+FLOPS = "flops"
+"""The entry of the memory that has the floating-point operations so far."""
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -245,6 +248,15 @@ class State:
         return is_main_process()
 
     @property
+    def flops(self) -> float | None:
+        """The floating-point operations of training so far, of all processes.
+
+        A `SpeedMonitor` with `flops_per_batch` counts them. They are kept in `memory["flops"]`, and
+        so across a resume. None if nothing has been counted.
+        """
+        return self.memory.get(FLOPS)
+
+    @property
     def elapsed(self) -> float:
         """The completed fraction of the run."""
         return elapsed(self)
@@ -257,10 +269,10 @@ class State:
         """Return the plain values of this state as JSON.
 
         It has the timestamps, `max_duration`, `epoch_length`, the seed, the metrics, `frozen`, and
-        the entries of `memory` that JSON represents exactly; and, to look at, the classes of the
-        model, the optimizers and the schedulers, the device, the precision, the version of PyTorch,
-        `is_main_process` and `elapsed`. It has no tensors: a checkpoint saves everything. Metrics
-        that are not finite are the strings "NaN", "Infinity" and "-Infinity".
+        the entries of `memory` that JSON represents exactly, with `flops`; and, to look at, the
+        classes of the model, the optimizers and the schedulers, the device, the precision, the
+        version of PyTorch, `is_main_process` and `elapsed`. It has no tensors: a checkpoint saves
+        everything. Metrics that are not finite are the strings "NaN", "Infinity" and "-Infinity".
 
         Args:
             indent: The number of spaces by which to indent lines; a single line if None.

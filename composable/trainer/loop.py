@@ -133,6 +133,8 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         previous_timestamp=before.timestamp,
         loss_fn=before.loss_fn,
     )
+    if run.monitor is not None:
+        state = run.count_flops(run.monitor, state)
     if rates.steps_each_batch:
         state = schedule(run, state, rates.step_batch)
     state = fire(BATCH_END, state)

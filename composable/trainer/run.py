@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import attrs
 
+from composable.callbacks.speed_monitor import SpeedMonitor
 from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
-from composable.core.state import State
+from composable.core.state import FLOPS, State
 from composable.core.time import Time, TimeUnit, reached
 from composable.distributed.starting import failing_together
 from composable.metrics import Evaluator
@@ -78,6 +79,8 @@ class Run:
     fire_each: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event for each batch of the loader that belongs to the step."""
     step: Step = attrs.field(init=False)
+    monitor: SpeedMonitor | None = attrs.field(init=False)
+    """The callback that counts floating-point operations, or None."""
 
     def __attrs_post_init__(self) -> None:
         self.fire = self.fire_each = self.dispatcher.fire
@@ -87,6 +90,8 @@ class Run:
 
     def compose(self) -> None:
         """Compose the step for the plan that the dispatcher has now."""
+        monitors = [one for one in self.dispatcher.plan.callbacks if isinstance(one, SpeedMonitor)]
+        self.monitor = next((one for one in monitors if one.counts(self.state)), None)
         self.step = build_step(
             self.dispatcher,
             self.rates,
@@ -124,6 +129,11 @@ class Run:
         if self.parallel is not None and self.parallel.processes.several:
             return self.parallel.seconds
         return time.perf_counter() - started
+
+    def count_flops(self, monitor: SpeedMonitor, state: State) -> State:
+        """Add the floating-point operations of a batch to those of the run."""
+        flops = monitor.flops_of(state)
+        return state.remember(FLOPS, (state.flops or 0.0) + flops) if flops else state
 
     def finished(self, state: State) -> bool:
         """Return whether training is over, or a callback requested its end."""

@@ -33,7 +33,7 @@ from composable.optim import cosine
 from composable.testing import NoSync
 from tests.support.data import batches, stream
 from tests.support.models import linear, mlp, weights
-from tests.support.observers import MONITORS, Raise
+from tests.support.observers import MONITORS, Raise, Watch
 from tests.support.runs import make_trainer
 
 NAN, INF = float("nan"), float("inf")
@@ -654,6 +654,24 @@ def test_operations_of_the_run_are_summed_and_zero_ones_are_not_logged():
     _, latest = flops(flops_per_batch=100.0)
     assert latest["flops/total"] == 300.0  # of three batches
     assert "flops/total" not in flops()[1]
+
+
+def test_operations_of_the_run_are_in_the_state_and_kept_across_a_resume(tmp_path):
+    monitor = SpeedMonitor(flops_per_batch=100.0)
+    make_trainer(callbacks=monitor, save_folder=tmp_path, save_interval="1ba").fit()
+    watch = Watch(Event.BATCH_END, read=lambda state: state.flops)
+
+    resumed = make_trainer(callbacks=[watch, monitor], load_path=tmp_path / "ep1-ba4")
+    saved = resumed.state.flops
+    state = resumed.fit()
+
+    assert [saved, *watch.values] == [400.0, 500.0, 600.0]
+    assert state.load_json(state.to_json()).flops == 600.0
+
+
+@pytest.mark.parametrize("callbacks", [[], SpeedMonitor()])
+def test_operations_are_none_if_nothing_counts_them(callbacks):
+    assert make_trainer(callbacks=callbacks).fit().flops is None
 
 
 def test_counting_calls_no_hook_of_the_user_and_draws_nothing():
