@@ -76,9 +76,11 @@ class WatchedResult(Callback):
     def fit_end(self, state: "State", logger: "Logger") -> None:
         """Warn if the evaluator never ran."""
         if self.dataloader_label not in state.metrics:
+            ran = sorted(state.metrics)
+            advice = f"use one of {ran}" if ran else "none ran; pass an eval_dataloader"
             warn_user(
                 f"dataloader_label={self.dataloader_label!r} of {self.name} matches no evaluator "
-                f"that ran: use one of {sorted(state.metrics)}.",
+                f"that ran: {advice}.",
                 UserWarning,
             )
 

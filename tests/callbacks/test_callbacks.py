@@ -112,7 +112,7 @@ def test_every_run_ends_and_starts_without_the_state_of_the_last():
 def test_warns_if_the_evaluator_never_ran():
     stopper = EarlyStopper("loss")
 
-    with pytest.warns(UserWarning, match="dataloader_label='eval' of EarlyStopper matches no eval"):
+    with pytest.warns(UserWarning, match="matches no evaluator that ran: none ran; pass an eval"):
         make_trainer(callbacks=stopper).fit()
 
 
