@@ -10,6 +10,7 @@ import attrs
 
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
+from composable.core._html import panel, sparkline, table
 from composable.functional._checks import as_path
 from composable.report.curves import Curve
 from composable.report.extras import needs
@@ -60,7 +61,15 @@ def _as_folder(folder: Any) -> Path:
     return as_path("folder", folder)
 
 
-@attrs.define(eq=False)
+def _missing(path: Path) -> str | None:
+    """Return what is wrong with a path that is no folder, or None."""
+    if path.is_dir():
+        return None
+    fault = "is a file" if path.exists() else "does not exist"
+    return f"{path} {fault}; pass the save_folder of a recorded run."
+
+
+@attrs.define(eq=False, repr=False)
 class RecordedRun:
     """A run that a Trainer recorded in its `save_folder`.
 
@@ -116,7 +125,8 @@ class RecordedRun:
     def __attrs_post_init__(self) -> None:
         if not is_run(self.folder):
             raise MissingCheckpointError(
-                f"{self.folder} contains no {records.RUN} and no {records.STEPS}: it is not the "
+                _missing(self.folder)
+                or f"{self.folder} contains no {records.RUN} and no {records.STEPS}: it is not the "
                 "save_folder of a recorded run."
             )
         self._read_records()
@@ -162,6 +172,21 @@ class RecordedRun:
         }
 
     # --- as tables and figures ---
+
+    def __repr__(self) -> str:
+        return f"<RecordedRun {self._summary()}, metrics {sorted(self.curves)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, f"{curve.values[-1]:.4g}", sparkline(list(curve.values)))
+            for name, curve in sorted(self.curves.items())
+            if len(curve)
+        ]
+        return panel(f"Run {self._summary()}", table(rows, ("metric", "last", "curve")))
+
+    def _summary(self) -> str:
+        noun = "batch" if self.num_batches == 1 else "batches"
+        return f"{self.folder}: {self.status}, {self.num_batches} {noun}"
 
     def to_pandas(self) -> "DataFrame":
         """Return the metrics as a table with a row for each batch that has any.
@@ -356,7 +381,8 @@ def find_runs(runs: Iterable[str | Path]) -> list[RecordedRun]:
         inside = [path] if is_run(path) else _runs_in(path)
         if not inside:
             raise MissingCheckpointError(
-                f"{path} contains no {records.RUN}, and neither does a folder in it: pass the "
+                _missing(path)
+                or f"{path} contains no {records.RUN}, and neither does a folder in it: pass the "
                 "save_folder of a recorded run, or a folder of such folders."
             )
         folders |= {one.resolve(): one for one in inside if one.resolve() not in folders}

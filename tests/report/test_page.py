@@ -264,7 +264,7 @@ def test_wrong_arguments_are_named(tmp_path, capsys):
     assert main(["report", str(run), "-o", str(tmp_path / "report.txt")]) == 2
     assert main(["report", str(run), "-o", str(tmp_path / "no" / "report.html")]) == 2
     told = capsys.readouterr().err
-    assert "no contains no run.json" in told
+    assert "no does not exist; pass the save_folder of a recorded run." in told
     assert "must end with '.html'" in told
     assert "No such file" in told
     with pytest.raises(ValueError, match="runs is empty"):

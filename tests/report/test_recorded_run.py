@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import sys
 import time
 
@@ -41,6 +42,17 @@ def test_the_curves_are_those_that_were_logged(tmp_path):
     assert [one["batch"] for one in run.checkpoints] == [3, 6]
     assert run.num_seconds == pytest.approx(lines[-1]["seconds"], abs=1e-3)
     assert run.problems == []
+
+
+def test_a_run_is_shown_by_its_status_and_its_metrics(tmp_path):
+    run = trained(tmp_path, save_interval="1ep", max_duration="2ep")
+
+    assert re.fullmatch(
+        r"<RecordedRun .*: finished, 6 batches, metrics \['loss/train', .*\]>", repr(run)
+    )
+    shown = run._repr_html_()
+    assert "metrics/eval/loss" in shown
+    assert shown.count("<svg") == sum(len(curve) > 1 for curve in run.curves.values()) >= 3
 
 
 def test_a_metrics_file_elsewhere_is_found_through_the_configuration(tmp_path):
@@ -158,6 +170,11 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path):
         RecordedRun(tmp_path)
     with pytest.raises(MissingCheckpointError, match=r"neither does a folder in it"):
         find_runs([tmp_path])
+    with pytest.raises(MissingCheckpointError, match=r"no does not exist; pass the save_folder"):
+        RecordedRun(tmp_path / "no")
+    (tmp_path / "file").touch()
+    with pytest.raises(MissingCheckpointError, match=r"file is a file; pass the save_folder"):
+        find_runs([tmp_path / "file"])
     with pytest.raises(TypeError, match="folder=3"):
         RecordedRun(3)
 
