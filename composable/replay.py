@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
-import torch
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint import files
@@ -31,6 +30,7 @@ from composable.runs.recorder import RunRecorder, StepObserver
 from composable.runs.records import Steps, format_hex
 from composable.trainer.arguments import check_seed
 from composable.trainer.options import TrainerOptions, overridden_runs
+from composable.trainer.reading import Reader
 from composable.trainer.resume import ResumePoint, latest_valid
 from composable.trainer.run import Run
 
@@ -310,7 +310,7 @@ class ReplayOptions(DryRunOptions):
 
     def resume_point(self) -> ResumePoint | None:
         """Return the latest checkpoint of the run that is not beyond the batch."""
-        return self.replay.resume_point(self.device) or super().resume_point()
+        return self.replay.resume_point(self.reader) or super().resume_point()
 
     def run_id(self) -> str:
         """Return the id of the run."""
@@ -388,9 +388,9 @@ class Replay:
         seed = self.record.get("seed")
         return seed if type(seed) is int else None
 
-    def resume_point(self, device: torch.device) -> ResumePoint | None:
+    def resume_point(self, reader: Reader) -> ResumePoint | None:
         """Return the latest checkpoint of the run that is not beyond the batch."""
-        point = latest_valid(self.folder, device, run=self.run, max_batch=self.batch)
+        point = latest_valid(self.folder, reader, run=self.run, max_batch=self.batch)
         if point is not None:
             self.start = f"checkpoint {point.path.name}"
             return attrs.evolve(point, restart=True)

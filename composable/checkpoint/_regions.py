@@ -1,7 +1,7 @@
 """Read blocks of tensors from the files of a checkpoint, each file in one sequential pass."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import torch
@@ -14,7 +14,7 @@ from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheck
 from composable.checkpoint.layout import Region, Stored, parse_layout
 from composable.checkpoint.manifest import LAYOUT, Manifest
 
-__all__ = ["Headers", "check_all", "fetcher", "read_headers", "read_regions"]
+__all__ = ["Headers", "check_all", "fetcher", "hash_files", "read_headers", "read_regions"]
 
 
 def check_all(inputs: Inputs, *, keep: bool) -> tuple[Manifest, dict[str, Tensor], JSON]:
@@ -116,6 +116,14 @@ def read_regions(
         if verify:
             file.check(inputs.manifest.files[name])
     return tensors
+
+
+def hash_files(inputs: Inputs, headers: Headers, names: Iterable[str]) -> None:
+    """Compare the hashes of some files of tensors with the manifest, after `read_headers`."""
+    for name in names:
+        file = inputs.files[name]
+        file.skip(sum(entry.size for entry in headers.entries[name]))
+        file.check(inputs.manifest.files[name])
 
 
 def fetcher(inputs: Inputs, headers: Headers) -> Callable[[str], Tensor]:

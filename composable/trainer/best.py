@@ -13,7 +13,8 @@ from composable.core.event import Event
 from composable.core.results import LOGGED
 from composable.core.state import State
 from composable.plan.plan import Plan
-from composable.trainer.resume import is_checkpoint, read_tree
+from composable.trainer.reading import Reader
+from composable.trainer.resume import is_checkpoint, read_point
 from composable.trainer.run_state import restore_weights
 
 __all__ = [
@@ -60,7 +61,7 @@ def find_best(savers: Sequence[CheckpointSaver], loaded: Path | None) -> Best | 
     return None
 
 
-def load_best(state: State, plan: Plan, best: Best | None, run: str) -> State:
+def load_best(state: State, plan: Plan, best: Best | None, reader: Reader, *, run: str) -> State:
     """Return the state with the weights of the best checkpoint.
 
     The model, the module that computes the loss and the averages of algorithms are loaded, on which
@@ -70,6 +71,7 @@ def load_best(state: State, plan: Plan, best: Best | None, run: str) -> State:
         state: The state at the end of training.
         plan: The plan of the run.
         best: The best checkpoint; without one, a warning is raised.
+        reader: Reads the checkpoint.
         run: The id of the run.
 
     Raises:
@@ -82,8 +84,8 @@ def load_best(state: State, plan: Plan, best: Best | None, run: str) -> State:
             NoBestCheckpointWarning,
         )
         return state
-    tree = read_tree(best.checkpoint, state.device, run=run)
-    return restore_weights(state, tree, _averaging(plan), str(best.checkpoint))
+    point = read_point(best.checkpoint, reader, run=run).load(state)
+    return restore_weights(state, point.tree, _averaging(plan), str(best.checkpoint))
 
 
 def _averaging(plan: Plan) -> set[str]:

@@ -134,7 +134,7 @@ def check_structure(saved: Mapping[str, Any], path: str) -> None:
     for name, kind in _STRUCTURE.items():
         if name in saved:
             _check_kind(saved[name], kind, f"{path}: state/{name}")
-    for i, optimizer in enumerate(saved["optimizers"]):
+    for i, optimizer in enumerate(saved.get("optimizers", ())):
         for j, group in enumerate(optimizer["param_groups"]):
             where = f"{path}: state/optimizers/{i}/param_groups/{j}/params"
             _check_kind(group.get("params"), _Each(_COUNT), where)

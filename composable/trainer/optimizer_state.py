@@ -263,7 +263,7 @@ def _rehearse(
 def _on_meta(values: Mapping[str, Any]) -> dict[str, Any]:
     """Move all tensors but single numbers, such as the count of steps, to the meta device."""
     return {
-        name: value.to("meta") if isinstance(value, Tensor) and value.ndim else _own(value)
+        name: whole_like(value, "meta") if isinstance(value, Tensor) and value.ndim else _own(value)
         for name, value in values.items()
     }
 

@@ -43,6 +43,7 @@ from composable.trainer.engine import check_engine_options
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.parallel import Parallel
+from composable.trainer.reading import Reader
 from composable.trainer.resume import (
     ResumePoint,
     check_folder_is_ours,
@@ -498,35 +499,21 @@ class TrainerOptions:
             CheckpointError: `load_path` cannot be read, or `save_folder` has checkpoints of
                 another run.
         """
-        main: list[ResumePoint | None] = []
-
-        def find() -> tuple[str, bool] | None:
-            main.append(point := self._find_resume_point())
-            return None if point is None else (str(point.path), point.restart)
-
-        found = self.processes.on_main(find)
-        if main:
-            return main[0]
-        return None if found is None else self._read_point(*found)
-
-    def _find_resume_point(self) -> ResumePoint | None:
         point = find_resume_point(
             None if self.load_weights_only else self.load_path,
             folder=self.save_folder if self.autoresume else None,
-            device=self.device,
+            reader=self.reader,
             ignored=self.load_ignore_keys,
         )
-        replaces = self.autoresume or self.save_overwrite or self.dry_run
-        if self.save_folder is not None and not replaces:
-            check_folder_is_ours(self.save_folder, None if point is None else point.run)
+        folder, run = self.save_folder, None if point is None else point.run
+        if folder is not None and not (self.autoresume or self.save_overwrite or self.dry_run):
+            self.processes.on_main(lambda: check_folder_is_ours(folder, run))
         return point
 
-    def _read_point(self, path: str, restart: bool) -> ResumePoint | None:
-        """Return the checkpoint that rank 0 has found."""
-        point = find_resume_point(
-            path, folder=None, device=self.device, ignored=self.load_ignore_keys
-        )
-        return None if point is None else attrs.evolve(point, restart=restart)
+    @property
+    def reader(self) -> Reader:
+        """How the processes read a checkpoint."""
+        return Reader(self.device, self.processes, divided=self.divides_model)
 
     def lock(self) -> RunLock | None:
         """Return the lock of the folder in which the run trains.

@@ -3,10 +3,9 @@
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
 from composable.checkpoint.errors import (
     CheckpointError,
@@ -19,8 +18,14 @@ from composable.checkpoint.errors import (
 from composable.checkpoint.filters import covers, replaced
 from composable.core._printable import printable
 from composable.core._warnings import warn_user
+from composable.core.state import State
 from composable.trainer._differences import compare
+from composable.trainer.divided_parts import divided_parameters
+from composable.trainer.reading import Reader, replaced_while_read
 from composable.trainer.run_state import SCHEMA
+
+if TYPE_CHECKING:
+    from composable.checkpoint.files import Contents
 
 __all__ = [
     "BrokenCheckpointWarning",
@@ -32,7 +37,7 @@ __all__ = [
     "latest_valid",
     "latest_weights",
     "new_run_id",
-    "read_tree",
+    "read_point",
 ]
 
 _COMPARED = (
@@ -63,9 +68,27 @@ class ResumePoint:
     description: dict[str, Any]
     """The description of that run."""
     tree: dict[str, Any]
-    """What `composable.trainer.run_state.capture` returned."""
+    """What `composable.trainer.run_state.capture` returned; with an `outline`, its tensors have no
+    values before `load`."""
+    reader: Reader
+    outline: "Contents | None" = None
+    """What `reader` returned, until the tensors have values."""
     restart: bool = False
     """Whether the same script is run again, rather than another one that resumes the run."""
+
+    def load(self, state: State) -> "ResumePoint":
+        """Return the point with the values of all tensors: of divided ones, those of this process.
+
+        Args:
+            state: The state of the run that was built.
+        """
+        outline = self.outline
+        if outline is None:
+            return self
+        like = divided_parameters(state, self.tree, outline.tensors, str(self.path))
+        contents = self.reader.agree(lambda: self.reader.read_parts(outline, like))
+        tree = _unpack(contents, self.reader)["state"]
+        return attrs.evolve(self, tree=tree, outline=None)
 
     @property
     def seed(self) -> int:
@@ -144,32 +167,31 @@ def new_run_id() -> str:
 
 
 def find_resume_point(
-    load_path: Any, *, folder: Path | None, device: torch.device, ignored: Sequence[str] = ()
+    load_path: Any, *, folder: Path | None, reader: Reader, ignored: Sequence[str] = ()
 ) -> ResumePoint | None:
     """Return the checkpoint to resume from, or None.
 
     Args:
         load_path: The user's: a checkpoint, or a folder of several, whose latest is used.
         folder: A folder to look in first; it may be missing or empty.
-        device: Where tensors go that were not on the CPU.
+        reader: Reads the checkpoint.
         ignored: Patterns of entries that are not loaded, and may be missing.
 
     Raises:
         CheckpointError: `load_path` cannot be read.
     """
-    if folder is not None and folder.is_dir():
-        latest = latest_valid(folder, device)
+    if folder is not None:
+        latest = latest_valid(folder, reader)
         if latest is not None:
             return attrs.evolve(latest, restart=True)
     if load_path is None:
         return None
     path = Path(load_path)
-    if is_checkpoint(path):
-        return _read(path, device, ignored)
-    if path.is_dir():
-        latest = latest_valid(path, device)
-        if latest is not None:
-            return latest
+    if reader.processes.on_main(lambda: is_checkpoint(path)):
+        return _read(path, reader, ignored)
+    latest = latest_valid(path, reader)
+    if latest is not None:
+        return latest
     raise MissingCheckpointError(
         f"load_path={str(load_path)!r} must be a checkpoint, or a folder with a complete one"
         f"{_HINT if path.is_file() else ''}."
@@ -204,34 +226,45 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def latest_valid(
-    folder: Path, device: torch.device, *, run: str | None = None, max_batch: int | None = None
+    folder: Path, reader: Reader, *, run: str | None = None, max_batch: int | None = None
 ) -> ResumePoint | None:
     """Return the latest complete checkpoint in a folder, or None.
 
     Args:
         folder: Where to look.
-        device: Where tensors go that were not on the CPU.
+        reader: Reads the checkpoint. A checkpoint that is damaged for one of its processes is
+            skipped by all.
         run: The id of the run that wrote it; any run if None.
         max_batch: The number of batches that it may not exceed.
     """
-    from composable.checkpoint import files  # on use: it is slow to import
-
-    whole, broken = files.find(folder)
-    for one in broken:
-        _warn_broken(one.path, one.error)
-    for found in whole:
-        info = found.manifest.info
-        if not info.get("complete") or (run is not None and info.get("run") != run):
-            continue
-        if max_batch is not None and found.manifest.batch > max_batch:
-            continue
+    paths = reader.processes.on_main(lambda: _complete(folder, run, max_batch))
+    for path in map(Path, paths):
         try:
-            return _read(found.path, device, ())
+            return _read(path, reader, ())
         except (MismatchError, VersionError):
             raise
         except CheckpointError as error:  # the bytes are only checked now
-            _warn_broken(found.path, error)
+            if reader.processes.is_main:
+                _warn_broken(path, error)
     return None
+
+
+def _complete(folder: Path, run: str | None, max_batch: int | None) -> list[str]:
+    """Return the paths of the checkpoints from which a run may resume, the latest first."""
+    from composable.checkpoint import files  # on use: it is slow to import
+
+    if not folder.is_dir():
+        return []
+    whole, broken = files.find(folder)
+    for one in broken:
+        _warn_broken(one.path, one.error)
+    return [
+        str(found.path)
+        for found in whole
+        if found.manifest.info.get("complete")
+        and run in (None, found.manifest.info.get("run"))
+        and (max_batch is None or found.manifest.batch <= max_batch)
+    ]
 
 
 def latest_weights(load_path: str | Path) -> Path:
@@ -251,23 +284,34 @@ def _warn_broken(path: Path, error: Exception) -> None:
     warn_user(f"{path} is skipped, because it is damaged: {error}", BrokenCheckpointWarning)
 
 
-def read_tree(path: Path, device: torch.device, *, run: str) -> dict[str, Any]:
-    """Read the state of a checkpoint of a run, complete or not.
+def read_point(path: Path, reader: Reader, *, run: str) -> ResumePoint:
+    """Read a checkpoint of a run, complete or not.
 
     Raises:
         MismatchError: It belongs to another run.
         CheckpointError: It cannot be read.
     """
-    point = _read(path, device, ("*",))
+    point = _read(path, reader, ("*",))
     if point.run != run:
         raise MismatchError(f"{path} was written by another run, {point.run}.")
-    return point.tree
+    return point
 
 
-def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> ResumePoint:
-    from composable.checkpoint import files  # on use: it is slow to import
+def _read(path: Path, reader: Reader, ignored: Sequence[str]) -> ResumePoint:
+    def read() -> tuple[ResumePoint, float]:
+        contents = reader.read(path)
+        return _point_of(path, contents, reader, ignored), contents.manifest.created
 
-    contents = files.read(path)
+    point, created = reader.agree(read)
+    if len(set(reader.processes.gather(created))) > 1:
+        raise replaced_while_read(path)
+    return point
+
+
+def _point_of(
+    path: Path, contents: "Contents", reader: Reader, ignored: Sequence[str]
+) -> ResumePoint:
+    """Return what a checkpoint contains, after a check that it is one of a run."""
     data = contents.data
     if not isinstance(data, dict) or not {"run", "on_device", "state"} <= data.keys():
         raise MismatchError(
@@ -279,20 +323,32 @@ def _read(path: Path, device: torch.device, ignored: Sequence[str]) -> ResumePoi
             "resume; pass load_weights_only=True to start a new run from its weights, or name "
             "the missing entries in load_ignore_keys=."
         )
-    tensors, on_device = dict(contents.tensors), data["on_device"]
-    if not isinstance(on_device, list) or not all(name in tensors for name in map(str, on_device)):
+    on_device = data["on_device"]
+    if not isinstance(on_device, list) or not all(
+        name in contents.tensors for name in map(str, on_device)
+    ):
         raise DamagedCheckpointError(f"{path} is damaged: on_device does not name its tensors.")
-    for name in map(str, on_device):
-        tensors[name] = tensors[name].to(device)
+    tree = _unpack(contents, reader)
+    _check_types(path, tree)
+    run, outline = str(contents.manifest.info.get("run")), contents if reader.divided else None
+    return ResumePoint(path, run, tree["run"], tree["state"], reader, outline)
+
+
+def _unpack(contents: "Contents", reader: Reader) -> Any:
+    """Return the tree of a checkpoint, with the tensors that were on a device on that of the run.
+
+    Tensors without values stay on the meta device, and parts of tensors where the parameter is.
+    """
     from composable.checkpoint.tree import unpack  # on use: it is slow to import
 
+    tensors = dict(contents.tensors)
+    for name in map(str, contents.data["on_device"]):
+        if not (tensors[name].is_meta or hasattr(tensors[name], "device_mesh")):
+            tensors[name] = tensors[name].to(reader.device)
     try:
-        tree = unpack(tensors, data)
+        return unpack(tensors, contents.data)
     except DamagedCheckpointError as error:
-        raise DamagedCheckpointError(f"{path}: {error}") from error
-    _check_types(path, tree)
-    run = str(contents.manifest.info.get("run"))
-    return ResumePoint(path, run, tree["run"], tree["state"])
+        raise DamagedCheckpointError(f"{contents.path}: {error}") from error
 
 
 def _check_types(path: Path, tree: dict[str, Any]) -> None:

@@ -278,6 +278,7 @@ class Saving:
         self._request = describe_request(self.options, run.state.model)
         if point.num_fits:  # algorithms may have replaced the model at the start of training
             run.state = surgery(algorithms, Event.FIT_START, run.state)
+        point = point.load(run.state)
         tree = point.without(ignored, self.capture(False)) if ignored else point.tree
         self._restore(tree, point)
         self.connect()
@@ -297,7 +298,8 @@ class Saving:
         for saver in self.savers:
             saver.finish()
         self.options.processes.barrier()  # rank 0 has written it
-        return load_best(state, self.session.own_plan, self.best, self.run_id)
+        plan, reader = self.session.own_plan, self.options.reader
+        return load_best(state, plan, self.best, reader, run=self.run_id)
 
     def roll_back(self, error: NonFiniteLossError) -> State:
         """Restore the last checkpoint of this run.
@@ -308,7 +310,7 @@ class Saving:
         run = self.run
         for saver in self.savers:
             saver.finish()
-        point = latest_valid(self.savers[0].folder, run.state.device, run=self.run_id)
+        point = latest_valid(self.savers[0].folder, self.options.reader, run=self.run_id)
         if point is None:
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
             raise error
@@ -317,7 +319,7 @@ class Saving:
             run.progress.state_dict(),
             run.state.max_duration,
         )
-        self._restore(point.tree, point)
+        self._restore(point.load(run.state).tree, point)
         run.guard.load_state_dict(counts)
         if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
             run.state = run.state.evolve(max_duration=whole)
