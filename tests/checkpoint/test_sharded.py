@@ -32,6 +32,7 @@ from composable.checkpoint import (
 )
 from composable.checkpoint.folders import delete
 from composable.checkpoint.inspect import describe, describe_all, is_checkpoint, render
+from composable.checkpoint.outline import read_outline
 from composable.cli import main
 from composable.distributed import ProcessError, Processes
 from tests.checkpoint.faulty_os import FaultyOS
@@ -130,6 +131,23 @@ def test_equal_parts_are_written_once_and_whole_tensors_by_different_processes(t
     assert len(layout["w"]["slices"]) == 2
     files = [entry["file"] for tensor in layout.values() for entry in tensor["slices"]]
     assert sorted(files) == [1, 1, 2, 2, 3, 4] or sorted(files) == [1, 2, 3, 3, 4, 4]
+
+
+def test_processes_verify_the_files_of_tensors_in_turn(saved):
+    outlines = together(2, lambda processes: read_outline(saved, processes))
+
+    for outline in outlines:
+        assert outline.data == read(saved).data
+        for name, tensor in read(saved).tensors.items():
+            assert outline.tensors[name].is_meta
+            assert outline.tensors[name].shape == tensor.shape
+    content = bytearray((saved / SECOND).read_bytes())
+    content[-1] ^= 1
+    (saved / SECOND).write_bytes(content)
+    first, second = together(2, lambda processes: read_outline(saved, processes))
+    assert first.manifest == outlines[0].manifest
+    assert isinstance(second, DamagedCheckpointError)
+    assert f"{saved / SECOND} is damaged" in str(second)
 
 
 def test_a_part_alone_is_refused(tmp_path):
