@@ -17,7 +17,9 @@ def divided_parameters(
     """Return the parameters like which tensors of a checkpoint are divided, by their names in it.
 
     These are the weights of the model and the loss, the averages of algorithms, and the values that
-    an optimizer has for each element of a parameter.
+    an optimizer has for each element of a parameter. A tensor whose dimensions were saved in
+    another order (channels_last) is not among them: it is read whole, and divided when it is
+    restored.
 
     Args:
         state: The state of the run that was built, with its parameters divided.

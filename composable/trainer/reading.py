@@ -54,7 +54,8 @@ class Reader:
     def read(self, path: Path) -> "Contents":
         """Read and verify a checkpoint; if `divided`, without the values of its tensors.
 
-        Each byte is hashed by the process that loads it, or if `divided` by one of them all.
+        If `divided`, each file is hashed by one of the processes; otherwise each of them hashes
+        all that it reads.
         """
         from composable.checkpoint import files, outline  # on use: they are slow to import
 

@@ -172,7 +172,8 @@ def find_resume_point(
     """Return the checkpoint to resume from, or None.
 
     Args:
-        load_path: The user's: a checkpoint, or a folder of several, whose latest is used.
+        load_path: The user's: a checkpoint, or a folder of several, whose latest is used. That of
+            rank 0 is used.
         folder: A folder to look in first; it may be missing or empty.
         reader: Reads the checkpoint.
         ignored: Patterns of entries that are not loaded, and may be missing.
@@ -184,16 +185,17 @@ def find_resume_point(
         latest = latest_valid(folder, reader)
         if latest is not None:
             return attrs.evolve(latest, restart=True)
-    if load_path is None:
+    given = reader.processes.broadcast(None if load_path is None else str(load_path))
+    if given is None:
         return None
-    path = Path(load_path)
+    path = Path(given)
     if reader.processes.on_main(lambda: is_checkpoint(path)):
         return _read(path, reader, ignored)
     latest = latest_valid(path, reader)
     if latest is not None:
         return latest
     raise MissingCheckpointError(
-        f"load_path={str(load_path)!r} must be a checkpoint, or a folder with a complete one"
+        f"load_path={given!r} must be a checkpoint, or a folder with a complete one"
         f"{_HINT if path.is_file() else ''}."
     )
 
