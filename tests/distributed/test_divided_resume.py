@@ -93,3 +93,16 @@ def test_checkpoint_that_is_damaged_for_one_process_is_skipped_by_all(copied, tm
     assert f"{newest} is skipped" in told
     assert str(damaged) in told
     assert second["told"] == []
+
+
+@pytest.mark.parametrize("strategy", [DIVIDED, WHOLE], ids=["divided", "whole"])
+def test_processes_roll_back_together(strategy, tmp_path):
+    failing = {"nonfinite_loss": "rollback", "loss_fn": parallel_resume.NaNOnce(3)}
+    options = {**OPTIONS, **strategy, **failing, "folder": str(tmp_path / "run")}
+
+    first, second = run(fit_observed, 2, options)
+
+    assert second["read"]["hashed"]  # rank 1 reads nothing otherwise
+    assert ("loaded" in second["read"]) is (strategy is DIVIDED)
+    for name in ("weights", "memory", "metrics", "batch", "sample", "loss"):
+        assert first[name] == second[name]

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from composable import Callback
 from composable.checkpoint import _reader
@@ -18,6 +18,20 @@ def wide_net() -> nn.Module:
     torch.manual_seed(0)
     first, last = nn.Linear(2 * SIDE * SIDE, 256), nn.Linear(256, CLASSES)
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last)
+
+
+class NaNOnce:
+    """A loss that is NaN in one call."""
+
+    def __init__(self, call: int) -> None:
+        self.call = call
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss."""
+        self.calls += 1
+        factor = float("nan") if self.calls == self.call else 1.0
+        return nn.functional.cross_entropy(outputs, targets) * factor
 
 
 class AtStart(Callback):
@@ -48,7 +62,7 @@ def fit(**options: Any) -> dict[str, Any]:
         warnings.simplefilter("always")
         result = runs.fit(callbacks=[at_start], **options)
     told = [str(one.message) for one in caught if "Checkpoint" in one.category.__name__]
-    return {**result, **at_start.seen, "told": told}
+    return {**result, **at_start.seen, "read": dict(counts), "told": told}
 
 
 def _count_bytes(counts: Counter[str]) -> None:
