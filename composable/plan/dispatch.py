@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from composable.core._notes import add_origin_note
 from composable.core.algorithm import Algorithm, check_returned
-from composable.core.callback import Callback, hooks_of
+from composable.core.callback import Callback, FunctionCallback, hooks_of
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger
@@ -25,7 +25,8 @@ class Dispatcher:
     """Runs the algorithms and callbacks of a plan: `fire(event, state)`.
 
     `requests` joins the requests of callbacks that are not granted yet. `pending` says whether
-    there are any, at a tenth of the cost of testing a `Control`.
+    there are any, at a tenth of the cost of testing a `Control`. `user_events` are the events to which
+    callbacks that are not Composable's listen.
 
     Args:
         plan: The plan to run.
@@ -44,7 +45,9 @@ class Dispatcher:
         tensor([0.5000, 0.5000])
     """
 
-    __slots__ = ("_table", "check_effects", "logger", "pending", "plan", "requests")
+    __slots__ = (
+        *("_table", "check_effects", "logger", "pending", "plan", "requests", "user_events"),
+    )
 
     def __init__(self, plan: Plan, logger: Logger, *, check_effects: bool = False) -> None:
         self.logger = logger
@@ -56,6 +59,12 @@ class Dispatcher:
         """Replace the plan."""
         self.plan = plan
         hooks = [self._hooks(callback) for callback in plan.callbacks]
+        self.user_events = frozenset(
+            event
+            for callback, by_event in zip(plan.callbacks, hooks, strict=True)
+            if _is_of_user(callback)
+            for event in by_event
+        )
         self._table: dict[Event, Listeners] = {}
         for event in Event:
             algorithms: Sequence[Any] = plan.transforms(event)
@@ -155,3 +164,9 @@ class Dispatcher:
         """Restore the pending requests."""
         self.clear()
         self.request(Control(state["pending"]))
+
+
+def _is_of_user(callback: Callback) -> bool:
+    if isinstance(callback, FunctionCallback):
+        return True
+    return not type(callback).__module__.startswith("composable.")

@@ -142,6 +142,8 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         run.join_requests(BATCH_END)
     if logs:
         state = log(run, before, state)
+    if run.parallel is not None:
+        run.join_requests(Event.LOG)
     run.state = state  # an interruption from here on keeps the batch
     if run.evaluation.evaluators or run.dispatcher.pending:
         state = run.evaluation.run_due(run, before, state, BATCH_END)

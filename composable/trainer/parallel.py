@@ -437,8 +437,28 @@ def _trained(state: State) -> list[Tensor]:
     return [p for p in dict.fromkeys(found) if p.requires_grad]
 
 
+_LATE = frozenset(
+    event
+    for event in Event
+    if event in (Event.LOG, Event.BEFORE_SAVE, Event.AFTER_SAVE)
+    or event.name.startswith("EVAL_")
+    or event.name.endswith("_CHECKPOINT")
+)
+"""The events between the end of a batch, epoch or iteration and the next one."""
+_EARLY_OR_LATE = frozenset((Event.BEFORE_SCHEDULER_STEP, Event.AFTER_SCHEDULER_STEP))
+
+
 def requests_can_differ(dispatcher: Dispatcher, event: Event) -> bool:
-    """Return whether a callback of the user's may request something on some processes only."""
-    return any(
-        not type(one).__module__.startswith("composable.") for one in dispatcher.plan.user_callbacks
-    ) and dispatcher.listens(event)
+    """Return whether callbacks of the user may have requested something on some processes only.
+
+    Args:
+        dispatcher: It has the callbacks.
+        event: The event after which requests are joined: the start of training; the end of a batch,
+            an epoch or an iteration, for requests at all events before it; or a later one.
+    """
+    listened = dispatcher.user_events
+    if event is Event.FIT_START:  # an evaluation before it may have had requests
+        return bool(listened)
+    if event in _LATE:
+        return bool(listened & (_LATE | _EARLY_OR_LATE))
+    return bool(listened - _LATE)

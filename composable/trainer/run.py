@@ -233,7 +233,9 @@ class Checkpoints:
         if self.save_function is None:
             _warn_unsupported("Control.SAVE", "a save_folder, or saver=, a function of the state")
             return state
-        return self.save(run, state)
+        state = self.save(run, state)
+        run.join_requests(Event.AFTER_SAVE)
+        return state
 
     def save_end(self, run: Run, state: State) -> State:
         """Save the end of training, unless it has just been saved, and load the best weights."""

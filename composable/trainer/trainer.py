@@ -133,6 +133,7 @@ class Trainer(RunView):
             description = saving.describe(state)
             if run.parallel is not None:
                 run.parallel.begin(description, state)
+                run.join_requests(Event.FIT_START)
             self.logger.log_hyperparameters(saving.with_folder(description))
             saving.begin(description, state)
             run.state = loop.fit(run, state)

@@ -20,6 +20,7 @@ from composable.algorithms import (
 )
 from composable.distributed import DDP, FSDP2
 from composable.optim import AdamWScheduleFree, Muon
+from tests.support import parallel_requests as requests
 from tests.support import parallel_runs as runs
 from tests.support.processes import Failed, attempt, run
 from tests.support.runs import make_trainer
@@ -181,9 +182,9 @@ def test_sharded_run_resumes_on_one_process_and_on_two(tmp_path):
 # --- agreement ---
 
 
-def test_request_of_one_rank_ends_all_at_the_same_batch():
-    for one in run(fit, 2, {"callbacks": [runs.StopAt(2, rank=1)]}):
-        assert (one["ended"], one["batch"]) == ("whole", 2)
+def test_request_of_one_rank_is_one_of_all_whatever_its_event(tmp_path):
+    ends = {**requests.STOPS, "function": 1, "evaluate": requests.WHOLE, "save": requests.WHOLE}
+    assert run(requests.fit_each, 2, str(tmp_path)) == [ends, ends]
 
 
 @pytest.mark.parametrize("kind", ["map", "stateful"])
