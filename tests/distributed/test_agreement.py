@@ -1,0 +1,283 @@
+"""What the processes of a run agree on, with ranks that are threads."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from composable import Callback, Event, Logger, Plan, State
+from composable.core.control import Control
+from composable.data.grouping import ShardedBatch
+from composable.distributed import ProcessError, Shards
+from composable.metrics import Averages
+from composable.plan.dispatch import Dispatcher
+from composable.trainer.parallel import Parallel, requests_can_differ
+from composable.trainer.signals import Signals
+from tests.support.threads import run_ranks
+
+DESCRIPTION = {
+    "id": "a",
+    "seed": 1,
+    "max_duration": "2ep",
+    "epoch_length": 3,
+    "algorithms": {"MixUp": {"alpha": 0.2}},
+    "optimizers": ["SGD"],
+    "schedulers": [],
+    "hyperparameters": {"lr": 0.1},
+    "modules": {"0": "Linear"},
+    "loss_fn": "cross_entropy",
+    "options": {"precision": "fp32"},
+    "torch": "2.13.0",
+}
+
+
+def parallel_of(processes, **options):
+    return Parallel(Shards(processes.size, processes), False, Signals(), **options)
+
+
+def loaded(parallel, sizes):
+    for size in sizes:
+        yield ShardedBatch((f"{size} examples",), (None,), shards=parallel.shards), size, 10 * size
+
+
+# --- batches ---
+
+
+def test_processes_go_on_until_none_has_a_batch():
+    def work(processes):
+        parallel = parallel_of(processes)
+        return list(parallel.together(loaded(parallel, [[4, 3, 2], [5]][processes.rank])))
+
+    first, second = run_ranks(work)
+    for one in first, second:
+        assert [(samples, tokens) for _, samples, tokens in one] == [(9, 90), (3, 30), (2, 20)]
+    assert [batch.examples.own for batch, *_ in first] == [4, 3, 2]
+    assert [batch.examples.own for batch, *_ in second] == [5, 0, 0]
+    assert {batch.examples.all for batch, *_ in second} == {9, 3, 2}
+    assert [batch.batches for batch, *_ in second] == [("5 examples",)] * 3
+    # The batch that a process repeats has the weight 0.
+    assert [batch.empty for batch, *_ in second] == [(False,), (True,), (True,)]
+
+
+def test_a_process_repeats_its_last_batch():
+    def work(processes):
+        parallel = parallel_of(processes)
+        return list(parallel.together(loaded(parallel, [[1, 2, 3], [4, 5]][processes.rank])))
+
+    assert run_ranks(work)[1][-1][0].batches == ("5 examples",)
+
+
+def test_a_process_without_any_batch_is_an_error():
+    def work(processes):
+        parallel = parallel_of(processes)
+        return list(parallel.together(loaded(parallel, [[1, 1], []][processes.rank])))
+
+    with pytest.raises(ProcessError, match="rank 1 has no batch in this epoch"):
+        run_ranks(work)
+
+
+def test_the_time_of_a_batch_is_that_of_rank_0():
+    def work(processes):
+        parallel = parallel_of(processes)
+        parallel._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
+        list(parallel.together(loaded(parallel, [1])))  # the end of the data is an exchange too
+        parallel._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
+        next(parallel.together(loaded(parallel, [1])))
+        first = parallel.seconds
+        parallel._exchanged = time.perf_counter() - 1e6
+        parallel.begin({}, None)
+        next(parallel.together(loaded(parallel, [1])))
+        return first, parallel.seconds
+
+    first, second = run_ranks(work)
+    assert first == second
+    assert 1e6 <= first[0] < 2e6
+    assert first[1] < 1e6  # the clock starts with the run
+
+
+def test_a_signal_of_one_rank_is_received_by_all():
+    def work(processes):
+        parallel = parallel_of(processes)
+        parallel.signals.arrived = [None, 15][processes.rank]
+        next(parallel.together(loaded(parallel, [1])))
+        return parallel.signals.received
+
+    assert run_ranks(work) == [15, 15]
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_a_loader_that_a_signal_has_ended_on_one_rank_ends_all(signalled):
+    def work(processes):
+        parallel = parallel_of(processes)
+
+        def ended():
+            yield from loaded(parallel, [1])
+            if processes.rank:
+                parallel.signals.arrived = 15 if signalled else None
+                raise RuntimeError("a worker was killed")
+            yield from loaded(parallel, [1])
+
+        batches = parallel.together(ended())
+        next(batches)
+        if not (signalled or processes.rank):
+            return "waits for the others, which the launcher ends"
+        with pytest.raises((RuntimeError, ProcessError)) as caught:
+            next(batches)
+        return str(caught.value)
+
+    first, second = run_ranks(work)
+    assert second == "a worker was killed"
+    if signalled:
+        assert first == "a signal has ended the loader of another process"
+
+
+# --- the run ---
+
+
+@pytest.mark.parametrize("name", DESCRIPTION)
+def test_a_difference_between_descriptions_is_an_error(name):
+    def work(processes):
+        different = {name: "different"} if processes.rank == 2 else {}
+        with pytest.raises(ProcessError) as caught:
+            parallel_of(processes).begin({**DESCRIPTION, **different}, None)
+        return str(caught.value)
+
+    for message in run_ranks(work, 3):
+        assert message.startswith(f"{name}")
+        assert "on rank 0 and different on rank 2" in message
+
+
+def test_what_may_differ_between_processes():
+    def work(processes):
+        device = {"device": f"cuda:{processes.rank}", "callbacks": {"own": processes.rank}}
+        parallel_of(processes).begin({**DESCRIPTION, **device}, None)
+
+    run_ranks(work)
+
+
+def model_and_loss(rank):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model[0].weight = nn.Parameter(torch.empty(3, 2).t())  # not contiguous
+    loss = nn.BatchNorm1d(2)
+    state = State(model, loss_module=loss)
+    with torch.no_grad():
+        for number, tensor in enumerate(tensors_of(state)):
+            tensor.fill_(10 * rank + number)
+    return state
+
+
+def tensors_of(state):
+    modules = state.model, state.loss_module
+    return [one for module in modules for one in (*module.parameters(), *module.buffers())]
+
+
+def test_all_processes_begin_with_the_weights_and_buffers_of_rank_0():
+    def work(processes):
+        state = model_and_loss(processes.rank)
+        parallel_of(processes).broadcast(state)
+        return [float(tensor.detach().double().mean()) for tensor in tensors_of(state)]
+
+    first, second = run_ranks(work)
+    assert first == second == [float(number) for number in range(len(first))]
+
+
+def test_models_of_different_shapes_are_an_error():
+    def work(processes):
+        model = nn.Linear(2, 2 + processes.rank)
+        with pytest.raises(ProcessError, match="on rank 0 and .* on rank 1"):
+            parallel_of(processes).broadcast(State(model))
+
+    run_ranks(work)
+
+
+# --- requests and flags ---
+
+
+def dispatcher_of(*callbacks):
+    return Dispatcher(Plan.compile(callbacks=callbacks), Logger())
+
+
+def test_requests_are_those_of_all():
+    def work(processes):
+        dispatcher = dispatcher_of()
+        dispatcher.request([Control.EVALUATE, Control.STOP | Control.SAVE][processes.rank])
+        parallel_of(processes).join_requests(dispatcher)
+        return dispatcher.requests
+
+    assert run_ranks(work) == [Control.EVALUATE | Control.STOP | Control.SAVE] * 2
+
+
+class AtBackward(Callback):
+    def after_backward(self, state, logger):
+        pass
+
+
+class AtSave(Callback):
+    def after_save(self, state, logger):
+        pass
+
+
+class AtSchedule(Callback):
+    def after_scheduler_step(self, state, logger):
+        pass
+
+
+def own_function(event, state, logger):
+    return None
+
+
+ENDS = {Event.BATCH_END, Event.EPOCH_END, Event.ITERATION_END}
+LATER = {Event.LOG, Event.AFTER_SAVE, Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT}
+
+
+@pytest.mark.parametrize(
+    ("callback", "joined"),
+    [
+        (AtBackward(), ENDS),
+        (AtSave(), LATER),
+        (AtSchedule(), ENDS | LATER),
+        (own_function, ENDS | LATER),
+    ],
+)
+def test_requests_are_joined_where_callbacks_of_the_user_may_have_some(callback, joined):
+    dispatcher = dispatcher_of(callback)
+    assert {one for one in ENDS | LATER if requests_can_differ(dispatcher, one)} == joined
+    assert requests_can_differ(dispatcher, Event.FIT_START)
+
+
+def test_requests_of_composable_are_the_same_on_all_processes():
+    from composable.callbacks import EarlyStopper
+
+    dispatcher = dispatcher_of(EarlyStopper("loss", patience="1ep"))
+    assert not any(requests_can_differ(dispatcher, event) for event in Event)
+
+
+def test_flags_and_counts_of_a_divided_model_are_those_of_all():
+    def work(processes):
+        rank = processes.rank
+        divided, whole = parallel_of(processes, divided=True), parallel_of(processes)
+        return (
+            divided.equal_count(2 + rank),
+            whole.equal_count,
+            float(divided.any_process(torch.tensor(float(rank)))),
+            float(whole.any_process(torch.tensor(float(rank)))),
+            whole.any_without(rank == 0),
+            whole.any_without(True),
+        )
+
+    first, second = run_ranks(work)
+    assert first == (3, None, 1.0, 0.0, True, False)
+    assert second == (3, None, 1.0, 1.0, True, False)
+
+
+def test_one_process_exchanges_with_itself():
+    def work(processes):
+        parallel = parallel_of(processes)
+        parallel.join_requests(dispatcher_of())
+        parallel.broadcast(State(nn.Linear(2, 2)))
+        ((batch, samples, tokens),) = parallel.together(loaded(parallel, [3]))
+        assert (batch.examples.own, samples, tokens) == (3, 3, 30)
+        return parallel.evaluating(Averages({}, torch.device("cpu")))
+
+    assert run_ranks(work, 1) == [None]
