@@ -25,8 +25,8 @@ class Dispatcher:
     """Runs the algorithms and callbacks of a plan: `fire(event, state)`.
 
     `requests` joins the requests of callbacks that are not granted yet. `pending` says whether
-    there are any, at a tenth of the cost of testing a `Control`. `user_events` are the events to which
-    callbacks that are not Composable's listen.
+    there are any, at a tenth of the cost of testing a `Control`. `user_events` are the events to
+    which callbacks that are not Composable's listen.
 
     Args:
         plan: The plan to run.
@@ -46,7 +46,13 @@ class Dispatcher:
     """
 
     __slots__ = (
-        *("_table", "check_effects", "logger", "pending", "plan", "requests", "user_events"),
+        "_table",
+        "check_effects",
+        "logger",
+        "pending",
+        "plan",
+        "requests",
+        "user_events",
     )
 
     def __init__(self, plan: Plan, logger: Logger, *, check_effects: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from composable.core.control import Control
 from composable.core.event import Event
@@ -244,9 +244,13 @@ _SAME = (
 )
 
 
+def _modules(state: State) -> list[nn.Module]:
+    """Return the model, and the module that computes the loss if there is one."""
+    return [one for one in (state.model, state.loss_module) if one is not None]
+
+
 def _tensors(state: State) -> Iterator[Tensor]:
-    modules = [one for one in (state.model, state.loss_module) if one is not None]
-    for module in modules:
+    for module in _modules(state):
         yield from chain(module.parameters(), module.buffers())
 
 
@@ -269,30 +273,21 @@ def reduce_gradients(
         batch = state.batch
         if not isinstance(batch, ShardedBatch):  # a step by itself, such as that of a replay
             return gradients(state)
-        weights = [
-            0 if empty else total_weight(one, loss_weight)
-            for one, empty in zip(batch.batches, batch.empty, strict=True)
-        ]
-        own: Any = sum(weights)
-        known = batch.examples if isinstance(loss_weight, ExampleCounter) else None
-        if known is None or parallel.engine is not None:
-            total, omitted = _sum_of(own, parallel), 0.0
-        else:  # as loaded; algorithms may have omitted some examples
-            total, omitted = known.all, known.own - own
+        weights = _weights_of(batch, loss_weight)
+        total, omitted = _total_of(batch, weights, loss_weight, parallel)
         # The reduction of a divided model is a mean over the processes.
         unit = total / parallel.processes.size if parallel.divided else total
-        sums = parallel.sums = _Sums(parallel, total, omitted)
+        shares = [one / unit for one in weights]
+        sums = parallel.sums = _Sums(parallel, total, omitted, overlaps=not microbatches.auto)
 
-        sums.overlaps = not microbatches.auto
-
-        def shards(state: State) -> State:
+        def add_shards(state: State) -> State:
             sums.begin(state)
-            return each_shard(state, [one / unit for one in weights], sums)
+            return each_shard(state, shares, sums)
 
+        # Each process fits its own shards into its memory.
+        add = fit_memory(add_shards, microbatches) if microbatches.auto else add_shards
         try:
-            # Each process fits its own shards into its memory.
-            state = (fit_memory(shards, microbatches) if microbatches.auto else shards)(state)
-            return state.evolve_unchecked(loss=sums.finish())
+            return add(state).evolve_unchecked(loss=sums.finish())
         finally:
             parallel.sums = None
             sums.end()
@@ -314,6 +309,32 @@ def reduce_gradients(
     return reduced
 
 
+def _weights_of(batch: ShardedBatch, loss_weight: Callable[[Any], Any]) -> list[Any]:
+    """Return the weight of each shard of this process."""
+    return [
+        0 if empty else total_weight(one, loss_weight)
+        for one, empty in zip(batch.batches, batch.empty, strict=True)
+    ]
+
+
+def _total_of(
+    batch: ShardedBatch,
+    weights: list[Any],
+    loss_weight: Callable[[Any], Any],
+    parallel: Parallel,
+) -> tuple[Any, float]:
+    """Return the weight of a global batch, and how much of it is omitted on this process.
+
+    The number of examples was exchanged when the batch was loaded; algorithms may have omitted some
+    since. Any other weight is exchanged now.
+    """
+    own: Any = sum(weights)
+    known = batch.examples if isinstance(loss_weight, ExampleCounter) else None
+    if known is None or parallel.engine is not None:
+        return _sum_of(own, parallel), 0.0
+    return known.all, known.own - own
+
+
 def _sum_of(weight: Any, parallel: Parallel) -> Any:
     """Return the sum of a number or a tensor over the processes."""
     if not parallel.processes.several:
@@ -331,22 +352,21 @@ class _Sums:
         parallel: The processes.
         total: What the losses and gradients of the shards were divided by.
         omitted: How much of it algorithms have omitted on this process.
+        overlaps: Whether messages may be sent before all gradients are computed.
     """
 
     overlapped: OverlappedSum | None = None
-    overlaps = True
-    """Whether messages may be sent before all gradients are computed."""
 
-    def __init__(self, parallel: Parallel, total: Any, omitted: float) -> None:
+    def __init__(self, parallel: Parallel, total: Any, omitted: float, *, overlaps: bool) -> None:
         self.parallel, self.total, self.omitted = parallel, total, omitted
+        self.overlaps = overlaps
         self.several = parallel.processes.several
         self.reduce = all_reduce_exactly if parallel.exact else all_reduce
 
     def begin(self, state: State) -> None:
         """Start with the first shard of this process."""
         self.parameters = _trained(state)
-        modules = [one for one in (state.model, state.loss_module) if one is not None]
-        buffers = dict.fromkeys(chain(*(module.buffers() for module in modules)))
+        buffers = dict.fromkeys(chain(*(module.buffers() for module in _modules(state))))
         self.buffers = [one for one in buffers if one.is_floating_point()]
         self.on_cpu = state.device.type == "cpu"
         self.present = [False] * len(self.parameters)
@@ -384,7 +404,7 @@ class _Sums:
     @property
     def _kinds(self) -> list[list[int]]:
         """The numbers of the parameters of each dtype and device."""
-        return [one[::-1] for one in buckets_of(self.parameters, _ALL)]
+        return buckets_of(self.parameters, _ALL)
 
     def finish(self) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
@@ -431,9 +451,8 @@ _ALL = 2**63
 
 def _trained(state: State) -> list[Tensor]:
     """Return the parameters that may have a gradient: the same on every process."""
-    modules = [one for one in (state.model, state.loss_module) if one is not None]
     groups = (group["params"] for one in state.optimizers for group in one.param_groups)
-    found = chain(*(module.parameters() for module in modules), *groups)
+    found = chain(*(module.parameters() for module in _modules(state)), *groups)
     return [p for p in dict.fromkeys(found) if p.requires_grad]
 
 

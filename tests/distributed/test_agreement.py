@@ -185,7 +185,7 @@ def test_all_processes_begin_with_the_weights_and_buffers_of_rank_0():
 def test_models_of_different_shapes_are_an_error():
     def work(processes):
         model = nn.Linear(2, 2 + processes.rank)
-        with pytest.raises(ProcessError, match="on rank 0 and .* on rank 1"):
+        with pytest.raises(ProcessError, match=r"on rank 0 and .* on rank 1"):
             parallel_of(processes).broadcast(State(model))
 
     run_ranks(work)
