@@ -108,7 +108,10 @@ class _Group:
             maximum = op == dist.ReduceOp.MAX
             tensor.detach().copy_(parts.amax(0) if maximum else parts.sum(0, dtype=parts.dtype))
 
-        return _Work(finish) if async_op else finish()
+        if async_op:
+            return _Work(finish)
+        finish()
+        return None
 
     def all_gather(self, received: list[Tensor], tensor: Tensor) -> None:
         """Copy the tensors of all ranks into a list."""
