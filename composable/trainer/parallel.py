@@ -34,7 +34,7 @@ from composable.trainer.guards import LOADER_ERRORS, Buffers
 from composable.trainer.microbatches import Microbatches, fit_memory
 from composable.trainer.signals import Signals
 
-__all__ = ["Parallel", "reduce_gradients", "requests_can_differ"]
+__all__ = ["Parallel", "reduce_gradients"]
 
 _END = object()
 
@@ -63,6 +63,8 @@ class Parallel:
     """Those of the step in progress."""
     seconds: float = 0.0
     """How long the last batch took, on rank 0."""
+    user_events: frozenset[Event] = frozenset()
+    """The events to which callbacks of the user listen, on any process."""
     _exchanged: float = attrs.field(factory=time.perf_counter)
 
     @property
@@ -136,13 +138,19 @@ class Parallel:
         self.seconds = elapsed_times[0] / 1e9
         return any(presents), sum(all_samples), sum(all_tokens), any(all_ended)
 
-    def begin(self, description: Mapping[str, Any], state: State) -> None:
+    def begin(self, description: Mapping[str, Any], dispatcher: Dispatcher) -> None:
         """Check that the processes train the same run, and start the clock.
+
+        Args:
+            description: The description of the run.
+            dispatcher: It has the callbacks, which may differ: only rank 0 has loggers.
 
         Raises:
             ProcessError: The runs differ.
         """
         self.check_same({name: description[name] for name in _SAME if name in description})
+        listened = self.processes.maximum([int(one in dispatcher.user_events) for one in Event])
+        self.user_events = frozenset(one for one, any_ in zip(Event, listened, strict=True) if any_)
         self._exchanged = time.perf_counter()
 
     def begin_backward(self, last: bool) -> None:
@@ -155,6 +163,20 @@ class Parallel:
             self.before_backward(last)
         elif last and self.sums is not None:
             self.sums.begin_last_backward()
+
+    def requests_can_differ(self, event: Event) -> bool:
+        """Return whether callbacks of the user may have requested something on some processes only.
+
+        Args:
+            event: The event after which requests are joined: the start of training; the end of a
+                batch, an epoch or an iteration, for requests at all events before it; or a later
+                one.
+        """
+        if event is Event.FIT_START:  # an evaluation before it may have had requests
+            return bool(self.user_events)
+        if event in _LATE:
+            return bool(self.user_events & (_LATE | _EARLY_OR_LATE))
+        return bool(self.user_events - _LATE)
 
     def join_requests(self, dispatcher: Dispatcher) -> None:
         """Let the requests of the callbacks of each process be those of all."""
@@ -465,19 +487,3 @@ _LATE = frozenset(
 )
 """The events between the end of a batch, epoch or iteration and the next one."""
 _EARLY_OR_LATE = frozenset((Event.BEFORE_SCHEDULER_STEP, Event.AFTER_SCHEDULER_STEP))
-
-
-def requests_can_differ(dispatcher: Dispatcher, event: Event) -> bool:
-    """Return whether callbacks of the user may have requested something on some processes only.
-
-    Args:
-        dispatcher: It has the callbacks.
-        event: The event after which requests are joined: the start of training; the end of a batch,
-            an epoch or an iteration, for requests at all events before it; or a later one.
-    """
-    listened = dispatcher.user_events
-    if event is Event.FIT_START:  # an evaluation before it may have had requests
-        return bool(listened)
-    if event in _LATE:
-        return bool(listened & (_LATE | _EARLY_OR_LATE))
-    return bool(listened - _LATE)

@@ -22,7 +22,7 @@ from composable.trainer.forward import ForwardPass
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.loss_scaler import LossScaler
 from composable.trainer.microbatches import Microbatches, each_batch
-from composable.trainer.parallel import Parallel, requests_can_differ
+from composable.trainer.parallel import Parallel
 from composable.trainer.signals import Signals
 from composable.trainer.step import Step, build_step
 from composable.trainer.training_data import TrainingData
@@ -148,7 +148,7 @@ class Run:
 
     def join_requests(self, event: Event) -> None:
         """Let the requests of the callbacks at an event be the same on all processes."""
-        if self.parallel is not None and requests_can_differ(self.dispatcher, event):
+        if self.parallel is not None and self.parallel.requests_can_differ(event):
             self.parallel.join_requests(self.dispatcher)
 
     def interrupt(self, state: State) -> None:

@@ -132,7 +132,7 @@ class Trainer(RunView):
                 progress.num_fits, progress.fit_in_progress = progress.num_fits + 1, True
             description = saving.describe(state)
             if run.parallel is not None:
-                run.parallel.begin(description, state)
+                run.parallel.begin(description, run.dispatcher)
                 run.join_requests(Event.FIT_START)
             self.logger.log_hyperparameters(saving.with_folder(description))
             saving.begin(description, state)

@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from composable import Callback, Event, Logger, Plan, State
+from composable.callbacks import EarlyStopper
 from composable.core.control import Control
 from composable.data.grouping import ShardedBatch
 from composable.distributed import ProcessError, Shards
 from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
-from composable.trainer.parallel import Parallel, requests_can_differ
+from composable.trainer.parallel import Parallel
 from composable.trainer.signals import Signals
 from tests.support.threads import run_ranks
 
@@ -86,7 +87,7 @@ def test_the_time_of_a_batch_is_that_of_rank_0():
         next(parallel.together(loaded(parallel, [1])))
         first = parallel.seconds
         parallel._exchanged = time.perf_counter() - 1e6
-        parallel.begin({}, None)
+        parallel.begin({}, dispatcher_of())
         next(parallel.together(loaded(parallel, [1])))
         return first, parallel.seconds
 
@@ -140,7 +141,7 @@ def test_a_difference_between_descriptions_is_an_error(name):
     def work(processes):
         different = {name: "different"} if processes.rank == 2 else {}
         with pytest.raises(ProcessError) as caught:
-            parallel_of(processes).begin({**DESCRIPTION, **different}, None)
+            parallel_of(processes).begin({**DESCRIPTION, **different}, dispatcher_of())
         return str(caught.value)
 
     for message in run_ranks(work, 3):
@@ -151,7 +152,7 @@ def test_a_difference_between_descriptions_is_an_error(name):
 def test_what_may_differ_between_processes():
     def work(processes):
         device = {"device": f"cuda:{processes.rank}", "callbacks": {"own": processes.rank}}
-        parallel_of(processes).begin({**DESCRIPTION, **device}, None)
+        parallel_of(processes).begin({**DESCRIPTION, **device}, dispatcher_of())
 
     run_ranks(work)
 
@@ -241,16 +242,24 @@ LATER = {Event.LOG, Event.AFTER_SAVE, Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKP
     ],
 )
 def test_requests_are_joined_where_callbacks_of_the_user_may_have_some(callback, joined):
-    dispatcher = dispatcher_of(callback)
-    assert {one for one in ENDS | LATER if requests_can_differ(dispatcher, one)} == joined
-    assert requests_can_differ(dispatcher, Event.FIT_START)
+    def work(processes):
+        parallel = parallel_of(processes)
+        # As a logger, which only rank 0 has.
+        own = dispatcher_of(callback) if processes.is_main else dispatcher_of()
+        parallel.begin({}, own)
+        assert parallel.requests_can_differ(Event.FIT_START)
+        return {one for one in ENDS | LATER if parallel.requests_can_differ(one)}
+
+    assert run_ranks(work) == [joined, joined]
 
 
 def test_requests_of_composable_are_the_same_on_all_processes():
-    from composable.callbacks import EarlyStopper
+    def work(processes):
+        parallel = parallel_of(processes)
+        parallel.begin({}, dispatcher_of(EarlyStopper("loss", patience="1ep")))
+        return [event for event in Event if parallel.requests_can_differ(event)]
 
-    dispatcher = dispatcher_of(EarlyStopper("loss", patience="1ep"))
-    assert not any(requests_can_differ(dispatcher, event) for event in Event)
+    assert run_ranks(work) == [[], []]
 
 
 def test_flags_and_counts_of_a_divided_model_are_those_of_all():

@@ -154,6 +154,61 @@ def test_gradients_of_several_backward_passes_are_summed():
         assert_equal_gradients(found, expected)
 
 
+@pytest.mark.usefixtures("bucket_size")
+def test_gradients_that_one_rank_changes_after_they_were_sent_are_sent_again():
+    def work(processes):
+        reduction = Reduction(processes, 2)
+        gradients = reduction.gradients
+
+        def changed(*args):
+            state = gradients(*args)
+            if processes.rank == 1:
+                state.model[1].weight.grad.mul_(2.0)
+            return state
+
+        reduction.reduced = reduce_gradients(
+            changed, reduction.parallel, reduction.counted, Microbatches()
+        )
+        return reduction(state_of(two_layers(), examples(4)))[1]
+
+    inputs, targets = examples(4)
+    model, grads = two_layers(), []
+    for own, factor in ((slice(0, 2), 1.0), (slice(2, 4), 2.0)):
+        model.zero_grad()
+        (cross_entropy(model(inputs[own]), targets[own]) / 2).backward()
+        model[1].weight.grad.mul_(factor)
+        grads.append([parameter.grad for parameter in model.parameters()])
+    for found in run_ranks(work):
+        assert_equal_gradients(found, [one + other for one, other in zip(*grads, strict=True)])
+
+
+def two_layers():
+    return filled(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+
+
+@pytest.mark.usefixtures("bucket_size")
+def test_messages_have_one_order_whatever_that_of_the_backward_pass():
+    class Ordered(nn.Module):
+        def __init__(self, rank):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2, bias=False)])
+            self.order = [0, 1] if rank == 0 else [1, 0]
+            filled(self)
+
+        def forward(self, x):
+            return sum(self.layers[i](x) for i in self.order)
+
+    inputs, targets = examples(4)
+    alone = Ordered(0)
+    cross_entropy(alone(inputs), targets).backward()
+
+    def work(processes):
+        return Reduction(processes, 2)(state_of(Ordered(processes.rank), (inputs, targets)))[1]
+
+    for found in run_ranks(work):
+        assert_equal_gradients(found, [parameter.grad for parameter in alone.parameters()])
+
+
 def test_buffers_are_the_mean_over_the_shards():
     inputs, _ = examples(8)
     means = [inputs[2 * shard : 2 * shard + 2].mean() for shard in range(4)]
@@ -228,7 +283,7 @@ def test_a_message_is_sent_before_earlier_layers_have_gradients(monkeypatch):
     monkeypatch.setattr(buckets.OverlappedSum, "_send", recorded)
 
     def work(processes):
-        model = filled(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+        model = two_layers()
         first = (processes.rank, "first layer")
         model[0].weight.register_post_accumulate_grad_hook(lambda _: happened.append(first))
         Reduction(processes)(state_of(model, examples(4)))
@@ -247,33 +302,33 @@ def test_nothing_is_left_of_a_step_that_failed():
         model = Branches(processes.rank)
         reduction = Reduction(processes)
 
-        def broken(outputs, batch):
-            outputs.register_hook(_fail)
-            return cross_entropy(outputs, batch[1])
+        shards = []
 
+        def fail_in_last_shard(grad):
+            shards.append(1)
+            if len(shards) == 2:
+                raise OSError("no space")
+
+        model.left.weight.register_hook(fail_in_last_shard)
         with suppress(OSError):
-            reduction(state_of(model, examples(8), broken))
+            reduction(state_of(model, examples(8)))
         hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
         return reduction.parallel.sums, [one for one in hooks if one]
 
     assert run_ranks(work) == [(None, [])] * 2
 
 
-def _fail(_):
-    raise OSError("no space")
-
-
 @pytest.mark.usefixtures("bucket_size")
 def test_a_rank_that_runs_out_of_memory_repeats_its_shards():
     _, expected = gradients_of_shards(8)
-    failed = []
+    shards = []
 
     def work(processes):
         model = Branches(processes.rank)
 
         def full(grad):
-            if processes.rank == 1 and not failed:
-                failed.append(1)
+            shards.append(processes.rank)
+            if shards.count(1) == 2 and processes.rank == 1:  # the last one of rank 1
                 raise torch.OutOfMemoryError("no memory")
 
         model.left.weight.register_hook(full)
@@ -281,7 +336,7 @@ def test_a_rank_that_runs_out_of_memory_repeats_its_shards():
 
     for found in run_ranks(work):
         assert_equal_gradients(found, expected)
-    assert failed
+    assert shards.count(1) == 4
 
 
 # --- kinds of parameters ---
