@@ -198,3 +198,48 @@ def _trial(arm, settings):
 def test_the_folder_has_the_name_of_the_module_of_the_build_function():
     assert default_folder(build).parts == ("comparisons", "small")
     assert default_folder(partial(build, lr=0.1)).parts == ("comparisons", "small")
+
+
+# --- weights that are shared by all calls of build ---
+
+
+def test_a_build_function_that_continues_a_global_model_is_an_error():
+    model = nn.Linear(2, 2)
+    weight = model.weight.detach().clone()
+
+    def continuing(algorithms, seed):
+        return one_evaluator(algorithms, seed, model=model)
+
+    with pytest.raises(BuildError, match="2 of the parameters of an earlier call"):
+        design(build=continuing, metric="loss")
+    assert model.weight.equal(weight)
+
+
+def test_a_global_optimizer_is_an_error():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def continuing(algorithms, seed):
+        return one_evaluator(algorithms, seed, model=model, optimizers=optimizer)
+
+    with pytest.raises(BuildError, match="an earlier call"):
+        design(build=continuing, metric="loss", durations=["2ep"])
+
+
+def test_a_shared_model_whose_weights_are_set_in_each_call_may_be_compared():
+    model = nn.Linear(2, 2)
+
+    def resetting(algorithms, seed):
+        model.reset_parameters()
+        return one_evaluator(algorithms, seed, model=model)
+
+    assert design(build=resetting, metric="loss").metrics.reporting == "eval/loss"
+
+
+def test_a_shared_part_that_is_not_trained_may_be_compared():
+    backbone = nn.Linear(2, 2).requires_grad_(False)
+
+    def fine_tuning(algorithms, seed):
+        return one_evaluator(algorithms, seed, model=nn.Sequential(backbone, nn.Linear(2, 2)))
+
+    assert design(build=fine_tuning, metric="loss").metrics.reporting == "eval/loss"

@@ -14,6 +14,7 @@ from composable.comparison.trials.building import (
     call_build,
     takes_duration,
 )
+from composable.comparison.trials.new_weights import check_new_weights
 from composable.metrics import Evaluator
 from composable.trainer.options import TrainerOptions, overridden_runs
 from composable.trainer.trainer import Trainer
@@ -74,9 +75,16 @@ def inspect_build(
             Trainer.
         ValueError: There is no duration.
     """
-    given = durations or _own_durations(_build(build, arguments, None, split_evaluation))
+    trainers = [] if durations else [_build(build, arguments, None, split_evaluation)]
+    given = durations or _own_durations(trainers[0])
     tried = given if takes_duration(build) else given[:1]
-    trainers = [_build(build, arguments, one, split_evaluation) for one in tried]
+    trainers += [_build(build, arguments, one, split_evaluation) for one in tried]
+
+    def again() -> Trainer:
+        return _build(build, arguments, tried[-1], split_evaluation)
+
+    first = trainers[0] if len(trainers) > 1 else again()
+    check_new_weights(first, trainers[-1], again)
     return Built.of(trainers[-1], given)
 
 
