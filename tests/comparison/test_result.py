@@ -191,7 +191,7 @@ def test_settings_at_the_edge_failures_and_protocol_notes_are_shown():
     for text in (comparison.table(), comparison.markdown()):
         assert "he budget ended" in text
         assert "lr=0.004" in text
-        assert "did not finish" in text
+        assert "runs of 300ba did not finish (failed: RuntimeError: " in " ".join(text.split())
     assert "```sh\ncomposable compare `x`\n```" in comparison.markdown()
 
 

@@ -55,7 +55,7 @@ from composable.comparison.analysis.verdicts import (
     judge,
     show_estimate,
 )
-from composable.comparison.records import Protocol, Study
+from composable.comparison.records import Protocol, Study, TrialResult
 
 __all__ = ["analyze"]
 
@@ -258,13 +258,13 @@ def _noise_floor(repeated: _Draft | None) -> Estimate | None:
 def _arm_notes(context: Context, arm: str, schedules: Sequence[Schedule]) -> tuple[str, ...]:
     notes = edge_notes(context.protocol, arm)
     for schedule in schedules:
-        outcomes = [run.outcome for run in schedule.runs.values()]
-        lost = sorted({one for one in outcomes if one != "finished"})
+        runs = schedule.runs.values()
+        lost = sorted({_cause(run) for run in runs if run.outcome != "finished"})
         missing = sum(value is None for value in schedule.finals.values())
         if missing:
-            how = f" ({', '.join(lost)})" if lost else " (the result is not finite)"
+            how = f" ({'; '.join(lost)})" if lost else " (the result is not finite)"
             notes.append(
-                f"{missing} of {len(outcomes)} runs of {schedule.duration} did not finish{how}: "
+                f"{missing} of {len(runs)} runs of {schedule.duration} did not finish{how}: "
                 "they count as not reaching the target"
             )
     if any(one.cost is None for one in schedules):
@@ -273,6 +273,12 @@ def _arm_notes(context: Context, arm: str, schedules: Sequence[Schedule]) -> tup
             "the baseline as well"
         )
     return tuple(notes)
+
+
+def _cause(run: TrialResult) -> str:
+    """Return the outcome of a run, and the first line of its error."""
+    lines = (run.error or "").splitlines()
+    return f"{run.outcome}: {lines[0]}" if lines else run.outcome
 
 
 def _notes(context: Context, noise: Estimate | None, absent: Sequence[str]) -> tuple[str, ...]:
