@@ -11,16 +11,18 @@ import torch
 
 from composable._version import __version__
 from composable.comparison.plan.arms import ArmLike
-from composable.comparison.plan.design import Design, Options, default_folder
+from composable.comparison.plan.design import Design, Options, arguments_of, default_folder
 from composable.comparison.plan.progress import Progress
 from composable.comparison.plan.running import Runner
 from composable.comparison.plan.stages import Trained, train
 from composable.comparison.records import Protocol, Study, TrialResult
 from composable.comparison.result import Comparison
 from composable.comparison.study_file import write_study
+from composable.comparison.trials.building import BuildError
 from composable.comparison.trials.cache import Cache
 from composable.comparison.trials.digest import digest_of
 from composable.comparison.trials.groups import SeedsAtOnce, check_seeds_at_once
+from composable.comparison.trials.payload import pickled
 from composable.comparison.trials.pool import Pool
 from composable.comparison.trials.step_costs import measure_costs
 from composable.core.time import TimeLike
@@ -221,6 +223,7 @@ def _seeds_at_once(given: SeedsAtOnce, design: Design) -> SeedsAtOnce:
 
 
 def _run(design: Design, pool: Pool, cache: Cache, progress: Progress) -> Study:
+    _check_arguments(design)
     with pool:
         runner = Runner(design, lambda requests: pool.run(requests, cache), progress)
         trained = train(design, runner.train, pool.workers, runner.spent)
@@ -245,11 +248,19 @@ def _notes_on_seeds(results: Sequence[TrialResult], *, calibrated: bool) -> list
     return [note]
 
 
+def _check_arguments(design: Design) -> None:
+    """Check before training that the algorithms of all arms can be sent to other processes."""
+    for name, arm in design.arms.items():
+        for settings in design.tried.by_arm[name]:
+            pickled(f"the arguments of arm {name!r}", arguments_of(arm, settings), design.build)
+
+
 def check_results(design: Design, trained: Trained) -> None:
-    """Check that the baseline and another arm have a result.
+    """Check that the baseline and another arm have a result, and that seeds have different ones.
 
     Raises:
         NothingToCompareError: They have none.
+        BuildError: The runs of an arm do not depend on the seed.
     """
     reported = [one for one in trained.results if one.trial.purpose == "reporting"]
     if not reported:
@@ -260,6 +271,7 @@ def check_results(design: Design, trained: Trained) -> None:
     having = {one.trial.arm for one in reported if one.outcome == "finished"}
     others = set(design.arms) - {design.baseline, design.repeated}
     if design.baseline in having and having & others:
+        _check_seeds(design, reported)
         return
     lacking = [design.baseline] if design.baseline not in having else sorted(others)
     errors = {
@@ -270,6 +282,25 @@ def check_results(design: Design, trained: Trained) -> None:
     raise NothingToCompareError(
         f"there is nothing to compare: no run of {', '.join(lacking)} finished. {min(errors)}"
     )
+
+
+def _check_seeds(design: Design, reported: Sequence[TrialResult]) -> None:
+    """Check that runs differ: equal ones would be taken for certain results."""
+    for arm in design.arms:
+        runs = [
+            one
+            for one in reported
+            if (one.trial.arm, one.trial.duration) == (arm, design.durations[-1])
+            and one.outcome == "finished"
+        ]
+        curves = {str([dict(point.metrics) for point in one.curve]) for one in runs}
+        if len(runs) > 1 and len(curves) == 1:
+            raise BuildError(
+                f"the runs of arm {arm!r} have the same results for the seeds "
+                f"{', '.join(str(one.trial.seed) for one in runs)}: build does not depend on the "
+                "seed, apart from passing it on. Set no seed of its own in build, and shuffle the "
+                "training data; or pass seeds=1."
+            )
 
 
 def _protocol(design: Design, threads: int, trained: Trained, notes: Sequence[str]) -> Protocol:

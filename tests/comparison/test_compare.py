@@ -7,10 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
 
+import attrs
 import pytest
 
 import composable
@@ -18,9 +20,11 @@ from composable.algorithms import LabelSmoothing
 from composable.comparison import Comparison, Study
 from composable.comparison.compare import NothingToCompareError, check_results
 from composable.comparison.plan.stages import Trained
-from composable.comparison.records import Seconds, Trial, TrialResult
+from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
+from composable.comparison.trials.building import BuildError
 from tests.comparison.small import build, design
 
+compare_module = sys.modules["composable.comparison.compare"]
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "metric": "test/accuracy",
@@ -127,6 +131,41 @@ def result(arm, outcome, error=None):
 def test_without_a_result_to_compare_the_reason_is_an_error(results, message):
     with pytest.raises(NothingToCompareError, match=re.escape(message)):
         check_results(design(), Trained(tuple(results), {}, (), ()))
+
+
+def runs_of(arm, losses):
+    """Return a finished run for each loss, with seeds from 0."""
+    return [
+        attrs.evolve(
+            result(arm, "finished"),
+            trial=Trial(arm, {}, "4ep", seed, "reporting"),
+            curve=(Evaluation(40, 1.0, 1.0, {"test/accuracy": 0.5, "test/loss": loss}),),
+        )
+        for seed, loss in enumerate(losses)
+    ]
+
+
+def test_runs_that_do_not_depend_on_the_seed_are_an_error():
+    runs = [*runs_of("baseline", [0.4, 0.3]), *runs_of("other", [0.5, 0.5])]
+    with pytest.raises(BuildError, match=r"arm 'other' have the same results for the seeds 0, 1"):
+        check_results(design(), Trained(tuple(runs), {}, (0, 1), ()))
+
+
+def test_runs_with_equal_results_of_some_metrics_may_be_compared():
+    runs = [*runs_of("baseline", [0.4, 0.3]), *runs_of("other", [0.5])]
+    check_results(design(), Trained(tuple(runs), {}, (0, 1), ()))
+
+
+def test_an_algorithm_that_cannot_be_sent_is_found_before_training(tmp_path, monkeypatch):
+    lock = threading.Lock()
+
+    def locked(event, state):
+        with lock:
+            return state
+
+    monkeypatch.setattr(compare_module, "train", lambda *_: pytest.fail("has trained"))
+    with pytest.raises(TypeError, match=r"the arguments of arm 'locked' cannot be sent.*algorithm"):
+        composable.compare(build, {"locked": [locked]}, folder=tmp_path, **SMALL)
 
 
 def test_a_comparison_that_a_worker_imports_is_an_error(monkeypatch):

@@ -28,7 +28,7 @@ from composable.core.time import TimeLike
 from composable.functional._checks import as_path, check_flag
 from composable.trainer.trainer import Trainer
 
-__all__ = ["Design", "Options", "default_folder"]
+__all__ = ["Design", "Options", "arguments_of", "default_folder"]
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -49,7 +49,8 @@ def pickled(name: str, value: Any, build: Any = None) -> bytes:
     except Exception as error:  # an object may raise anything
         raise TypeError(
             f"{name} cannot be sent to worker processes: {error}. Create what cannot be pickled, "
-            "such as open files, locks and generators, inside of build."
+            "such as open files, locks and generators, inside of build, or, in an algorithm, "
+            "when it is first called."
         ) from error
 
 
