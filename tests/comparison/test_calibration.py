@@ -1,6 +1,7 @@
 """The calibration: its blocks, and one that is measured."""
 
 import pytest
+from torch.utils.data import DataLoader
 
 from composable.algorithms import MixUp
 from composable.comparison.records import StepCost
@@ -8,7 +9,7 @@ from composable.comparison.trials.blocks import Blocks, CalibrationError
 from composable.comparison.trials.calibration import CalibrationWarning, calibrate
 from composable.comparison.trials.costs import rescale
 from composable.comparison.trials.pool import Pool
-from tests.support.comparison import build_or_die, request
+from tests.support.comparison import build, build_or_die, examples, request
 
 
 def test_blocks_surround_their_points():
@@ -73,6 +74,26 @@ def test_measures_each_arm_at_each_point():
         assert one.progress == (0.25, 0.75)
         assert [len(rounds) for rounds in one.seconds] == [3, 3]
         assert all(second > 0 for rounds in one.seconds for second in rounds)
+
+
+class Stream:
+    """A loader without a length."""
+
+    def __iter__(self):
+        return iter(DataLoader(examples(), batch_size=8))
+
+
+def test_a_known_number_of_batches_stands_for_a_loader_without_a_length():
+    def build_stream(algorithms, seed):
+        return build(algorithms, seed, train_dataloader=Stream())
+
+    with Pool(build_stream, workers=1) as pool:
+        (cost,) = calibrate(
+            pool, [request(duration="8ep")], batches=[48], points=2, rounds=3, steps=2
+        )
+        assert [len(rounds) for rounds in cost.seconds] == [3, 3]
+        with pytest.raises(CalibrationError, match="the loader has no length"):
+            calibrate(pool, [request(duration="8ep")])
 
 
 def test_a_baseline_that_fails_is_an_error():

@@ -45,6 +45,7 @@ def calibrate(
     pool: Pool,
     requests: Sequence[Request],
     *,
+    batches: Sequence[int] | None = None,
     points: int = 5,
     rounds: int = 9,
     steps: int = 8,
@@ -60,6 +61,8 @@ def calibrate(
     Args:
         pool: The pool whose folder, threads and options the processes have.
         requests: A trial of each arm, the baseline first: the chosen settings, the duration.
+        batches: The number of batches of each run. Default: as its first step shows, which takes
+            a loader with a length, or a duration in batches.
         points: The number of points of the run, in the middle of equal parts.
         rounds: The number of rounds at each point. Short runs have fewer.
         steps: The number of measured steps of a turn; short runs have fewer. One more step
@@ -86,7 +89,11 @@ def calibrate(
     pool.stop()
     blocks = Blocks(tuple((i + 0.5) / points for i in range(points)), rounds, steps)
     order = random.Random(seed)
-    first, *others = requests
+    lengths = [None] * len(requests) if batches is None else batches
+    first, *others = (
+        PacedTask(request, pool.split_evaluation, length)
+        for request, length in zip(requests, lengths, strict=True)
+    )
     groups = [others[i : i + at_once - 1] for i in range(0, len(others), at_once - 1)] or [[]]
     baseline: StepCost | None = None
     costs: list[StepCost] = []
@@ -128,16 +135,16 @@ class _Member:
 
 
 @contextmanager
-def _alive(pool: Pool, requests: Sequence[Request]) -> Iterator["_Group"]:
+def _alive(pool: Pool, tasks: Sequence[PacedTask]) -> Iterator["_Group"]:
     """Start a process for each arm, and end all of them afterwards."""
     replies: queue.SimpleQueue[Reply | Ended] = queue.SimpleQueue()
     members: list[_Member] = []
     try:
-        for number, request in enumerate(requests):
+        for number, task in enumerate(tasks):
             worker = pool.start(number, replies, device=0)
-            members.append(_Member(request, worker))
-            task = PacedTask(request, pool.split_evaluation)
-            worker.send(pickled(f"the arguments of arm {request.trial.arm!r}", task, pool.build))
+            members.append(_Member(task.request, worker))
+            name = f"the arguments of arm {task.request.trial.arm!r}"
+            worker.send(pickled(name, task, pool.build))
         yield _Group(members, replies)
     finally:
         for one in members:

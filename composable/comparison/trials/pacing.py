@@ -21,7 +21,7 @@ __all__ = ["Arrived", "Length", "Measured", "PacedTask"]
 
 @attrs.frozen
 class Length:
-    """A message: the number of steps of the run."""
+    """A message: the number of steps of the run, after the first one."""
 
     batches: int
 
@@ -46,10 +46,12 @@ class PacedTask:
 
     request: Request
     split_evaluation: bool
+    batches: int | None = None
+    """The number of steps of the run, if known."""
 
     def run(self, build: Build, connection: Connection) -> str | None:
         """Train until the last point, and return the error if there is one."""
-        pacing = Pacing(connection)
+        pacing = Pacing(connection, self.batches)
         result = run_trial(
             build,
             self.request.arguments,
@@ -73,10 +75,11 @@ class Pacing(Callback):
 
     Args:
         connection: The messages from and to the calibration.
+        batches: The number of steps of the run. Default: as the first step shows.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, batches: int | None = None) -> None:
+        self.connection, self._length = connection, batches
         self.is_done = False
         self._clock: Clock | None = None
         self._batches = 0
@@ -90,7 +93,7 @@ class Pacing(Callback):
         self._batches += 1
         if self._clock is None or self._starts is None:
             self._clock = Clock(state.device)
-            self.connection.send(Length(_length(state)))
+            self.connection.send(Length(self._length or _length(state)))
             self._starts = self.connection.receive()
         if self._block is None and self._batches >= self._starts[self._point]:
             self._clock.switch("waiting", synchronize=True)

@@ -56,7 +56,8 @@ def measure_costs(
     stored = _stored(path, requests)
     if stored is not None:
         return stored, ()
-    costs, notes = _measured(pool, requests, points)
+    counts = [batches[request.trial.arm] for request in requests]
+    costs, notes = _measured(pool, requests, counts, points)
     if not notes:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps([encode(one) for one in costs]).encode())
@@ -74,7 +75,7 @@ def _finished_batches(trained: Trained, duration: str) -> dict[str, int]:
     }
 
 
-def _not_calibrated(why: object) -> str:
+def _not_calibrated(why: str) -> str:
     return f"The costs of steps are not calibrated: {why}"
 
 
@@ -102,16 +103,21 @@ def _stored(path: Path, requests: Sequence[Request]) -> tuple[StepCost, ...] | N
 
 
 def _measured(
-    pool: Pool, requests: Sequence[Request], points: int
+    pool: Pool, requests: Sequence[Request], batches: Sequence[int], points: int
 ) -> tuple[tuple[StepCost, ...], tuple[str, ...]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CalibrationWarning)
         try:
-            costs = calibrate(pool, requests, points=points)
+            costs = calibrate(pool, requests, batches=batches, points=points)
         except CalibrationError as error:
-            return (), (_not_calibrated(error),)
-    notes = [str(one.message) for one in caught if one.category is CalibrationWarning]
+            return (), (_not_calibrated(_line(error)),)
+    notes = [_line(one.message) for one in caught if one.category is CalibrationWarning]
     for one in caught:
         if one.category is not CalibrationWarning:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     return tuple(costs), tuple(notes)
+
+
+def _line(error: Warning | str | Exception) -> str:
+    """Return a message in one line."""
+    return "; ".join(map(str.strip, str(error).splitlines()))
