@@ -83,6 +83,15 @@ def test_a_metric_of_unknown_direction_needs_a_mode():
         design(build=partial(one_evaluator, metrics=metrics), metric="eval/size")
 
 
+def test_a_mode_against_the_name_of_the_metric_is_noted():
+    made = design(mode="min")
+    assert made.metrics.mode == "min"
+    assert made.notes[0] == (
+        "mode='min' was passed, although the name of test/accuracy suggests 'max'."
+    )
+    assert design(mode="max").notes == design().notes
+
+
 def test_a_build_function_that_ignores_its_seed_is_an_error():
     def ignoring(algorithms, seed):
         return build(algorithms, 0)

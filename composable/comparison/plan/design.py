@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from composable.callbacks._results import known_mode
 from composable.comparison.plan.arms import (
     Arm,
     ArmLike,
@@ -110,6 +111,12 @@ class Design:
         metrics = check_metrics(
             built, options.metric, options.tuning_metric, options.mode, tuned=tuned
         )
+        usual = known_mode(metrics.reporting, None)
+        if usual not in (None, metrics.mode):
+            notes.append(
+                f"mode={metrics.mode!r} was passed, although the name of {metrics.reporting} "
+                f"suggests {usual!r}."
+            )
         if not tuned:
             notes.append("Nothing was tuned: every arm has the hyperparameters of build.")
         return cls(
