@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from composable._version import __version__
+from composable.comparison.equal_runs import check_seeds, equal_arms
 from composable.comparison.plan.arms import ArmLike
 from composable.comparison.plan.design import Design, Options, arguments_of, default_folder
 from composable.comparison.plan.progress import Progress
@@ -18,7 +19,6 @@ from composable.comparison.plan.stages import Trained, train
 from composable.comparison.records import Protocol, Study, TrialResult
 from composable.comparison.result import Comparison
 from composable.comparison.study_file import write_study
-from composable.comparison.trials.building import BuildError
 from composable.comparison.trials.cache import Cache
 from composable.comparison.trials.digest import digest_of
 from composable.comparison.trials.groups import SeedsAtOnce, check_seeds_at_once
@@ -230,8 +230,9 @@ def _run(design: Design, pool: Pool, cache: Cache, progress: Progress) -> Study:
         check_results(design, trained)
         progress.start("costs of steps", ())
         costs, notes = measure_costs(design, pool, cache, trained)
-    notes = (*notes, *_notes_on_seeds(trained.results, calibrated=bool(costs)))
-    protocol = _protocol(design, pool.threads, trained, notes)
+    equal = equal_arms(design, trained.results)
+    together = _notes_on_seeds(trained.results, calibrated=bool(costs))
+    protocol = _protocol(design, pool.threads, trained, [*equal, *notes, *together])
     return Study(protocol, trained.results, costs)
 
 
@@ -271,7 +272,7 @@ def check_results(design: Design, trained: Trained) -> None:
     having = {one.trial.arm for one in reported if one.outcome == "finished"}
     others = set(design.arms) - {design.baseline, design.repeated}
     if design.baseline in having and having & others:
-        _check_seeds(design, reported)
+        check_seeds(design, reported)
         return
     lacking = [design.baseline] if design.baseline not in having else sorted(others)
     errors = {
@@ -282,25 +283,6 @@ def check_results(design: Design, trained: Trained) -> None:
     raise NothingToCompareError(
         f"there is nothing to compare: no run of {', '.join(lacking)} finished. {min(errors)}"
     )
-
-
-def _check_seeds(design: Design, reported: Sequence[TrialResult]) -> None:
-    """Check that runs differ: equal ones would be taken for certain results."""
-    for arm in design.arms:
-        runs = [
-            one
-            for one in reported
-            if (one.trial.arm, one.trial.duration) == (arm, design.durations[-1])
-            and one.outcome == "finished"
-        ]
-        curves = {str([dict(point.metrics) for point in one.curve]) for one in runs}
-        if len(runs) > 1 and len(curves) == 1:
-            raise BuildError(
-                f"the runs of arm {arm!r} have the same results for the seeds "
-                f"{', '.join(str(one.trial.seed) for one in runs)}: build does not depend on the "
-                "seed, apart from passing it on. Set no seed of its own in build, and shuffle the "
-                "training data; or pass seeds=1."
-            )
 
 
 def _protocol(design: Design, threads: int, trained: Trained, notes: Sequence[str]) -> Protocol:

@@ -19,6 +19,7 @@ import composable
 from composable.algorithms import LabelSmoothing
 from composable.comparison import Comparison, Study
 from composable.comparison.compare import NothingToCompareError, check_results
+from composable.comparison.equal_runs import equal_arms
 from composable.comparison.plan.stages import Trained
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
 from composable.comparison.trials.building import BuildError
@@ -154,6 +155,14 @@ def test_runs_that_do_not_depend_on_the_seed_are_an_error():
 def test_runs_with_equal_results_of_some_metrics_may_be_compared():
     runs = [*runs_of("baseline", [0.4, 0.3]), *runs_of("other", [0.5])]
     check_results(design(), Trained(tuple(runs), {}, (0, 1), ()))
+
+
+def test_an_arm_without_an_effect_is_noted():
+    runs = [*runs_of("baseline", [0.4, 0.3]), *runs_of("other", [0.4, 0.3])]
+    (note,) = equal_arms(design(), runs)
+    assert note.startswith("Arm 'other' has the same results as 'baseline'")
+    assert equal_arms(design(), [*runs[:3], *runs_of("other", [0.4, 0.2])]) == []
+    assert equal_arms(design(), runs[:1]) == []
 
 
 def test_an_algorithm_that_cannot_be_sent_is_found_before_training(tmp_path, monkeypatch):
