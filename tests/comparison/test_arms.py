@@ -157,3 +157,10 @@ def test_warnings_of_the_plan_become_notes_once():
     (note, *more) = check_composed(arm, [{"lr": 1}, {"lr": 2}])
     assert note.startswith("two: ")
     assert not more
+
+
+def test_a_function_that_fails_is_named():
+    arm = Arm("wrong", lambda alpha=0.1: 1 / 0)
+    message = "the function of arm 'wrong' fails: ZeroDivisionError: division by zero"
+    with pytest.raises(ValueError, match=message):
+        check_composed(arm, [{}])

@@ -261,5 +261,8 @@ def check_composed(arm: Arm, configurations: Iterable[Mapping[str, Any]]) -> tup
                 own = {name: settings[name] for name in arm.takes if name in settings}
                 at = f" with {own}" if own else ""
                 raise type(error)(f"arm {arm.name!r}{at} cannot be composed: {error}") from error
+            except Exception as error:  # raised by the function of the arm
+                text = f"{type(error).__name__}: {error}"
+                raise ValueError(f"the function of arm {arm.name!r} fails: {text}") from error
         found.update({f"{arm.name}: {warning.message}": None for warning in caught})
     return tuple(found)
