@@ -146,6 +146,24 @@ def test_a_script_without_arms_says_how_to_give_some(tmp_path, called, capsys, m
     assert "define a mapping 'arms'" in capsys.readouterr().err
 
 
+def test_a_script_has_no_arguments_of_the_command(script, called, monkeypatch):
+    given = ["composable", "compare", str(script)]
+    monkeypatch.setattr(sys, "argv", given)
+    script.write_text(f"import sys\nARGUMENTS = sys.argv\n{SCRIPT}")
+    monkeypatch.setattr(_comparison, "compare", lambda build, **_: called.append(sys.argv))
+    assert run(script) == 0
+    assert called == [[str(script)]]  # also while worker processes import it
+    assert [str(script)] == sys.modules["own_script"].ARGUMENTS
+    assert sys.argv is given
+
+
+def test_a_script_that_ends_is_an_error(script, called, capsys):
+    script.write_text("raise SystemExit(0)")
+    assert run(script) == 2
+    assert "ended with exit code 0 while it was imported; put" in capsys.readouterr().err
+    assert not called
+
+
 def test_an_error_of_the_script_is_shown_with_its_traceback(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", sys.path[:])
     path = tmp_path / "broken_script.py"
@@ -197,6 +215,34 @@ def test_a_script_of_the_name_of_a_module_is_kept_apart(tmp_path, monkeypatch):
     assert module.value == 3
     assert sys.modules["argparse"] is argparse
     sys.modules.pop(module.__name__)
+
+
+def test_a_script_in_a_package_may_import_relatively(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    inner = tmp_path / "own_package" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    (inner.parent / "values.py").write_text("STRENGTH = 0.3")
+    (inner / "sibling.py").write_text("OTHER = 0.4")
+    script = inner / "run.py"
+    script.write_text("from ..values import STRENGTH\nfrom sibling import OTHER\n")
+    try:
+        module = load_script(script)
+    finally:
+        for name in [one for one in sys.modules if one.startswith("own_package")]:
+            del sys.modules[name]
+        sys.modules.pop("sibling", None)
+    assert (module.STRENGTH, module.OTHER) == (0.3, 0.4)
+    assert module.__name__ == "own_package.inner.run"
+
+
+def test_a_script_may_have_dots_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    path = tmp_path / "own-script.v2.py"
+    path.write_text("STRENGTH = 0.3")
+    assert load_script(path).STRENGTH == 0.3
+    assert sys.modules.pop("composable_script_own-script_v2").STRENGTH == 0.3
 
 
 def test_a_file_that_is_no_python_is_an_error(tmp_path, monkeypatch):

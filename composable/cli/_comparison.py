@@ -23,22 +23,34 @@ class UsageError(ValueError):
 
 def run_comparison(options: argparse.Namespace) -> int:
     """Run a comparison, and return the exit status."""
+    path, _, function = options.script.rpartition(":")
+    if not path or "/" in function or "\\" in function:  # no function, or that of a drive
+        path, function = options.script, "build"
+    arguments = sys.argv
+    sys.argv = [path]  # those of the command are none of the script's
     try:
-        path, _, function = options.script.rpartition(":")
-        if not path or "/" in function or "\\" in function:  # no function, or that of a drive
-            path, function = options.script, "build"
+        return _compare(options, path, function, shlex.join(["composable", *arguments[1:]]))
+    finally:
+        sys.argv = arguments
+
+
+def _compare(options: argparse.Namespace, path: str, function: str, command: str) -> int:
+    try:
         script = load_script(Path(path))
         arguments = _arguments(options, script)
         build = _named(script, function, path, "a function build(algorithms, seed, ...)")
     except UsageError as error:
         return _refuse(error)
+    except SystemExit as error:
+        text = f"{path} ended with exit code {error.code!r} while it was imported; put what it "
+        return _refuse(UsageError(f"{text}runs under if __name__ == '__main__'."))
     except Exception:  # raised by the script
         traceback.print_exc()
         return 2
     try:
         compare(build, **arguments)
     except KeyboardInterrupt:  # compare has printed how far it is
-        print(f"To resume: {_command()}", file=sys.stderr)
+        print(f"To resume: {command}", file=sys.stderr)
         return 130
     except NothingToCompareError as error:
         _refuse(error)
@@ -51,10 +63,6 @@ def run_comparison(options: argparse.Namespace) -> int:
 def _refuse(error: Exception) -> int:
     print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
     return 2
-
-
-def _command() -> str:
-    return shlex.join(["composable", *sys.argv[1:]])
 
 
 def _arguments(options: argparse.Namespace, script: ModuleType) -> dict[str, Any]:
@@ -91,7 +99,8 @@ def _arguments(options: argparse.Namespace, script: ModuleType) -> dict[str, Any
 def load_script(path: Path) -> ModuleType:
     """Execute a Python file as a module, without the block of `__name__ == "__main__"`.
 
-    The module has the name of the file, so that worker processes can import it.
+    The module has the name of the file, within the package that it lies in, so that worker
+    processes can import it.
 
     Args:
         path: The file.
@@ -102,10 +111,12 @@ def load_script(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"SCRIPT={path} is not a file.")
     path = path.resolve()
-    sys.path.insert(0, str(path.parent))
-    name = path.stem
-    if name in sys.modules or importlib.util.find_spec(name) is None or not _is_at(name, path):
-        name = f"composable_script_{path.stem}"
+    packages = _packages(path)
+    root = path.parents[len(packages)]
+    sys.path[:0] = [str(path.parent), *([str(root)] if packages else [])]
+    name = ".".join([*packages, path.stem])
+    if name in sys.modules or not _is_at(name, path):
+        name = f"composable_script_{path.stem.replace('.', '_')}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"SCRIPT={path} must be a Python file, NAME.py.")
@@ -115,8 +126,21 @@ def load_script(path: Path) -> ModuleType:
     return module
 
 
+def _packages(path: Path) -> list[str]:
+    """Return the names of the packages that a file lies in, from the outermost."""
+    names: list[str] = []
+    while (path.parent / "__init__.py").is_file():
+        path = path.parent
+        names.insert(0, path.name)
+    return names
+
+
 def _is_at(name: str, path: Path) -> bool:
-    spec = importlib.util.find_spec(name)
+    """Return whether the import system finds a file under a name."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # of a part before a dot
+        return False
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path
 
 
