@@ -11,6 +11,7 @@ from composable.algorithms import LabelSmoothing, MixUp
 from composable.cli import _comparison, main
 from composable.cli._comparison import UsageError, load_script, parse_tune
 from composable.comparison.compare import NothingToCompareError
+from composable.comparison.trials.process import WorkerError
 
 SCRIPT = """
 from composable.algorithms import LabelSmoothing
@@ -180,6 +181,7 @@ def test_an_error_of_the_script_is_shown_with_its_traceback(tmp_path, capsys, mo
         (ImportError("scipy"), 2),
         (RuntimeError("the comparison cannot start"), 2),
         (NothingToCompareError("no run"), 1),
+        (WorkerError("the comparison cannot start"), 2),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from composable.comparison.compare import NothingToCompareError, compare
+from composable.comparison.trials.process import WorkerError
 from composable.core._printable import printable
 
 __all__ = ["UsageError", "load_script", "parse_tune", "run_comparison"]
@@ -55,8 +56,8 @@ def _compare(options: argparse.Namespace, path: str, function: str, command: str
     except NothingToCompareError as error:
         _refuse(error)
         return 1
-    except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
-        return _refuse(error)  # a RuntimeError: the workers cannot start
+    except (WorkerError, ValueError, TypeError, ImportError, OSError) as error:
+        return _refuse(error)
     return 0
 
 

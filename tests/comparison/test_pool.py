@@ -97,6 +97,14 @@ def test_of_seeds_in_a_worker_that_ends_only_one_fails():
     assert "exit code 7" in results[2].error
 
 
+def test_a_file_of_the_name_of_a_module_beside_the_script_is_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise ImportError('the wrong json')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(build, workers=1) as pool:
+        (result,) = pool.run([request(duration="1ba")])
+    assert result.outcome == "finished"
+
+
 def test_a_trial_that_takes_too_long_fails():
     with Pool(build_or_die, workers=1, time_limit=0.3) as pool:
         (result,) = pool.run([request(how="sleep")])

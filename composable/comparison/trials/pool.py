@@ -16,7 +16,7 @@ from composable.comparison.trials.cache import Cache
 from composable.comparison.trials.cores import cuda_devices, default_workers, thread_variables
 from composable.comparison.trials.groups import Groups, SeedsAtOnce, check_seeds_at_once
 from composable.comparison.trials.payload import pickled, write_setup
-from composable.comparison.trials.process import Ended, Reply, WorkerProcess
+from composable.comparison.trials.process import Ended, Reply, WorkerError, WorkerProcess
 from composable.comparison.trials.trial import Request, failed
 from composable.comparison.trials.worker import READY, Connection
 from composable.functional._checks import as_path, check_count
@@ -161,7 +161,7 @@ class Pool:
         Raises:
             BuildError: `build` cannot be compared, or does not log a metric.
             TypeError: An argument of a trial cannot be sent to another process.
-            RuntimeError: A worker cannot start.
+            WorkerError: A worker cannot start.
         """
         self._waiting.clear()
         context = "" if cache is None else self._context(cache)
@@ -236,7 +236,7 @@ class Pool:
         cause = worker.cause()
         worker.kill()
         if not worker.ready:
-            raise RuntimeError(f"the comparison cannot start: {cause}")
+            raise WorkerError(f"the comparison cannot start: {cause}")
         return self._failed(worker, cause)
 
     def _overdue(self) -> list[tuple[Request, TrialResult]]:

@@ -14,13 +14,17 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Ended", "Reply", "WorkerProcess"]
+__all__ = ["Ended", "Reply", "WorkerError", "WorkerProcess"]
 
 _TAIL = 1500
 """The number of characters of a log that an error shows."""
 _SECONDS = 10.0
 # Not `-m`: the functions of the user's script belong to another `__main__`.
 _CODE = "import sys; from composable.comparison.trials.worker import main; main(*sys.argv[1:])"
+
+
+class WorkerError(RuntimeError):
+    """A worker process cannot start."""
 
 
 @attrs.frozen(eq=False)

@@ -63,15 +63,17 @@ def main(folder: str, number: str) -> None:
         number: The number of the worker.
     """
     connection = _connect(Path(folder) / f"worker-{number}.log")
+    # As in the process that started this one: before the folder of the script is on the path, which
+    # may have a file of the name of a module.
+    import torch
+
+    from composable.comparison.trials.building import BuildError
+
     with (Path(folder) / "setup.pickle").open("rb") as file:
         setup = pickle.load(file)
         sys.path[:] = setup["path"]
         sys.argv = setup["argv"]
         build = pickle.load(file)  # after the path is set: it may import modules
-    import torch
-
-    from composable.comparison.trials.building import BuildError
-
     torch.set_num_threads(setup["threads"])
     connection.send(READY)
     while True:
