@@ -32,7 +32,8 @@ def check_seeds(design: Design, results: Iterable[TrialResult]) -> None:
 def equal_arms(design: Design, results: Iterable[TrialResult]) -> list[str]:
     """Return a note for each arm whose results are those of an arm before it."""
     curves = _curves(design, results)
-    notes, different = [], [design.baseline]
+    notes: list[str] = []
+    different = [design.baseline]
     for arm in design.arms:
         if arm in (design.baseline, design.repeated):
             continue

@@ -89,7 +89,7 @@ def calibrate(
     pool.stop()
     blocks = Blocks(tuple((i + 0.5) / points for i in range(points)), rounds, steps)
     order = random.Random(seed)
-    lengths = [None] * len(requests) if batches is None else batches
+    lengths: Sequence[int | None] = [None] * len(requests) if batches is None else batches
     first, *others = (
         PacedTask(request, pool.split_evaluation, length)
         for request, length in zip(requests, lengths, strict=True)
