@@ -86,6 +86,7 @@ PROTOCOLS = st.builds(
     clock=st.sampled_from(["cpu", "wall"]),
     versions=st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2),
     notes=tuples(st.text(max_size=5)),
+    own_durations=st.dictionaries(NAMES, st.lists(DURATIONS, min_size=1, max_size=3).map(tuple)),
 )
 STUDIES = st.builds(Study, PROTOCOLS, tuples(results()), tuples(costs()))
 

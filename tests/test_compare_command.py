@@ -9,7 +9,7 @@ import pytest
 
 from composable.algorithms import LabelSmoothing, MixUp
 from composable.cli import _comparison, main
-from composable.cli._comparison import UsageError, load_script, parse_tune
+from composable.cli._comparison import UsageError, load_script, parse_durations, parse_tune
 from composable.comparison.compare import NothingToCompareError
 from composable.comparison.trials.process import WorkerError
 
@@ -117,6 +117,11 @@ def test_all_options_reach_compare(script, called):
         (["SCRIPT", "--arm", "mixup=[Mixup()]"], "NameError: name 'Mixup' is not defined"),
         (["SCRIPT", "--arm", "smoothing=[]"], "two arms have the name 'smoothing'"),
         (["SCRIPT", "--recipe", "none"], "--recipe 'none' must be one of"),
+        (["SCRIPT", "--durations", "smoothing="], "'smoothing=' must be TIMES or ARM=TIMES"),
+        (
+            ["SCRIPT", "--durations", "2ep", "--durations", "4ep"],
+            "'baseline' has schedules already",
+        ),
         (["SCRIPT", "--tune", "lr"], "--tune 'lr' must be NAME=VALUES"),
         (["SCRIPT", "--tune", "none:lr=1"], "'none' must be one of the arms"),
         (["SCRIPT", "--tune", "lr=1", "--tune", "lr=2"], "--tune 'lr=2': another --tune has"),
@@ -259,6 +264,19 @@ def test_values_are_numbers_flags_or_texts():
     tune = parse_tune(["a=1,0.5,1e-3,True,None,adam"], [])
     assert tune == {"a": [1, 0.5, 0.001, True, None, "adam"]}
     assert parse_tune([], []) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "durations"),
+    [
+        ([], None),
+        (["2ep, 4ep"], ["2ep", "4ep"]),
+        (["a=b=2ep"], {"a=b": ["2ep"]}),
+        (["other=2ep", "4ep,8ep"], {"other": ["2ep"], "plain": ["4ep", "8ep"]}),
+    ],
+)
+def test_schedules_are_for_all_arms_or_for_one(texts, durations):
+    assert parse_durations(texts, "plain") == durations
 
 
 def test_help_does_not_import_torch():

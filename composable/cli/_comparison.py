@@ -15,7 +15,7 @@ from composable.comparison.compare import NothingToCompareError, compare
 from composable.comparison.trials.process import WorkerError
 from composable.core._printable import printable
 
-__all__ = ["UsageError", "load_script", "parse_tune", "run_comparison"]
+__all__ = ["UsageError", "load_script", "parse_durations", "parse_tune", "run_comparison"]
 
 
 class UsageError(ValueError):
@@ -78,7 +78,7 @@ def _arguments(options: argparse.Namespace, script: ModuleType) -> dict[str, Any
         "target": options.target,
         "tuning_metric": options.tuning_metric,
         "split_evaluation": options.split_evaluation,
-        "durations": None if options.durations is None else _items(options.durations),
+        "durations": parse_durations(options.durations, options.baseline or "baseline"),
         "tune": parse_tune(options.tune, list(arms)),
         "seeds": options.seeds,
         "tuning_seeds": options.tuning_seeds,
@@ -210,6 +210,37 @@ def _recipe(name: str) -> tuple[str, Any]:
 
 def _items(text: str) -> list[str]:
     return [one.strip() for one in text.split(",") if one.strip()]
+
+
+def parse_durations(texts: list[str], baseline: str) -> list[str] | dict[str, list[str]] | None:
+    """Return the schedules: "2ep,4ep" for all arms, "mixup=4ep,8ep" for one.
+
+    Args:
+        texts: The values of the option.
+        baseline: The name of the baseline, which has those for all arms.
+
+    Raises:
+        UsageError: A text has no duration, or there are two for the same arms.
+
+    Example:
+        >>> from composable.cli._comparison import parse_durations
+        >>> parse_durations(["2ep,4ep"], "baseline")
+        ['2ep', '4ep']
+        >>> parse_durations(["2ep,4ep", "mixup=4ep,8ep"], "baseline")
+        {'baseline': ['2ep', '4ep'], 'mixup': ['4ep', '8ep']}
+    """
+    found: dict[str, list[str]] = {}
+    named = False
+    for text in texts:
+        arm, equals, times = text.rpartition("=")
+        name = arm.strip() if equals else baseline
+        if not name or not _items(times):
+            raise UsageError(f"--durations {text!r} must be TIMES or ARM=TIMES, such as 2ep,4ep.")
+        if name in found:
+            raise UsageError(f"--durations {text!r}: arm {name!r} has schedules already.")
+        found[name] = _items(times)
+        named = named or bool(equals)
+    return found if named else found.get(baseline)
 
 
 def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any] | None:

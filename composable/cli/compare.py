@@ -90,9 +90,11 @@ def _measures(group: Any) -> None:
 def _extent(group: Any) -> None:
     group.add_argument(
         "--durations",
-        metavar="TIMES",
-        help="the schedules, such as 2ep,4ep,8ep; default: a quarter, a half and the whole of the "
-        "max_duration of the Trainer",
+        metavar="[ARM=]TIMES",
+        action="append",
+        default=[],
+        help="the schedules, such as 2ep,4ep,8ep, for all arms or for one; repeatable. Default: a "
+        "quarter, a half and the whole of the max_duration of the Trainer, or those of the baseline",
     )
     group.add_argument(
         "--tune",

@@ -12,7 +12,13 @@ import torch
 from composable._version import __version__
 from composable.comparison.equal_runs import check_seeds, equal_arms
 from composable.comparison.plan.arms import ArmLike
-from composable.comparison.plan.design import Design, Options, arguments_of, default_folder
+from composable.comparison.plan.design import (
+    Design,
+    Durations,
+    Options,
+    arguments_of,
+    default_folder,
+)
 from composable.comparison.plan.progress import Progress
 from composable.comparison.plan.running import Runner
 from composable.comparison.plan.stages import Trained, train
@@ -25,7 +31,6 @@ from composable.comparison.trials.groups import SeedsAtOnce, check_seeds_at_once
 from composable.comparison.trials.payload import pickled
 from composable.comparison.trials.pool import Pool
 from composable.comparison.trials.step_costs import measure_costs
-from composable.core.time import TimeLike
 from composable.functional._checks import as_path, check_count, check_flag
 from composable.trainer.trainer import Trainer
 
@@ -44,7 +49,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     mode: str | None = None,
     target: float | None = None,
     baseline: str | ArmLike = (),
-    durations: TimeLike | Sequence[TimeLike] | None = None,
+    durations: Durations | None = None,
     tune: Mapping[str, Any] | None = None,
     tuning_metric: str | None = None,
     split_evaluation: bool = False,
@@ -86,7 +91,10 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         baseline: What to compare with: the name of one of the arms, or an arm of its own. Default:
             no algorithms.
         durations: The lengths of the schedules, such as ["2ep", "4ep", "8ep"]. Default: a quarter,
-            a half and the whole of the Trainer's `max_duration`.
+            a half and the whole of the Trainer's `max_duration`. A mapping from names of arms to
+            lengths, {"baseline": ["120ba", "240ba"], "large batch": ["30ba", "60ba"]}, is for
+            arms of other batch sizes or step costs: an arm that is not in it has the schedules of
+            the baseline, and one of `leave_one_out` those of its arm.
         tune: The values to try of hyperparameters of `build` or of arms, such as
             {"lr": [0.01, 0.1]}. A mapping in the place of the values, {"mixup": {"alpha": [0.2,
             0.4]}}, is for the arm of that name. Every arm tries the same number of configurations,
@@ -296,6 +304,9 @@ def _protocol(design: Design, threads: int, trained: Trained, notes: Sequence[st
         mode="min" if design.metrics.mode == "min" else "max",
         target=design.target,
         durations=design.durations,
+        own_durations={
+            arm: own for arm, own in design.schedules.items() if own != design.durations
+        },
         seeds=trained.seeds,
         tuning_seeds=design.seeds.tuning if design.tuned else (),
         grids=design.grids,

@@ -106,7 +106,7 @@ class Protocol:
     target: float | None
     """None: the baseline's mean final result on its longest schedule."""
     durations: tuple[str, ...]
-    """The schedules of the reported trials, from the shortest to the longest."""
+    """The schedules of the baseline's reported trials, from the shortest to the longest."""
     seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
     grids: Mapping[str, Mapping[str, tuple[Any, ...]]]
@@ -121,6 +121,12 @@ class Protocol:
     """Warnings of the protocol, such as a budget that ended."""
     command: str | None = None
     """The command line that repeats the comparison; None for a call from Python."""
+    own_durations: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    """The schedules of arms that do not have those of the baseline."""
+
+    def durations_of(self, arm: str) -> tuple[str, ...]:
+        """Return the schedules of an arm, from the shortest to the longest."""
+        return self.own_durations.get(arm, self.durations)
 
 
 @attrs.frozen

@@ -7,6 +7,7 @@ import attrs
 
 from composable.comparison.analysis.analyze import analyze
 from composable.comparison.analysis.findings import Analysis, Estimate, Verdict
+from composable.comparison.analysis.rebase import rebase
 from composable.comparison.records import Study
 from composable.comparison.study_file import read_study, write_atomically, write_study
 from composable.functional._checks import as_path
@@ -80,6 +81,22 @@ class Comparison:
         """
         self._check_arm(arm)
         return self.analysis[arm].time.ratio
+
+    def against(self, baseline: str, *, target: float | None = None) -> "Comparison":
+        """Return the comparison of the same trials with another baseline; none is repeated.
+
+        Args:
+            baseline: The name of one of the arms, but not of the A/A arm.
+            target: The result to reach. Default: the mean final result of the new baseline on its
+                longest schedule.
+
+        Raises:
+            ValueError: There is no such arm.
+        """
+        self._check_arm(baseline)
+        if baseline == self.study.protocol.repeated:
+            raise ValueError(f"baseline={baseline!r} is the A/A arm, which has seeds of its own.")
+        return Comparison(rebase(self.study, baseline, target))
 
     def table(self) -> str:
         """Return a text table of the arms, of at most 100 columns, with notes below it."""

@@ -167,11 +167,16 @@ def _bad_protocol(protocol: Protocol, arms: set[str]) -> Iterator[str]:
         yield f"baseline={protocol.baseline!r} must be one of {list(protocol.arms)}"
     if protocol.target is not None and not math.isfinite(protocol.target):
         yield f"target={protocol.target!r} must be finite, or None"
-    for field in ("grids", "chosen"):
+    for field in ("grids", "chosen", "own_durations"):
         for arm in sorted(getattr(protocol, field).keys() - arms):
             yield f"{field} has the unknown arm {arm!r}; the arms are {sorted(arms)}"
     for index, duration in enumerate(protocol.durations):
         yield from _bad_duration(f"durations[{index}]", duration)
+    for arm, durations in protocol.own_durations.items():
+        if not durations:
+            yield f"own_durations[{arm!r}] must have at least one duration"
+        for index, duration in enumerate(durations):
+            yield from _bad_duration(f"own_durations[{arm!r}][{index}]", duration)
 
 
 def _bad_cost(cost: StepCost, arms: set[str]) -> Iterator[str]:

@@ -30,6 +30,7 @@ def make_study(  # noqa: PLR0913 (the parts of a study)
     tuned: bool = True,
     batches: tuple[int, ...] = (75, 150, 300),
     step: float = STEP,
+    own_batches: dict[str, tuple[int, ...]] | None = None,
 ) -> Study:
     """Return a study in which an arm learns as fast as its speed-up says.
 
@@ -43,7 +44,9 @@ def make_study(  # noqa: PLR0913 (the parts of a study)
         tuned: Whether there are tuning trials.
         batches: The batches of the schedules.
         step: The calibrated seconds of a step.
+        own_batches: Those of arms that have others.
     """
+    own_batches = own_batches or {}
     speedups = speedups or {"baseline": 1.0, "MuonClip": 2.0}
     baseline = next(iter(speedups))
     every = {**speedups, **({repeated: 1.0} if repeated else {})}
@@ -56,7 +59,7 @@ def make_study(  # noqa: PLR0913 (the parts of a study)
                 trial = Trial(arm, {"lr": lr}, f"{batches[0]}ba", 1000, "tuning")
                 slower = speedup * (1.0 if lr == 2e-3 else 0.8)
                 results.append(_run(trial, slower, mode))
-        for count in batches:
+        for count in own_batches.get(arm, batches):
             for seed in range(seeds):
                 shown = seed + (100 if arm == repeated else 0)
                 trial = Trial(arm, chosen[arm], f"{count}ba", shown, "reporting")
@@ -79,12 +82,15 @@ def make_study(  # noqa: PLR0913 (the parts of a study)
         chosen=chosen,
         clock="cpu",
         versions={"python": "3.12.1", "torch": "2.9.0", "composable": "0.1.0", "device": "cpu"},
+        own_durations={
+            arm: tuple(f"{count}ba" for count in counts) for arm, counts in own_batches.items()
+        },
     )
     costs = tuple(
         StepCost(
             arm,
             chosen[arm],
-            f"{batches[-1]}ba",
+            f"{own_batches.get(arm, batches)[-1]}ba",
             (0.0, 0.5, 1.0),
             tuple(tuple(step * (1 + 0.01 * r) for r in range(4)) for _ in range(3)),
         )

@@ -35,6 +35,7 @@ def draw_study(  # noqa: PLR0913
     step_costs: Mapping[str, float] | None = None,
     cost_noise: float = 0.02,
     repeated: str | None = None,
+    own_steps: Mapping[str, Sequence[int]] | None = None,
 ) -> Study:
     """Draw a study whose arm named "plain" is the baseline, of speed 1.
 
@@ -49,23 +50,29 @@ def draw_study(  # noqa: PLR0913
         step_costs: The seconds of a step, by arm; 0.01 if not given.
         cost_noise: The relative noise of each measured step.
         repeated: The A/A arm, whose seeds are others.
+        own_steps: The schedules of arms that have others than `steps`.
     """
-    rng = random.Random(seed)
+    rng, own_steps = random.Random(seed), own_steps or {}
     arms = ("plain", *speeds)
     costs = {arm: (step_costs or {}).get(arm, 0.01) for arm in arms}
     paired = {(one, s): rng.gauss(0, shared) for one in steps for s in range(seeds)}
+    extra = sorted({one for each in own_steps.values() for one in each} - set(steps))
+    paired |= {(one, s): rng.gauss(0, shared) for one in extra for s in range(seeds)}
     results = []
     for arm in arms:
         speed = speeds.get(arm, 1.0)
-        for length in steps:
+        for length in own_steps.get(arm, steps):
             for s in range(seeds):
                 common = rng.gauss(0, shared) if arm == repeated else paired[length, s]
                 noise = common + rng.gauss(0, own)
                 trial_seed = 100 + s if arm == repeated else s
                 trial = Trial(arm, {}, f"{length}ba", trial_seed, "reporting")
                 results.append(finished(trial, length, speed, noise, costs[arm]))
-    cost = [calibrated(arm, f"{steps[-1]}ba", costs[arm], cost_noise, rng) for arm in arms]
-    return Study(protocol(arms, steps, seeds, target, repeated), tuple(results), tuple(cost))
+    longest = {arm: f"{own_steps.get(arm, steps)[-1]}ba" for arm in arms}
+    cost = [calibrated(arm, longest[arm], costs[arm], cost_noise, rng) for arm in arms]
+    own = {arm: tuple(f"{one}ba" for one in each) for arm, each in own_steps.items()}
+    made = protocol(arms, steps, seeds, target, repeated, own_durations=own)
+    return Study(made, tuple(results), tuple(cost))
 
 
 def finished(trial: Trial, length: int, speed: float, noise: float, cost: float) -> TrialResult:

@@ -50,6 +50,66 @@ def test_one_schedule_keeps_the_error_rate(target: float | None) -> None:
     assert at_most(wrong, 100, 0.05)
 
 
+# --- arms with schedules of other lengths: a large batch, whose steps cost four times as much ---
+
+LARGE: dict[str, Any] = {"step_costs": {"large": 0.04}}
+
+
+@pytest.mark.parametrize("target", [2.35, None])
+def test_an_arm_of_twice_the_speed_pays_on_schedules_of_its_own(target: float | None) -> None:
+    own = {"large": (25, 50, 100, 200)}
+    found = analyses(20, {"large": 8.0}, target=target, own_steps=own, **LARGE)
+    arms = [one["large"] for one in found]
+    assert sum(arm.verdict is Verdict.PAYS for arm in arms) >= 18
+    ratios = [arm.time.ratio for arm in arms if arm.time.ratio is not None]
+    outside = sum(not (one.low or 0.0) <= 2.0 <= (one.high or 99.0) for one in ratios)
+    assert at_most(outside, len(ratios), 0.06)
+    values = sorted(one.value for one in ratios if one.value is not None)
+    assert values[len(values) // 2] == pytest.approx(2.0, rel=0.1)
+    assert [one.duration for one in arms[0].qualities] == ["25ba", "50ba", "100ba", "200ba"]
+
+
+@pytest.mark.parametrize("target", [2.35, None])
+@pytest.mark.parametrize("own", [(25, 50, 100, 200), (40, 90, 160, 300), (10, 20, 40), (220, 400)])
+def test_an_even_arm_on_schedules_of_its_own_shows_no_evidence(
+    own: tuple[int, ...], target: float | None
+) -> None:
+    found = analyses(30, {"large": 4.0}, target=target, own_steps={"large": own}, **LARGE)
+    wrong = sum(one["large"].verdict is not Verdict.NO_EVIDENCE for one in found)
+    assert at_most(wrong, 30, 0.05)
+
+
+def test_several_schedules_of_an_arm_find_its_time_to_the_only_one_of_the_baseline() -> None:
+    own: Any = {"steps": (800,), "own_steps": {"large": (25, 50, 100, 200)}, "target": None}
+    found = [one["large"] for one in analyses(20, {"large": 8.0}, **own, **LARGE)]
+    assert sum(arm.verdict is Verdict.PAYS for arm in found) >= 17
+    assert "against 8.0" in found[0].why
+    ratios = [arm.time.ratio for arm in found if arm.time.ratio is not None]
+    assert sum((one.low or 0.0) <= 2.0 <= (one.high or 99.0) for one in ratios) >= 17
+
+
+def test_schedules_that_end_before_the_baselines_time_ask_for_longer_ones() -> None:
+    study = draw_study(0, {"large": 4.0}, own_steps={"large": (10, 20, 40)}, **LARGE)
+    arm = analyze(study, resamples=0)["large"]
+    assert arm.verdict is Verdict.NO_EVIDENCE
+    assert arm.why.startswith("mean does not reach 2.35 within 1.6")
+    assert arm.why.endswith("its schedules end before that time: add longer ones")
+
+
+@pytest.mark.parametrize(
+    ("speed", "own", "target", "words"),
+    [
+        (8.0, (150,), None, " after 6.07 s against 2.28 after 8.07 s"),
+        (1.0, (400,), 2.27, " 0.109 worse at the time nearest to the baseline's 8.07 s"),
+    ],
+)
+def test_one_schedule_of_each_arm_gives_the_times_of_the_final_results(
+    speed: float, own: tuple[int, ...], target: float | None, words: str
+) -> None:
+    one: Any = {"steps": (800,), "own_steps": {"large": own}, "target": target}
+    assert words in analyze(draw_study(0, {"large": speed}, **one, **LARGE))["large"].why
+
+
 def test_one_schedule_finds_a_fast_arm_by_first_crossings() -> None:
     found = analyze(draw_study(0, {"fast": 2.0}, steps=(800,)))["fast"]
     assert found.verdict is Verdict.PAYS

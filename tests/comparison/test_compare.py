@@ -47,7 +47,8 @@ def reported(study, arm):
 
 def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(tmp_path, capsys):
     folder = tmp_path / "compared"
-    arguments = {**SMALL, "tune": {"lr": [0.01, 0.1]}, "tuning_seeds": 1, "folder": folder}
+    own = {"durations": {"baseline": ["1ep", "2ep"], "smoothing": ["1ep", "3ep"]}}
+    arguments = {**SMALL, **own, "tune": {"lr": [0.01, 0.1]}, "tuning_seeds": 1, "folder": folder}
     arms = {"smoothing": [LabelSmoothing(0.1)]}
     first = composable.compare(build, arms, **arguments)
     study = first.study
@@ -56,9 +57,14 @@ def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(tmp_p
     assert study.protocol.arms == ("baseline", "smoothing", "baseline (repeated)")
     assert study.protocol.tuning_metric == "validation/accuracy"
     assert study.protocol.clock == "cpu"
-    assert reported(study, "smoothing") == [("1ep", 0), ("2ep", 0), ("1ep", 1), ("2ep", 1)]
+    assert reported(study, "smoothing") == [("1ep", 0), ("3ep", 0), ("1ep", 1), ("3ep", 1)]
+    assert study.protocol.durations == ("1ep", "2ep")
+    assert study.protocol.own_durations == {"smoothing": ("1ep", "3ep")}
     assert {one.outcome for one in study.results} == {"finished"}
-    assert [one.arm for one in study.costs] == ["baseline", "smoothing"]
+    assert [(one.arm, one.duration) for one in study.costs] == [
+        ("baseline", "2ep"),
+        ("smoothing", "3ep"),
+    ]
     assert study.protocol.chosen["smoothing"]["lr"] in (0.01, 0.1)
     assert {path.name for path in folder.iterdir()} >= FILES
     printed = capsys.readouterr().out
@@ -70,7 +76,7 @@ def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(tmp_p
     second = composable.compare(build, arms, **fewer)  # starts no process
     assert {path: path.stat().st_mtime_ns for path in stored} == stored
     assert all(one in study.results for one in second.study.results)
-    assert reported(second.study, "smoothing") == [("1ep", 0), ("2ep", 0)]
+    assert reported(second.study, "smoothing") == [("1ep", 0), ("3ep", 0)]
     assert second.study.costs == study.costs
     assert Comparison.load(folder).study == second.study
 

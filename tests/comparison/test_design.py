@@ -160,6 +160,16 @@ def test_incompatible_algorithms_are_found_before_training():
         ({"arms": {"baseline (repeated)": []}}, ValueError, "which the A/A arm has"),
         ({"budget": "soon"}, ValueError, "budget='soon' must be a time"),
         ({"durations": ["1ep", "10ba"]}, ValueError, "must have one unit"),
+        ({"durations": {}}, ValueError, r"durations=\{\} must have schedules for an arm"),
+        ({"durations": {"mixup": ["1ep"]}}, ValueError, "has schedules for 'mixup'; the arms are"),
+        (
+            {"durations": {"baseline (repeated)": "1ep"}},
+            ValueError,
+            "has schedules for 'baseline ",
+        ),
+        ({"durations": {"other": []}}, ValueError, r"durations\['other'\]=\[\] must be lengths"),
+        ({"durations": {"other": ["1q"]}}, ValueError, r"durations\['other'\]='1q'"),
+        ({"durations": {"other": "9ba"}}, ValueError, r"durations\['other'\].* must have one unit"),
     ],
 )
 def test_invalid_arguments_are_errors(changes, error, message):
@@ -181,6 +191,36 @@ def test_leave_one_out_and_add_one_in_add_arms():
         "both without MixUp",
     ]
     assert made.repeated is None
+
+
+def test_schedules_by_name_are_inherited_by_derived_arms():
+    made = design(
+        arms={"other": [], "both": [LabelSmoothing(0.1), MixUp()]},
+        durations={"both": ["2ep", "1ep"], "both without MixUp": "3ep"},
+        leave_one_out=True,
+        add_one_in=True,
+    )
+    own = ("1ep", "2ep", "4ep")
+    assert made.schedules == {
+        "baseline": own,
+        "other": own,
+        "both": ("1ep", "2ep"),
+        "both without LabelSmoothing": ("1ep", "2ep"),
+        "both without MixUp": ("3ep",),
+        "baseline (repeated)": own,
+    }
+
+
+def test_arms_without_schedules_have_those_of_the_baseline():
+    made = design(durations={"baseline": ["1ep", "3ep"]}, arms={"other": [], "another": [MixUp()]})
+    assert set(made.schedules.values()) == {("1ep", "3ep")}
+    assert made.durations == ("1ep", "3ep")
+
+
+def test_values_of_tune_that_leave_no_choice_are_said():
+    assert design(tune={"lr": [0.3]}).notes == (
+        "Nothing was tuned: every arm has the single values of tune.",
+    )
 
 
 def test_the_arguments_of_a_recipe_and_of_an_arm_reach_the_build_function():

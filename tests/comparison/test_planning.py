@@ -97,13 +97,15 @@ def test_invalid_durations_are_errors(durations, message):
 def test_reported_trials_have_the_same_seeds_for_all_arms_and_end_seed_by_seed():
     seeds = {"plain": (0, 1), "mixed": (0, 1), "again": (1000, 1001)}
     settings = {arm: {"lr": arm} for arm in seeds}
-    trials = reporting_trials(list(seeds), settings, ["1ep", "2ep"], seeds.__getitem__)
-    assert len(trials) == 12
-    assert {(one.arm, one.seed) for one in trials[:6]} == {
+    schedules = {"plain": ["1ep", "2ep"], "mixed": ["3ep"], "again": ["1ep", "2ep"]}
+    trials = reporting_trials(list(seeds), settings, schedules, seeds.__getitem__)
+    assert len(trials) == 10
+    assert {(one.arm, one.seed) for one in trials[:5]} == {
         ("plain", 0),
         ("mixed", 0),
         ("again", 1000),
     }
+    assert [one.duration for one in trials if one.arm == "mixed"] == ["3ep", "3ep"]
     assert all(one.settings == {"lr": one.arm} for one in trials)
     assert {one.purpose for one in trials} == {"reporting"}
 

@@ -37,6 +37,7 @@ STUDIES = {
     "no A/A arm, no tuning": {"repeated": None, "tuned": False},
     "a wide span of schedules": {"batches": (20, 100, 400)},
     "steps that take no time": {"step": 0.0},
+    "schedules of one arm": {"batches": (300,), "own_batches": {"MuonClip": (40, 80, 160)}},
 }
 
 
@@ -168,6 +169,39 @@ def test_verdict_and_speedup_of_an_arm():
         comparison.verdict("EMA")
     with pytest.raises(ValueError, match="arm='EMA'"):
         comparison.speedup("EMA")
+
+
+def test_another_arm_as_the_baseline_gives_the_inverse_ratio():
+    comparison = make("two arms")
+    other = comparison.against("MuonClip")
+    assert other.study.protocol.arms == ("MuonClip", "baseline")
+    assert {one.trial.arm for one in other.study.results} == {"MuonClip", "baseline"}
+    given = other.against("baseline", target=0.9), comparison.against("MuonClip", target=0.9)
+    ratios = given[0].speedup("MuonClip"), given[1].speedup("baseline")
+    assert ratios[0].value == pytest.approx(1 / ratios[1].value)
+    assert ratios[0].value == pytest.approx(2.0, rel=0.1)
+    assert comparison.against("baseline").study == comparison.study
+
+
+def test_another_baseline_has_its_own_schedules():
+    comparison = make("schedules of one arm")
+    protocol = comparison.against("MuonClip").study.protocol
+    assert protocol.durations == ("40ba", "80ba", "160ba")
+    assert protocol.own_durations == {"baseline": ("300ba",)}
+    assert comparison.against("MuonClip").against("baseline").study.protocol.durations == ("300ba",)
+
+
+def test_the_repeated_baseline_is_no_baseline():
+    with pytest.raises(ValueError, match="'baseline again' is the A/A arm"):
+        make("two arms").against("baseline again")
+    with pytest.raises(ValueError, match="'none' must be one of"):
+        make("two arms").against("none")
+
+
+def test_the_page_has_the_schedules_of_each_arm(tmp_path):
+    page = (make("schedules of one arm").save(tmp_path) / "report.html").read_text()
+    assert "schedules of MuonClip" in page
+    assert "40ba, 80ba, 160ba" in page
 
 
 def test_the_headline_is_the_finding():

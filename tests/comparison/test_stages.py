@@ -91,6 +91,36 @@ def test_dearer_arms_are_tuned_for_the_same_seconds():
     assert seconds == dict.fromkeys(seconds, 320.0)
 
 
+def test_arms_of_other_schedules_are_tuned_for_the_same_seconds():
+    schedules = {"baseline": ["2ep", "4ep"], "other": ["1ep"]}
+    made = design(tune=RATES, seeds=2, durations=schedules)
+    machine, trained = compared(made, cost={"other": 4.0})
+    tuning = [one for one in trained.results if one.trial.purpose == "tuning"]
+    seconds = {
+        arm: sum(one.seconds.training for one in tuning if one.trial.arm == arm)
+        for arm in made.arms
+    }
+    assert seconds == dict.fromkeys(made.arms, 320.0)
+    reported = [(one.arm, one.duration) for one in machine.of("reporting") if one.seed == 0]
+    assert reported == [("baseline", "2ep"), ("baseline", "4ep"), ("other", "1ep")]
+
+
+def test_a_budget_keeps_whole_seeds_of_arms_of_other_schedules():
+    made = design(seeds=5, budget=600, durations={"baseline": ["2ep", "4ep"], "other": "1ep"})
+    machine = Machine(made)
+
+    def slower_than_estimated(requests):
+        for result in machine.run(requests):
+            machine.now += 40 * (result.trial.purpose == "reporting")
+            yield result
+
+    machine.runner._run = slower_than_estimated
+    trained = train(made, machine.runner.train, 1, machine.runner.spent)
+    assert trained.seeds == (0,)
+    kept = [one.trial for one in trained.results if one.trial.purpose == "reporting"]
+    assert len(kept) == 2 + 1 + 2
+
+
 def test_a_budget_that_suffices_changes_nothing():
     free, _ = compared(design(tune=RATES, seeds=3))
     budgeted, trained = compared(design(tune=RATES, seeds=3, budget=10_000))

@@ -124,6 +124,13 @@ def test_settings_keep_their_types(study, settings):
         (("protocol", "mode"), "best", "protocol.mode='best' must be one of ['min', 'max']"),
         (("protocol", "chosen", "x"), {}, "protocol.chosen has the unknown arm 'x'"),
         (("protocol", "durations", 1), "soon", "protocol.durations[1]='soon' is not"),
+        (("protocol", "own_durations"), {"x": ["1ep"]}, "own_durations has the unknown arm 'x'"),
+        (("protocol", "own_durations"), {"baseline": []}, "must have at least one duration"),
+        (
+            ("protocol", "own_durations"),
+            {"baseline": ["1ep", "soon"]},
+            "protocol.own_durations['baseline'][1]='soon' is not",
+        ),
         (("costs", 0, "progress"), [0.5], "costs[0].seconds has 3 points, and progress has 1"),
         (("costs", 0, "seconds", 0, 0), -1, "costs[0].seconds=-1.0 must not be negative"),
         (("version",), 2, "version=2 of the format is unknown"),
@@ -137,6 +144,8 @@ def test_a_wrong_field_is_named_by_its_path(study, path, value, message):
 
 def test_a_missing_field_with_a_default_has_the_default(study):
     assert parse_study(changed(study, ("protocol", "notes"), ...)).protocol.notes == ()
+    older = parse_study(changed(study, ("protocol", "own_durations"), ...)).protocol
+    assert older.durations_of("MuonClip") == older.durations
 
 
 @pytest.mark.parametrize(

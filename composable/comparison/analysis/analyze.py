@@ -6,12 +6,14 @@ Several schedules: the verdict rests on the time at which the mean final result 
 a function of the log time of the schedules, reaches the target. Its p value is that of the paired
 t test, over the seeds, of the final results at the baseline's time to target. The default target
 is the baseline's result on its longest schedule: it is estimated, so the test pairs with the
-baseline's results and not with their mean.
+baseline's results and not with their mean. Arms may have schedules of other lengths: only their
+times are compared.
 
-One schedule, or a target that the baseline's shortest schedule passes already: the verdict rests
-on the first crossings within the runs of the longest schedule, if the target is a given number and
-all runs of both arms reached it; otherwise, with one schedule, on the final results by the cost of
-the steps: better at no more time pays, worse at no less time costs.
+One schedule of both arms, or a target that the baseline's shortest schedule passes already: the
+verdict rests on the first crossings within the runs of the longest schedule, if the target is a
+given number and all runs of both arms reached it; otherwise, with one schedule of the baseline, on
+the final results by the cost of the steps: better at no more time pays, worse at no less time
+costs.
 
 A target that the baseline does not reach: an arm pays if its mean reaches the target and is better
 at the time of the baseline's longest schedule.
@@ -233,7 +235,8 @@ def _evidence(
     if baseline is None or arm is None:
         return Evidence("none", None, 0.0, 0)
     pairs = len(arm.results[0])
-    if len(baseline.log_times) > 1 and times is not None:
+    several = max(len(baseline.log_times), len(arm.log_times)) > 1
+    if several and times is not None:
         return Evidence("time", times.ratio.p, times.gain, pairs)
     ratio = crossings[1].ratio
     all_reached = all(one.reached == one.runs for one in crossings)

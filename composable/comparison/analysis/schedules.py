@@ -55,7 +55,7 @@ def schedules_of(study: Study) -> dict[str, tuple[Schedule, ...]]:
     return {
         arm: tuple(
             _schedule(study, arm, duration, runs[arm, duration])
-            for duration in study.protocol.durations
+            for duration in study.protocol.durations_of(arm)
             if (arm, duration) in runs
         )
         for arm in study.protocol.arms

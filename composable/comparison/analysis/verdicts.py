@@ -143,7 +143,11 @@ def _time(case: Case) -> str:
     if case.arm.reaches:
         return f"reaches {target} on its shortest schedule already{against}{ratio}{_p(case)}"
     within = show_number(case.arm.longest.seconds)
-    return f"mean does not reach {target} within {within} s{against}{ratio}{_p(case)}"
+    sentence = f"mean does not reach {target} within {within} s{against}{ratio}{_p(case)}"
+    own = case.arm.longest.duration != case.baseline.longest.duration
+    if own and base.interpolated is not None and case.arm.longest.seconds < base.interpolated:
+        return f"{sentence}; its schedules end before that time: add longer ones"
+    return sentence
 
 
 def _crossing(case: Case) -> str:
@@ -166,13 +170,26 @@ def _quality(case: Case) -> str:
         parts.append("neither mean reaches it, so there is no statement about the time")
     elif case.arm.crossing.reached < case.arm.crossing.runs:
         parts.append("no statement about the time")
-    means = [one.longest.mean for one in (case.arm, case.baseline)]
-    cost = case.step_cost_ratio
-    dear = "" if cost is None or cost.value is None else f" at {cost.value:.2f}x the step cost"
-    if means[0] is not None and means[1] is not None:
-        both = f"{show_number(means[0])} against {show_number(means[1])}"
-        parts.append(f"mean final result {both}{dear}{_p(case)}")
+    arm, base = case.arm.longest, case.baseline.longest
+    if arm.mean is not None and base.mean is not None:
+        parts.append(f"mean final result {_means(case, arm, base)}{_p(case)}")
     return "; ".join(parts)
+
+
+def _means(case: Case, arm: Quality, base: Quality) -> str:
+    """Return the results that the test compares: those nearest to the baseline's time."""
+    if arm.mean is None or base.mean is None:
+        return ""
+    means, cost = (show_number(arm.mean), show_number(base.mean)), case.step_cost_ratio
+    if arm.duration == base.duration:
+        dear = "" if cost is None or cost.value is None else f" at {cost.value:.2f}x the step cost"
+        return f"{means[0]} against {means[1]}{dear}"
+    seconds = show_number(arm.seconds), show_number(base.seconds)
+    if arm.seconds <= base.seconds:
+        return f"{means[0]} after {seconds[0]} s against {means[1]} after {seconds[1]} s"
+    gain = "better" if case.evidence.gain > 0 else "worse"
+    difference = show_number(abs(case.evidence.gain))
+    return f"{difference} {gain} at the time nearest to the baseline's {seconds[1]} s"
 
 
 def _none(case: Case) -> str:

@@ -227,6 +227,7 @@ def _protocol(study: Study, analysis: Analysis) -> HTML:
         "target": describe_target(analysis, protocol),
         "tuned on": protocol.tuning_metric,
         "schedules": ", ".join(protocol.durations),
+        **{f"schedules of {arm}": ", ".join(own) for arm, own in protocol.own_durations.items()},
         "reporting seeds": ", ".join(map(str, protocol.seeds)),
         "tuning seeds": ", ".join(map(str, protocol.tuning_seeds)) or NOTHING,
         "trials": count_trials(study),

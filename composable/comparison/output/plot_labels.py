@@ -169,7 +169,7 @@ def caption_of(
     mean = f"mean of {seeds} seeds, band from the lowest to the highest"
     runs = mean if seeds > 1 else "one seed"
     schedule = "a run on one schedule, the shortest that passes the target or else the longest"
-    if len(study.protocol.durations) > 1:
+    if any(len(study.protocol.durations_of(arm.found.arm)) > 1 for arm in arms):
         points = f"Points: mean final results of each schedule{interval}."
         parts = [f"{points} Thin curves: {schedule}; {runs}."]
     else:

@@ -140,8 +140,8 @@ def arm_row(arm: ArmAnalysis) -> tuple[str, ...]:
 
 def cost_row(study: Study, arm: ArmAnalysis) -> tuple[str, ...]:
     """Return the costs of an arm, and its statistical power: the cells of `COST_HEADER`."""
-    longest = study.protocol.durations[-1] if study.protocol.durations else None
-    seconds = mean_seconds(trials_of(study, arm.arm, "reporting", longest))
+    longest = study.protocol.durations_of(arm.arm)[-1:] or (None,)
+    seconds = mean_seconds(trials_of(study, arm.arm, "reporting", *longest))
     parts = [seconds.setup, seconds.warmup, seconds.evaluation] if seconds else [None] * 3
     return (
         arm.arm,

@@ -28,6 +28,7 @@ class Arm:
         name: Its name in tables.
         value: A list of algorithms, a `Recipe`, or a function of hyperparameters that returns
             either.
+        origin: The arm that it is derived from, whose schedules it has by default.
 
     Example:
         >>> from composable.algorithms import LabelSmoothing
@@ -41,6 +42,7 @@ class Arm:
 
     name: str
     value: ArmLike = attrs.field(eq=False)
+    origin: str | None = attrs.field(default=None, eq=False)
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ def leave_one_out(arms: Sequence[Arm]) -> tuple[Arm, ...]:
             continue
         for at, label in enumerate(_labels(value.algorithms)):
             rest = value.algorithms[:at] + value.algorithms[at + 1 :]
-            made.append(Arm(f"{arm.name} without {label}", _with(value, rest)))
+            made.append(Arm(f"{arm.name} without {label}", _with(value, rest), arm.name))
     if not made:
         raise ValueError(
             "leave_one_out=True needs an arm of two or more algorithms, given as a list or Recipe."
@@ -191,14 +193,14 @@ def add_one_in(baseline: Arm, arms: Sequence[Arm]) -> tuple[Arm, ...]:
         raise ValueError("add_one_in=True needs an arm with algorithms, as a list or a Recipe.")
     prefix = f"{baseline.name} + " if base.algorithms else ""
     return tuple(
-        Arm(f"{prefix}{label}", _with(base, [*base.algorithms, one]))
+        Arm(f"{prefix}{label}", _with(base, [*base.algorithms, one]), baseline.name)
         for one, label in zip(extra, _labels(extra), strict=True)
     )
 
 
 def repeat(baseline: Arm) -> Arm:
     """Return the A/A arm: the baseline once more, under another name."""
-    return Arm(f"{baseline.name} (repeated)", baseline.value)
+    return Arm(f"{baseline.name} (repeated)", baseline.value, baseline.name)
 
 
 def distinct(arms: Sequence[Arm], derived: Sequence[Arm]) -> tuple[Arm, ...]:

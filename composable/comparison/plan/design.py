@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -22,14 +22,18 @@ from composable.comparison.plan.arms import (
 )
 from composable.comparison.plan.grids import Configurations, build_takes, configurations, grids_of
 from composable.comparison.plan.inspection import Built, Metrics, check_metrics, inspect_build
-from composable.comparison.plan.planning import Seeds, check_durations, parse_budget
+from composable.comparison.plan.planning import Seeds, parse_budget
+from composable.comparison.plan.schedules import Schedules, given_schedules, schedules_of
 from composable.comparison.records import Trial
 from composable.comparison.trials.trial import Request
 from composable.core.time import TimeLike
 from composable.functional._checks import as_path, check_flag
 from composable.trainer.trainer import Trainer
 
-__all__ = ["Design", "Options", "arguments_of", "default_folder"]
+__all__ = ["Design", "Durations", "Options", "arguments_of", "default_folder"]
+
+Durations: TypeAlias = TimeLike | Sequence[TimeLike] | Mapping[str, TimeLike | Sequence[TimeLike]]
+"""The schedules of all arms, or by the name of an arm."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -42,7 +46,7 @@ class Options:
     metric: str
     mode: str | None
     target: float | None
-    durations: TimeLike | Sequence[TimeLike] | None
+    durations: Durations | None
     tune: Mapping[str, Any] | None
     seeds: int | Iterable[int]
     tuning_seeds: int | Iterable[int]
@@ -73,7 +77,8 @@ class Design:
     repeated: str | None
     metrics: Metrics
     target: float | None
-    durations: tuple[str, ...]
+    schedules: Schedules
+    """The durations of each arm, ascending."""
     seeds: Seeds
     grids: Mapping[str, Mapping[str, tuple[Any, ...]]]
     tried: Configurations
@@ -103,9 +108,12 @@ class Design:
         for arm in arms[:-1] if repeated else arms:
             notes += check_composed(arm, tried.by_arm[arm.name])
         first = arguments_of(arms[0], tried.by_arm[arms[0].name][0])
-        given = None if options.durations is None else check_durations(options.durations)
+        given = given_schedules(options.durations, arms[:-1] if repeated else arms)
         built = inspect_build(
-            options.build, first, given, split_evaluation=options.split_evaluation
+            options.build,
+            first,
+            given.get(arms[0].name),
+            split_evaluation=options.split_evaluation,
         )
         tuned = tried.count > 1
         metrics = check_metrics(
@@ -118,14 +126,15 @@ class Design:
                 f"suggests {usual!r}."
             )
         if not tuned:
-            notes.append("Nothing was tuned: every arm has the hyperparameters of build.")
+            fixed = "the single values of tune" if options.tune else "the hyperparameters of build"
+            notes.append(f"Nothing was tuned: every arm has {fixed}.")
         return cls(
             build=options.build,
             arms={arm.name: arm for arm in arms},
             repeated=repeated,
             metrics=metrics,
             target=None if options.target is None else float(options.target),
-            durations=built.durations,
+            schedules=schedules_of(given, arms, built.durations),
             seeds=seeds,
             grids=grids,
             tried=tried,
@@ -139,6 +148,11 @@ class Design:
     def baseline(self) -> str:
         """The name of the baseline."""
         return next(iter(self.arms))
+
+    @property
+    def durations(self) -> tuple[str, ...]:
+        """The schedules of the baseline, which those of tuning follow for every arm."""
+        return self.schedules[self.baseline]
 
     @property
     def tuned(self) -> bool:

@@ -18,24 +18,28 @@ _FEWEST = 20
 
 def short_trials(
     tried: Mapping[str, Sequence[Settings]],
-    shortest: str,
+    shortest: Mapping[str, str],
     seeds: Mapping[str, Sequence[int]],
     epoch_length: int | None,
 ) -> list[Trial]:
-    """Return one trial of each arm: an eighth of the shortest schedule, at least 20 batches.
+    """Return one trial of each arm: an eighth of its shortest schedule, at least 20 batches.
 
     Where batches cannot be counted, it is the shortest schedule.
     """
+    return [
+        Trial(arm, one[0], _shortened(shortest[arm], epoch_length), seeds[arm][0], "tuning")
+        for arm, one in tried.items()
+    ]
+
+
+def _shortened(shortest: str, epoch_length: int | None) -> str:
     duration, length = Time.parse(shortest), length_of(shortest, epoch_length)
     countable = duration.unit is TimeUnit.BATCH or (
         duration.unit is TimeUnit.EPOCH and epoch_length is not None
     )
     if countable:
         duration = Time(int(min(length, max(length // _PART, _FEWEST))), TimeUnit.BATCH)
-    return [
-        Trial(arm, configurations[0], str(duration), seeds[arm][0], "tuning")
-        for arm, configurations in tried.items()
-    ]
+    return str(duration)
 
 
 @attrs.frozen

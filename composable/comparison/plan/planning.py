@@ -100,23 +100,28 @@ def default_durations(longest: TimeLike) -> tuple[str, ...]:
     return tuple(str(Time(part, whole.unit)) for part in sorted(parts))
 
 
-def check_durations(durations: TimeLike | Iterable[TimeLike]) -> tuple[str, ...]:
+def check_durations(
+    durations: TimeLike | Iterable[TimeLike], name: str = "durations"
+) -> tuple[str, ...]:
     """Return durations in their order, ascending.
+
+    Args:
+        durations: One or more lengths of runs.
+        name: The name of the argument in messages.
 
     Raises:
         ValueError: There are none, one is zero or a fraction of a run, or units differ.
     """
     given = [durations] if isinstance(durations, (str, int, Time)) else list(durations)
-    times = [check_time("durations", one) for one in given]
+    times = [check_time(name, one) for one in given]
     if not times or any(one.value == 0 or one.unit is TimeUnit.DURATION for one in times):
         raise ValueError(
-            f"durations={[str(one) for one in times]} must be lengths of runs, such as "
+            f"{name}={[str(one) for one in times]} must be lengths of runs, such as "
             "['2ep', '4ep', '8ep']."
         )
     if len({one.unit for one in times}) > 1:
         raise ValueError(
-            f"durations={[str(one) for one in times]} must have one unit, so that they can be "
-            "ordered."
+            f"{name}={[str(one) for one in times]} must have one unit, so that they can be ordered."
         )
     return tuple(str(one) for one in sorted(set(times)))
 
@@ -124,16 +129,23 @@ def check_durations(durations: TimeLike | Iterable[TimeLike]) -> tuple[str, ...]
 def reporting_trials(
     arms: Sequence[str],
     settings: Mapping[str, Settings],
-    durations: Sequence[str],
+    schedules: Mapping[str, Sequence[str]],
     seeds: Callable[[str], Sequence[int]],
 ) -> list[Trial]:
-    """Return the reported trials, seed by seed: a cut leaves whole seeds."""
+    """Return the reported trials, seed by seed: a cut leaves whole seeds.
+
+    Args:
+        arms: The arms, in the order of their trials.
+        settings: Their settings.
+        schedules: The durations of each arm.
+        seeds: The seeds of an arm.
+    """
     count = max(len(seeds(arm)) for arm in arms)
     return [
         Trial(arm, settings[arm], duration, seeds(arm)[at], "reporting")
         for at in range(count)
         for arm in arms
-        for duration in durations
+        for duration in schedules[arm]
         if at < len(seeds(arm))
     ]
 

@@ -81,7 +81,8 @@ def _estimate(design: Design, run: Train) -> Estimates:
     length = design.built.epoch_length
     if not design.tuned and design.budget is None:
         return Estimates.of([], length)
-    trials = short_trials(design.tried.by_arm, design.durations[0], design.tuning_seeds(), length)
+    shortest = {arm: durations[0] for arm, durations in design.schedules.items()}
+    trials = short_trials(design.tried.by_arm, shortest, design.tuning_seeds(), length)
     size = full_size(design.tried.count, len(design.seeds.reporting), design.durations)
     plan = _Plan(design, Estimates.of([], length), size)
     found = run("short trials", trials, [*plan.tuning(), *plan.reporting()], 1.0)
@@ -132,7 +133,7 @@ class _Plan:
         return reporting_trials(
             list(self.design.arms),
             settings or first,
-            self.design.durations,
+            self.design.schedules,
             lambda arm: self.design.reporting_seeds(arm)[: self.size.seeds],
         )
 
@@ -142,8 +143,10 @@ class _Plan:
         The costs of steps are measured in one more run of each arm but the A/A arm.
         """
         tuning, reporting = self.tuning(), self.reporting()
-        longest, seed = self.design.durations[-1], self.design.seeds.reporting[0]
-        calibration = [one for one in reporting if (one.duration, one.seed) == (longest, seed)]
+        seed, schedules = self.design.seeds.reporting[0], self.design.schedules
+        calibration = [
+            one for one in reporting if (one.duration, one.seed) == (schedules[one.arm][-1], seed)
+        ]
         rest = sum(map(self.estimates.seconds, [*reporting, *calibration]))
         return sum(map(self.estimates.seconds, tuning)), rest
 

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -31,23 +31,25 @@ _BATCHES = 5
 def measure_costs(
     design: Design, pool: Pool, cache: Cache, trained: Trained
 ) -> tuple[tuple[StepCost, ...], tuple[str, ...]]:
-    """Measure the cost of the steps of each arm on the longest schedule, or read stored costs.
+    """Measure the cost of the steps of each arm on its longest schedule, or read stored costs.
 
     The A/A arm has the cost of the baseline, and an arm without a finished run has none.
 
     Returns:
         The costs, and a note for each arm whose steps cannot be measured.
     """
-    longest = design.durations[-1]
+    longest = {arm: durations[-1] for arm, durations in design.schedules.items()}
     batches = _finished_batches(trained, longest)
     if design.baseline not in batches:
-        return (), (_not_calibrated(f"no run of {design.baseline} on {longest} finished."),)
+        why = f"no run of {design.baseline} on {longest[design.baseline]} finished."
+        return (), (_not_calibrated(why),)
     points = min(_POINTS, (min(batches.values()) - 1) // _BATCHES)
     if not points:
-        return (), (_not_calibrated(f"runs of {longest} are too short."),)
+        short = longest[min(batches, key=batches.__getitem__)]
+        return (), (_not_calibrated(f"runs of {short} are too short."),)
     requests = [
         design.request(
-            Trial(arm, trained.settings[arm], longest, design.seeds.reporting[0], "reporting")
+            Trial(arm, trained.settings[arm], longest[arm], design.seeds.reporting[0], "reporting")
         )
         for arm in design.arms
         if arm in batches and arm != design.repeated
@@ -64,14 +66,14 @@ def measure_costs(
     return costs, notes
 
 
-def _finished_batches(trained: Trained, duration: str) -> dict[str, int]:
-    """Return the batches of a finished reported run of a duration, by arm."""
+def _finished_batches(trained: Trained, longest: Mapping[str, str]) -> dict[str, int]:
+    """Return the batches of a finished reported run of the longest duration, by arm."""
     return {
         one.trial.arm: one.batches
         for one in trained.results
         if one.outcome == "finished"
         and one.trial.purpose == "reporting"
-        and one.trial.duration == duration
+        and one.trial.duration == longest[one.trial.arm]
     }
 
 
