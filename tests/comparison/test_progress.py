@@ -54,6 +54,31 @@ def test_parallel_trials_shorten_the_time_left():
     assert progress.left == pytest.approx(2.0)
 
 
+def test_short_trials_and_the_start_of_the_workers_give_no_estimate():
+    watch = Watch()
+    short, trials = trial("plain", "20ba"), [trial("plain", "400ba", seed) for seed in range(4)]
+    progress = Progress(None, show=False, now=watch)
+    progress.start("short trials", [short, *trials])
+    watch.now = 30.0  # of which the trial took 4
+    progress.finish(result(short, 1.0, setup=3.0))
+    assert progress.left is None
+    progress.start("tuning", trials)
+    assert progress.left is None
+    watch.now = 53.0
+    progress.finish(result(trials[0], 20.0, setup=3.0))
+    assert progress.left == pytest.approx(3 * 23 * 53 / 27)
+
+
+def test_without_a_trial_that_remains_there_is_no_estimate():
+    watch = Watch()
+    progress = Progress(None, show=False, now=watch)
+    progress.start("reported runs", [trial("plain", "10ba")])
+    watch.now = 1.0
+    progress.finish(result(trial("plain", "10ba"), 1.0))
+    progress.start("costs of steps", ())
+    assert progress.left is None
+
+
 def test_cached_trials_give_costs_but_not_the_speed_of_this_call():
     watch = Watch()
     trials = [trial("plain", "10ba", seed) for seed in range(4)]

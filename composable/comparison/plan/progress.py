@@ -79,6 +79,11 @@ def _add(sums: dict[str, Any], arm: str, value: float) -> None:
     sums[arm] = sums.get(arm, 0) + value
 
 
+_FROM = 0.05
+"""The finished part of the work from which an estimate is shown: the first trials are short, and
+the time until then includes the start of the workers."""
+
+
 class Progress:
     """Shows the number of finished trials, and the time left.
 
@@ -138,12 +143,15 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """The estimated seconds until all planned trials have ended; None if unknown."""
+        """The estimated seconds until all planned trials have ended.
+
+        None without a trial that remains, and before a twentieth of the work is finished.
+        """
         done = sum(map(self.time_left.seconds_of, self._done))
-        if not done:
+        remaining = sum(map(self.time_left.seconds_of, self._remaining))
+        if not remaining or done < _FROM * (done + remaining):
             return None
-        elapsed = self._now() - self._begun
-        return sum(map(self.time_left.seconds_of, self._remaining)) * elapsed / done
+        return remaining * (self._now() - self._begun) / done
 
     def close(self) -> None:
         """Leave the bar as it is."""
