@@ -93,14 +93,18 @@ class Windows(Dataset):
         return row[:-1], row[1:]
 
 
-def evaluators() -> list[Evaluator]:
-    """Return the evaluators, on windows spread over the files: "validation" at the end, "test"."""
+def evaluators(interval: str = "0.1dur") -> list[Evaluator]:
+    """Return the evaluators, on windows spread over the files: "validation" at the end, "test".
+
+    Args:
+        interval: How often the test loss is measured.
+    """
     found = []
-    for name, interval in (("validation", "1dur"), ("test", "0.1dur")):
+    for name, every in (("validation", "1dur"), ("test", interval)):
         windows = Windows(texts()[name])
         step = max(1, len(windows) // EVALUATED)
         spread = [windows[i * step] for i in range(min(EVALUATED, len(windows)))]
-        found.append(Evaluator(name, DataLoader(spread, batch_size=32), eval_interval=interval))
+        found.append(Evaluator(name, DataLoader(spread, batch_size=32), eval_interval=every))
     return found
 
 
@@ -233,7 +237,7 @@ def loss_of(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     return losses.view_as(targets).mean(-1) if reduction == "none" else losses
 
 
-def build(
+def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
     algorithms: Sequence[Algorithm],
     seed: int,
     *,
@@ -243,6 +247,7 @@ def build(
     optimizers: Any = None,
     schedulers: Any = None,
     max_duration: str = "400ba",
+    eval_interval: str = "0.1dur",
 ) -> Trainer:
     """Return a Trainer of the byte-level GPT.
 
@@ -255,6 +260,7 @@ def build(
         optimizers: A function from parameters to an optimizer, instead of AdamW.
         schedulers: Schedules, instead of 5 % warm-up and a linear decay to 0.
         max_duration: The length of training.
+        eval_interval: How often the test loss is measured.
     """
     algorithms = list(algorithms)
     if not any(isinstance(one, GradientClipping) for one in algorithms):
@@ -268,7 +274,7 @@ def build(
         train_dataloader=DataLoader(
             Windows(texts()["train"]), batch_size, shuffle=True, drop_last=True
         ),
-        eval_dataloader=evaluators(),
+        eval_dataloader=evaluators(eval_interval),
         loss_fn=loss_of,
         optimizers=optimizers,
         schedulers=linear(warmup="0.05dur") if schedulers is None else schedulers,

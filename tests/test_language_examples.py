@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from composable.algorithms import Alibi, GradientClipping, Rotary
+from composable.comparison import Comparison
 from examples import byte_gpt, demo
+
+EVIDENCE = Path(__file__).parents[1] / "docs/evidence"
 
 
 @pytest.fixture
@@ -149,45 +153,24 @@ def test_gradients_are_clipped_once(short_texts):
 # --- the demo ---
 
 
-def curve(seconds, loss):
-    return [(seconds / 2, loss + 1), (seconds, loss)]
+def test_every_arm_has_settings_and_the_losing_arm_is_among_them():
+    assert demo.SETTINGS.keys() == demo.ARMS.keys() == {
+        demo.LEARNED,
+        demo.ROTARY,
+        demo.WARMUP,
+        "small_gpt",
+    }
+    assert demo.BATCHES.keys() <= demo.ARMS.keys()
 
 
-def rows_of(monkeypatch, seconds, losses):
-    arms = [demo.Arm("plain", list, {}, 9), demo.Arm("other", list, {}, 9, baseline="plain")]
-    monkeypatch.setattr(demo, "ARMS", arms)
-    plain = [curve(10, loss) for loss in (2.0, 2.1, 2.2)]
-    other = [curve(*one) for one in zip(seconds, losses, strict=True)]
-    return demo.summarize({"plain": plain, "other": other})
-
-
-@pytest.mark.parametrize(
-    ("seconds", "losses", "verdict"),
-    [
-        ((4, 5, 5), (1.9, 2.0, 2.1), "pays"),
-        ((20, 25, 21), (1.9, 2.0, 2.1), "slower"),
-        ((4, 5, 5), (2.3, 2.2, 2.3), "misses the loss"),
-        ((4, 5, 5), (1.7, 2.3, 2.1), "no evidence"),
-        ((4, 30, 9), (1.9, 2.0, 2.1), "no evidence"),
-    ],
-)
-def test_an_arm_pays_if_it_is_faster_to_a_loss_that_is_as_low(
-    seconds, losses, verdict, monkeypatch
-):
-    _, row = rows_of(monkeypatch, seconds, losses)
-
-    assert demo.verdict(row) == verdict
-    assert verdict in demo.format_table([row])
-
-
-def test_the_speed_up_is_the_geometric_mean_of_pairs(monkeypatch):
-    _, row = rows_of(monkeypatch, (10 / 2, 10 / 4, 10 / 8), (2.0, 2.0, 2.0))
-
-    mean, low, high = row["speedup"]
-
-    assert mean == pytest.approx(4)
-    assert low == pytest.approx(0.7149, abs=1e-3)  # 4 / exp(4.303 ln(2) / sqrt(3))
-    assert mean / low == pytest.approx(high / mean)
+def test_the_settings_are_those_that_the_stored_comparisons_have_chosen():
+    for name, arms in {
+        "language": [demo.LEARNED, demo.ROTARY, "small_gpt"],
+        "language-rotary": [demo.ROTARY, demo.WARMUP, "small_gpt"],
+    }.items():
+        chosen = Comparison.load(EVIDENCE / name).study.protocol.chosen
+        for arm in arms:
+            assert {key: [value] for key, value in chosen[arm].items()} == demo.SETTINGS[arm]
 
 
 def test_the_demo_runs(tmp_path):
@@ -198,9 +181,9 @@ def test_the_demo_runs(tmp_path):
     )
 
     assert ran.returncode == 0, ran.stderr
-    assert all(arm.name in ran.stdout for arm in demo.ARMS)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "curves.png",
-        "results.json",
-        "table.txt",
-    }
+    assert ran.stdout.count("verdict\n") == 2  # a table for each baseline
+    assert all(arm.split(",")[0] in ran.stdout for arm in demo.ARMS)
+    for baseline in ("learned", "rotary"):
+        assert (tmp_path / baseline / "report.html").is_file()
+    protocol = Comparison.load(tmp_path / "rotary").study.protocol
+    assert (protocol.baseline, protocol.arms) == (demo.ROTARY, (demo.ROTARY, *protocol.arms[1:]))
