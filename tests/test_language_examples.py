@@ -154,12 +154,16 @@ def test_gradients_are_clipped_once(short_texts):
 
 
 def test_every_arm_has_settings_and_the_losing_arm_is_among_them():
-    assert demo.SETTINGS.keys() == demo.ARMS.keys() == {
-        demo.LEARNED,
-        demo.ROTARY,
-        demo.WARMUP,
-        "small_gpt",
-    }
+    assert (
+        demo.SETTINGS.keys()
+        == demo.ARMS.keys()
+        == {
+            demo.LEARNED,
+            demo.ROTARY,
+            demo.WARMUP,
+            "small_gpt",
+        }
+    )
     assert demo.BATCHES.keys() <= demo.ARMS.keys()
 
 
