@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import composable.algorithms as A
 from composable import Callback, Control, Trainer
 from composable.comparison import Trial
+from composable.comparison.seeds.dropout import SeededDropout
 from composable.comparison.seeds.many_seeds import train_seeds, why_not
 from composable.comparison.trials.trial import run_trial
 from composable.core.key import Key
@@ -130,8 +131,32 @@ def hidden():
     return nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def draws():
-    return nn.Sequential(nn.Linear(16, 4), nn.Dropout(0.2))
+class Noise(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + torch.rand(4)
+
+
+class Attention(nn.Linear):
+    def forward(self, x):
+        x = super().forward(x)[:, None]
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)[:, 0]
+
+
+class DropsConstant(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * nn.functional.dropout(torch.ones(4), 0.5)
+
+
+def convolutional_dropout(inplace=False):
+    first, *rest, last = convolutional()
+    return nn.Sequential(
+        nn.Dropout(0.1),
+        first,
+        nn.Dropout2d(0.3, inplace=inplace),
+        *rest,
+        nn.Dropout(0.2, inplace=inplace),
+        last,
+    )
 
 
 # --- the same results ---
@@ -186,6 +211,54 @@ def test_algorithms(algorithm):
     assert many.together, many.reason
 
 
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (partial(perceptron, dropout=0.3), (16,)),
+        (convolutional_dropout, (3, 8, 8)),
+        (partial(convolutional_dropout, inplace=True), (3, 8, 8)),
+    ],
+)
+@pytest.mark.parametrize("algorithms", [[], [A.SAM(), A.EMA(half_life="3ba")]], ids=len)
+def test_dropout(model, shape, algorithms):
+    many = both(builder(model, shape), algorithms)
+    assert many.together, many.reason
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d])
+def test_dropout_of_channels(kind):
+    size = (2,) * int(kind.__name__[-2])
+
+    def model():
+        unflatten = nn.Unflatten(1, (16 // math.prod(size), *size))
+        return nn.Sequential(
+            nn.Linear(16, 16), unflatten, kind(0.5), nn.Flatten(), nn.Linear(16, 4)
+        )
+
+    many = both(builder(model))
+    assert many.together, many.reason
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_dropout_that_draws_nothing(p):
+    many = both(builder(lambda: nn.Sequential(nn.Linear(16, 4), nn.Dropout(p))))
+    assert many.together, many.reason
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_seeds_have_masks_of_their_own(inplace):
+    drop = partial(nn.functional.dropout, p=0.5, inplace=inplace)
+    states = [torch.Generator().manual_seed(seed).get_state() for seed in SEEDS]
+    with torch.random.fork_rng(devices=[]):
+        with SeededDropout(states) as dropout:
+            found = torch.func.vmap(lambda x: drop(drop(x)))(torch.ones(len(SEEDS), 5, 40))
+        for i, seed in enumerate(SEEDS):
+            torch.manual_seed(seed)
+            assert torch.equal(found[i], drop(drop(torch.ones(5, 40))))
+            assert torch.equal(dropout.generators[i], torch.get_rng_state())
+    assert not torch.equal(found[0], found[1])
+
+
 def test_several_algorithms_and_one_that_acts_for_a_while():
     algorithms = [A.LabelSmoothing(), A.EMA(half_life="3ba"), during("1ep", "2ep", A.MixUp())]
     assert both(builder(convolutional, (3, 8, 8)), algorithms).together
@@ -224,7 +297,9 @@ def test_every_algorithm_is_computed_together_or_says_why_not(case):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (draws, "draws random numbers"),
+        (lambda: Noise(16, 4), "draws random numbers"),
+        (lambda: Attention(16, 4), "draws random numbers"),
+        (lambda: DropsConstant(16, 4), "the same for all seeds"),
         (lambda: Attribute(16, 4), "changes its own attributes"),
         (lambda: Branch(16, 4), "data-dependent control flow"),
         (lambda: OfBatchOne(16, 4), "differ under vmap"),

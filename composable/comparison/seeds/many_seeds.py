@@ -145,8 +145,10 @@ def why_not(trainer: Trainer) -> str | None:
     """Return why a Trainer cannot be computed together with those of other seeds, or None.
 
     What follows from the model alone is found when it is called: random numbers in the forward
-    pass (dropout, stochastic depth), hooks, attributes that differ or change, weights that are
-    not contiguous, control flow on values of tensors, and operations that vmap computes otherwise.
+    pass other than those of `torch.nn.functional.dropout` and `dropout1d` to `dropout3d` (such as
+    stochastic depth, or dropout in attention), hooks, attributes that differ or change, weights
+    that are not contiguous, control flow on values of tensors, and operations that vmap computes
+    otherwise.
 
     Example:
         >>> from composable import Trainer

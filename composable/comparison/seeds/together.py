@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from composable.comparison.seeds.dropout import DRAWS, SeededDropout
 from composable.comparison.seeds.lockstep import Lockstep
 from composable.comparison.seeds.pace import Pace
 from composable.comparison.seeds.stacked_optimizers import StackedOptimizers, refusal, stackable
@@ -52,6 +53,8 @@ class Forward:
 
     state: State
     training: bool
+    generator: Tensor
+    """The state of torch's global generator."""
 
 
 @attrs.frozen(eq=False)
@@ -69,12 +72,20 @@ class Step:
 
 
 @attrs.frozen(eq=False)
-class Checked:
-    """The outputs of a run as computed for all, to be compared with its own."""
+class Computed:
+    """The outputs of a run as computed for all."""
+
+    outputs: Any
+    generator: Tensor
+    """The state of torch's global generator after the call."""
+
+
+@attrs.frozen(eq=False)
+class Checked(Computed):
+    """Outputs to be compared with those of the run by itself."""
 
     number: int
     stack: Stack
-    outputs: Any
     buffers: Mapping[str, Tensor]
 
 
@@ -114,7 +125,7 @@ class Together:
         if not together:
             self._release()
             return dict.fromkeys(waiting, ALONE)
-        meetings: dict[Any, Callable[[Any], list[Any]]] = {
+        meetings: dict[Any, Callable[[Any], Sequence[Any]]] = {
             Forward: self._outputs,
             Backward: self._gradients,
             Step: self._step,
@@ -139,7 +150,7 @@ class Together:
 
     # --- outputs ---
 
-    def _outputs(self, brought: Sequence[Forward]) -> list[Any]:
+    def _outputs(self, brought: Sequence[Forward]) -> Sequence[Computed]:
         states, training = [one.state for one in brought], brought[0].training
         if any(one.training != training for one in brought):
             raise NotStackable("some seeds train while others evaluate")
@@ -150,18 +161,25 @@ class Together:
         done = self._checks.setdefault(signature, 0)
         self._checks[signature] = done + 1
         if done < _CHECKED:
-            return self._checked_outputs(stack, states)
-        return _call(stack, states, stack.buffers)
+            return self._checked_outputs(stack, brought)
+        return _call(stack, brought, stack.buffers)
 
-    def _checked_outputs(self, stack: Stack, states: Sequence[State]) -> list[Any]:
+    def _checked_outputs(self, stack: Stack, brought: Sequence[Forward]) -> list[Checked]:
         buffers = {name: buffer.clone() for name, buffer in stack.buffers.items()}
-        before = attributes(states[0].model)
-        outputs = _call(stack, states, buffers)
-        if attributes(states[0].model) != before:
+        model = brought[0].state.model
+        before = attributes(model)
+        computed = _call(stack, brought, buffers)
+        if attributes(model) != before:
             raise NotStackable("the model changes its own attributes in its forward pass")
         return [
-            Checked(i, stack, one, {name: buffer[i] for name, buffer in buffers.items()})
-            for i, one in enumerate(outputs)
+            Checked(
+                one.outputs,
+                one.generator,
+                i,
+                stack,
+                {name: buffer[i] for name, buffer in buffers.items()},
+            )
+            for i, one in enumerate(computed)
         ]
 
     # --- gradients ---
@@ -231,7 +249,7 @@ class Member:
     _alone: bool = False
     _checked: tuple[Checked, Any] | None = None
     _generators: Any = None
-    """Their states at a checked call of the model."""
+    """Their states after a checked call of the model."""
     _own_steps: OptimizerSteps = attrs.field(factory=OptimizerSteps)
 
     def join(self) -> None:
@@ -259,20 +277,29 @@ class Member:
         self._alone = self.together.ended
         if self._alone:
             return own(state)
-        generators = torch.get_rng_state()
+        generator = torch.get_rng_state()
         training = torch.is_grad_enabled()
-        found = self.together.lockstep.meet(self.number, Forward(state, training))
-        torch.set_rng_state(generators)
+        found = self._meet(Forward(state, training, generator), generator)
         if found is ALONE:
             self._alone = True
             return own(state)
-        return self._compared(found, own, state) if isinstance(found, Checked) else found
+        if isinstance(found, Checked):
+            return self._compared(found, own, state)
+        torch.set_rng_state(found.generator)
+        return found.outputs
+
+    def _meet(self, brought: Forward | Backward | Step, generator: Tensor) -> Any:
+        """Meet the other runs, which use torch's global generator until this one continues."""
+        found = self.together.lockstep.meet(self.number, brought)
+        torch.set_rng_state(generator)
+        return found
 
     def _compared(self, found: Checked, own: Callable[[State], Any], state: State) -> Any:
         """Return the outputs of the model itself, which must be those of the call for all."""
-        before = self._generators = get_rng_state()
+        expected = get_rng_state() | {"torch": found.generator}
         outputs = own(state)
-        if not is_same(before, get_rng_state()):
+        self._generators = get_rng_state()
+        if not is_same(expected, self._generators):
             raise NotStackable(DRAWS)
         _compare("outputs", tuple(tensors_of(outputs)), tuple(tensors_of(found.outputs)))
         buffers = dict(state.model.named_buffers())
@@ -287,7 +314,7 @@ class Member:
         elif self._alone:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
-            self.together.lockstep.meet(self.number, Backward(loss))
+            self._meet(Backward(loss), torch.get_rng_state())
 
     def _check_gradients(self, found: Checked, outputs: Any, loss: Tensor) -> None:
         pairs = [
@@ -319,23 +346,22 @@ class Member:
         optimizers = state.optimizers
         if self._checked is not None and not is_same(self._generators, get_rng_state()):
             raise NotStackable("the loss or an algorithm draws from the global generators")
-        if self.together.ended or (
-            self.together.lockstep.meet(self.number, Step(optimizers)) is ALONE
-        ):
+        if self.together.ended or (self._meet(Step(optimizers), torch.get_rng_state()) is ALONE):
             self._own_steps(optimizers)
 
 
-DRAWS = "the model draws random numbers in its forward pass, such as dropout"
-
-
-def _call(stack: Stack, states: Sequence[State], buffers: Mapping[str, Tensor]) -> list[Any]:
-    first = states[0]
+def _call(
+    stack: Stack, brought: Sequence[Forward], buffers: Mapping[str, Tensor]
+) -> list[Computed]:
+    first = brought[0].state
+    dropout = SeededDropout([one.generator for one in brought])
 
     def call(model: Any, batch: Any) -> Any:
-        return first.model_call(model, batch, first.batch_spec)
+        with dropout:
+            return first.model_call(model, batch, first.batch_spec)
 
     try:
-        return stack.call(call, [state.batch for state in states], buffers)
+        outputs = stack.call(call, [one.state.batch for one in brought], buffers)
     except NotStackable:
         raise
     except Exception as error:
@@ -343,6 +369,7 @@ def _call(stack: Stack, states: Sequence[State], buffers: Mapping[str, Tensor]) 
         if "randomness" in text:
             raise NotStackable(DRAWS) from error
         raise NotStackable(f"the model fails under vmap: {type(error).__name__}: {text}") from error
+    return list(map(Computed, outputs, dropout.generators))
 
 
 def _signature(state: State) -> Any:
