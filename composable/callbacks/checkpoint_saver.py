@@ -24,7 +24,6 @@ from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed.processes import Processes
 from composable.functional._checks import as_path
-from composable.functional._lent import is_divided
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -203,7 +202,12 @@ class CheckpointSaver(Callback):
         return self.filename.format(**{field: getattr(now, field) for field in _FIELDS})
 
     def save(
-        self, state: State, run: Mapping[str, Any], take: Callable[[bool], Mapping[str, Any]]
+        self,
+        state: State,
+        run: Mapping[str, Any],
+        take: Callable[[bool], Mapping[str, Any]],
+        *,
+        together: bool = False,
     ) -> None:
         """Save a checkpoint, and delete old ones beyond the number to keep.
 
@@ -212,6 +216,7 @@ class CheckpointSaver(Callback):
             run: The description of the run; its `id` is unique.
             take: A function that returns the tree to save, or only the weights if called with
                 True.
+            together: Whether the tree has parts of several processes, which write it together.
 
         Raises:
             CheckpointError: The checkpoint could not be written, and `on_error` is "raise".
@@ -227,7 +232,7 @@ class CheckpointSaver(Callback):
         if self.dry_run is not None:
             self.dry_run(name, lambda: take(False))
             return
-        if not (Processes.current().is_main or is_divided(state.model)):
+        if not (Processes.current().is_main or together):
             self._forget_old(replaced)  # rank 0 writes
             return
         tree = without(take(self.weights_only), self.ignore_keys)
@@ -243,7 +248,7 @@ class CheckpointSaver(Callback):
             self._drop_old(saved.info["run"], replaced)
 
         # The parts of several processes are written together, between their steps.
-        if not self.background or is_divided(state.model):
+        if not self.background or together:
             self._settle(lambda: write(saved))
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -407,6 +412,8 @@ class Saved:
 
         processes = Processes.current()
         divided = any(hasattr(tensor, "device_mesh") for tensor in self.tensors.values())
+        if not (divided or processes.is_main):  # the parts of the processes were excluded
+            return path
         return files.write(
             path,
             self.tensors,

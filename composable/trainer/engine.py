@@ -26,8 +26,6 @@ def check_engine_options(options: Any) -> None:
     for name, allowed, why in (
         ("compile", (False,), "the engine compiles by its own configuration"),
         ("microbatch_size", (None,), "use grad_accum"),
-        ("saver", (None,), "a checkpoint of the engine cannot be resumed yet"),
-        ("autoresume", (False,), "a checkpoint of the engine cannot be resumed yet"),
         ("nonfinite_loss", ("raise", "ignore"), "the engine cannot drop gradients"),
     ):
         if getattr(options, name) not in allowed:
@@ -35,17 +33,11 @@ def check_engine_options(options: Any) -> None:
                 f"{name}={getattr(options, name)!r} cannot be combined with deepspeed_config: "
                 f"{why}; use {' or '.join(map(repr, allowed))}."
             )
-    stage = options.parallel.stage
-    if options.save_folder is not None and not (options.save_weights_only and stage < 3):
+    if options.load_best_at_end and options.parallel.stage == 3:
         raise ValueError(
-            f"save_folder={str(options.save_folder)!r} with stage {stage} of deepspeed_config "
-            "needs save_weights_only=True and a stage below 3: the optimizer's state, and with "
-            "stage 3 the weights, are divided among the processes."
-        )
-    if options.load_path is not None and not options.load_weights_only:
-        raise ValueError(
-            f"load_path={str(options.load_path)!r} with deepspeed_config needs "
-            "load_weights_only=True: a run with DeepSpeed cannot be resumed yet."
+            "load_best_at_end=True cannot be combined with stage 3 of deepspeed_config, where each "
+            "process has a part of the weights; use stage 0, 1 or 2, or load the best checkpoint "
+            "in a new run."
         )
 
 

@@ -30,6 +30,7 @@ from composable.trainer.parameters import averaged_weights
 from composable.trainer.run import Run
 
 __all__ = [
+    "ENGINE",
     "SCHEMA",
     "capture",
     "capture_weights",
@@ -61,6 +62,9 @@ SCHEMA: dict[str, type | tuple[type, ...]] = {
     "callbacks": dict,
 }
 """What a complete checkpoint has, and of which type: fields of the state, and parts of the run."""
+
+ENGINE = "engine"
+"""What a complete checkpoint has in addition if DeepSpeed computed the steps."""
 
 
 def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from composable.core._notes import add_note
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.state import State
+from composable.distributed.deepspeed import DeepSpeedEngine
 from composable.functional._lent import is_divided
 from composable.loggers.json_lines import JSONLinesLogger
 from composable.runs.environment import describe_environment
@@ -38,6 +39,7 @@ from composable.trainer.resume import ResumePoint, latest_valid
 from composable.trainer.run import Run
 from composable.trainer.run_lock import RunLock
 from composable.trainer.run_state import (
+    ENGINE,
     capture,
     capture_weights,
     check,
@@ -204,17 +206,39 @@ class Saving:
 
     def capture(self, weights_only: bool, state: State | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds."""
-        if self.run.parallel is not None and self.run.parallel.engine is not None:
-            self.run.parallel.engine.check_saving(weights_only)
         state = self.run.state if state is None else state
+        engine = self._engine
+        if engine is None:
+            return self._capture(weights_only, state)
+        engine.check_saving(weights_only)
+        with engine.whole():
+            return engine.captured(self._capture(weights_only, state))
+
+    def _capture(self, weights_only: bool, state: State) -> dict[str, Any]:
         if weights_only:
             return capture_weights(state)
         return capture(self.run, state, self.session.callbacks)
 
+    @property
+    def _engine(self) -> DeepSpeedEngine | None:
+        return None if self.run.parallel is None else self.run.parallel.engine
+
+    def _writes_together(self, weights_only: bool) -> bool:
+        """Return whether a checkpoint has parts of several processes."""
+        if self._engine is not None:
+            return self._engine.writes_together(weights_only)
+        return is_divided(self.run.state.model)
+
     def save(self, state: State) -> None:
         """Call the savers that requested a save, or all if another callback requested it."""
         for saver in [one for one in self.savers if one.wanted] or self.savers:
-            saver.save(state, self.describe(state), lambda only: self.capture(only, state))
+            together = self._writes_together(saver.weights_only)
+            saver.save(
+                state,
+                self.describe(state),
+                lambda only: self.capture(only, state),
+                together=together,
+            )
 
     def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
         """Write a checkpoint between two calls."""
@@ -225,7 +249,7 @@ class Saving:
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))
-        if is_divided(state.model):
+        if self._writes_together(weights_only):
             return saved.write(path, overwrite=overwrite)
         return Path(processes.on_main(lambda: str(saved.write(path, overwrite=overwrite))))
 
@@ -328,6 +352,24 @@ class Saving:
         return run.state
 
     def _restore(self, tree: Mapping[str, Any], point: ResumePoint) -> None:
+        engine = self._engine
+        if engine is None:
+            if ENGINE in tree:
+                raise MismatchError(
+                    f"{point.path} was saved with deepspeed_config, and this run has none; "
+                    "load_weights_only=True starts a new run from its weights."
+                )
+            self._restore_run(tree, point)
+            return
+        try:
+            engine.check(tree, str(point.path))
+        except ValueError as error:
+            raise MismatchError(str(error)) from None
+        with engine.whole(writing=True):
+            self._restore_run(engine.own_part(tree), point)
+        engine.load(tree[ENGINE])
+
+    def _restore_run(self, tree: Mapping[str, Any], point: ResumePoint) -> None:
         check(self.run, tree, str(point.path))
         self._callback_states, self._loaded = dict(tree["callbacks"]), point.path
         settings = point.description.get("callbacks")

@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,9 +110,6 @@ def test_algorithms_that_the_engine_replaces_are_refused(algorithm, refused):
         ({"compile": True}, "compile=True cannot be combined"),
         ({"microbatch_size": "auto"}, "use grad_accum"),
         ({"nonfinite_loss": "skip"}, "cannot drop gradients"),
-        ({"saver": print}, "cannot be resumed yet"),
-        ({"save_folder": "run"}, "needs save_weights_only=True and a stage below 3"),
-        ({"load_path": "run"}, "needs load_weights_only=True"),
         ({"precision": "amp_fp16"}, "must be 'fp32' or 'bf16'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
@@ -138,3 +136,55 @@ def test_missing_package_is_an_error(monkeypatch):
     optimizer = partial(torch.optim.SGD, lr=0.1)(model.parameters())
     with pytest.raises(ImportError, match=r"pip install\s+'composable\[deepspeed\]'"):
         DeepSpeedEngine(model, optimizer, {})
+
+
+class Engine(DeepSpeedEngine):
+    """One with stage 2, and the first of two parts of six weights."""
+
+    def __init__(self):
+        self.engine = SimpleNamespace(
+            zero_optimization_stage=lambda: 2,
+            optimizer=SimpleNamespace(single_partition_of_fp32_groups=[torch.zeros(3)]),
+        )
+
+
+COUNTERS = {"global_steps": 1, "global_samples": 2, "micro_steps": 1, "skipped_steps": 0}
+SAVED = {"stage": 2, "processes": 2, "partitions": [torch.arange(6.0)], "counters": COUNTERS}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"processes": 4}, "engine/processes is 4, and 2 in this run"),
+        ({"stage": 1}, "engine/stage is 1, and 2 in this run"),
+        ({"partitions": [torch.zeros(8)]}, r"shapes \[\[8\]\], and this run has \[\[6\]\]"),
+        ({"partitions": None}, "shapes None"),
+        ({"counters": {}}, "same deepspeed_config"),
+    ],
+)
+def test_state_of_another_engine_is_an_error(changed, message, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match=message):
+        Engine().check({"engine": {**SAVED, **changed}}, "run/ba1")
+
+
+def test_checkpoint_without_an_engine_is_an_error():
+    with pytest.raises(ValueError, match="saved without deepspeed_config"):
+        Engine().check({}, "run/ba1")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_process_restores_its_part(rank, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    engine = Engine()
+    engine.check({"engine": SAVED}, "run/ba1")
+    state = {0: {"exp_avg": torch.arange(6.0), "step": torch.tensor(4.0)}}
+    tree = engine.own_part({"engine": SAVED, "optimizers": [{"state": state}]})
+    own = tree["optimizers"][0]["state"][0]
+    assert own["exp_avg"].tolist() == [3 * rank, 3 * rank + 1, 3 * rank + 2]
+    assert own["step"] == 4
+    engine.load(SAVED)
+    (partition,) = engine.engine.optimizer.single_partition_of_fp32_groups
+    assert torch.equal(partition, own["exp_avg"])
+    assert engine.engine.global_samples == 2
