@@ -94,7 +94,7 @@ def _extent(group: Any) -> None:
         action="append",
         default=[],
         help="the schedules, such as 2ep,4ep,8ep, for all arms or for one; repeatable. Default: a "
-        "quarter, a half and the whole of the max_duration of the Trainer, or those of the baseline",
+        "quarter, a half and the whole of the Trainer's max_duration, or those of the baseline",
     )
     group.add_argument(
         "--tune",

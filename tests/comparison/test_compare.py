@@ -62,8 +62,8 @@ def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(tmp_p
     assert study.protocol.own_durations == {"smoothing": ("1ep", "3ep")}
     assert {one.outcome for one in study.results} == {"finished"}
     assert [(one.arm, one.duration) for one in study.costs] == [
-        ("baseline", "2ep"),
-        ("smoothing", "3ep"),
+        ("baseline", "12ep"),
+        ("smoothing", "12ep"),
     ]
     assert study.protocol.chosen["smoothing"]["lr"] in (0.01, 0.1)
     assert {path.name for path in folder.iterdir()} >= FILES
@@ -104,7 +104,7 @@ def test_an_arm_whose_runs_fail_does_not_end_the_comparison(tmp_path):
         return build(algorithms, seed)
 
     arms = {"good": [LabelSmoothing(0.1)], "bad": [LabelSmoothing(0.9)]}
-    options = {**SMALL, "durations": ["3ba"], "repeat_baseline": False}  # too short to calibrate
+    options = {**SMALL, "durations": ["3ba"], "repeat_baseline": False}
     comparison = composable.compare(failing, arms, folder=tmp_path, **options)
     bad = [one for one in comparison.study.results if one.trial.arm == "bad"]
     assert {(one.outcome, one.error) for one in bad} == {

@@ -18,11 +18,12 @@ POOL = types.SimpleNamespace(threads=1)
 
 @pytest.fixture
 def calibrated(monkeypatch):
-    """Record the arms of each calibration in the place of measuring."""
+    """Record the schedules of each calibration in the place of measuring."""
     calls = []
 
-    def calibrate(pool, requests, *, points):
-        calls.append([one.trial.arm for one in requests])
+    def calibrate(pool, requests, *, batches):
+        names = [(one.trial.arm, one.trial.duration) for one in requests]
+        calls.append(list(zip(names, batches, strict=True)))
         return [
             StepCost(one.trial.arm, {}, "4ep", (0.5,), ((float(number + 1),),))
             for number, one in enumerate(requests)
@@ -107,14 +108,18 @@ def test_without_a_finished_run_of_the_baseline_nothing_is_calibrated(cache, cal
     assert calibrated == []
 
 
-def test_runs_that_are_too_short_are_not_calibrated(cache, calibrated):
+@pytest.mark.parametrize(
+    ("batches", "duration", "measured"), [(400, "4ep", 400), (120, "4ep", 120), (50, "12ep", 150)]
+)
+def test_a_short_schedule_is_calibrated_on_a_multiple(
+    cache, calibrated, batches, duration, measured
+):
     made = design()
-    short = trained(made)
-    results = tuple(attrs.evolve(one, batches=5) for one in short.results)
-    costs, notes = measure_costs(made, POOL, cache, attrs.evolve(short, results=results))
+    ran = trained(made)
+    results = tuple(attrs.evolve(one, batches=batches) for one in ran.results)
+    measure_costs(made, POOL, cache, attrs.evolve(ran, results=results))
 
-    assert costs == ()
-    assert "runs of 4ep are too short" in notes[0]
+    assert calibrated == [[((arm, duration), measured) for arm in ("baseline", "other")]]
 
 
 def test_the_processor_is_the_model_of_the_cpu(tmp_path, monkeypatch):

@@ -20,18 +20,20 @@ from composable.comparison.trials.digest import digest_of
 from composable.comparison.trials.pool import Pool
 from composable.comparison.trials.trial import Request
 from composable.core._warnings import warn_user
+from composable.core.time import Time
 
 __all__ = ["measure_costs"]
 
-_POINTS = 5
-_BATCHES = 5
-"""The fewest batches of a point."""
+_BATCHES = 120
+"""The batches of a shorter run leave few blocks to measure: a longer schedule is measured then."""
 
 
 def measure_costs(
     design: Design, pool: Pool, cache: Cache, trained: Trained
 ) -> tuple[tuple[StepCost, ...], tuple[str, ...]]:
     """Measure the cost of the steps of each arm on its longest schedule, or read stored costs.
+
+    A schedule of less than 120 batches is measured on a multiple of it.
 
     The A/A arm has the cost of the baseline, and an arm without a finished run has none.
 
@@ -43,27 +45,36 @@ def measure_costs(
     if design.baseline not in batches:
         why = f"no run of {design.baseline} on {longest[design.baseline]} finished."
         return (), (_not_calibrated(why),)
-    points = min(_POINTS, (min(batches.values()) - 1) // _BATCHES)
-    if not points:
-        short = longest[min(batches, key=batches.__getitem__)]
-        return (), (_not_calibrated(f"runs of {short} are too short."),)
+    arms = [arm for arm in design.arms if arm in batches and arm != design.repeated]
+    factors = {arm: max(1, -(-_BATCHES // max(batches[arm], 1))) for arm in arms}
+    seed = design.seeds.reporting[0]
     requests = [
         design.request(
-            Trial(arm, trained.settings[arm], longest[arm], design.seeds.reporting[0], "reporting")
+            Trial(
+                arm,
+                trained.settings[arm],
+                _multiple(longest[arm], factors[arm]),
+                seed,
+                "reporting",
+            )
         )
-        for arm in design.arms
-        if arm in batches and arm != design.repeated
+        for arm in arms
     ]
     path = cache.folder.parent / "costs" / f"{_key(design, pool, cache, requests)}.json"
     stored = _stored(path, requests)
     if stored is not None:
         return stored, ()
-    counts = [batches[request.trial.arm] for request in requests]
-    costs, notes = _measured(pool, requests, counts, points)
+    counts = [factors[arm] * batches[arm] for arm in arms]
+    costs, notes = _measured(pool, requests, counts)
     if not notes:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps([encode(one) for one in costs]).encode())
     return costs, notes
+
+
+def _multiple(duration: str, factor: int) -> str:
+    length = Time.parse(duration)
+    return str(Time(length.value * factor, length.unit))
 
 
 def _finished_batches(trained: Trained, longest: Mapping[str, str]) -> dict[str, int]:
@@ -105,12 +116,12 @@ def _stored(path: Path, requests: Sequence[Request]) -> tuple[StepCost, ...] | N
 
 
 def _measured(
-    pool: Pool, requests: Sequence[Request], batches: Sequence[int], points: int
+    pool: Pool, requests: Sequence[Request], batches: Sequence[int]
 ) -> tuple[tuple[StepCost, ...], tuple[str, ...]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CalibrationWarning)
         try:
-            costs = calibrate(pool, requests, batches=batches, points=points)
+            costs = calibrate(pool, requests, batches=batches)
         except CalibrationError as error:
             return (), (_not_calibrated(_line(error)),)
     notes = [_line(one.message) for one in caught if one.category is CalibrationWarning]
