@@ -117,8 +117,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         threads: The number of threads of each trial.
         seeds_at_once: Whether a process computes several seeds of an arm in one call, by
             `torch.func.vmap`: the results are those of separate runs to rounding. "auto" measures
-            both for models of up to a million parameters on a CPU, and takes what is faster; with
-            a budget, seeds are separate. False repeats separate runs bit for bit.
+            both for models of up to 100,000 parameters on a CPU, and takes what is faster; with a
+            budget, seeds are separate. False repeats separate runs bit for bit.
         folder: Where results and finished trials are written. Default: "comparisons/" and the name
             of the script or module of `build`.
         data_version: A text that changes with the data that `build` reads: finished trials of

@@ -32,7 +32,7 @@ __all__ = ["ManySeeds", "train_seeds", "why_not"]
 
 log = logging.getLogger("composable")
 
-_LARGEST = 1_000_000
+_LARGEST = 100_000
 """Parameters of a model: a larger one spends its time in matrix products, which vmap only batches,
 and all seeds are in memory at once."""
 
