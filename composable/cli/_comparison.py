@@ -28,7 +28,7 @@ def run_comparison(options: argparse.Namespace) -> int:
     if not path or "/" in function or "\\" in function:  # no function, or that of a drive
         path, function = options.script, "build"
     arguments = sys.argv
-    sys.argv = [path]  # those of the command are none of the script's
+    sys.argv = [path]  # the script must not parse those of the command
     try:
         return _compare(options, path, function, shlex.join(["composable", *arguments[1:]]))
     finally:

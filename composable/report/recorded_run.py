@@ -62,7 +62,7 @@ def _as_folder(folder: Any) -> Path:
 
 
 def _missing(path: Path) -> str | None:
-    """Return what is wrong with a path that is no folder, or None."""
+    """Return what is wrong with a path that is not a folder, or None."""
     if path.is_dir():
         return None
     fault = "is a file" if path.exists() else "does not exist"

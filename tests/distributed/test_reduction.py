@@ -437,7 +437,7 @@ def test_the_tree_adds_neighbours_first():
     parts = [1e8, 1.0, -1e8, 1.0]  # in float32, from left to right: 1
 
     def work(processes):
-        whole = torch.full((5,), parts[processes.rank])  # 5 is no multiple of 4
+        whole = torch.full((5,), parts[processes.rank])  # 5 is not a multiple of 4
         return all_reduce_exactly(whole, processes).tolist()
 
     assert run_ranks(work, 4) == [[0.0] * 5] * 4
