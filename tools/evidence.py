@@ -54,8 +54,8 @@ STUDIES: tuple[Evidence, ...] = (
         "A GPT of 2 layers, a width of 128 and a context of 256 bytes learns the source of "
         "Python's standard library; results are in nats a byte, on other files. The "
         "baseline has the learned positions of GPT-2 and AdamW. The recipe "
-        "[`small_gpt`](api.md) has ALiBi, sequences cut to 64 bytes, 16 of them in a batch, and "
-        "Muon; its arm with AdamW shows the effect of Muon. It trains on a quarter of each "
+        "[`small_gpt`](recipes.md) has ALiBi, sequences cut to 64 bytes, 16 of them in a batch, "
+        "and Muon; its arm with AdamW shows the effect of Muon. It trains on a quarter of each "
         "sequence that it reads, so for the same number of bytes it sees more places of the text "
         "than the baseline. `Alibi` alone is trained on quarters of the sequences. Repeat with "
         "`python benchmarks/evidence.py language`; the settings of the recipe come from [earlier "
@@ -78,11 +78,10 @@ STUDIES: tuple[Evidence, ...] = (
         "a byte-level BERT",
         "A BERT of Transformers, with 2 layers and a width of 128, learns masked bytes of the "
         "source of Python's standard library; results are in nats a masked byte, on other files. "
-        "The "
-        "baseline has learned positions and AdamW. The recipe [`small_bert`](api.md) has ALiBi, "
-        "sequences cut to 64 bytes, 16 of them in a batch, and Muon; its arm with AdamW shows what "
-        "Muon adds here: nothing within these lengths. `GatedLinearUnits` alone has the baseline's "
-        "settings to tune. Repeat with `python benchmarks/evidence.py bert`.",
+        "The baseline has learned positions and AdamW. The recipe [`small_bert`](recipes.md) has "
+        "ALiBi, sequences cut to 64 bytes, 16 of them in a batch, and Muon; its arm with AdamW "
+        "shows what Muon adds here: nothing within these lengths. `GatedLinearUnits` alone has "
+        "the baseline's settings to tune. Repeat with `python benchmarks/evidence.py bert`.",
     ),
     Evidence(
         "digits",
@@ -93,9 +92,21 @@ STUDIES: tuple[Evidence, ...] = (
         "six` has MixUp, label smoothing, BlurPool, EMA, selective backprop and gradient clipping; "
         "`without MixUp` has the other five. Every other arm has one method. The baseline is near "
         "its best after a quarter of the longest schedule, and one scan is 0.28 percentage points, "
-        "so most methods alone cannot be told from the noise, averaging and selection among them. "
+        "so most methods alone are within the noise, averaging and selection among them. "
         "Together they reach an accuracy that the baseline does not: `make demo-digits` compares "
         "errors instead of times. Repeat with `python benchmarks/evidence.py digits`.",
+    ),
+    Evidence(
+        "vision",
+        "A small residual network",
+        "images of 32 x 32 pixels",
+        "A ResNet-8 learns digits that are pasted on crops of two photographs: 4,096 images for "
+        "training, 1,000 for validation and 1,000 for the test, all made of data that ship with "
+        "scikit-learn. The baseline has SGD with Nesterov momentum. The recipe "
+        "[`small_resnet`](recipes.md) has Muon and the channels-last memory format; both are also "
+        "compared alone, as are schedule-free SGD and five other methods. The runs are short, "
+        "eight epochs at most, which is too short for methods that regularize. Repeat with `python "
+        "benchmarks/evidence.py vision`.",
     ),
 )
 

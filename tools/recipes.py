@@ -29,6 +29,7 @@ RECIPES: tuple[RecipeEvidence, ...] = (
     RecipeEvidence("small_gpt", "language-rotary", ()),
     RecipeEvidence("small_gpt_rotary", "language-rotary", ("rotary, length warm-up",)),
     RecipeEvidence("small_bert", "bert", ("small_bert with AdamW",)),
+    RecipeEvidence("small_resnet", "vision", ("Muon", "ChannelsLast")),
 )
 
 
