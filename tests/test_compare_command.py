@@ -78,11 +78,13 @@ def test_all_options_reach_compare(script, called):
             "--tuning-seeds", "3", "--tuning-metric", "validation/loss", "--split-evaluation",
             "--leave-one-out", "--add-one-in", "--no-repeat", "--budget", "10min", "--workers", "2",
             "--threads", "2", "--folder", "here", "--data-version", "2",
+            "--seeds-at-once", "no",
         )
         == 0
     )  # fmt: skip
     (given,) = called
     assert given.pop("build").__name__ == "other"
+    assert given.pop("command").startswith("composable ")
     assert given == {
         "arms": {"both": [], "mixup": [MixUp(alpha=0.3)]},
         "baseline": "both",
@@ -103,6 +105,7 @@ def test_all_options_reach_compare(script, called):
         "threads": 2,
         "folder": "here",
         "data_version": "2",
+        "seeds_at_once": False,
     }
 
 
@@ -184,7 +187,6 @@ def test_an_error_of_the_script_is_shown_with_its_traceback(tmp_path, capsys, mo
         (ValueError("metric='x'"), 2),
         (TypeError("tune"), 2),
         (ImportError("scipy"), 2),
-        (RuntimeError("the comparison cannot start"), 2),
         (NothingToCompareError("no run"), 1),
         (WorkerError("the comparison cannot start"), 2),
         (KeyboardInterrupt(), 130),

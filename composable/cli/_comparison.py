@@ -49,7 +49,7 @@ def _compare(options: argparse.Namespace, path: str, function: str, command: str
         traceback.print_exc()
         return 2
     try:
-        compare(build, **arguments)
+        compare(build, command=command, **arguments)
     except KeyboardInterrupt:  # compare has printed how far it is
         print(f"To resume: {command}", file=sys.stderr)
         return 130

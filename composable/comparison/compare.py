@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
 from composable._version import __version__
@@ -64,6 +65,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     seeds_at_once: SeedsAtOnce = "auto",
     folder: str | Path | None = None,
     data_version: str | None = None,
+    command: str | None = None,
     progress_bar: bool = True,
 ) -> Comparison:
     """Find out which methods shorten training, on a model and data of your own.
@@ -123,6 +125,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             of the script or module of `build`.
         data_version: A text that changes with the data that `build` reads: finished trials of
             another version are not reused.
+        command: The command that repeats the comparison, for the report. Default: none.
         progress_bar: Show the number of finished trials, and the time left.
 
     Returns:
@@ -195,7 +198,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         raise
     finally:
         progress.close()
-    return _write(study, place)
+    protocol = attrs.evolve(study.protocol, command=command)
+    return _write(attrs.evolve(study, protocol=protocol), place)
 
 
 def _check_process() -> None:

@@ -260,4 +260,6 @@ def test_the_command_resumes_after_an_interrupt(tmp_path):
     assert len(after) == 8
     assert {name: after[name] for name in kept} == kept
     assert "smoothing" in resumed.stdout
-    assert len(json.loads((folder / "study.json").read_text())["results"]) == 8
+    study = json.loads((folder / "study.json").read_text())
+    assert len(study["results"]) == 8
+    assert study["protocol"]["command"].startswith(f"composable compare {script} --metric")
