@@ -160,7 +160,8 @@ def page_lines(study: Evidence) -> list[str]:
 def describe_verdict(arm: ArmAnalysis) -> str:
     """Return the verdict on an arm, with its speed-up."""
     assert arm.verdict is not None
-    ratio = arm.time.ratio or arm.crossing.ratio
+    crossings = arm.crossing.ratio if arm.crossing.reached == arm.crossing.runs else None
+    ratio = arm.time.ratio or crossings
     return f"{arm.verdict.value}{_interval(ratio)}"
 
 

@@ -49,6 +49,14 @@ def test_the_relative_rate_is_that_of_the_steps():
     assert estimates.relative_rate("mixed", "plain") == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(("duration", "epoch_length"), [("40ba", None), ("4ep", 10)])
+def test_a_diverged_trial_counts_the_batches_that_it_ran(duration, epoch_length):
+    estimates = Estimates.of(
+        [ran("plain", "10ba"), ran("mixed", duration, "diverged")], epoch_length
+    )
+    assert estimates.relative_rate("mixed", "plain") == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("duration", "rate", "epoch_length", "equal"),
     [

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from composable.comparison.analysis.findings import Analysis
-from composable.comparison.output.table import HEADER, arm_row, count_trials
+from composable.comparison.output.table import HEADER, arm_row, count, count_trials
 from composable.comparison.output.wording import (
     clock_seconds,
     describe_target,
@@ -36,7 +36,7 @@ def _blocks(study: Study, analysis: Analysis) -> Iterator[str]:
     yield f"**{_escape(headline(study, analysis))}.**"
     yield (
         f"{_escape(analysis.metric)} ({better} is better), target "
-        f"{_escape(describe_target(analysis, protocol))}; {len(protocol.seeds)} seeds, "
+        f"{_escape(describe_target(analysis, protocol))}; {count(len(protocol.seeds), 'seed')}, "
         f"{count_trials(study)}; time in {clock_seconds(protocol)} of training; 95 % intervals; "
         "p after Holm’s correction."
     )

@@ -31,6 +31,7 @@ __all__ = [
     "MAX_WIDTH",
     "arm_row",
     "cost_row",
+    "count",
     "count_trials",
     "explain_columns",
     "explain_costs",
@@ -77,7 +78,7 @@ def _sections(study: Study, analysis: Analysis) -> Iterator[str]:
         (
             _wrap(f"{headline(study, analysis)}."),
             _wrap(f"{analysis.metric}, {better} is better; target {target}"),
-            f"{_count(len(protocol.seeds), 'seed')}; {count_trials(study)}",
+            f"{count(len(protocol.seeds), 'seed')}; {count_trials(study)}",
         )
     )
     yield _narrow([arm_row(arm) for arm in analysis.arms], HEADER)
@@ -102,7 +103,7 @@ def _settings(analysis: Analysis) -> str:
 
 def explain_columns(study: Study, analysis: Analysis) -> str:
     """Return a legend of the columns of `HEADER`."""
-    arms = _count(analysis.compared, "arm")
+    arms = count(analysis.compared, "arm")
     return _LEGEND.format(seconds=clock_seconds(study.protocol), arms=arms)
 
 
@@ -119,7 +120,14 @@ def count_trials(study: Study) -> str:
     return f"{text}, {unfinished} of which did not finish" if unfinished else text
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Example:
+        >>> from composable.comparison.output.table import count
+        >>> count(1, "seed"), count(2, "seed")
+        ('1 seed', '2 seeds')
+    """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from composable.comparison.plan.grids import Settings
-from composable.comparison.plan.progress import length_of
+from composable.comparison.plan.progress import length_of, trained_length
 from composable.comparison.records import Trial, TrialResult
 from composable.core.time import Time, TimeUnit
 
@@ -66,7 +66,7 @@ class Estimates:
             epoch_length,
             {arm: one.seconds.setup + one.seconds.warmup for arm, one in ran.items()},
             {
-                arm: one.seconds.training / length_of(one.trial.duration, epoch_length)
+                arm: one.seconds.training / trained_length(one, epoch_length)
                 for arm, one in ran.items()
             },
             {arm: one.seconds.evaluation / max(len(one.curve), 1) for arm, one in ran.items()},

@@ -9,7 +9,7 @@ import attrs
 from composable.comparison.records import Trial, TrialResult
 from composable.core.time import Time, TimeUnit
 
-__all__ = ["Progress", "TimeLeft", "format_seconds", "length_of"]
+__all__ = ["Progress", "TimeLeft", "format_seconds", "length_of", "trained_length"]
 
 
 def length_of(duration: str, epoch_length: int | None) -> float:
@@ -25,8 +25,25 @@ def length_of(duration: str, epoch_length: int | None) -> float:
     return float(length.value * batches)
 
 
+def trained_length(result: TrialResult, epoch_length: int | None) -> float:
+    """Return the length that a trial has trained, in the unit of `length_of`.
+
+    A diverged trial ends before its duration does; this is known where batches can be counted.
+
+    Args:
+        result: The trial.
+        epoch_length: The batches of an epoch, if known.
+    """
+    length = length_of(result.trial.duration, epoch_length)
+    unit = Time.parse(result.trial.duration).unit
+    countable = unit is TimeUnit.BATCH or (unit is TimeUnit.EPOCH and epoch_length is not None)
+    if result.outcome == "diverged" and countable:
+        return min(length, float(max(result.batches, 1)))
+    return length
+
+
 def format_seconds(seconds: float) -> str:
-    """Return a time as people say it.
+    """Return a time in the largest units that matter.
 
     Example:
         >>> from composable.comparison.plan.progress import format_seconds
@@ -59,7 +76,7 @@ class TimeLeft:
             return
         arm, parts = result.trial.arm, result.seconds
         _add(self._trials, arm, 1)
-        _add(self._length, arm, length_of(result.trial.duration, self.epoch_length))
+        _add(self._length, arm, trained_length(result, self.epoch_length))
         _add(self._overhead, arm, parts.setup + parts.warmup)
         _add(self._seconds, arm, parts.training + parts.evaluation)
 

@@ -170,7 +170,8 @@ def _size(
     notes = []
     if size != full:
         tuned = f"{size.configurations} of {full.configurations} configurations of each arm in "
-        tuned = f"{tuned}{len(size.rungs)} rounds of tuning, and " if design.tuned else ""
+        rounds = f"{len(size.rungs)} round{'s' * (len(size.rungs) != 1)}"
+        tuned = f"{tuned}{rounds} of tuning, and " if design.tuned else ""
         notes.append(
             f"The budget of {format_seconds(budget)} allows {tuned}{size.seeds} of {full.seeds} "
             f"seeds (estimated: {expected})."
