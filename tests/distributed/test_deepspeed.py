@@ -111,13 +111,23 @@ def test_algorithms_that_the_engine_replaces_are_refused(algorithm, refused):
         ({"microbatch_size": "auto"}, "use grad_accum"),
         ({"nonfinite_loss": "skip"}, "cannot drop gradients"),
         ({"precision": "amp_fp16"}, "must be 'fp32' or 'bf16'"),
+        (
+            {
+                "load_best_at_end": True,
+                "save_folder": "run",
+                "save_best": "eval/loss",
+                "eval_dataloader": [(torch.zeros(1, 2), torch.zeros(1))],
+                "deepspeed_config": {"zero_optimization": {"stage": 3}},
+            },
+            "cannot be combined with stage 3",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_argument_that_contradicts_deepspeed_is_an_error(arguments, message, monkeypatch):
     monkeypatch.setattr(Processes, "current", lambda: Processes(0, 2))
     with pytest.raises(ValueError, match=message):
-        TrainerOptions(nn.Linear(2, 2), deepspeed_config={}, **arguments)
+        TrainerOptions(nn.Linear(2, 2), **{"deepspeed_config": {}, **arguments})
 
 
 def test_one_process_is_an_error():
