@@ -21,7 +21,7 @@ def small(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(97, 123, (40 * byte_gpt.CONTEXT + 1,), generator=generator).byte()
     monkeypatch.setattr(byte_gpt, "texts", lambda: dict.fromkeys(["train", "validation"], text))
-    monkeypatch.setattr(byte_gpt, "evaluators", lambda: None)
+    monkeypatch.setattr(byte_gpt, "evaluators", lambda interval: None)
     monkeypatch.setattr(byte_bert, "evaluators", lambda: None)
 
 
