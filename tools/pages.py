@@ -16,7 +16,7 @@ from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence, recipes
+from tools import evidence, quality, recipes
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
@@ -67,7 +67,7 @@ def pages(answers: Answers) -> dict[Path, str]:
         PARALLEL: with_generated(PARALLEL, "algorithms", parallel_table()),
         MATRIX: with_generated(MATRIX, "matrix", matrix_table(answers)),
         INDEX: index_page(),
-        DOES_IT_PAY: with_generated(DOES_IT_PAY, "studies", evidence_sections()),
+        DOES_IT_PAY: evidence_page(),
         RECIPES: with_generated(RECIPES, "recipes", recipes.recipe_table()),
     }
     return rendered | {card(case): card_page(case, answers) for case in methods()}
@@ -186,6 +186,12 @@ def index_page() -> str:
     contents = ["```{toctree}", ":hidden:", "", "matrix", *(c.name for c in methods()), "```"]
     text = with_generated(INDEX, "methods", lines[:-1])
     return _between(text, "contents", contents, INDEX)
+
+
+def evidence_page() -> str:
+    """Render the page about evidence."""
+    text = with_generated(DOES_IT_PAY, "studies", evidence_sections())
+    return _between(text, "quality", quality.quality_table(), DOES_IT_PAY)
 
 
 def evidence_sections() -> list[str]:
