@@ -272,7 +272,7 @@ class DeepSpeedEngine:
     def captured(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Add the state of the engine to what a checkpoint holds, inside `whole`.
 
-        The state that ZeRO divides becomes `DTensor`s, of which each process writes its part.
+        State that ZeRO divides is a `DTensor` there, of which each process writes its part.
 
         Args:
             tree: The model, and for a complete checkpoint all of the run.
