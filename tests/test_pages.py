@@ -1,14 +1,18 @@
 """The generated parts of the pages are up to date, and the rows of the methods are complete."""
 
+import json
 import re
 from collections import Counter
 
+import attrs
 import pytest
 
+from composable.comparison import Comparison
 from tests.support.cases import METHODS, ROOT
 from tests.support.function_cases import all_function_cases
 from tools.exports import PACKAGES, exports
 from tools.pages import EVIDENCE, REWRITE, methods, pages, recorded_answers
+from tools.quality import RESULTS
 
 PAGES = pages(recorded_answers())
 CASES = methods()
@@ -52,3 +56,30 @@ def test_a_row_and_its_card_are_complete_and_have_the_same_figures(case):
     assert re.findall("^## (.*)$", text, re.M) == PARTS
     for figure in re.findall(r"\d[\d.]*", row.cost):
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d]|\.\d)", cost)
+
+
+@pytest.mark.parametrize(
+    ("study", "sentence"),
+    [
+        (
+            "language",
+            "{value:.1f} times as fast (95 % interval {low:.1f} to {high:.1f}; {seeds} seeds",
+        ),
+        (
+            "language-rotary",
+            "a rotary baseline {value:.1f} times as fast ({low:.1f} to {high:.1f})",
+        ),
+    ],
+)
+def test_the_speedups_of_the_first_page_are_those_of_the_stored_comparisons(study, sentence):
+    found = Comparison.load(ROOT / "docs/evidence" / study).speedup("small_gpt")
+    page = " ".join((ROOT / "README.md").read_text().split())
+
+    assert sentence.format(**attrs.asdict(found)) in page
+
+
+def test_the_errors_of_the_first_page_are_those_of_the_stored_demo():
+    rows = {row["arm"]: row["error"] for row in json.loads(RESULTS.read_text())}
+    page = (ROOT / "README.md").read_text()
+
+    assert f"errors of {rows['all six']:.1f} % instead of {rows['plain']:.1f} %" in page
