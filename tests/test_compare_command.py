@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 import subprocess
 import sys
 
@@ -84,7 +85,9 @@ def test_all_options_reach_compare(script, called):
     )  # fmt: skip
     (given,) = called
     assert given.pop("build").__name__ == "other"
-    assert given.pop("command").startswith("composable ")
+    command = shlex.split(given.pop("command"))
+    assert command[:5] == ["composable", "compare", "--metric", "test/accuracy", f"{script}:other"]
+    assert command[-2:] == ["--seeds-at-once", "no"]
     assert given == {
         "arms": {"both": [], "mixup": [MixUp(alpha=0.3)]},
         "baseline": "both",
@@ -205,9 +208,10 @@ def test_an_interrupt_prints_the_command(script, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_comparison, "compare", compare)
-    monkeypatch.setattr(sys, "argv", ["composable", "compare", "my script.py", "--seeds", "3"])
-    run(script)
-    assert "To resume: composable compare 'my script.py' --seeds 3" in capsys.readouterr().err
+    run(script, "--arm", "mixup=[MixUp(alpha=STRENGTH)]", "--seeds", "3")
+    command = f"composable compare --metric test/accuracy {script} --arm"
+    quoted = f"{command} 'mixup=[MixUp(alpha=STRENGTH)]' --seeds 3"
+    assert f"To resume: {quoted}" in capsys.readouterr().err
 
 
 def test_scripts_are_modules_that_workers_import(script):

@@ -30,7 +30,7 @@ def run_comparison(options: argparse.Namespace) -> int:
     arguments = sys.argv
     sys.argv = [path]  # the script must not parse those of the command
     try:
-        return _compare(options, path, function, shlex.join(["composable", *arguments[1:]]))
+        return _compare(options, path, function, shlex.join(["composable", *options.arguments]))
     finally:
         sys.argv = arguments
 
