@@ -60,17 +60,28 @@ CHANGED = {
     "unused": {},
     "microbatches": {"grad_accum": 2},
     "changed": {"callbacks": [parallel_messages.DoubleGradients()]},
+    "replaced": {"callbacks": [parallel_messages.ReplaceGradients()], "parallel": DDP(shards=2)},
+    "reordered": {"model": parallel_messages.build_reordered},
 }
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_gradients_sent_during_the_backward_pass_are_those_sent_at_its_end(name):
-    options = {**COPIED, **CHANGED[name], "model": parallel_messages.build_sometimes}
+    options = {**COPIED, "model": parallel_messages.build_sometimes, **CHANGED[name]}
     whole = run(fit_in_buckets, 2, 2**30, options)
     parts = run(fit_in_buckets, 2, 1, options)
     assert parts[0]["messages"]["allreduce"] > whole[0]["messages"]["allreduce"]
     assert {one["weights"] for one in parts} == {whole[0]["weights"]}
     assert parts[0]["losses"] == whole[0]["losses"]
+
+
+def test_layer_that_one_shard_of_a_process_uses_is_trained():
+    options = {**COPIED, "model": parallel_messages.build_every_other}
+    (alone,) = run(fit, 1, {**options, "parallel": DDP(shards=4, exact=True)})
+    exact = run(fit, 2, {**options, "parallel": DDP(shards=4, exact=True)})[0]
+    fast = run(fit, 2, options)[0]
+    assert (exact["losses"], exact["weights"]) == (alone["losses"], alone["weights"])
+    assert fast["losses"] == pytest.approx(exact["losses"], rel=1e-5)
 
 
 def test_loss_is_the_mean_over_the_examples_that_an_algorithm_keeps():

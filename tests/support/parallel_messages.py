@@ -59,6 +59,45 @@ def build_sometimes() -> nn.Module:
     return Sometimes()
 
 
+class EveryOther(Sometimes):
+    """A model with a layer that each second batch of training does not use."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits."""
+        x = self.first(x.flatten(1)).relu()
+        if self.training:
+            self.calls += 1
+            if self.calls % 2:
+                x = x + self.second(x)
+        return self.last(x)
+
+
+def build_every_other() -> nn.Module:
+    """Build the model from a seed."""
+    torch.manual_seed(0)
+    return EveryOther()
+
+
+class Reordered(Sometimes):
+    """A model whose middle layers are in another order on rank 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits."""
+        layers = [self.unused, self.second]
+        x = self.first(x.flatten(1)).relu()
+        for layer in layers if Processes.current().rank == 0 else layers[::-1]:
+            x = layer(x).relu()
+        return self.last(x)
+
+
+def build_reordered() -> nn.Module:
+    """Build the model from a seed."""
+    torch.manual_seed(0)
+    return Reordered()
+
+
 class DoubleGradients(Callback):
     """Changes gradients after the backward pass of each shard, on one rank."""
 
@@ -66,6 +105,16 @@ class DoubleGradients(Callback):
         """Double those of the last layer."""
         if Processes.current().rank == 1:
             state.model.last.weight.grad.mul_(2.0)
+
+
+class ReplaceGradients(Callback):
+    """Replaces gradients after the backward pass of each shard, on one rank."""
+
+    def after_backward(self, state: Any, logger: Any) -> None:
+        """Double those of the last layer, in another tensor."""
+        weight = state.model.last.weight
+        if Processes.current().rank == 1:
+            weight.grad = 2.0 * weight.grad
 
 
 def fit_in_buckets(size: int, **options: Any) -> dict[str, Any]:
