@@ -342,7 +342,7 @@ def _write(study: Study, folder: Path) -> Comparison:
     try:
         comparison.save(folder)
     except ImportError as error:  # without plots, everything else is there
-        print(f"\n{folder} has study.json, table.txt and card.md; {error}")
+        print(f"\n{folder} has study.json, table.txt and card.md, and no report. {error}")
     else:
         print(f"\n{folder / 'report.html'} shows it with plots; {folder} has the other files.")
     return comparison
