@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 from composable.comparison.analysis.statistics import (
+    Spread,
     cost_ratio,
     holm,
     lower_bound,
@@ -60,16 +61,23 @@ def test_holm_steps_down_and_stays_monotone() -> None:
 
 
 def test_the_power_at_the_detectable_effect_is_80_percent() -> None:
-    found = power_of(0.1, 4, 1.3)
+    found = power_of(Spread(0.1), 4, 1.3)
     rng, effect = random.Random(0), math.log(found.detectable)
     draws = [[rng.gauss(effect, 0.1) for _ in range(4)] for _ in range(4000)]
     hits = (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05).mean()
     assert hits == pytest.approx(0.8, abs=0.025)
 
 
+def test_seeds_do_not_reduce_an_error_that_they_share() -> None:
+    alone, shared = power_of(Spread(0.1), 4, 1.2), power_of(Spread(0.1, shared=0.05), 4, 1.2)
+    assert shared.detectable == pytest.approx(alone.detectable ** math.sqrt(2))
+    assert shared.seeds_for_observed > alone.seeds_for_observed
+    assert power_of(Spread(0.1, shared=0.2), 4, 1.2).seeds_for_observed is None
+
+
 def test_more_seeds_than_a_thousand_are_not_named() -> None:
-    assert power_of(5.0, 3, 1.0001).seeds_for_observed is None
-    assert power_of(0.1, 3, None).seeds_for_observed is None
+    assert power_of(Spread(5.0), 3, 1.0001).seeds_for_observed is None
+    assert power_of(Spread(0.1), 3, None).seeds_for_observed is None
 
 
 def test_the_uncertainty_of_a_cost_shrinks_with_its_noise() -> None:

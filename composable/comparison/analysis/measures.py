@@ -16,6 +16,7 @@ from composable.comparison.analysis.findings import (
 )
 from composable.comparison.analysis.schedules import Schedule, first_crossings
 from composable.comparison.analysis.statistics import (
+    Spread,
     cost_ratio,
     lower_bound,
     mean_interval,
@@ -108,8 +109,8 @@ def find_crossings(
     baseline: CrossingTimes | None,
     pairs: Sequence[tuple[int, int]],
     cost_error: float,
-) -> tuple[CrossingTimes, float | None]:
-    """Return the first crossings, and the standard deviation of the log ratios of pairs."""
+) -> tuple[CrossingTimes, Spread | None]:
+    """Return the first crossings, and the uncertainty of the log ratios of pairs."""
     longest = schedules[-1]
     seconds = first_crossings(longest, context.protocol.metric, context.target.value, context.sign)
     times = [value for value in seconds.values() if value is not None]
@@ -128,7 +129,7 @@ def _crossing_ratio(
     pairs: Sequence[tuple[int, int]],
     cost_error: float,
     context: Context,
-) -> tuple[Estimate | None, float | None]:
+) -> tuple[Estimate | None, Spread | None]:
     both = [(baseline.get(one), arm.get(other)) for one, other in pairs]
     logs = [log(one / other) for one, other in both if one and other]
     found = paired_estimate(logs, cost_error, context.resamples)
@@ -137,7 +138,8 @@ def _crossing_ratio(
     resampled = found.resampled and (exp(found.resampled[0]), exp(found.resampled[1]))
     low, high = (None if one is None else exp(one) for one in (found.low, found.high))
     ratio = Estimate(exp(found.value), low, high, found.p, found.seeds, resampled)
-    return ratio, (stdev(logs) if len(logs) > 1 else None)
+    pair = stdev(logs) if len(logs) > 1 else 0.0
+    return ratio, (Spread(pair, cost_error) if pair else None)
 
 
 def find_quality(context: Context, schedule: Schedule, pairs: Sequence[tuple[int, int]]) -> Quality:
@@ -224,7 +226,7 @@ def _interpolated(context: Context, base_curve: Curve | None, curve: Curve | Non
 
 
 def find_power(
-    times: TimeComparison | None, spread: float | None, crossing: CrossingTimes, pairs: int
+    times: TimeComparison | None, spread: Spread | None, crossing: CrossingTimes, pairs: int
 ) -> Power | None:
     """Return the power of the seeds, by the curves or else by first crossings."""
     if pairs < 2:

@@ -9,12 +9,15 @@ bootstrap is given beside it.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import exp, hypot, log, sqrt
 from typing import Any, NamedTuple
+
+import attrs
 
 from composable.comparison.analysis.findings import Estimate, Power
 
 __all__ = [
+    "Spread",
     "cost_ratio",
     "holm",
     "import_scipy",
@@ -116,28 +119,45 @@ def cost_ratio(
     return Estimate(value, value * exp(-reach), value * exp(reach), p, rounds), error
 
 
-def power_of(spread: float, seeds: int, ratio: float | None) -> Power:
+@attrs.frozen
+class Spread:
+    """How uncertain a log ratio is.
+
+    Args:
+        pair: The standard deviation of that of one pair of runs.
+        shared: A standard error that all pairs share, such as that of a calibrated cost.
+    """
+
+    pair: float
+    shared: float = 0.0
+
+    def error(self, seeds: int) -> float:
+        """Return the standard error of the mean over some pairs."""
+        return hypot(self.pair / sqrt(seeds), self.shared)
+
+
+def power_of(spread: Spread, seeds: int, ratio: float | None) -> Power:
     """Return the power of a paired t test of log ratios, by the noncentral t distribution.
 
     Args:
-        spread: The standard deviation of the log ratio of one pair.
+        spread: The uncertainty of the log ratio; not 0.
         seeds: The number of pairs, at least 2.
         ratio: The observed ratio.
 
     Example:
-        >>> from composable.comparison.analysis.statistics import power_of
-        >>> found = power_of(0.1, 5, 1.2)
+        >>> from composable.comparison.analysis.statistics import Spread, power_of
+        >>> found = power_of(Spread(0.1), 5, 1.2)
         >>> round(found.detectable, 3), found.seeds_for_observed, found.seeds_for_tenth
         (1.183, 5, 11)
     """
     from scipy.optimize import brentq
 
-    def lacking(effect: float) -> float:
-        return float(_power(effect, seeds)) - 0.8
+    def lacking(shift: float) -> float:
+        return float(_power(shift, seeds)) - 0.8
 
-    detectable = brentq(lacking, 0.0, 100.0)
+    detectable = brentq(lacking, 0.0, 37.0) * spread.error(seeds)
     observed = None if ratio is None else _seeds_needed(abs(log(ratio)), spread)
-    return Power(exp(min(detectable * spread, 500.0)), observed, _seeds_needed(log(1.1), spread))
+    return Power(exp(min(detectable, 500.0)), observed, _seeds_needed(log(1.1), spread))
 
 
 def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
@@ -220,17 +240,19 @@ def percentiles(statistic: Any, values: Any, resamples: int) -> tuple[float, flo
     return float(low), float(high)
 
 
-def _power(effect: Any, seeds: Any) -> Any:
-    """Return the power of the paired t test for an effect in standard deviations."""
+def _power(shift: float, seeds: int) -> Any:
+    """Return the power of the paired t test for an effect in standard errors of the mean."""
     stats, np = import_scipy()
     quantile = stats.t.ppf(0.975, seeds - 1)
-    shift = np.minimum(effect * np.sqrt(seeds), 37.0)
+    shift = min(shift, 37.0)
     upper = np.nan_to_num(stats.nct.sf(quantile, seeds - 1, shift), nan=1.0)
     lower = np.nan_to_num(stats.nct.cdf(-quantile, seeds - 1, shift), nan=0.0)
     return upper + lower  # SciPy gives NaN for some large shifts, where it is 1 + 0
 
 
-def _seeds_needed(effect: float, spread: float) -> int | None:
+def _seeds_needed(effect: float, spread: Spread) -> int | None:
     seeds = range(2, 1001)
-    lacking = bisect_left(seeds, 0.8, key=lambda count: float(_power(effect / spread, count)))
+    lacking = bisect_left(
+        seeds, 0.8, key=lambda count: float(_power(effect / spread.error(count), count))
+    )
     return seeds[lacking] if lacking < len(seeds) else None

@@ -15,6 +15,7 @@ import attrs
 
 from composable.comparison.analysis.findings import Estimate
 from composable.comparison.analysis.statistics import (
+    Spread,
     import_scipy,
     moments,
     p_value,
@@ -45,8 +46,8 @@ class TimeComparison:
     ratio: Estimate
     gain: float
     """The mean difference of the results at the baseline's time: above 0, the arm is better."""
-    spread: float | None
-    """The standard deviation of the log ratio of one pair of runs."""
+    spread: Spread | None
+    """The uncertainty of the log ratio; None where it cannot be estimated."""
 
 
 def crossing_time(curve: Curve, level: float) -> float | None:
@@ -194,13 +195,15 @@ class _Test:
         at = int(not_worse.argmax())
         return low, (exp(self.log_b - grid[at]) if at else None)
 
-    def spread(self, log_a: float | None) -> float | None:
-        """Return the standard deviation of the log ratio of one pair, by the slope of the mean."""
+    def spread(self, log_a: float | None) -> Spread | None:
+        """Return the uncertainty of the log ratio, by the slope of the mean."""
         time = self._within(self.log_b if log_a is None or log_a == -inf else log_a)
         slope = abs(float(_slopes(self.arm, [time])[0]))
         if slope == 0 or len(self.reference) < 2:
             return None
-        return float(self._differences([time])[0].std(ddof=1)) / slope or None
+        pair = float(self._differences([time])[0].std(ddof=1)) / slope
+        shared = float(self._shared_errors([time])[0]) / slope
+        return Spread(pair, shared) if pair else None
 
     def _within(self, log_time: float) -> float:
         """Return the nearest time within the arm's schedules."""
