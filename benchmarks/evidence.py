@@ -161,6 +161,8 @@ def language_methods() -> dict[str, Any]:
         SWA(update_interval="10ba"),
         SAM(interval=4),
     ]
+    names = [type(one).__name__ for one in methods]
+    own_rates = {"AdamWScheduleFree": {"lr": [2e-3, 4e-3, 8e-3], "batch_size": [2]}}
     decay = Recipe([Rotary()], schedulers=warmup_stable_decay(warmup="0.05dur", decay="0.2dur"))
     return {
         "build": byte_gpt.build,
@@ -172,7 +174,7 @@ def language_methods() -> dict[str, Any]:
         },
         "baseline": ROTARY,
         "durations": [f"{n}ba" for n in (120, 240, 480)],
-        "tune": ADAMW,
+        "tune": {**dict.fromkeys([ROTARY, *names, "warm-up, stable, decay"], ADAMW), **own_rates},
         **TEXT,
     }
 
@@ -181,7 +183,8 @@ def bert() -> dict[str, Any]:
     """Compare a byte-level BERT of Transformers to a recipe, to one of its parts and to gates."""
     import byte_bert
 
-    adamw = {"lr": [1e-3, 2e-3, 4e-3], "batch_size": [4]}
+    adamw = {"lr": [5e-4, 1e-3, 2e-3, 4e-3], "batch_size": [4]}
+    short, long = ([f"{n}ba" for n in lengths] for lengths in ((15, 30, 60, 120), (60, 120, 240)))
     return {
         "build": byte_bert.build,
         "arms": {
@@ -189,11 +192,11 @@ def bert() -> dict[str, Any]:
             "small_bert with AdamW": alibi_adamw,
             "GatedLinearUnits": [GatedLinearUnits()],
         },
-        "durations": [f"{n}ba" for n in (30, 60, 120, 240)],
+        "durations": {"baseline": long, "small_bert": short, "small_bert with AdamW": short},
         "tune": {
             "baseline": adamw,
-            "small_bert": MUON,
-            "small_bert with AdamW": {"lr": [1e-3, 2e-3, 4e-3], "batch_size": [16]},
+            "small_bert": {"lr": [8e-3, 16e-3, 24e-3, 32e-3], "batch_size": [16]},
+            "small_bert with AdamW": {"lr": [1e-3, 2e-3, 4e-3, 8e-3], "batch_size": [16]},
             "GatedLinearUnits": adamw,
         },
         **TEXT,
@@ -266,7 +269,7 @@ def vision() -> dict[str, Any]:
             ),
         ]
     )
-    sgd, muon_rates = {"lr": [0.1, 0.3]}, {"lr": [12e-3, 24e-3]}
+    sgd, muon_rates = {"lr": [0.1, 0.3, 0.6]}, {"lr": [6e-3, 12e-3, 24e-3]}
     return {
         "build": residual_net.build,
         "arms": {
@@ -282,7 +285,7 @@ def vision() -> dict[str, Any]:
             **dict.fromkeys(["baseline", *methods], sgd),
             "small_resnet": muon_rates,
             "Muon": muon_rates,
-            "SGDScheduleFree": {"lr": [1.0, 3.0]},
+            "SGDScheduleFree": {"lr": [1.0, 3.0, 6.0]},
         },
         "seeds": 4,
         "tuning_seeds": 1,
