@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (checkpoint, compare, launch, replay, diff, report):
         command.add(commands)
     options = parser.parse_args(own)
-    options.arguments = given
+    options.command_line = given
     options.script_arguments = script_arguments
     from composable.checkpoint import CheckpointError, MissingCheckpointError
     from composable.core._printable import printable

@@ -30,7 +30,7 @@ def run_comparison(options: argparse.Namespace) -> int:
     arguments = sys.argv
     sys.argv = [path]  # the script must not parse those of the command
     try:
-        return _compare(options, path, function, shlex.join(["composable", *options.arguments]))
+        return _compare(options, path, function, shlex.join(["composable", *options.command_line]))
     finally:
         sys.argv = arguments
 

@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     from composable.distributed.launch_options import Launch, LaunchError
 
     given = dict(vars(options))
-    for name in ("run", "script_arguments"):
+    for name in ("run", "script_arguments", "command_line"):
         del given[name]
     try:
         return launch(Launch(**given | {"arguments": tuple(given["arguments"])}))
