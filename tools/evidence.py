@@ -73,6 +73,18 @@ STUDIES: tuple[Evidence, ...] = (
         alone={"SeqLengthWarmup": "rotary, length warm-up"},
     ),
     Evidence(
+        "language-methods",
+        "One more method on the rotary GPT",
+        "a byte-level GPT with rotary positions",
+        "Each arm adds one method, another optimizer or another schedule to the rotary baseline. "
+        "None of them is shown to shorten training here: averages and sharpness-aware minimization "
+        "are for longer runs, frozen layers save 11 % of a step and lose as much in the result, "
+        "and selective backprop, which keeps one of two sequences, loses more than it saves. "
+        "Schedule-free AdamW has the best mean result, but its speed-up of 1.2 is within the noise "
+        "of this many seeds and arms. Repeat with `python benchmarks/evidence.py "
+        "language-methods`.",
+    ),
+    Evidence(
         "bert",
         "A byte-level BERT",
         "a byte-level BERT",
