@@ -92,8 +92,8 @@ STUDIES: tuple[Evidence, ...] = (
         "source of Python's standard library; results are in nats a masked byte, on other files. "
         "The baseline has learned positions and AdamW. The recipe [`small_bert`](recipes.md) has "
         "ALiBi, sequences cut to 64 bytes, 16 of them in a batch, and Muon; its arm with AdamW "
-        "shows what Muon adds here: nothing within these lengths. `GatedLinearUnits` alone has "
-        "the baseline's settings to tune. Repeat with `python benchmarks/evidence.py bert`.",
+        "shows the effect of Muon. `GatedLinearUnits` alone has the baseline's settings to tune. "
+        "Repeat with `python benchmarks/evidence.py bert`.",
     ),
     Evidence(
         "digits",
