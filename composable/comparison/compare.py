@@ -241,7 +241,7 @@ def _run(design: Design, pool: Pool, cache: Cache, progress: Progress) -> Study:
         trained = train(design, runner.train, pool.workers, runner.spent)
         check_results(design, trained)
         progress.start("costs of steps", ())
-        costs, notes = measure_costs(design, pool, cache, trained)
+        costs, notes = measure_costs(design, pool, cache, trained, progress.advance)
     equal = equal_arms(design, trained.results)
     together = _notes_on_seeds(trained.results, calibrated=bool(costs))
     protocol = _protocol(design, pool.threads, trained, [*equal, *notes, *together])

@@ -61,12 +61,16 @@ def test_measures_each_arm_at_each_point():
         request(MixUp(0.3), duration="8ep", arm="MixUp"),
         request(duration="8ep", arm="broken", how="raise"),
     ]
+    parts = []
     with (
         Pool(build_or_die, workers=1) as pool,
         pytest.warns(CalibrationWarning, match="'broken' cannot be measured: OSError: no such"),
     ):
-        costs = calibrate(pool, requests, points=2, rounds=3, steps=2, at_once=3)
+        costs = calibrate(
+            pool, requests, points=2, rounds=3, steps=2, at_once=2, on_part=parts.append
+        )
 
+    assert parts == [0.25, 0.5, 0.75, 1.0]  # two groups
     assert [one.arm for one in costs] == ["plain", "MixUp"]
     assert costs[0].settings == {"lr": 0.2}
     assert costs[0].duration == "8ep"

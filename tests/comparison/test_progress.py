@@ -43,6 +43,21 @@ def test_a_long_trial_of_a_dear_arm_counts_for_more():
     assert progress.left == pytest.approx(10)
 
 
+def test_a_stage_without_trials_has_a_time_left_of_its_own():
+    watch = Watch()
+    progress = Progress(None, show=False, now=watch)
+    progress.start("reported runs", [trial("plain", "10ba")])
+    watch.now = 100.0
+    progress.finish(result(trial("plain", "10ba"), 100.0))
+    progress.start("costs of steps", ())
+    assert progress.left is None
+    watch.now = 110.0
+    progress.advance(0.25)
+    assert progress.left == pytest.approx(30.0)
+    progress.advance(1.0)
+    assert progress.left is None
+
+
 def test_parallel_trials_shorten_the_time_left():
     watch = Watch()
     trials = [trial("plain", "10ba", seed) for seed in range(6)]

@@ -21,7 +21,7 @@ def calibrated(monkeypatch):
     """Record the schedules of each calibration in the place of measuring."""
     calls = []
 
-    def calibrate(pool, requests, *, batches):
+    def calibrate(pool, requests, *, batches, on_part):
         names = [(one.trial.arm, one.trial.duration) for one in requests]
         calls.append(list(zip(names, batches, strict=True)))
         return [

@@ -124,6 +124,8 @@ class Progress:
         self._remaining: list[Trial] = []
         self._done: list[Trial] = []
         self._now, self._begun = now, now()
+        self._part: float | None = None
+        self._stage_begun = self._begun
         self._bar: Any = self._make_bar() if show else None
 
     @staticmethod
@@ -140,8 +142,14 @@ class Progress:
             what: Its name.
             trials: All trials that remain: those of the stage and of later ones.
         """
-        self._remaining = list(trials)
+        self._remaining, self._part = list(trials), None
+        self._stage_begun = self._now()
         self._show(what)
+
+    def advance(self, part: float) -> None:
+        """Note the finished fraction of a stage that trains no trials."""
+        self._part = part
+        self._show()
 
     def finish(self, result: TrialResult, *, cached: bool = False) -> None:
         """Count a trial that has ended."""
@@ -160,10 +168,12 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """The estimated seconds until all planned trials have ended.
+        """The estimated seconds until all planned trials, or a stage without trials, have ended.
 
         None without a trial that remains, and before a twentieth of the work is finished.
         """
+        if self._part:
+            return (self._now() - self._stage_begun) * (1 - self._part) / self._part or None
         done = sum(map(self.time_left.seconds_of, self._done))
         remaining = sum(map(self.time_left.seconds_of, self._remaining))
         if not remaining or done < _FROM * (done + remaining):

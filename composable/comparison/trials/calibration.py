@@ -9,8 +9,9 @@ frozen layers, is part of its cost.
 
 import queue
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def calibrate(
     rounds: int = 9,
     steps: int = 8,
     at_once: int | None = None,
-    seed: int = 0,
+    on_part: Callable[[float], None] | None = None,
 ) -> list[StepCost]:
     """Measure the cost of a step of each arm, on an otherwise idle machine.
 
@@ -69,7 +70,7 @@ def calibrate(
             before them is not measured, since the caches hold the data of another arm.
         at_once: The number of processes that are alive at the same time, at least 2. Default: as
             many as fit in the free memory, if the pool has run trials, and otherwise 4.
-        seed: The seed of the order of turns.
+        on_part: Called with the fraction of the work that is finished, each time that it grows.
 
     Returns:
         The cost of each arm, in the order of the requests. An arm that fails has none, with a
@@ -88,7 +89,7 @@ def calibrate(
         return []
     pool.stop()
     blocks = Blocks(tuple((i + 0.5) / points for i in range(points)), rounds, steps)
-    order = random.Random(seed)
+    order = random.Random(0)
     lengths: Sequence[int | None] = [None] * len(requests) if batches is None else batches
     first, *others = (
         PacedTask(request, pool.split_evaluation, length)
@@ -97,9 +98,10 @@ def calibrate(
     groups = [others[i : i + at_once - 1] for i in range(0, len(others), at_once - 1)] or [[]]
     baseline: StepCost | None = None
     costs: list[StepCost] = []
-    for group in groups:
+    for number, group in enumerate(groups):
         with _alive(pool, [first, *group]) as alive:
-            measured = _Calibration(alive, blocks, order).run()
+            done = partial(_report, on_part, number, len(groups))
+            measured = _Calibration(alive, blocks, order, done).run()
         again = measured.pop(0)
         assert again is not None
         if baseline is None:
@@ -107,6 +109,14 @@ def calibrate(
             costs.append(baseline)
         costs += [rescale(one, again, baseline) for one in measured if one is not None]
     return costs
+
+
+def _report(
+    on_part: Callable[[float], None] | None, finished: int, groups: int, part: float
+) -> None:
+    """Report the part of all groups that is finished, from that of one."""
+    if on_part is not None:
+        on_part((finished + part) / groups)
 
 
 def _fitting(peak: int) -> int:
@@ -213,6 +223,7 @@ class _Calibration:
     group: _Group
     blocks: Blocks
     order: random.Random
+    on_part: Callable[[float], None]
 
     def run(self) -> list[StepCost | None]:
         """Return the cost of each member; None if it failed."""
@@ -221,7 +232,7 @@ class _Calibration:
         blocks = self.blocks.fitted(min(one.batches for one in lengths.values()))
         for index, length in lengths.items():
             group.members[index].worker.send(blocks.starts(length.batches))
-        for _ in blocks.points:
+        for point in range(len(blocks.points)):
             group.expect(group.running, Arrived)
             for member in group.running:
                 member.seconds.append([])
@@ -229,6 +240,7 @@ class _Calibration:
                 self._round(blocks.steps, kept=number > 0)  # the first one warms up
             for member in group.running:
                 member.worker.send(None)
+            self.on_part((point + 1) / len(blocks.points))
         return [
             self._cost(one, blocks.points) if one.error is None else None for one in group.members
         ]

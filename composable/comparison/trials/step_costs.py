@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -29,13 +29,24 @@ _BATCHES = 120
 
 
 def measure_costs(
-    design: Design, pool: Pool, cache: Cache, trained: Trained
+    design: Design,
+    pool: Pool,
+    cache: Cache,
+    trained: Trained,
+    on_part: Callable[[float], None] | None = None,
 ) -> tuple[tuple[StepCost, ...], tuple[str, ...]]:
     """Measure the cost of the steps of each arm on its longest schedule, or read stored costs.
 
     A schedule of less than 120 batches is measured on a multiple of it.
 
     The A/A arm has the cost of the baseline, and an arm without a finished run has none.
+
+    Args:
+        design: What is compared.
+        pool: Where the arms are measured.
+        cache: The results of trials; the costs are stored beside them.
+        trained: The results, and the chosen settings.
+        on_part: As for `calibrate`.
 
     Returns:
         The costs, and a note for each arm whose steps cannot be measured.
@@ -65,7 +76,7 @@ def measure_costs(
     if stored is not None:
         return stored, ()
     counts = [factors[arm] * batches[arm] for arm in arms]
-    costs, notes = _measured(pool, requests, counts)
+    costs, notes = _measured(pool, requests, counts, on_part)
     if not notes:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps([encode(one) for one in costs]).encode())
@@ -116,12 +127,15 @@ def _stored(path: Path, requests: Sequence[Request]) -> tuple[StepCost, ...] | N
 
 
 def _measured(
-    pool: Pool, requests: Sequence[Request], batches: Sequence[int]
+    pool: Pool,
+    requests: Sequence[Request],
+    batches: Sequence[int],
+    on_part: Callable[[float], None] | None,
 ) -> tuple[tuple[StepCost, ...], tuple[str, ...]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CalibrationWarning)
         try:
-            costs = calibrate(pool, requests, batches=batches)
+            costs = calibrate(pool, requests, batches=batches, on_part=on_part)
         except CalibrationError as error:
             return (), (_not_calibrated(_line(error)),)
     notes = [_line(one.message) for one in caught if one.category is CalibrationWarning]
