@@ -106,6 +106,13 @@ def test_a_shifted_curve_has_the_ratio_of_the_shift() -> None:
     assert found.ratio.p < 0.05
 
 
+def test_the_error_of_the_costs_is_a_part_of_the_spread_that_pairs_share() -> None:
+    arm = Curve((0.0, 1.0, 2.0), ((1.1, 1.2, 1.0), (2.1, 2.0, 2.2), (3.2, 3.1, 3.0)))
+    exact, rough = (compare_times(BASE, arm, None, cost_error=one).spread for one in (0.0, 0.1))
+    assert (exact.shared, rough.shared) == pytest.approx((0.0, 0.1))
+    assert exact.pair == rough.pair > 0
+
+
 def test_an_arm_that_ends_too_early_and_is_worse_shows_nothing() -> None:
     short = Curve((0.0, 0.5), ((0.9, 1.0, 1.2), (1.3, 1.5, 1.2)))
     assert compare_times(BASE, short, None).ratio.p == 1.0

@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 _SEED = 20_260_101
+_LARGEST_SHIFT = 37.0
+"""Beyond it, SciPy's noncentral t distribution is not accurate, and the power is 1."""
 """The seed of the resampling, so that an analysis is repeatable."""
 
 
@@ -155,7 +157,7 @@ def power_of(spread: Spread, seeds: int, ratio: float | None) -> Power:
     def lacking(shift: float) -> float:
         return float(_power(shift, seeds)) - 0.8
 
-    detectable = brentq(lacking, 0.0, 37.0) * spread.error(seeds)
+    detectable = brentq(lacking, 0.0, _LARGEST_SHIFT) * spread.error(seeds)
     observed = None if ratio is None else _seeds_needed(abs(log(ratio)), spread)
     return Power(exp(min(detectable, 500.0)), observed, _seeds_needed(log(1.1), spread))
 
@@ -244,7 +246,7 @@ def _power(shift: float, seeds: int) -> Any:
     """Return the power of the paired t test for an effect in standard errors of the mean."""
     stats, np = import_scipy()
     quantile = stats.t.ppf(0.975, seeds - 1)
-    shift = min(shift, 37.0)
+    shift = min(shift, _LARGEST_SHIFT)
     upper = np.nan_to_num(stats.nct.sf(quantile, seeds - 1, shift), nan=1.0)
     lower = np.nan_to_num(stats.nct.cdf(-quantile, seeds - 1, shift), nan=0.0)
     return upper + lower  # SciPy gives NaN for some large shifts, where it is 1 + 0
