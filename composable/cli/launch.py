@@ -4,6 +4,8 @@ import argparse
 import sys
 from typing import Any
 
+import attrs
+
 __all__ = ["add"]
 
 
@@ -74,9 +76,8 @@ def _run(options: argparse.Namespace) -> int:
     from composable.distributed.launch import launch
     from composable.distributed.launch_options import Launch, LaunchError
 
-    given = dict(vars(options))
-    for name in ("run", "script_arguments", "command_line"):
-        del given[name]
+    names = {field.name for field in attrs.fields(Launch)}
+    given = {name: value for name, value in vars(options).items() if name in names}
     try:
         return launch(Launch(**given | {"arguments": tuple(given["arguments"])}))
     except LaunchError as error:
