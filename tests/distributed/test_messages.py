@@ -42,6 +42,10 @@ def test_sharded_gradients_are_reduced_once_a_step():
     assert others == pytest.approx(losses, rel=1e-5)
 
 
+def built(model):
+    return partial(parallel_messages.build, model)
+
+
 COPIED = {**SHARDED, "grad_accum": None, "parallel": DDP(shards=4)}
 
 
@@ -61,13 +65,13 @@ CHANGED = {
     "microbatches": {"grad_accum": 2},
     "changed": {"callbacks": [parallel_messages.DoubleGradients()]},
     "replaced": {"callbacks": [parallel_messages.ReplaceGradients()], "parallel": DDP(shards=2)},
-    "reordered": {"model": parallel_messages.build_reordered},
+    "reordered": {"model": built(parallel_messages.Reordered)},
 }
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_gradients_sent_during_the_backward_pass_are_those_sent_at_its_end(name):
-    options = {**COPIED, "model": parallel_messages.build_sometimes, **CHANGED[name]}
+    options = {**COPIED, "model": built(parallel_messages.Sometimes), **CHANGED[name]}
     whole = run(fit_in_buckets, 2, 2**30, options)
     parts = run(fit_in_buckets, 2, 1, options)
     assert parts[0]["messages"]["allreduce"] > whole[0]["messages"]["allreduce"]
@@ -76,7 +80,7 @@ def test_gradients_sent_during_the_backward_pass_are_those_sent_at_its_end(name)
 
 
 def test_layer_that_one_shard_of_a_process_uses_is_trained():
-    options = {**COPIED, "model": parallel_messages.build_every_other}
+    options = {**COPIED, "model": built(parallel_messages.EveryOther)}
     (alone,) = run(fit, 1, {**options, "parallel": DDP(shards=4, exact=True)})
     exact = run(fit, 2, {**options, "parallel": DDP(shards=4, exact=True)})[0]
     fast = run(fit, 2, options)[0]

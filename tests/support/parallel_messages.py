@@ -53,12 +53,6 @@ class Sometimes(nn.Module):
         return self.last(x)
 
 
-def build_sometimes() -> nn.Module:
-    """Build the model from a seed."""
-    torch.manual_seed(0)
-    return Sometimes()
-
-
 class EveryOther(Sometimes):
     """A model with a layer that each second batch of training does not use."""
 
@@ -74,12 +68,6 @@ class EveryOther(Sometimes):
         return self.last(x)
 
 
-def build_every_other() -> nn.Module:
-    """Build the model from a seed."""
-    torch.manual_seed(0)
-    return EveryOther()
-
-
 class Reordered(Sometimes):
     """A model whose middle layers are in another order on rank 1."""
 
@@ -92,10 +80,10 @@ class Reordered(Sometimes):
         return self.last(x)
 
 
-def build_reordered() -> nn.Module:
-    """Build the model from a seed."""
+def build(model: type[nn.Module]) -> nn.Module:
+    """Build a model from a seed."""
     torch.manual_seed(0)
-    return Reordered()
+    return model()
 
 
 class DoubleGradients(Callback):
