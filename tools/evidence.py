@@ -77,12 +77,10 @@ STUDIES: tuple[Evidence, ...] = (
         "One more method on the rotary GPT",
         "a byte-level GPT with rotary positions",
         "Each arm adds one method, another optimizer or another schedule to the rotary baseline. "
-        "None of them is shown to shorten training here: averages and sharpness-aware minimization "
-        "are for longer runs, frozen layers save 11 % of a step and lose as much in the result, "
-        "and selective backprop, which keeps one of two sequences, loses more than it saves. "
-        "Schedule-free AdamW has the best mean result, but its speed-up of 1.2 is within the noise "
-        "of this many seeds and arms. Repeat with `python benchmarks/evidence.py "
-        "language-methods`.",
+        "None of them is shown to shorten training here. Schedule-free AdamW and the schedule with "
+        "a stable phase have better mean results than the baseline, and the other arms worse ones; "
+        "the differences are within the noise of this many seeds and arms. Repeat with "
+        "`python benchmarks/evidence.py language-methods`.",
     ),
     Evidence(
         "bert",
@@ -116,8 +114,8 @@ STUDIES: tuple[Evidence, ...] = (
         "training, 1,000 for validation and 1,000 for the test, all made of data that ship with "
         "scikit-learn. The baseline has SGD with Nesterov momentum. The recipe "
         "[`small_resnet`](recipes.md) has Muon and the channels-last memory format; both are also "
-        "compared alone, as are schedule-free SGD and five other methods. The runs are short, "
-        "eight epochs at most, which is too short for methods that regularize. Repeat with `python "
+        "compared alone, as are schedule-free SGD and five other methods. The runs are "
+        "eight epochs at most; longer ones may favor methods that regularize. Repeat with `python "
         "benchmarks/evidence.py vision`.",
     ),
 )
