@@ -1,9 +1,6 @@
 """The comparisons that docs/evidence.md reports: one command repeats each.
 
-    python benchmarks/evidence.py language            # GPT-2's positions against recipes
-    python benchmarks/evidence.py language-rotary     # rotary positions against recipes
     python benchmarks/evidence.py language-methods    # rotary positions with one more method
-    python benchmarks/evidence.py bert                # a BERT with AdamW against a recipe
     python benchmarks/evidence.py digits              # methods alone, six of them together
     python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py --list
@@ -32,14 +29,12 @@ from composable.algorithms import (
     EMA,
     SAM,
     SWA,
-    Alibi,
     BlurPool,
     ChannelsLast,
     ColOut,
     CutMix,
     CutOut,
     FixRes,
-    GatedLinearUnits,
     GhostBatchNorm,
     GyroDropout,
     LayerFreezing,
@@ -47,7 +42,6 @@ from composable.algorithms import (
     RandAugment,
     Rotary,
     SelectiveBackprop,
-    SeqLengthWarmup,
     SqueezeExcite,
     StochasticDepth,
     WeightStandardization,
@@ -56,18 +50,16 @@ from composable.algorithms import (
 from composable.comparison import Comparison, Study
 from composable.optim import (
     AdamWScheduleFree,
-    Muon,
     SGDScheduleFree,
     constant,
-    linear,
     warmup_stable_decay,
 )
-from composable.recipes import Recipe, small_bert, small_gpt, small_gpt_rotary, small_resnet
+from composable.recipes import Recipe, small_resnet
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 
-LEARNED, ROTARY = "learned positions", "rotary positions"
+ROTARY = "rotary positions"
 TEXT: dict[str, Any] = {
     "metric": "test/loss",
     "tuning_metric": "validation/loss",
@@ -76,72 +68,6 @@ TEXT: dict[str, Any] = {
 }
 ADAMW = {"lr": [1e-3, 2e-3, 4e-3], "batch_size": [2]}
 """Two windows a batch are better for AdamW than one or four, for the same bytes."""
-MUON = {"lr": [8e-3, 16e-3, 24e-3], "batch_size": [16]}
-
-
-def alibi_adamw() -> Recipe:
-    """Return `small_gpt` with AdamW in the place of Muon."""
-    return Recipe(small_gpt().algorithms)
-
-
-def muon(lr: float = 16e-3) -> Recipe:
-    """Return Muon alone, with the settings of `small_gpt`."""
-    momentum = {"momentum": 0.85, "weight_decay": 0.1, "adamw_betas": (0.9, 0.99)}
-    factory = partial(Muon, lr=lr, adjust_lr_fn="match_rms_adamw", adamw_lr=6e-3, **momentum)
-    return Recipe([], factory, linear(warmup="0.05dur"))
-
-
-def language() -> dict[str, Any]:
-    """Compare a byte-level GPT with learned positions to recipes and to their parts."""
-    import byte_gpt
-
-    return {
-        "build": byte_gpt.build,
-        "arms": {
-            LEARNED: [],
-            ROTARY: [Rotary()],
-            "Alibi": [Alibi(byte_gpt.CONTEXT, train_sequence_length_scaling=0.25)],
-            "Muon": muon,
-            "small_gpt": small_gpt,
-            "small_gpt with AdamW": alibi_adamw,
-        },
-        "baseline": LEARNED,
-        "durations": [f"{n}ba" for n in (15, 30, 60, 120, 240, 480)],
-        "tune": {
-            LEARNED: ADAMW,
-            ROTARY: ADAMW,
-            "Alibi": ADAMW,
-            "Muon": {**MUON, "batch_size": [4]},
-            "small_gpt": MUON,
-            "small_gpt with AdamW": {"lr": [2e-3, 4e-3, 8e-3], "batch_size": [16]},
-        },
-        **TEXT,
-    }
-
-
-def language_rotary() -> dict[str, Any]:
-    """Compare a byte-level GPT with rotary positions to recipes, and to a length warm-up."""
-    import byte_gpt
-
-    lengths = SeqLengthWarmup(duration=0.5, min_seq_length=32, max_seq_length=byte_gpt.CONTEXT)
-    return {
-        "build": byte_gpt.build,
-        "arms": {
-            ROTARY: [Rotary()],
-            "rotary, length warm-up": [Rotary(), lengths],
-            "small_gpt": small_gpt,
-            "small_gpt_rotary": small_gpt_rotary,
-        },
-        "baseline": ROTARY,
-        "durations": [f"{n}ba" for n in (30, 60, 120, 240, 480)],
-        "tune": {
-            ROTARY: ADAMW,
-            "rotary, length warm-up": ADAMW,
-            "small_gpt": MUON,
-            "small_gpt_rotary": {**MUON, "batch_size": [8]},
-        },
-        **TEXT,
-    }
 
 
 def adamw_schedule_free(lr: float = 2e-3) -> Recipe:
@@ -175,30 +101,6 @@ def language_methods() -> dict[str, Any]:
         "baseline": ROTARY,
         "durations": [f"{n}ba" for n in (120, 240, 480)],
         "tune": {**dict.fromkeys([ROTARY, *names, "warm-up, stable, decay"], ADAMW), **own_rates},
-        **TEXT,
-    }
-
-
-def bert() -> dict[str, Any]:
-    """Compare a byte-level BERT of Transformers to a recipe, to one of its parts and to gates."""
-    import byte_bert
-
-    adamw = {"lr": [5e-4, 1e-3, 2e-3, 4e-3], "batch_size": [4]}
-    short, long = ([f"{n}ba" for n in lengths] for lengths in ((15, 30, 60, 120), (60, 120, 240)))
-    return {
-        "build": byte_bert.build,
-        "arms": {
-            "small_bert": small_bert,
-            "small_bert with AdamW": alibi_adamw,
-            "GatedLinearUnits": [GatedLinearUnits()],
-        },
-        "durations": {"baseline": long, "small_bert": short, "small_bert with AdamW": short},
-        "tune": {
-            "baseline": adamw,
-            "small_bert": {"lr": [8e-3, 16e-3, 24e-3, 32e-3], "batch_size": [16]},
-            "small_bert with AdamW": {"lr": [1e-3, 2e-3, 4e-3, 8e-3], "batch_size": [16]},
-            "GatedLinearUnits": adamw,
-        },
         **TEXT,
     }
 
@@ -293,10 +195,7 @@ def vision() -> dict[str, Any]:
 
 
 STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
-    "language": language,
-    "language-rotary": language_rotary,
     "language-methods": language_methods,
-    "bert": bert,
     "digits": digits,
     "vision": vision,
 }

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +9,6 @@ import torch
 from composable.algorithms import Alibi, GradientClipping, Rotary
 from composable.comparison import Comparison
 from examples import byte_gpt, demo
-
-EVIDENCE = Path(__file__).parents[1] / "docs/evidence"
 
 
 @pytest.fixture
@@ -165,17 +162,6 @@ def test_every_arm_has_settings_and_the_losing_arm_is_among_them():
         }
     )
     assert demo.BATCHES.keys() <= demo.ARMS.keys()
-
-
-def test_the_settings_are_those_that_the_stored_comparisons_have_chosen():
-    for name, arms in {
-        "language": [f"{demo.LEARNED} (repeated)", demo.ROTARY, "small_gpt"],
-        "language-rotary": [demo.ROTARY, demo.WARMUP, "small_gpt"],
-    }.items():
-        chosen = Comparison.load(EVIDENCE / name).study.protocol.chosen
-        for arm in arms:
-            used = demo.SETTINGS[arm.removesuffix(" (repeated)")]
-            assert {key: [value] for key, value in chosen[arm].items()} == used
 
 
 def test_the_demo_runs(tmp_path):

@@ -25,10 +25,6 @@ class RecipeEvidence:
 
 
 RECIPES: tuple[RecipeEvidence, ...] = (
-    RecipeEvidence("small_gpt", "language", ("Alibi", "Muon", "small_gpt with AdamW")),
-    RecipeEvidence("small_gpt", "language-rotary", ()),
-    RecipeEvidence("small_gpt_rotary", "language-rotary", ("rotary, length warm-up",)),
-    RecipeEvidence("small_bert", "bert", ("small_bert with AdamW",)),
     RecipeEvidence("small_resnet", "vision", ("Muon", "ChannelsLast")),
 )
 

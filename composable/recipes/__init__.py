@@ -1,11 +1,10 @@
-"""Recipes: measured compositions of algorithms, an optimizer and a schedule."""
+"""Recipes: compositions of algorithms, an optimizer and a schedule."""
 
 from typing import TYPE_CHECKING
 
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from composable.recipes.language import small_bert as small_bert
     from composable.recipes.language import small_gpt as small_gpt
     from composable.recipes.language import small_gpt_rotary as small_gpt_rotary
     from composable.recipes.recipe import Recipe as Recipe

@@ -1,4 +1,4 @@
-"""Recipes for small language models, measured on text as bytes: see docs/evidence/language.md."""
+"""Recipes for small language models."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from composable.optim import linear
 from composable.recipes._muon import muon_factory
 from composable.recipes.recipe import Recipe
 
-__all__ = ["small_bert", "small_gpt", "small_gpt_rotary"]
+__all__ = ["small_gpt", "small_gpt_rotary"]
 
 
 def small_gpt(
@@ -72,43 +72,6 @@ def small_gpt(
         adamw_betas=(0.9, 0.99),
     )
     return _recipe([positions, short], optimizer)
-
-
-def small_bert(
-    *,
-    lr: float = 16e-3,
-    adamw_lr: float = 6e-3,
-    momentum: float = 0.85,
-    weight_decay: float = 0.1,
-    max_sequence_length: int = 256,
-    sequence_length: int = 64,
-    dtype: torch.dtype = torch.float32,
-) -> Recipe:
-    """Return ALiBi, short training sequences and Muon, for a small masked language model.
-
-    The methods and the arguments are those of `small_gpt`. The model is a BERT of Transformers, or
-    one whose attention `register_alibi` has added.
-
-    Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: A number is out of range.
-
-    Sources: those of `small_gpt`. The paper about ALiBi does not cover encoders.
-
-    Example:
-        >>> from composable.recipes import small_bert, small_gpt
-        >>> small_bert().algorithms == small_gpt().algorithms
-        True
-    """
-    return small_gpt(
-        lr=lr,
-        adamw_lr=adamw_lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        max_sequence_length=max_sequence_length,
-        sequence_length=sequence_length,
-        dtype=dtype,
-    )
 
 
 def small_gpt_rotary(

@@ -18,7 +18,7 @@ def _as_tuple(algorithms: Any) -> tuple[Algorithm, ...]:
 
 @attrs.frozen
 class Recipe:
-    """Algorithms, an optimizer and a schedule of the learning rate that were measured together.
+    """Algorithms, an optimizer and a schedule of the learning rate that belong together.
 
     Args:
         algorithms: The algorithms, in any order.

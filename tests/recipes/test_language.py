@@ -9,8 +9,8 @@ from torch import nn
 from composable import Callback, Trainer
 from composable.algorithms import Alibi, GradientClipping, Rotary, SeqLengthWarmup
 from composable.optim import Muon
-from composable.recipes import Recipe, small_bert, small_gpt, small_gpt_rotary
-from examples import byte_bert, byte_gpt
+from composable.recipes import Recipe, small_gpt, small_gpt_rotary
+from examples import byte_gpt
 
 RECIPES = [small_gpt, small_gpt_rotary]
 
@@ -22,7 +22,6 @@ def small(monkeypatch):
     text = torch.randint(97, 123, (40 * byte_gpt.CONTEXT + 1,), generator=generator).byte()
     monkeypatch.setattr(byte_gpt, "texts", lambda: dict.fromkeys(["train", "validation"], text))
     monkeypatch.setattr(byte_gpt, "evaluators", lambda interval: None)
-    monkeypatch.setattr(byte_bert, "evaluators", lambda: None)
 
 
 class Recorder(Callback):
@@ -148,17 +147,3 @@ def test_learning_rates_are_refused_by_name():
         small_gpt(adamw_lr=-1.0)
     with pytest.raises(TypeError, match="unexpected keyword"):
         functools.partial(small_gpt, learning_rate=1.0)()
-
-
-@pytest.mark.filterwarnings("error")
-def test_small_bert_trains_a_model_of_transformers():
-    recipe = small_bert()
-    losses = Recorder(lambda state: float(state.loss))
-    trainer = byte_bert.build(
-        recipe.algorithms, 0, optimizers=recipe.optimizers, max_duration="6ba", batch_size=16
-    )
-    trainer.add_callback(losses)
-
-    trainer.fit()
-
-    assert losses.values[-1] < losses.values[0]
