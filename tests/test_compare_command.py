@@ -79,7 +79,6 @@ def test_all_options_reach_compare(script, called):
             "--tuning-seeds", "3", "--tuning-metric", "validation/loss", "--split-evaluation",
             "--leave-one-out", "--add-one-in", "--no-repeat", "--budget", "10min", "--workers", "2",
             "--threads", "2", "--folder", "here", "--data-version", "2",
-            "--seeds-at-once", "no",
         )
         == 0
     )  # fmt: skip
@@ -87,7 +86,7 @@ def test_all_options_reach_compare(script, called):
     assert given.pop("build").__name__ == "other"
     command = shlex.split(given.pop("command"))
     assert command[:5] == ["composable", "compare", "--metric", "test/accuracy", f"{script}:other"]
-    assert command[-2:] == ["--seeds-at-once", "no"]
+    assert command[-2:] == ["--data-version", "2"]
     assert given == {
         "arms": {"both": [], "mixup": [MixUp(alpha=0.3)]},
         "baseline": "both",
@@ -108,7 +107,6 @@ def test_all_options_reach_compare(script, called):
         "threads": 2,
         "folder": "here",
         "data_version": "2",
-        "seeds_at_once": False,
     }
 
 

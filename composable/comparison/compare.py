@@ -2,6 +2,7 @@
 
 import importlib.util
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,15 +24,15 @@ from composable.comparison.plan.design import (
 from composable.comparison.plan.progress import Progress
 from composable.comparison.plan.running import Runner
 from composable.comparison.plan.stages import Trained, train
-from composable.comparison.records import Protocol, Study, TrialResult
+from composable.comparison.records import Protocol, Study
 from composable.comparison.result import Comparison
 from composable.comparison.study_file import write_study
 from composable.comparison.trials.cache import Cache
 from composable.comparison.trials.digest import digest_of
-from composable.comparison.trials.groups import SeedsAtOnce, check_seeds_at_once
 from composable.comparison.trials.payload import pickled
 from composable.comparison.trials.pool import Pool
 from composable.comparison.trials.step_costs import measure_costs
+from composable.core._secrets import redact_command
 from composable.functional._checks import as_path, check_count, check_flag
 from composable.trainer.trainer import Trainer
 
@@ -62,7 +63,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     budget: str | float | None = None,
     workers: int | None = None,
     threads: int = 1,
-    seeds_at_once: SeedsAtOnce = "auto",
     folder: str | Path | None = None,
     data_version: str | None = None,
     command: str | None = None,
@@ -117,10 +117,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         workers: The number of trials that run in parallel. Default: one for each core, divided by
             `threads`, or one for each GPU.
         threads: The number of threads of each trial.
-        seeds_at_once: Whether a process computes several seeds of an arm in one call, by
-            `torch.func.vmap`: the results are those of separate runs to rounding. "auto" measures
-            both for models of up to 100,000 parameters on a CPU, and takes what is faster; with a
-            budget, seeds are separate. False repeats separate runs bit for bit.
         folder: Where results and finished trials are written. Default: "comparisons/" and the name
             of the script or module of `build`.
         data_version: A text that changes with the data that `build` reads: finished trials of
@@ -184,7 +180,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         folder=place / "logs",
         metrics=dict.fromkeys((design.metrics.reporting, design.metrics.tuning)),
         split_evaluation=split_evaluation,
-        seeds_at_once=_seeds_at_once(seeds_at_once, design),
     )
     progress = Progress(design.built.epoch_length, show=progress_bar)
     try:
@@ -198,7 +193,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         raise
     finally:
         progress.close()
-    protocol = attrs.evolve(study.protocol, command=command)
+    shown = None if command is None else shlex.join(redact_command(shlex.split(command)))
+    protocol = attrs.evolve(study.protocol, command=shown)
     return _write(attrs.evolve(study, protocol=protocol), place)
 
 
@@ -222,18 +218,6 @@ def _check_packages() -> None:
         )
 
 
-def _seeds_at_once(given: SeedsAtOnce, design: Design) -> SeedsAtOnce:
-    check_seeds_at_once(given)
-    if design.budget is None:
-        return given
-    if given is True:
-        raise ValueError(
-            "seeds_at_once=True and budget cannot be combined: within a budget, trials are run "
-            "seed by seed, so that whole seeds are complete when it ends. Drop one of them."
-        )
-    return False
-
-
 def _run(design: Design, pool: Pool, cache: Cache, progress: Progress) -> Study:
     _check_arguments(design)
     with pool:
@@ -243,22 +227,8 @@ def _run(design: Design, pool: Pool, cache: Cache, progress: Progress) -> Study:
         progress.start("costs of steps", ())
         costs, notes = measure_costs(design, pool, cache, trained, progress.advance)
     equal = equal_arms(design, trained.results)
-    together = _notes_on_seeds(trained.results, calibrated=bool(costs))
-    protocol = _protocol(design, pool.threads, trained, [*equal, *notes, *together])
+    protocol = _protocol(design, pool.threads, trained, [*equal, *notes])
     return Study(protocol, trained.results, costs)
-
-
-def _notes_on_seeds(results: Sequence[TrialResult], *, calibrated: bool) -> list[str]:
-    arms = dict.fromkeys(one.trial.arm for one in results if one.together)
-    if not arms:
-        return []
-    note = f"Seeds of {', '.join(arms)} were computed together: the same results to rounding."
-    if not calibrated:
-        note += (
-            " So their seconds are shares, and cannot be compared with those of other arms: pass "
-            "seeds_at_once=False."
-        )
-    return [note]
 
 
 def _check_arguments(design: Design) -> None:

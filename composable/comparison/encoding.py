@@ -7,6 +7,7 @@ plain value, objects with one key mark what JSON does not have: `{"$float": "NaN
 
 import math
 import reprlib
+import sys
 from collections.abc import Mapping
 from functools import cache
 from types import NoneType, UnionType
@@ -149,7 +150,8 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
 
 def _decode_record(kind: Any, value: Any, path: str) -> Any:
     fields = _fields(kind)
-    given = _checked(dict, value, path)
+    former = getattr(kind, "FORMER_FIELDS", ())
+    given = {k: v for k, v in _checked(dict, value, path).items() if k not in former}
     if unknown := sorted(given.keys() - fields.keys()):
         raise InvalidRecordError(
             f"{path} has the unknown field {unknown[0]!r}; the fields are {sorted(fields)}."
@@ -187,7 +189,8 @@ def _number(value: Any, path: str) -> float:
         except OverflowError:
             pass  # an integer beyond the largest float
     raise InvalidRecordError(
-        f"{path}={reprlib.repr(value)} must be a number, or one of {list(_NOT_FINITE)}."
+        f"{path}={reprlib.repr(value)} must be a number of at most "
+        f"{sys.float_info.max:.3g}, or one of {list(_NOT_FINITE)}."
     )
 
 

@@ -1,7 +1,7 @@
 """The records of a comparison: its protocol, its trials and their results, as JSON stores them."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -71,9 +71,8 @@ class TrialResult:
     """In order of batches; the last one of a finished trial is its final result."""
     error: str | None = None
     """The type and the message of the exception of a failed trial."""
-    together: bool = False
-    """Whether steps were computed for several seeds at once: the results are those of a run by
-    itself to rounding, and the seconds are a share of those of all seeds."""
+    FORMER_FIELDS: ClassVar[tuple[str, ...]] = ("together",)
+    """Fields of earlier releases, which are ignored in files."""
 
 
 @attrs.frozen

@@ -9,7 +9,8 @@ from composable.comparison.analysis.analyze import analyze
 from composable.comparison.analysis.findings import Analysis, Estimate, Verdict
 from composable.comparison.analysis.rebase import rebase
 from composable.comparison.records import Study
-from composable.comparison.study_file import read_study, write_atomically, write_study
+from composable.comparison.study_file import read_study, write_study
+from composable.core._paths import check_no_link, write_atomically
 from composable.functional._checks import as_path
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class Comparison:
         target = as_path("folder", folder)
         target.mkdir(parents=True, exist_ok=True)
         for name in _PICTURES:  # an error below must not leave those of another study
+            check_no_link(target / name)
             (target / name).unlink(missing_ok=True)
         write_study(self.study, target / "study.json")
         write_atomically(target / "table.txt", (self.table() + "\n").encode())

@@ -2,18 +2,19 @@
 
 import json
 import math
-import os
-import secrets
-from collections.abc import Iterable, Iterator
+import reprlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from composable.comparison.encoding import InvalidRecordError, decode, encode
 from composable.comparison.records import Protocol, StepCost, Study, TrialResult
+from composable.core import _json
+from composable.core._paths import write_atomically
 from composable.core.time import Time
 from composable.functional._checks import as_path
 
-__all__ = ["format_study", "parse_study", "read_study", "write_atomically", "write_study"]
+__all__ = ["format_study", "parse_study", "read_study", "write_study"]
 
 _FORMAT = "composable study"
 _VERSION = 1
@@ -48,7 +49,7 @@ def read_study(path: str | Path) -> Study:
         OSError: The file cannot be read.
     """
     file = as_path("path", path)
-    return parse_study(file.read_bytes(), name=file.name)
+    return _parse(lambda: _json.read(file), file.name)
 
 
 def format_study(study: Study) -> str:
@@ -72,42 +73,25 @@ def parse_study(text: str | bytes, *, name: str = "study") -> Study:
     Raises:
         InvalidRecordError: The text is not a study, or a value in it is invalid.
     """
+    return _parse(lambda: _json.load(text, name), name)
+
+
+def _parse(read: Callable[[], _json.JSON], name: str) -> Study:
     try:
-        content = json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:  # invalid UTF-8 too
-        raise InvalidRecordError(f"{name} is not JSON: {error}.") from error
+        content = read()
+    except _json.InvalidJSONError as error:
+        raise InvalidRecordError(str(error)) from error
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise InvalidRecordError(f"{name} is not the study of a comparison.")
     version = content.pop("version", None)
     if version != _VERSION:
         raise InvalidRecordError(
-            f"{name}: version={version!r} of the format is unknown; this release of composable "
-            f"reads version {_VERSION}."
+            f"{name}: version={reprlib.repr(version)} of the format is unknown; this release "
+            f"of composable reads version {_VERSION}."
         )
     study = decode(Study, content, name)
     _check(study, name)
     return study
-
-
-def write_atomically(path: Path, content: bytes) -> Path:
-    """Write a file under a temporary name, then rename it.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    try:
-        with partial.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
 
 
 def _lines(content: dict[str, Any]) -> str:
@@ -127,19 +111,6 @@ def _lines(content: dict[str, Any]) -> str:
 
 def _compact(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"the number {constant} must be the string {constant!r}")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the field {twice!r} occurs twice in one object")
-    return unique
 
 
 # --- checks beyond the types of fields ---

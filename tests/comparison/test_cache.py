@@ -123,3 +123,15 @@ def test_nothing_but_the_file_is_left(cache):
     cache.put("context", one, result_of(one))
 
     assert [path.suffix for path in cache.folder.iterdir()] == [".json"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("start", ["[", '{"a":', '{"trial":{"settings":{"a":'])
+def test_a_file_of_deep_json_is_damaged(cache, start):
+    one = request()
+    cache.put("context", one, result_of(one))
+    for depth in (190, 900, 20_000):
+        text = start + "[" * depth + "]" * depth + {"[": "]"}.get(start, "}" * start.count("{"))
+        cache.path("context", one).write_text(text)
+        with pytest.warns(DamagedCacheWarning, match="is damaged, and its trial is run again"):
+            assert cache.get("context", one) is None

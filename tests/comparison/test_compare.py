@@ -24,6 +24,7 @@ from composable.comparison.plan.stages import Trained
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
 from composable.comparison.trials.building import BuildError
 from tests.comparison.small import build, design
+from tests.support.signals import set_signals
 
 compare_module = sys.modules["composable.comparison.compare"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,22 +80,6 @@ def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(tmp_p
     assert reported(second.study, "smoothing") == [("1ep", 0), ("3ep", 0)]
     assert second.study.costs == study.costs
     assert Comparison.load(folder).study == second.study
-
-
-def test_seeds_are_computed_together_where_that_is_asked_for(tmp_path):
-    options = {**SMALL, "repeat_baseline": False, "seeds_at_once": True}
-    study = composable.compare(build, {"other": []}, folder=tmp_path, **options).study
-    assert all(one.together for one in study.results)
-    assert "Seeds of baseline, other were computed together: the same results to rounding." in (
-        study.protocol.notes
-    )
-
-
-def test_within_a_budget_seeds_are_separate():
-    with pytest.raises(ValueError, match="seeds_at_once=True and budget cannot be combined"):
-        composable.compare(
-            build, {"other": []}, metric="test/accuracy", seeds_at_once=True, budget="1min"
-        )
 
 
 def test_an_arm_whose_runs_fail_does_not_end_the_comparison(tmp_path):
@@ -239,6 +224,7 @@ def test_the_command_resumes_after_an_interrupt(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=set_signals,
         **options,
     )
     until = time.monotonic() + 100

@@ -15,6 +15,7 @@ from composable.comparison.trials.cache import Cache
 from composable.comparison.trials.pool import Pool
 from composable.comparison.trials.trial import run_trial
 from tests.support.comparison import build, build_or_die, request
+from tests.support.signals import set_signals
 
 REQUESTS = {
     "first": request(MixUp(0.3), seed=1),
@@ -64,37 +65,6 @@ def test_finished_trials_are_read_and_failed_ones_are_run_again(ran):
         assert list(stored) == [ran[1]["first"], ran[1]["last"]]
         assert pool.peak_memory == 0  # no worker was started
     assert len(list((folder / "cache").iterdir())) == 2
-
-
-def test_seeds_are_computed_together_and_stored(tmp_path):
-    requests = [request(seed=seed) for seed in range(3)]
-    cache = Cache(tmp_path)
-    with Pool(build, workers=1, metrics=["eval/loss"], seeds_at_once=True) as pool:
-        together = list(pool.run(requests, cache))
-    with Pool(build, workers=1, metrics=["eval/loss"]) as pool:
-        separate = list(pool.run(requests, cache))  # does not use those that are stored
-    with Pool(build, workers=1, metrics=["eval/loss"], seeds_at_once=True) as pool:
-        assert list(pool.run(requests, cache)) == separate  # these fit both
-
-    assert [one.together for one in together] == [True, True, True]
-    assert [one.together for one in separate] == [False, False, False]
-    for one, other in zip(together, separate, strict=True):
-        assert one.trial == other.trial
-        for mine, theirs in zip(one.curve, other.curve, strict=True):
-            assert mine.metrics == pytest.approx(dict(theirs.metrics), rel=1e-5)
-
-
-def test_of_seeds_in_a_worker_that_ends_only_one_fails():
-    requests = [request(seed=seed, how="exit on seed 2") for seed in (1, 2, 3)]
-    with Pool(build_or_die, workers=1, seeds_at_once=True) as pool:
-        results = {one.trial.seed: one for one in pool.run(requests)}
-
-    assert {seed: one.outcome for seed, one in results.items()} == {
-        1: "finished",
-        2: "failed",
-        3: "finished",
-    }
-    assert "exit code 7" in results[2].error
 
 
 def test_a_file_of_the_name_of_a_module_beside_the_script_is_not_imported(tmp_path, monkeypatch):
@@ -214,6 +184,7 @@ def test_ctrl_c_ends_all_workers_and_keeps_finished_trials(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        preexec_fn=set_signals,
     ) as process:
         try:
             assert process.stdout.readline() == "0 finished\n", process.stderr.read()

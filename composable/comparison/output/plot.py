@@ -102,7 +102,7 @@ def render_figure(figure: "Figure", suffix: str) -> bytes:
     if kind not in supported:
         raise ValueError(f"path must end with one of {sorted(supported)}, not {suffix!r}.")
     buffer = BytesIO()
-    save_figure(figure, buffer, kind)  # type: ignore[arg-type]
+    save_figure(figure, buffer, kind)
     return buffer.getvalue()
 
 

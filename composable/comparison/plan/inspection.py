@@ -17,6 +17,7 @@ from composable.comparison.trials.building import (
 from composable.comparison.trials.new_weights import check_new_weights
 from composable.metrics import Evaluator
 from composable.trainer.options import TrainerOptions, overridden_runs
+from composable.trainer.ownership import sharing_models
 from composable.trainer.trainer import Trainer
 from composable.utils.reproducibility import preserve_rng, seed_all
 
@@ -113,7 +114,7 @@ def _build(
     def override(options: TrainerOptions) -> TrainerOptions:
         return TrialOptions.of_trial(options, max_duration=given, split_evaluation=split_evaluation)
 
-    with overridden_runs(override), preserve_rng():
+    with overridden_runs(override), preserve_rng(), sharing_models():
         seed_all(_SEED)
         try:
             if duration is not None:

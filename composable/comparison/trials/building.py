@@ -11,6 +11,7 @@ from composable.core.time import Time
 from composable.plan.declarations import as_list
 from composable.replay import DryRunOptions
 from composable.trainer.options import TrainerOptions
+from composable.trainer.ownership import sharing_models
 from composable.trainer.trainer import Trainer
 
 __all__ = ["Build", "BuildError", "TrialOptions", "call_build", "takes_duration"]
@@ -87,7 +88,8 @@ def call_build(build: Build, arguments: Mapping[str, Any], seed: int, duration: 
     if takes_duration(build):
         passed["max_duration"] = duration
     _check_signature(build, passed)
-    trainer = build(**passed)
+    with sharing_models():  # a check says what is wrong with a global model
+        trainer = build(**passed)
     _check_trainer(trainer)
     options: TrainerOptions = trainer._options
     _check_seed(options, seed)

@@ -11,9 +11,10 @@ import torch
 from composable._version import __version__
 from composable.comparison.encoding import decode, encode
 from composable.comparison.records import TrialResult
-from composable.comparison.study_file import write_atomically
 from composable.comparison.trials.digest import digest_of
 from composable.comparison.trials.trial import Request
+from composable.core import _json
+from composable.core._paths import write_atomically
 from composable.core._warnings import warn_user
 from composable.functional._checks import as_path
 
@@ -80,7 +81,7 @@ class Cache:
         """
         path = self.path(context, request)
         try:
-            result = decode(TrialResult, json.loads(path.read_bytes()), path.name)
+            result = decode(TrialResult, _json.read(path), path.name)
             return attrs.evolve(result, trial=request.trial)  # the arm may have another name
         except FileNotFoundError:
             return None

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from composable.core._paths import write_atomically
+
 __all__ = ["pickled", "write_setup"]
 
 
@@ -21,7 +23,7 @@ def write_setup(path: Path, build: Any, threads: int) -> None:
         threads: The number of threads of each worker.
     """
     setup = {"path": list(sys.path), "argv": list(sys.argv), "threads": threads}
-    path.write_bytes(pickle.dumps(setup) + pickled("build", build, build))
+    write_atomically(path, pickle.dumps(setup) + pickled("build", build, build))
 
 
 def pickled(name: str, value: Any, build: Any = None) -> bytes:

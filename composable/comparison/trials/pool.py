@@ -3,6 +3,7 @@
 import queue
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,46 +11,42 @@ from pathlib import Path
 import attrs
 
 from composable.comparison.records import TrialResult
-from composable.comparison.seeds.many_seeds import ManySeeds, train_seeds
 from composable.comparison.trials.building import Build, BuildError
 from composable.comparison.trials.cache import Cache
 from composable.comparison.trials.cores import cuda_devices, default_workers, thread_variables
-from composable.comparison.trials.groups import Groups, SeedsAtOnce, check_seeds_at_once
 from composable.comparison.trials.payload import pickled, write_setup
 from composable.comparison.trials.process import Ended, Reply, WorkerError, WorkerProcess
-from composable.comparison.trials.trial import Request, failed
+from composable.comparison.trials.trial import Request, failed, run_trial
 from composable.comparison.trials.worker import READY, Connection
 from composable.functional._checks import as_path, check_count
 
-__all__ = ["Pool", "SeedsTask"]
+__all__ = ["Pool", "TrialTask"]
 
 _POLL = 0.2
 """After how many seconds time limits are checked."""
 
 
 @attrs.frozen(eq=False)
-class SeedsTask:
-    """Trials that differ in the seed only, as a worker trains them."""
+class TrialTask:
+    """A trial, as a worker trains it."""
 
-    requests: tuple[Request, ...]
+    request: Request
     metrics: tuple[str, ...]
     split_evaluation: bool
-    seeds_at_once: SeedsAtOnce
 
-    def run(self, build: Build, connection: Connection) -> ManySeeds:
-        """Return the results."""
-        return train_seeds(
+    def run(self, build: Build, connection: Connection) -> TrialResult:
+        """Return the result."""
+        return run_trial(
             build,
-            self.requests[0].arguments,
-            [one.trial for one in self.requests],
+            self.request.arguments,
+            self.request.trial,
             metrics=self.metrics,
             split_evaluation=self.split_evaluation,
-            seeds_at_once=self.seeds_at_once,
         )
 
 
 class Pool:
-    """Worker processes that run trials, one at a time each, or several seeds of one arm at once.
+    """Worker processes that run trials, one at a time each.
 
     A worker is a new Python process, not a copy of this one; it gets `build` by its value, so that
     `build` may be a function of a script or a notebook, a lambda or a closure. A worker that dies
@@ -65,8 +62,6 @@ class Pool:
         time_limit: The seconds after which a trial fails. Default: none.
         metrics: The results that each trial needs: see `run_trial`.
         split_evaluation: Split the data of the evaluator into "validation" and "test".
-        seeds_at_once: Whether the seeds of an arm are computed together in one process: see
-            `train_seeds`.
 
     Raises:
         TypeError: `build` cannot be sent to another process.
@@ -83,7 +78,6 @@ class Pool:
         time_limit: float | None = None,
         metrics: Iterable[str] = (),
         split_evaluation: bool = False,
-        seeds_at_once: SeedsAtOnce = False,
     ) -> None:
         self.build = build
         check_count("threads", threads, 1)
@@ -94,15 +88,13 @@ class Pool:
             raise ValueError(f"time_limit={time_limit!r} must be a positive number of seconds.")
         self.time_limit = time_limit
         self.metrics, self.split_evaluation = tuple(metrics), split_evaluation
-        check_seeds_at_once(seeds_at_once)
-        self.seeds_at_once = seeds_at_once
         self.peak_memory = 0
         """The most bytes of memory that a worker has had; 0 if unknown."""
         self._given_folder = None if folder is None else as_path("folder", folder)
         self._resources = ExitStack()
         self._replies: queue.SimpleQueue[Reply | Ended] = queue.SimpleQueue()
         self._started: dict[int, WorkerProcess] = {}
-        self._waiting = Groups(self.workers, seeds_at_once)
+        self._waiting: deque[Request] = deque()
 
     def __enter__(self) -> "Pool":
         if self._given_folder is None:
@@ -113,12 +105,13 @@ class Pool:
         else:
             self.folder = self._given_folder.absolute()
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._resources.callback((self.folder / "setup.pickle").unlink, missing_ok=True)
+        setup = self.folder / "setup.pickle"
         try:
-            write_setup(self.folder / "setup.pickle", self.build, self.threads)
+            write_setup(setup, self.build, self.threads)
         except BaseException:
             self._resources.close()
             raise
+        self._resources.callback(setup.unlink, missing_ok=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -167,8 +160,8 @@ class Pool:
         context = "" if cache is None else self._context(cache)
         for request in requests:
             known = None if cache is None else cache.get(context, request)
-            if known is None or (known.together and not self.seeds_at_once):
-                self._waiting.add(request)
+            if known is None:
+                self._waiting.append(request)
             else:
                 yield known
         try:
@@ -186,7 +179,7 @@ class Pool:
         return cache.context(self.build, self.threads, self.metrics, self.split_evaluation)
 
     def _assign(self) -> None:
-        """Give each idle worker trials."""
+        """Give each idle worker a trial."""
         for number in range(self.workers):
             if not self._waiting:
                 return
@@ -194,17 +187,17 @@ class Pool:
             if worker is None:
                 worker = self._started[number] = self.start(number, self._replies)
             if worker.task is None:
-                group = self._waiting.take()
-                name = f"the arguments of arm {group[0].trial.arm!r}"
-                task = SeedsTask(group, self.metrics, self.split_evaluation, self.seeds_at_once)
+                request = self._waiting.popleft()
+                name = f"the arguments of arm {request.trial.arm!r}"
+                task = TrialTask(request, self.metrics, self.split_evaluation)
                 worker.send(pickled(name, task, self.build))
-                worker.task = group
+                worker.task = request
                 self._set_deadline(worker)
 
     def _set_deadline(self, worker: WorkerProcess) -> None:
-        """Start the time of the trials of a worker, once it is ready."""
+        """Start the time of the trial of a worker, once it is ready."""
         if self.time_limit is not None and worker.ready and worker.task is not None:
-            worker.deadline = time.monotonic() + self.time_limit * len(worker.task)
+            worker.deadline = time.monotonic() + self.time_limit
 
     def _collect(self) -> list[tuple[Request, TrialResult]]:
         """Wait for a message, and return the results that have arrived."""
@@ -223,12 +216,10 @@ class Pool:
             return []
         reply, peak = message.message
         self.peak_memory = max(self.peak_memory, peak)
-        group, worker.task, worker.deadline = worker.task, None, None
+        request, worker.task, worker.deadline = worker.task, None, None
         if isinstance(reply, BuildError):
             raise reply
-        if len(group) > 1 and not reply.together:
-            self._waiting.separate(group[0].trial.arm)
-        return list(zip(group, reply.results, strict=True))
+        return [(request, reply)]
 
     def _ended(self, worker: WorkerProcess) -> list[tuple[Request, TrialResult]]:
         """Fail the trial of a worker that has ended, or raise if it could not start."""
@@ -252,9 +243,6 @@ class Pool:
         return results
 
     def _failed(self, worker: WorkerProcess, cause: str) -> list[tuple[Request, TrialResult]]:
-        """Fail the trial of a worker; several ones are trained again, one at a time."""
-        group = worker.task or ()
-        if len(group) > 1:
-            self._waiting.put_back(group)
-            return []
-        return [(request, failed(request.trial, cause)) for request in group]
+        """Fail the trial of a worker, if it has one."""
+        request: Request | None = worker.task
+        return [] if request is None else [(request, failed(request.trial, cause))]

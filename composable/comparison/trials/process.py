@@ -14,6 +14,8 @@ from typing import Any
 
 import attrs
 
+from composable.core._paths import open_to_write
+
 __all__ = ["Ended", "Reply", "WorkerError", "WorkerProcess"]
 
 _TAIL = 1500
@@ -67,7 +69,7 @@ class WorkerProcess:
         """When the owner ends it, in seconds of `time.monotonic`."""
         self.ready = False
         """Whether it has read the build function."""
-        with self.log.open("ab") as log:
+        with open_to_write(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CODE, str(folder), str(number)],
                 stdin=subprocess.PIPE,

@@ -11,7 +11,6 @@ from composable.comparison.encoding import decode, encode
 from composable.comparison.plan.design import Design
 from composable.comparison.plan.stages import Trained
 from composable.comparison.records import StepCost, Trial
-from composable.comparison.study_file import write_atomically
 from composable.comparison.trials.blocks import CalibrationError
 from composable.comparison.trials.cache import Cache, DamagedCacheWarning
 from composable.comparison.trials.calibration import CalibrationWarning, calibrate
@@ -19,6 +18,8 @@ from composable.comparison.trials.cores import processor_name
 from composable.comparison.trials.digest import digest_of
 from composable.comparison.trials.pool import Pool
 from composable.comparison.trials.trial import Request
+from composable.core import _json
+from composable.core._paths import write_atomically
 from composable.core._warnings import warn_user
 from composable.core.time import Time
 
@@ -113,7 +114,7 @@ def _key(design: Design, pool: Pool, cache: Cache, requests: Sequence[Request]) 
 def _stored(path: Path, requests: Sequence[Request]) -> tuple[StepCost, ...] | None:
     """Return the stored costs of the arms, which may have other names since."""
     try:
-        costs = decode(tuple[StepCost, ...], json.loads(path.read_bytes()), path.name)
+        costs = decode(tuple[StepCost, ...], _json.read(path), path.name)
         pairs = zip(costs, requests, strict=True)
         return tuple(attrs.evolve(cost, arm=request.trial.arm) for cost, request in pairs)
     except FileNotFoundError:

@@ -62,7 +62,7 @@ def main(folder: str, number: str) -> None:
         folder: The folder of the pool.
         number: The number of the worker.
     """
-    connection = _connect(Path(folder) / f"worker-{number}.log")
+    connection = _connect()
     # As in the process that started this one: before the folder of the script is on the path, which
     # may have a file of the name of a module.
     import torch
@@ -89,15 +89,16 @@ def main(folder: str, number: str) -> None:
             torch.cuda.empty_cache()
 
 
-def _connect(log: Path) -> Connection:
-    """Keep standard input and output for messages, and redirect the output of the trials."""
+def _connect() -> Connection:
+    """Keep standard input and output for messages; what trials print goes to standard error.
+
+    The standard error of a worker is its log file.
+    """
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (written, 1), (written, 2)):
+    for source, target in ((nothing, 0), (2, 1)):
         os.dup2(source, target)
     os.close(nothing)
-    os.close(written)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
     return Connection(incoming, outgoing)

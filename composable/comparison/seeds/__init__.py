@@ -1,1 +1,0 @@
-"""Several seeds of a small model in one computation."""
