@@ -18,6 +18,7 @@ from typing import Any
 from composable.checkpoint._safetensors import Write
 from composable.checkpoint.errors import CheckpointExistsError
 from composable.checkpoint.manifest import FILES, FileRecord, is_part
+from composable.core._paths import create_descriptor
 
 fcntl: Any
 try:
@@ -56,9 +57,7 @@ class _Output:
 
 
 def write_file(path: Path, content: Callable[[Write], object]) -> FileRecord:
-    descriptor = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
-    )
+    descriptor = create_descriptor(path)
     try:
         output = _Output(descriptor)
         content(output)
@@ -127,9 +126,14 @@ def clean(target: Path) -> None:
 def check_place(target: Path, overwrite: bool) -> None:
     if not os.path.lexists(target):
         return
-    if not overwrite:
+    if not overwrite and not target.is_symlink():
         raise CheckpointExistsError(f"{target} exists: use another folder, or overwrite=True.")
-    if target.is_symlink() or not target.is_dir():
+    if target.is_symlink():
+        raise CheckpointExistsError(
+            f"{target} is a link to {os.readlink(target)}, and no checkpoint is written through a "
+            "link: remove the link, or use another path."
+        )
+    if not target.is_dir():
         raise CheckpointExistsError(
             f"{target} is not a directory and will not be overwritten: move it."
         )

@@ -1,22 +1,23 @@
 """Read the `.metadata` file of torch's distributed checkpoints, which is a pickle.
 
-No code is executed, and the module `pickle` is not used. The few instructions of such a file are
-interpreted here. The names that it may contain stand for classes of this module, which only keep
-values. Any other instruction or name is an error.
+No code is executed, and the module `pickle` is not used. The names that such a file may contain
+stand for classes of this module, which only keep values. Any other name is an error.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from pickletools import genops
 from typing import Any
 
 import attrs
 import torch
 
+from composable.checkpoint._pickle import PickleReader
+from composable.checkpoint._safetensors import MAX_DIMENSIONS, are_counts
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
 from composable.checkpoint.folders import is_plain_name
 from composable.checkpoint.layout import Region, cover
+from composable.core._printable import shorten
 
 __all__ = ["METADATA", "Entry", "Piece", "parse_metadata"]
 
@@ -57,7 +58,7 @@ def parse_metadata(raw: bytes, where: Path) -> dict[str, Entry]:
         UnreadableCheckpointError: The checkpoint is compressed.
     """
     try:
-        return _entries(_Interpreter().run(raw))
+        return _entries(_MetadataReader().read(raw))
     except UnreadableCheckpointError:
         raise
     except Exception as error:  # of any type, from values that are not as expected
@@ -71,122 +72,43 @@ def parse_metadata(raw: bytes, where: Path) -> dict[str, Entry]:
 
 
 @attrs.define
-class _Interpreter:
-    """Builds the value of a pickle from the few instructions that such a file has."""
+class _MetadataReader(PickleReader):
+    """Keeps the values of the few classes that such a file has."""
 
-    stack: list[Any] = attrs.field(factory=list)
-    marks: list[int] = attrs.field(factory=list)
-    memo: dict[int, Any] = attrs.field(factory=dict)
+    def named(self, module: Any, name: Any) -> Any:
+        """Return the class of this module that stands for one of torch."""
+        return _named(module, name)
 
-    def run(self, raw: bytes) -> Any:
-        """Return the value."""
-        for opcode, argument, _ in genops(raw):
-            if opcode.name not in _STEPS:
-                raise ValueError(f"it has the instruction {opcode.name}")
-            _STEPS[opcode.name](self, argument)
-        return self.pop(1)[0]
+    def created(self, callee: Any, arguments: Any) -> Any:
+        """Create a record."""
+        if not isinstance(callee, type) or not isinstance(arguments, tuple):
+            raise ValueError("it creates a value of no class")
+        return callee(*arguments)  # one of those that `_named` returns
 
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
+    def build(self, value: Any, state: Any) -> None:
+        """Set the state of a record."""
+        if not isinstance(value, _Record):
+            raise ValueError("it sets the state of a value that has none")
+        value.keep(state)
 
-    def pop(self, count: int) -> list[Any]:
-        if len(self.stack) < count:
-            raise ValueError("it takes more values than it has")
-        start = len(self.stack) - count
-        items = self.stack[start:]
-        del self.stack[start:]
-        return items
-
-    def pop_marked(self) -> list[Any]:
-        return self.pop(len(self.stack) - self.marks.pop())
-
-    def mark(self, _: Any) -> None:
-        self.marks.append(len(self.stack))
-
-    def remember(self, number: Any) -> None:
-        self.memo[len(self.memo) if number is None else number] = self.stack[-1]
-
-    def extend(self, items: list[Any]) -> None:
-        _extend(self.stack[-1], items)
-
-    def create(self, _: Any) -> None:
-        self.push(_new(*self.pop(2)))
-
-    def build(self, _: Any) -> None:
-        (state,) = self.pop(1)
-        _keep(self.stack[-1], state)
-
-
-_Step = Callable[[_Interpreter, Any], None]
-_STEPS: dict[str, _Step] = {
-    "PROTO": lambda at, _: None,
-    "FRAME": lambda at, _: None,
-    "STOP": lambda at, _: None,
-    "MARK": _Interpreter.mark,
-    "MEMOIZE": _Interpreter.remember,
-    "BINPUT": _Interpreter.remember,
-    "LONG_BINPUT": _Interpreter.remember,
-    "BINGET": lambda at, number: at.push(at.memo[number]),
-    "LONG_BINGET": lambda at, number: at.push(at.memo[number]),
-    "NONE": lambda at, _: at.push(None),
-    "NEWTRUE": lambda at, _: at.push(True),
-    "NEWFALSE": lambda at, _: at.push(False),
-    "BININT": _Interpreter.push,
-    "BININT1": _Interpreter.push,
-    "BININT2": _Interpreter.push,
-    "LONG1": _Interpreter.push,
-    "SHORT_BINUNICODE": _Interpreter.push,
-    "BINUNICODE": _Interpreter.push,
-    "EMPTY_TUPLE": lambda at, _: at.push(()),
-    "TUPLE": lambda at, _: at.push(tuple(at.pop_marked())),
-    "TUPLE1": lambda at, _: at.push(tuple(at.pop(1))),
-    "TUPLE2": lambda at, _: at.push(tuple(at.pop(2))),
-    "TUPLE3": lambda at, _: at.push(tuple(at.pop(3))),
-    "EMPTY_LIST": lambda at, _: at.push([]),
-    "APPEND": lambda at, _: at.extend(at.pop(1)),
-    "APPENDS": lambda at, _: at.extend(at.pop_marked()),
-    "EMPTY_DICT": lambda at, _: at.push({}),
-    "SETITEM": lambda at, _: at.extend(at.pop(2)),
-    "SETITEMS": lambda at, _: at.extend(at.pop_marked()),
-    "GLOBAL": lambda at, words: at.push(_named(*words.split(" "))),
-    "STACK_GLOBAL": lambda at, _: at.push(_named(*at.pop(2))),
-    "NEWOBJ": _Interpreter.create,
-    "REDUCE": _Interpreter.create,
-    "BUILD": _Interpreter.build,
-}
-
-
-def _extend(container: Any, items: list[Any]) -> None:
-    if isinstance(container, list):
-        container.extend(items)
-        return
-    if not isinstance(container, dict):
-        raise ValueError("it adds items to a value that is not a container")
-    for key, value in zip(items[::2], items[1::2], strict=True):
+    def set_item(self, container: Any, key: Any, value: Any) -> None:
+        """Set an item, by a name."""
+        if not isinstance(container, dict):
+            raise ValueError("it adds items to a value that is not a container")
         if not isinstance(key, (str, _Index)):
             raise ValueError("a key is not a name")
         container[key] = value
 
 
 def _named(module: Any, name: Any) -> Any:
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise ValueError("it names a class by a value that is not a string")
     if (module, name) in _CLASSES:
         return _CLASSES[module, name]
     dtype = vars(torch).get(name) if module == "torch" else None
     if isinstance(dtype, torch.dtype):
         return dtype
-    raise ValueError(f"it contains {module}.{name}")
-
-
-def _new(kind: Any, arguments: Any) -> Any:
-    if not isinstance(kind, type) or not isinstance(arguments, tuple):
-        raise ValueError("it creates a value of no class")
-    return kind(*arguments)  # one of those that `_named` returns
-
-
-def _keep(record: Any, state: Any) -> None:
-    if not isinstance(record, _Record):
-        raise ValueError("it sets the state of a value that has none")
-    record.keep(state)
+    raise ValueError(f"it contains {module[:80]}.{name[:80]}")
 
 
 class _Record:
@@ -210,6 +132,9 @@ class _Index(_Record):
     offset: Any = None
 
     def __hash__(self) -> int:
+        # A tuple in a tuple in a tuple ... has few bytes and exponentially many values to hash.
+        if not isinstance(self.fqn, str):
+            raise ValueError("the name of an entry is not a string")
         if self.offset is not None:
             _counts(self.offset)
         return hash((self.fqn, self.offset))
@@ -270,7 +195,9 @@ def _entries(metadata: Any) -> dict[str, Entry]:
         if not isinstance(name, str):
             raise ValueError("a name is not a string")
         path = tuple(places.get(name, (name,)))
-        if not path or not all(_is_step(step, len(names)) for step in path):
+        if not 0 < len(path) <= MAX_DIMENSIONS or not all(
+            _is_step(step, len(names)) for step in path
+        ):
             raise ValueError(f"{name[:80]!r} has no valid path")
         if isinstance(kind, _Tensor):
             entries[name] = _tensor(name, kind, path, stored)
@@ -304,13 +231,13 @@ def _tensor(
 
 def _piece(info: _Storage) -> Piece:
     if info.transform_descriptors:
-        kinds = str(info.transform_descriptors)[:80]
+        kinds = shorten(info.transform_descriptors, 80)
         raise UnreadableCheckpointError(
             f"the distributed checkpoint was written with the extensions {kinds}, which are not "
             "supported: save it without them."
         )
     if not is_plain_name(info.relative_path):
-        raise ValueError(f"{str(info.relative_path)[:80]!r} is not the name of a file")
+        raise ValueError(f"{shorten(info.relative_path, 80)} is not the name of a file")
     offset, length = _counts((info.offset, info.length))
     return Piece(info.relative_path, offset, length)
 
@@ -320,6 +247,8 @@ def _is_step(step: Any, most: int) -> bool:
 
 
 def _counts(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, tuple) or not all(type(v) is int and v >= 0 for v in values):
-        raise ValueError(f"{str(values)[:80]} are not sizes")
-    return values
+    few = isinstance(values, tuple) and len(values) <= MAX_DIMENSIONS
+    if not few or not are_counts(list(values)):
+        raise ValueError(f"{shorten(values)} are not sizes")
+    sizes: tuple[int, ...] = values
+    return sizes

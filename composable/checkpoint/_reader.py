@@ -250,11 +250,12 @@ def candidates(root: Path) -> list[Path]:
         path = root / name
         if match := _REPLACED.fullmatch(name):  # stands for its target while that is missing
             candidates.setdefault(root / match[1], None)
-        elif not name.startswith(".") and not path.is_symlink():
+        elif not (name.startswith(".") or _ASIDE.search(name) or path.is_symlink()):
             candidates[path] = None
     return list(candidates)
 
 
+_ASIDE = re.compile(r"\.damaged-[0-9]+$")
 _REPLACED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.replaced")
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from composable.checkpoint import _json
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
+from composable.core._printable import shorten
 
 __all__ = [
     "DTYPES",
@@ -189,13 +190,13 @@ def _entry(name: str, spec: Any, where: str) -> tuple[tuple[int, int], Entry]:
     dtype = DTYPES.get(spec["dtype"]) if isinstance(spec["dtype"], str) else None
     if dtype is None:
         raise DamagedCheckpointError(
-            f"{about} has dtype {str(spec['dtype'])[:40]!r}, which is not one of {list(DTYPES)}."
+            f"{about} has dtype {shorten(spec['dtype'], 40)}, which is not one of {list(DTYPES)}."
         )
     shape, offsets = spec["shape"], spec["data_offsets"]
     if not are_counts(shape) or len(shape) > MAX_DIMENSIONS:
-        raise DamagedCheckpointError(f"{about} has invalid shape {str(shape)[:80]}.")
+        raise DamagedCheckpointError(f"{about} has invalid shape {shorten(shape, 80)}.")
     if not are_counts(offsets) or len(offsets) != 2:
-        raise DamagedCheckpointError(f"{about} has invalid data_offsets {str(offsets)[:80]}.")
+        raise DamagedCheckpointError(f"{about} has invalid data_offsets {shorten(offsets, 80)}.")
     begin, end = offsets
     needed = math.prod(shape) * dtype.itemsize
     if end - begin != needed:

@@ -48,7 +48,7 @@ def mismatched(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[str
 def _place(name: str) -> Any:
     """Sort the model first, and layer 2 before layer 10."""
     parts = re.split(r"(\d+)", name[:1000])
-    return not name.startswith("state/model/"), [
+    return not name.startswith(("model.", "state/model/")), [
         (len(p), p) if p.isdigit() else (0, p) for p in parts
     ]
 

@@ -1,6 +1,7 @@
 """Errors of checkpoints. Each message names the file or the path in the tree, and the fault."""
 
 __all__ = [
+    "BrokenCheckpointWarning",
     "CheckpointError",
     "CheckpointExistsError",
     "DamagedCheckpointError",
@@ -43,6 +44,10 @@ class UnwritableCheckpointError(CheckpointError):
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
     """The path of the checkpoint to write exists already."""
+
+
+class BrokenCheckpointWarning(UserWarning):
+    """A checkpoint is damaged: an older one is used instead, or it is renamed."""
 
 
 class UnsavableError(CheckpointError, TypeError):

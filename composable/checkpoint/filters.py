@@ -4,13 +4,35 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["covers", "matches", "replaced", "without"]
+__all__ = ["covers", "expanded", "matches", "replaced", "without"]
 
 
 def matches(path: tuple[Any, ...], patterns: Iterable[str]) -> bool:
     """Return whether a path, its parts joined by "/", matches one of the patterns."""
     text = "/".join(map(str, path))
     return any(fnmatchcase(text, pattern) for pattern in patterns)
+
+
+def expanded(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return patterns with those of entries of a run that belong to the same values.
+
+    The weights of the model that are trained, where it is evaluated with others, belong to `model`,
+    and the average of an algorithm to its memory.
+
+    Example:
+        >>> from composable.checkpoint.filters import expanded
+        >>> expanded(["memory/EMA", "model/weights/head.*"])
+        ('memory/EMA', 'averages/EMA', 'model/weights/head.*', 'raw/model/head.*')
+    """
+    found = []
+    for pattern in patterns:
+        found.append(pattern)
+        first, _, rest = pattern.partition("/")
+        if first == "memory":
+            found.append(f"averages/{rest}".rstrip("/"))
+        elif first in ("model", "loss_fn"):
+            found.append(f"raw/{first}/{rest.removeprefix('weights/')}".rstrip("/"))
+    return tuple(found)
 
 
 def covers(path: str, patterns: Iterable[str]) -> bool:

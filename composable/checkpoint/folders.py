@@ -4,9 +4,13 @@ import os
 import secrets
 from pathlib import Path
 
-from composable.checkpoint.errors import CheckpointError, UnwritableCheckpointError
+from composable.checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    UnwritableCheckpointError,
+)
 
-__all__ = ["delete", "is_plain_name", "make_folder"]
+__all__ = ["delete", "is_plain_name", "make_folder", "put_aside"]
 
 
 def make_folder(folder: Path) -> None:
@@ -71,6 +75,48 @@ def delete(checkpoint: Path, run: str) -> bool:
         ) from error
     remove_files(aside)
     return True
+
+
+def put_aside(checkpoint: Path) -> tuple[Path, DamagedCheckpointError] | None:
+    """Rename a damaged checkpoint, so that another can be written: ep1-ba5.damaged-1.
+
+    Nothing is renamed if there is no folder, if the checkpoint is intact, or if the folder has
+    files but none of a checkpoint. `find` ignores the new name.
+
+    Args:
+        checkpoint: The checkpoint.
+
+    Returns:
+        The new path and the fault, or None if nothing was renamed.
+
+    Raises:
+        UnwritableCheckpointError: The checkpoint cannot be renamed.
+    """
+    from composable.checkpoint.files import verify  # on use: slow to import
+    from composable.checkpoint.manifest import is_part
+
+    if checkpoint.is_symlink() or not checkpoint.is_dir():
+        return None
+    try:
+        verify(checkpoint)
+        return None
+    except DamagedCheckpointError as error:
+        fault = error
+    except CheckpointError:
+        return None
+    names = os.listdir(checkpoint)
+    if names and not any(map(is_part, names)):
+        return None
+    number = 1
+    while os.path.lexists(aside := checkpoint.with_name(f"{checkpoint.name}.damaged-{number}")):
+        number += 1
+    try:
+        os.rename(checkpoint, aside)
+    except OSError as error:
+        raise UnwritableCheckpointError(
+            f"{checkpoint} is damaged, and cannot be renamed: {error.strerror or error}."
+        ) from error
+    return aside, fault
 
 
 def _is_of(checkpoint: Path, run: str) -> bool:

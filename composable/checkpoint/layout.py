@@ -22,6 +22,7 @@ from composable.checkpoint._json import JSON
 from composable.checkpoint._safetensors import DTYPES, MAX_DIMENSIONS, are_counts, dtype_name
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError
 from composable.checkpoint.manifest import MAX_STATE
+from composable.core._printable import shorten
 
 __all__ = [
     "Region",
@@ -206,12 +207,12 @@ def _stored(name: str, entry: JSON, files: int, where: str) -> Stored:
         raise DamagedCheckpointError(f"{about} must have exactly the keys dtype, shape and slices.")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
-        raise DamagedCheckpointError(f"{about} has dtype {str(entry['dtype'])[:40]!r}.")
+        raise DamagedCheckpointError(f"{about} has dtype {shorten(entry['dtype'], 40)}.")
     shape, slices = entry["shape"], entry["slices"]
     if not are_counts(shape) or len(shape) > MAX_DIMENSIONS:
-        raise DamagedCheckpointError(f"{about} has invalid shape {str(shape)[:80]}.")
+        raise DamagedCheckpointError(f"{about} has invalid shape {shorten(shape, 80)}.")
     if not isinstance(slices, list) or not all(_is_slice(each, files) for each in slices):
-        raise DamagedCheckpointError(f"{about} has invalid slices {str(slices)[:80]}.")
+        raise DamagedCheckpointError(f"{about} has invalid slices {shorten(slices, 80)}.")
     regions = {each["file"]: Region(each["offsets"], each["sizes"]) for each in slices}
     if len(regions) != len(slices) or not cover(shape, list(regions.values())):
         raise DamagedCheckpointError(

@@ -13,6 +13,7 @@ import torch
 from composable.checkpoint import _json
 from composable.checkpoint._json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
+from composable.core._printable import shorten
 
 __all__ = [
     "FILES",
@@ -137,8 +138,8 @@ def parse_manifest(raw: bytearray, where: str) -> Manifest:
     schema = body.get("schema")
     if type(schema) is not int or schema not in (SCHEMA, SHARDED_SCHEMA):
         raise VersionError(
-            f"{where} has schema {str(schema)[:40]}, but this version reads the schemas {SCHEMA} "
-            f"and {SHARDED_SCHEMA}: use the version that wrote it, or a newer one."
+            f"{where} has schema {shorten(schema, 40)}, but this version reads the schemas "
+            f"{SCHEMA} and {SHARDED_SCHEMA}: use the version that wrote it, or a newer one."
         )
     body.pop("sha256", None)
     try:
@@ -163,7 +164,7 @@ def _as_manifest(body: dict[str, JSON]) -> Manifest:
     files = _check_names(body["schema"], body["files"])
     batch = body["info"].get("batch", 0)
     if type(batch) is not int or batch < 0:
-        raise ValueError(f"batch is {str(batch)[:40]}, not a non-negative integer")
+        raise ValueError(f"batch is {shorten(batch, 40)}, not a non-negative integer")
     return Manifest(
         schema=body["schema"],
         library=body["library"],
@@ -177,14 +178,14 @@ def _as_manifest(body: dict[str, JSON]) -> Manifest:
 def _check_names(schema: int, files: JSON) -> dict[str, JSON]:
     """Return the records of the files, in the order of their names in the schema."""
     if not isinstance(files, dict):
-        raise ValueError(f"its files are {str(files)[:120]}, not a mapping")
+        raise ValueError(f"its files are {shorten(files, 120)}, not a mapping")
     names, wanted = [TENSORS, STATE], f"{TENSORS} and {STATE}"
     if schema == SHARDED_SCHEMA:
         count = max(len(files) - 2, 1)
         names = [*(tensor_file(number, count) for number in range(1, count + 1)), STATE, LAYOUT]
         wanted = f"{STATE}, {LAYOUT} and {count} numbered files of tensors"
     if files.keys() != set(names):
-        raise ValueError(f"its files are {str(list(files))[:120]}, not {wanted}")
+        raise ValueError(f"its files are {shorten(list(files), 120)}, not {wanted}")
     return {name: files[name] for name in names}
 
 
@@ -193,7 +194,7 @@ def _record(name: str, record: JSON) -> FileRecord:
         raise ValueError(f"{name} must have exactly the keys size and sha256")
     size, digest = record["size"], record["sha256"]
     if type(size) is not int or size < 0:
-        raise ValueError(f"{name} has invalid size {str(size)[:40]}")
+        raise ValueError(f"{name} has invalid size {shorten(size, 40)}")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-        raise ValueError(f"{name} has invalid sha256 {str(digest)[:80]}")
+        raise ValueError(f"{name} has invalid sha256 {shorten(digest, 80)}")
     return FileRecord(size, digest)

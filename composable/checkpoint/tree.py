@@ -25,12 +25,14 @@ from composable.checkpoint._json import JSON, MAX_INTEGER
 from composable.checkpoint._safetensors import DTYPES
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, UnsavableError
 from composable.checkpoint.shards import is_dtensor, local_of
+from composable.core._printable import shorten
 from composable.core.key import Key
 from composable.core.time import Time, Timestamp
 
 __all__ = ["format_path", "identity_of", "listed", "pack", "unpack"]
 
 _MAX_DEPTH = 64
+_MAX_BITS = 1 << 16
 _STORABLE = frozenset(DTYPES.values())
 _TORCH_DTYPES = {
     str(value).removeprefix("torch."): value
@@ -40,9 +42,22 @@ _TORCH_DTYPES = {
 _DEVICE = re.compile(r"[a-z]+(:[0-9]{1,4})?")
 
 _Path = tuple[Any, ...]
+_NO_PREFIXES: Mapping[_Path, str] = MappingProxyType({})
 
 
-def pack(tree: Any) -> tuple[dict[str, Tensor], JSON]:
+RUN: Mapping[_Path, str] = MappingProxyType(
+    {
+        ("state", "model", "weights"): "model.",
+        ("state", "loss_fn", "weights"): "loss_fn.",
+        ("state", "raw", "model"): "raw.",
+        ("state", "raw", "loss_fn"): "raw_loss_fn.",
+    }
+)
+"""How the names of the weights of a run begin, by their paths: `model.` for the evaluated weights,
+and `raw.` for those that are trained, where they are others."""
+
+
+def pack(tree: Any, prefixes: Mapping[_Path, str] = _NO_PREFIXES) -> tuple[dict[str, Tensor], JSON]:
     """Split a tree into its tensors, by name, and JSON for the rest.
 
     A tree may contain dictionaries, lists, tuples, sets, frozensets and deques; None, booleans,
@@ -57,10 +72,11 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], JSON]:
 
     Args:
         tree: The tree to split. The keys of dictionaries may be any plain values.
+        prefixes: How the names of tensors begin that are entries of the mapping at a path.
 
     Returns:
-        The tensors by name (their path in the tree, such as "optimizers/0/state/3/exp_avg"), and
-        the rest in a form that `json.dumps` accepts.
+        The tensors by name (otherwise their path in the tree, such as
+        "optimizers/0/state/3/exp_avg"), and the rest in a form that `json.dumps` accepts.
 
     Raises:
         UnsavableError: A value has another type, or a container contains itself. The message names
@@ -74,7 +90,7 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], JSON]:
         >>> unpack(tensors, data)
         {'model': {'weight': tensor([1., 1.])}, 'betas': (0.9, 0.99)}
     """
-    packer = _Packer()
+    packer = _Packer(prefixes)
     data = packer.pack(tree, ())
     return packer.tensors, data
 
@@ -110,6 +126,7 @@ def unpack(tensors: Mapping[str, Tensor], data: JSON) -> Any:
 
 @attrs.define
 class _Packer:
+    _prefixes: Mapping[_Path, str]
     tensors: dict[str, Tensor] = attrs.field(factory=dict)
     _names: dict[Any, str] = attrs.field(factory=dict)
     """The names of the tensors packed so far, by identity."""
@@ -202,9 +219,23 @@ class _Packer:
         if tensor.numel():
             identity = identity_of(tensor)
         if identity not in self._names:
-            name = _tensor_name(path, self.tensors)
+            name = self._name(path)
             self._names[identity], self.tensors[name] = name, tensor
         return {"$tensor": self._names[identity], **node}
+
+    def _name(self, path: _Path) -> str:
+        """Turn a path into a readable, unique name."""
+        if (prefix := self._prefixes.get(path[:-1])) is not None:
+            name = prefix + _escaped(path[-1])
+        else:
+            name = "/".join(map(_escaped, path)) or "tensor"
+        if name.startswith("__"):  # reserved by the format
+            name = f"%5F{name[1:]}"
+        unique, count = name, 1
+        while unique in self.tensors:  # the keys 3 and "3", say
+            count += 1
+            unique = f"{name}~{count}"
+        return unique
 
 
 def _fault(tensor: Tensor) -> str | None:
@@ -252,18 +283,6 @@ def _order(tensor: Tensor) -> list[int] | None:
     strides = tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
     return order if tensor.permute(order).is_contiguous() else None
-
-
-def _tensor_name(path: _Path, taken: Mapping[str, Tensor]) -> str:
-    """Turn a path into a readable, unique name."""
-    name = "/".join(map(_escaped, path)) or "tensor"
-    if name.startswith("__"):  # reserved by the format
-        name = f"%5F{name[1:]}"
-    unique, count = name, 1
-    while unique in taken:  # the keys 3 and "3", say
-        count += 1
-        unique = f"{name}~{count}"
-    return unique
 
 
 def _escaped(part: Any) -> str:
@@ -349,7 +368,7 @@ class _Unpacker:
 
     def _items(self, items: JSON, path: _Path) -> list[Any]:
         if not isinstance(items, list):
-            raise _Fault(f"{str(items)[:40]!r} is not a list")
+            raise _Fault(f"{shorten(items, 40)} is not a list")
         return [self.unpack(item, (*path, index)) for index, item in enumerate(items)]
 
     def _mapping(self, pairs: JSON, path: _Path) -> dict[Any, Any]:
@@ -378,7 +397,7 @@ class _Unpacker:
             raise _Fault("a $deque is not a pair of a length and items")
         length, items = content
         if length is not None and not _is_count(length):
-            raise _Fault(f"a deque has length {str(length)[:40]!r}")
+            raise _Fault(f"a deque has length {shorten(length, 40)}")
         members = deque(self._items(items, path), length)
         if len(members) != len(items):
             raise _Fault("a deque has more items than it can hold")
@@ -413,6 +432,8 @@ def _rebuilt(tensor: Tensor, node: dict[str, JSON]) -> Tensor:
             raise _Fault("a complex tensor is not stored as pairs of numbers")
         if tensor.dtype not in (torch.float64, torch.float16):
             raise _Fault(f"a complex tensor has dtype {tensor.dtype}")
+        if tensor.stride(-1) != 1 or any(step % 2 for step in tensor.stride()[:-1]):
+            raise _Fault("the order of a complex tensor separates the parts of its numbers")
         tensor = torch.view_as_complex(tensor)
     return tensor
 
@@ -460,12 +481,15 @@ def _pair(parts: Any, *kinds: type) -> Iterable[Any]:
 
 
 def _fraction(parts: Any) -> Fraction:
-    return Fraction(*_pair(parts, int))
+    top, bottom = _pair(parts, int)
+    if max(top.bit_length(), bottom.bit_length()) > _MAX_BITS:  # the time to reduce it is quadratic
+        raise _Fault(f"a fraction has more than {_MAX_BITS} bits")
+    return Fraction(top, bottom)
 
 
 def _dtype(name: Any) -> torch.dtype:
     if name not in _TORCH_DTYPES:
-        raise _Fault(f"unknown dtype {str(name)[:40]!r}")
+        raise _Fault(f"unknown dtype {shorten(name, 40)}")
     return _TORCH_DTYPES[name]
 
 
@@ -498,7 +522,9 @@ def _moment(name: str, value: Any) -> Any:
     number = type(value) is int or (not counted and type(value) is float)
     if not number or not 0 <= value < math.inf:
         kind = "integer" if counted else "number of seconds"
-        raise ValueError(f"{name} of a timestamp is {str(value)[:40]}, not a non-negative {kind}")
+        raise ValueError(
+            f"{name} of a timestamp is {shorten(value, 40)}, not a non-negative {kind}"
+        )
     return value
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from pickletools import genops
 from typing import Any
 
 import attrs
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from composable.checkpoint._safetensors import read_header, read_tensors
+from composable.checkpoint._weights_pickle import RefusedPickleError, check_pickle
 from composable.checkpoint.errors import (
     CheckpointError,
     DamagedCheckpointError,
@@ -31,12 +31,19 @@ from composable.functional._checks import as_path, check_flag, check_module
 __all__ = [
     "LoadedWeights",
     "as_patterns",
+    "load_path_weights",
     "load_plain",
     "load_weights",
     "matches",
+    "read_file",
     "read_weights",
 ]
 
+_OF_FUNCTION = "Set their path with key="
+_OF_TRAINER = (
+    "Drop load_path, and load them into the model before you build the Trainer, by "
+    "composable.checkpoint.load_weights(model, path, key=...)"
+)
 _OURS = "state/model/weights"
 _EXTRA = "_extra_state"
 
@@ -98,11 +105,28 @@ def load_weights(
     patterns = as_patterns(ignore)
     if key is not None and not isinstance(key, str):
         raise TypeError(f"key={key!r} must be the path of the weights in the file, or None.")
-    weights = {
-        name: value
-        for name, value in read_weights(path, key).items()
-        if not matches(name, patterns)
-    }
+    weights = read_weights(path, key)
+    return _load_weights(model, weights, path, patterns, strict=strict, argument="ignore")
+
+
+def load_path_weights(model: nn.Module, path: Path, ignore: Sequence[str]) -> LoadedWeights:
+    """Load the weights of `load_path`, as `load_weights` does; errors name those arguments."""
+    weights = read_weights(path, None, _OF_TRAINER)
+    patterns = as_patterns(ignore)
+    return _load_weights(model, weights, path, patterns, strict=True, argument="load_ignore_keys")
+
+
+def _load_weights(
+    model: nn.Module,
+    weights: Mapping[str, Any],
+    path: Path,
+    patterns: list[str],
+    *,
+    strict: bool,
+    argument: str,
+) -> LoadedWeights:
+    """Load weights by name; `argument` is that with the patterns, for errors."""
+    weights = {name: value for name, value in weights.items() if not matches(name, patterns)}
     own = {n: v for n, v in model.state_dict().items() if not matches(n, patterns)}
     unexpected = [name for name in weights if name not in own]
     found = {name: value for name, value in weights.items() if name in own}
@@ -118,7 +142,8 @@ def load_weights(
         raise MismatchError(
             f"{path} does not match the model, which is unchanged:\n  "
             + "\n  ".join(faults[:20])
-            + "\nTo leave weights unchanged, list them in ignore=, such as ignore=['head.*']."
+            + f"\nTo leave weights unchanged, list them in {argument}, such as "
+            f"{argument}=['head.*']."
         )
     _load(model, {name: _divided(value, own[name]) for name, value in found.items()}, path)
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
@@ -221,13 +246,13 @@ def _fault(own: Any, value: Any) -> str | None:
 # The contents of the file
 
 
-def read_weights(path: Path, key: str | None) -> dict[str, Any]:
+def read_weights(path: Path, key: str | None, advice: str = _OF_FUNCTION) -> dict[str, Any]:
     """Return the weights of a file by name: see `load_weights`."""
     if path.is_dir():
         contents = read(path)
         tree, key = unpack(contents.tensors, contents.data), key or _OURS
     else:
-        tree = _read_file(path)
+        tree = read_file(path)
     for part in (key or "").split("/") if key else []:
         if not isinstance(tree, Mapping) or part not in tree:
             raise MismatchError(f"{path} has no entry {key!r}: {_contents(tree)}.")
@@ -236,9 +261,20 @@ def read_weights(path: Path, key: str | None) -> dict[str, Any]:
         raise MismatchError(f"{path} contains no mapping of weights: {_contents(tree)}.")
     if tree and not any(isinstance(value, Tensor) for value in tree.values()):
         raise MismatchError(
-            f"{path} contains no mapping of tensors: {_contents(tree)}. Set their path with key=."
+            f"{path} contains no mapping of tensors: {_contents(tree)}. {advice}{_such_as(tree)}."
         )
     return dict(tree)
+
+
+def _such_as(tree: Mapping[str, Any], path: str = "") -> str:
+    """Return an example of the key of weights in a tree, if there are some."""
+    for name, value in tree.items():
+        if isinstance(name, str) and isinstance(value, Mapping) and value:
+            if all(isinstance(one, Tensor) for one in value.values()):
+                return f", such as key={path + name!r}"
+            if "/" not in path and (found := _such_as(value, f"{path}{name}/")):
+                return found
+    return ""
 
 
 def _contents(tree: Any) -> str:
@@ -247,7 +283,12 @@ def _contents(tree: Any) -> str:
     return f"it contains an object of type {type(tree).__name__}"
 
 
-def _read_file(path: Path) -> Any:
+def read_file(path: Path) -> Any:
+    """Return the contents of a safetensors file, or of one that `torch.save` wrote.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or has more than tensors and containers.
+    """
     try:
         with open_regular(path) as file:
             if path.suffix == ".safetensors":
@@ -277,6 +318,8 @@ def load_plain(file: Any, path: Path, size: int) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except (CheckpointError, OSError):
         raise
+    except RefusedPickleError as error:
+        raise DamagedCheckpointError(f"{path} contains {error}.") from error
     except Exception as error:  # torch.load raises many types
         raise DamagedCheckpointError(
             f"{path} cannot be loaded: it is damaged, or contains objects other than tensors and "
@@ -285,11 +328,11 @@ def load_plain(file: Any, path: Path, size: int) -> Any:
 
 
 def _check_archive(file: Any, path: Path, size: int) -> None:
-    """Check that a file of `torch.save` takes no more memory than its size: it compresses nothing.
+    """Check that a file of `torch.save` takes time and memory in proportion to its size.
 
     Raises:
-        DamagedCheckpointError: It is compressed, its members overlap, or it has a bytearray, which
-            a pickle may create by its length alone.
+        DamagedCheckpointError: It is compressed, or its members overlap.
+        RefusedPickleError: Its pickle does not: see `check_pickle`.
     """
     if zipfile.is_zipfile(file):
         archive = zipfile.ZipFile(file)
@@ -299,16 +342,13 @@ def _check_archive(file: Any, path: Path, size: int) -> None:
             raise DamagedCheckpointError(
                 f"{path} is compressed, which could expand to any size; save it with torch.save."
             )
-        pickles = [archive.read(one) for one in members if one.filename.endswith("data.pkl")]
-        found = any(map(_has_bytearray, pickles))
+        for one in members:
+            if one.filename.endswith("data.pkl"):
+                check_pickle(archive.read(one))
     else:
         file.seek(0)
-        found = _has_bytearray(_Bounded(file, size), pickles=_LEGACY_PICKLES)
-    if found:
-        raise DamagedCheckpointError(
-            f"{path} contains a bytearray, whose length may have any value; save bytes or a tensor "
-            "in its place."
-        )
+        for _ in range(_LEGACY_PICKLES):
+            check_pickle(_Bounded(file, size))
     file.seek(0)
 
 
@@ -331,19 +371,6 @@ class _Bounded:
         """Read a line."""
         line: bytes = self.file.readline()
         return line
-
-
-def _has_bytearray(source: Any, pickles: int = 1) -> bool:
-    """Return whether a pickle creates a bytearray; nothing is executed."""
-    if isinstance(source, bytes) and b"bytearray" not in source:
-        return False
-    names = (
-        argument
-        for _ in range(pickles)
-        for opcode, argument, _ in genops(source)
-        if opcode.name == "GLOBAL" and argument
-    )
-    return any(name.endswith(" bytearray") for name in names)
 
 
 def _read_safetensors(file: Any, path: Path) -> dict[str, Tensor]:

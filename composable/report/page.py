@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import secrets
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from composable._version import __version__
+from composable.core._paths import write_atomically
 from composable.functional._checks import as_path
 from composable.report.chart_data import chart_data
 from composable.report.comparison import Comparison
@@ -77,13 +77,7 @@ def write_report(
             f"the report would have {len(raw) / 1e6:.1f} MB, more than {MAX_BYTES / 1e6:.0f} MB: "
             "pass fewer runs."
         )
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
-    try:
-        partial.write_bytes(raw)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return target
+    return write_atomically(target, raw)
 
 
 def _read(runs: Any) -> list[RecordedRun]:

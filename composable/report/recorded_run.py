@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import attrs
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composable.core._html import panel, sparkline, table
+from composable.core._secrets import redact, redact_command
 from composable.functional._checks import as_path
 from composable.report.curves import Curve
 from composable.report.extras import needs
@@ -135,7 +137,7 @@ class RecordedRun:
         self._read_metrics()
         self._derive_throughput()
         self._read_checkpoints()
-        beside = [path.with_suffix(".files") for path in self._metrics_files()]
+        beside = [path.with_suffix(".files") for path in self._metrics_files]
         self.images.extend(find_images([self.folder / "images", *beside], self.problems))
 
     # --- facts ---
@@ -231,7 +233,7 @@ class RecordedRun:
 
     def _read_records(self) -> None:
         try:
-            self.records.extend(records.read_records(self.folder))
+            self.records.extend(map(_without_secrets, records.read_records(self.folder)))
         except CheckpointError as error:
             self.problems.append(str(error))
 
@@ -290,7 +292,7 @@ class RecordedRun:
     def _read_metrics(self) -> None:
         """Read the files of JSONLinesLogger; a metric of steps.jsonl is already known."""
         known, timed = set(self.curves), bool(len(self.clock.seconds))
-        for path in self._metrics_files():
+        for path in self._metrics_files:
             for line in read_lines(path, self.problems):
                 batch = as_batch(line.get("batch"))
                 if batch is None:
@@ -301,8 +303,12 @@ class RecordedRun:
                     if (number := as_number(line[name])) is not None:
                         self._curve(name).add(batch, number)
 
+    @cached_property
     def _metrics_files(self) -> list[Path]:
-        """Find the files in the folder, and those elsewhere that the configuration names."""
+        """Find the files in the folder, and those in folders of it that the configuration names.
+
+        A configuration may come from anywhere: a file outside of the folder is not read.
+        """
         own = {records.STEPS, EVENTS}
         inside = [
             path
@@ -311,8 +317,16 @@ class RecordedRun:
         ]
         named = self.configuration.get("metrics_paths")
         paths = list(named.values()) if isinstance(named, dict) else []
-        outside = [Path(path) for path in paths if isinstance(path, str) and "\0" not in path]
-        return list({path.absolute(): path for path in [*inside, *outside] if path.is_file()})
+        given = [self.folder / path for path in paths if isinstance(path, str) and "\0" not in path]
+        found = {path.absolute(): path for path in [*inside, *given] if path.is_file()}
+        root = self.folder.resolve()
+        for path in [one for one in found if not one.resolve().is_relative_to(root)]:
+            del found[path]
+            self.problems.append(
+                f"{path} is outside of the folder of the run, and is not read: write metrics to a "
+                "file in the save_folder."
+            )
+        return list(found)
 
     def _derive_throughput(self) -> None:
         """Compute the throughput between the known times, if no callback logged it."""
@@ -353,6 +367,15 @@ class RecordedRun:
         latest = self.checkpoints[-1]["best"] if self.checkpoints else None
         for each in self.checkpoints:
             each["best"] = latest if latest and latest["checkpoint"] == each["name"] else None
+
+
+def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:
+    commands = {
+        name: redact_command(map(str, record[name]))
+        for name in ("command", "arguments")
+        if isinstance(record.get(name), list)
+    }
+    return {**redact(record), **commands}
 
 
 def _best_of(best: Any) -> dict[str, Any] | None:

@@ -12,12 +12,18 @@ import torch
 
 from composable._version import __version__
 from composable.core._paths import open_regular
+from composable.core._secrets import redact_command
 
 __all__ = ["describe_environment", "describe_script", "hash_file"]
 
 
-def describe_environment() -> dict[str, Any]:
+def describe_environment(*, command: bool = True) -> dict[str, Any]:
     """Describe versions, platform, threads, command and commit, as plain values.
+
+    Secrets in the command are redacted.
+
+    Args:
+        command: Include the command.
 
     The result includes the causes of bitwise differences between machines: the version of PyTorch,
     the number of threads, the processor and the GPU.
@@ -40,7 +46,7 @@ def describe_environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "num_threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "command": list(sys.argv),
+        **({"command": redact_command(sys.argv)} if command else {}),
         "commit": _commit(Path.cwd()),
     }
 
@@ -49,7 +55,7 @@ def describe_script() -> dict[str, Any]:
     """Describe the running script, as plain values, so that it can be started again.
 
     `script` is None if there is none, as in a notebook. `module` is the argument of `python -m`, or
-    None.
+    None. Secrets in the arguments are redacted.
 
     Example:
         >>> from composable.runs.environment import describe_script
@@ -63,7 +69,7 @@ def describe_script() -> dict[str, Any]:
         "script": None if script is None else str(script),
         "script_sha256": None if script is None else hash_file(script),
         "module": None if spec is None else spec.name,
-        "arguments": list(sys.argv[1:]),
+        "arguments": redact_command(sys.argv[1:]),
         "cwd": str(Path.cwd()),
         "executable": sys.executable,
     }

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from composable.core._paths import open_to_write
+from composable.core._secrets import redact
 from composable.core.time import Timestamp
 from composable.runs.shown_warnings import ShownWarnings
 
@@ -53,7 +55,7 @@ class EventLog:
 
     def end(self, now: Timestamp, error: BaseException | None) -> None:
         """Add the end of a fit, and the error that caused it."""
-        text = None if error is None else f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
+        text = None if error is None else redact(f"{type(error).__name__}: {error}"[:_LONGEST_TEXT])
         self._add("end", now, error=text)
 
     def close(self) -> None:
@@ -69,7 +71,7 @@ class EventLog:
         if not self._pending:
             return
         raw = "".join(json.dumps(event) + "\n" for event in self._pending)
-        with self.path.open("ab") as file:
+        with open_to_write(self.path, "ab") as file:
             if file.tell() and not _ends_with_newline(self.path):
                 raw = f"\n{raw}"  # a killed process left part of a line
             file.write(raw.encode())
@@ -93,7 +95,7 @@ class EventLog:
     def _add_warning(self, category: str, message: str, where: str) -> None:
         self._num_warnings += 1
         if self._num_warnings <= _MOST_WARNINGS:
-            text = message[:_LONGEST_TEXT]
+            text = redact(message[:_LONGEST_TEXT])
             self._add("warning", self._now, category=category, message=text, where=where)
 
 

@@ -14,6 +14,7 @@ from composable.checkpoint import folders
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
 from composable.core._hashing import hash_prefix
+from composable.core._paths import check_no_link, open_to_write, truncate
 from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.logger import to_numbers
@@ -105,9 +106,12 @@ class RunRecorder(Callback):
         if self._begun:
             return
         self._begun = True
+        script = describe_script()
+        if "command" not in description:  # record_command=False
+            del script["arguments"]
         record = {
             **description,
-            **describe_script(),
+            **script,
             "save_folder": str(self.folder.absolute()),
             "batch": state.timestamp.batch,
             "time": time.time(),
@@ -200,7 +204,7 @@ class RunRecorder(Callback):
             for (batch, epoch, _), values in zip(self._pending, numbers, strict=True)
         )
         self._opened = False  # until all lines are written
-        with (self.folder / records.STEPS).open("ab") as file:
+        with open_to_write(self.folder / records.STEPS, "ab") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
@@ -213,15 +217,17 @@ class RunRecorder(Callback):
     def _open_steps(self) -> None:
         """Truncate the file to the lines that this run has written, or start a new file."""
         path = self.folder / records.STEPS
+        check_no_link(path)
+        check_no_link(self.folder / EVENTS)
         self._hash = hash_prefix(path, self._bytes)
         if self._bytes and self._hash.hexdigest() == self._digest:
-            os.truncate(path, self._bytes)
+            truncate(path, self._bytes)
         else:  # the file of another run, or a new folder
             if path.exists() and path.stat().st_size:
                 records.rotate(path)
             if (self.folder / EVENTS).exists():
                 records.rotate(self.folder / EVENTS)
-            path.touch()
+            open_to_write(path, "ab").close()
             self._bytes, self._hash = 0, sha256()
             self._digest = self._hash.hexdigest()
         self._opened = True

@@ -7,7 +7,6 @@ batch and each evaluation. Numbers are written as hexadecimal floats, which are 
 import io
 import math
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from composable.checkpoint.errors import (
     MissingCheckpointError,
     UnreadableCheckpointError,
 )
-from composable.core._paths import next_name, open_regular
+from composable.core._paths import check_no_link, next_name, open_regular, write_atomically
 
 __all__ = [
     "RUN",
@@ -59,6 +58,7 @@ def add_record(folder: Path, record: Mapping[str, JSON]) -> None:
         OSError: The file cannot be written.
     """
     target = folder / RUN
+    check_no_link(target)
     try:
         earlier = read_records(folder)
     except MissingCheckpointError:
@@ -67,15 +67,7 @@ def add_record(folder: Path, record: Mapping[str, JSON]) -> None:
         rotate(target)
         earlier = []
     raw = _json.dump({"format": _FORMAT, "records": [*earlier, dict(record)]}, indent=1)
-    partial = folder / f".{RUN}.{secrets.token_hex(8)}.partial"
-    try:
-        with partial.open("xb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(target, raw)
 
 
 def read_records(folder: Path) -> list[dict[str, JSON]]:

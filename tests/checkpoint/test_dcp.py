@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import time
 import warnings
 from collections import OrderedDict
 
@@ -239,6 +240,56 @@ def test_pickles_that_take_more_memory_than_their_size_are_refused(tmp_path):
         path.write_bytes(pickled)
         with pytest.raises(DamagedCheckpointError, match="not the metadata"):
             import_dcp(folder, tmp_path / "ours")
+
+
+def tuples_in_tuples(depth):
+    """Return instructions that push a tuple of few bytes, and of 2 ** depth values."""
+    twice = [b")\x94"]  # an empty tuple, number 0
+    twice += [b"h%ch%c\x86\x94" % (i, i) for i in range(depth)]  # a pair of the one before
+    return b"".join(twice)
+
+
+INDEX = b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n)\x81"
+NESTED = {
+    "a name": lambda many: INDEX + b"}X\x03\x00\x00\x00fqn" + many + b"sb",
+    "an offset": lambda many: (
+        INDEX + b"}(X\x03\x00\x00\x00fqnX\x01\x00\x00\x00aX\x06\x00\x00\x00offset" + many + b"ub"
+    ),
+    "a class": lambda many: many + b"X\x01\x00\x00\x00a\x93",
+}
+
+
+@pytest.mark.parametrize("where", NESTED)
+def test_tuples_that_share_their_parts_take_no_time(where, tmp_path):
+    folder = save(tmp_path / "theirs")
+    pickled = b"\x80\x04}" + NESTED[where](tuples_in_tuples(40)) + b"K\x01s."
+    assert len(pickled) < 400
+    (folder / ".metadata").write_bytes(pickled)
+    began = time.perf_counter()
+
+    with pytest.raises(DamagedCheckpointError, match="not the metadata"):  # it took hours
+        import_dcp(folder, tmp_path / "ours")
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("relative_path", ((),)), ("transform_descriptors", ((),)), ("offset", ((),))],
+)
+def test_values_that_share_their_parts_are_not_printed_whole(name, value, tmp_path):
+    def change(metadata, folder):
+        many = value
+        for _ in range(40):
+            many = (many, many)
+        setattr(first(metadata), name, many)
+
+    folder = save(tmp_path / "theirs")
+    edit(folder, change)
+    began = time.perf_counter()
+
+    with pytest.raises((DamagedCheckpointError, UnreadableCheckpointError)):
+        import_dcp(folder, tmp_path / "ours")
+    assert time.perf_counter() - began < 5
 
 
 def test_an_object_that_is_not_plain_is_named_and_can_be_skipped(tmp_path):

@@ -123,7 +123,7 @@ def test_overwrites_only_on_request(saved):
     [
         (lambda it: (it / "notes.txt").write_text("mine"), r"'notes\.txt', which is not part of"),
         (lambda it: it.rename("whole") and it.write_text("mine"), "is not a directory"),
-        (lambda it: it.symlink_to(it.rename("whole")), "is not a directory"),
+        (lambda it: it.symlink_to(it.rename("whole")), "is a link to whole, and no checkpoint"),
     ],
     ids=by_message,
 )
@@ -236,7 +236,7 @@ def test_refuses_exchanged_files_and_a_huge_manifest(saved, damage, message):
     [
         ({"schema": 3}, "schema 3, but this version reads the schemas 1 and 2"),
         ({"schema": True}, "schema True"),
-        ({"schema": "1"}, "schema 1"),
+        ({"schema": "1"}, "schema '1'"),
         ({"format": "x"}, "not the manifest"),
         ([1], "not the manifest"),
         ({"library": []}, "library is a list"),

@@ -129,7 +129,7 @@ def test_a_missing_checkpoint_is_an_error(tmp_path, capsys, verb):
     assert "no checkpoint at" in err
 
 
-@pytest.mark.parametrize("arguments", [[], ["checkpoint"], ["checkpoint", "inspect"], ["fly"]])
+@pytest.mark.parametrize("arguments", [["checkpoint"], ["checkpoint", "inspect"], ["fly"]])
 def test_wrong_usage_is_an_error(capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)

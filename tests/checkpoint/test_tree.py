@@ -190,6 +190,8 @@ def test_a_tree_is_finite_and_not_too_deep():
     ("data", "message"),
     [
         ({"a": {"$tensor": "w"}, "b": {"$tensor": "x"}}, "at b: tensor 'x' is missing"),
+        ({"$fraction": [{"$int": "0x" + "f" * 10**6}, 3]}, "a fraction has more than 65536 bits"),
+        ({"$timestamp": {"batch": {"$int": "-0x" + "f" * 10**5}}}, "is an integer of 400000 bits"),
         ({}, "does not reference the tensors 'w'"),
         ({"$tensor": 3}, "a .tensor is not a name"),
         ({"$tensor": "w", "more": 1}, "a .tensor is not a name"),
@@ -199,7 +201,7 @@ def test_a_tree_is_finite_and_not_too_deep():
         ({"$tensor": "w", "complex": True}, "complex tensor"),
         ([{"$tensor": "w"}, {"$tensor": "w", "order": [1, 0]}], "described in two different ways"),
         ({"$pickle": "gASV"}, "'.pickle' is unknown"),
-        ({"$tuple": 3}, "'3' is not a list"),
+        ({"$tuple": 3}, "3 is not a list"),
         ({"$tuple": [], "x": 1}, "a .tuple has other keys"),
         ({"$set": [1, 1]}, "a set member occurs twice"),
         ({"$set": [[]]}, "unhashable"),
@@ -231,7 +233,7 @@ def test_a_tree_is_finite_and_not_too_deep():
         ({"$timestamp": {"batch": -1}}, "batch of a timestamp is -1"),
         ({"$timestamp": {"batch": {"$float": "7ff8000000000000"}}}, "batch of a timestamp is nan"),
         ({"$timestamp": {"batch": True}}, "batch of a timestamp is True"),
-        ({"$timestamp": {"total_wct": "1"}}, "total_wct of a timestamp is 1"),
+        ({"$timestamp": {"total_wct": "1"}}, "total_wct of a timestamp is '1'"),
         ({"$timestamp": {"fortnight": 1}}, "fortnight"),
         ({"$timestamp": {"$dict": [[3, 1]]}}, "damaged at the tree"),
         ({"$key": -1}, "out of range"),
@@ -244,3 +246,18 @@ def test_a_tree_is_finite_and_not_too_deep():
 def test_an_invalid_state_is_an_error_with_its_path(data, message):
     with pytest.raises(DamagedCheckpointError, match=message):
         unpack({"w": torch.ones(2, 2)}, data)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("order", [[1, 0], [2, 0, 1], [0, 2, 1]])
+def test_a_complex_tensor_whose_order_separates_its_numbers_is_named(order, dtype):
+    tensor = torch.zeros(*[3] * (len(order) - 1), 2, dtype=dtype)
+
+    with pytest.raises(DamagedCheckpointError, match="at a: the order of a complex tensor"):
+        unpack({"w": tensor}, {"a": {"$tensor": "w", "order": order, "complex": True}})
+
+
+def test_the_memory_format_of_complex_tensors_is_restored():
+    tensor = torch.zeros(2, 3, 4, 5, dtype=torch.complex128).to(memory_format=torch.channels_last)
+
+    assert there_and_back(tensor).stride() == tensor.stride()

@@ -153,7 +153,8 @@ def test_tied_weights_may_have_either_name_or_both(tmp_path, save):
 def test_the_key_selects_nested_weights(tmp_path, model):
     path = as_torch(tmp_path, {"epoch": 3, "models": {"net": net(2).state_dict()}})
 
-    check_refused(MismatchError, r"'epoch', 'models'\. Set their path with key=", model, path)
+    named = r"'epoch', 'models'\. Set their path with key=, such as key='models/net'\.$"
+    check_refused(MismatchError, named, model, path)
     message = "no entry 'models/other': it contains 'net'"
     check_refused(MismatchError, message, model, path, key="models/other")
     load_weights(model, path, key="models/net")

@@ -55,8 +55,8 @@ def test_a_run_is_shown_by_its_status_and_its_metrics(tmp_path):
     assert shown.count("<svg") == sum(len(curve) > 1 for curve in run.curves.values()) >= 3
 
 
-def test_a_metrics_file_elsewhere_is_found_through_the_configuration(tmp_path):
-    logger = JSONLinesLogger(tmp_path / "elsewhere" / "metrics.jsonl")
+def test_a_metrics_file_in_an_inner_folder_is_found_through_the_configuration(tmp_path):
+    logger = JSONLinesLogger(tmp_path / "run" / "logs" / "metrics.jsonl")
 
     def norm(event, state, logger):
         if event.value == "batch_end":
@@ -243,3 +243,24 @@ def test_lines_of_an_earlier_part_are_not_read(tmp_path):
     write_lines(tmp_path / "metrics.1.jsonl", [{"batch": 1, "y": 1.0}])
 
     assert "y" not in RecordedRun(tmp_path).curves
+
+
+def test_only_files_in_the_folder_of_the_run_are_read(tmp_path):
+    other, run = tmp_path / "other", tmp_path / "run"
+    (other / "secret.files").mkdir(parents=True)
+    (other / "secret.files" / "face-ba1.png").write_bytes(png(2, 2, 0))
+    write_lines(other / "secret.jsonl", [{"batch": 1, "secret": 1.0}])
+    paths = {"JSONLinesLogger": str(other / "secret.jsonl"), "2": "../other/secret.jsonl"}
+    write_run(run, [1.0], metrics=[{"batch": 1, "own": 2.0}], metrics_paths=paths)
+    (run / "link.jsonl").symlink_to(other / "secret.jsonl")
+    (run / "up").symlink_to(other)
+    through = {"3": str(run / "up" / "secret.jsonl"), "4": str(run / "metrics.jsonl")}
+    write_run(run, [1.0], metrics=[{"batch": 1, "own": 2.0}], metrics_paths={**paths, **through})
+
+    found = RecordedRun(run)
+
+    assert sorted(found.curves) == ["loss/train", "lr", "own"]
+    assert found.images == []
+    outside = [one for one in found.problems if "outside of the folder of the run" in one]
+    assert len(outside) == 4
+    assert any(str(other / "secret.jsonl") in one for one in outside)

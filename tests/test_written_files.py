@@ -1,0 +1,278 @@
+"""What a run writes goes to files of its own: never through a link, and never over a device."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+import composable
+from composable.callbacks import ExportForInference, MLPerfCallback, Profiler
+from composable.checkpoint import files
+from composable.comparison import Comparison
+from composable.comparison.study_file import write_study
+from composable.comparison.trials.pool import Pool
+from composable.loggers import CSVLogger, JSONLinesLogger, TensorBoardLogger
+from composable.report import write_report
+from tests.comparison.studies import make_study
+from tests.report.folders import write_run
+from tests.support.comparison import build
+from tests.support.runs import make_trainer
+
+PRECIOUS = "epoch,batch\nthe only copy\n"
+
+
+def train(folder, **options):
+    make_trainer(max_duration="2ba", **options).fit()
+
+
+def record(folder):
+    train(folder, save_folder=folder)
+
+
+def autoresume(folder):
+    train(folder, save_folder=folder, autoresume=True)
+
+
+def compare(folder):
+    with Pool(build, workers=1, folder=folder) as pool:
+        pool.start(0, None).kill()
+
+
+def mlperf(folder):
+    log = MLPerfCallback(folder / "result.txt", target=0.5, submitter="us", platform="one")
+    log.load_state_dict({"bytes": 3, "once": ["run_start"]})
+    train(folder, callbacks=[log])
+
+
+def json_images(folder):
+    with closing(JSONLinesLogger(folder / "metrics.jsonl")) as logger:
+        logger.log_images({"face": torch.zeros(1, 2, 2)}, composable.Timestamp(batch=1))
+
+
+def report(folder):
+    write_report(write_run(folder / "run"), folder / "report.html")
+
+
+def timeline(folder):
+    trainer = make_trainer()
+    trainer.plan.timeline(trainer.state.max_duration, 3).save(folder / "plan.svg")
+
+
+WRITERS = {
+    "run.lock": record,
+    "run.json": record,
+    "steps.jsonl": record,
+    "events.jsonl": autoresume,
+    "ep0-ba2": record,
+    "metrics.jsonl": lambda f: train(f, loggers=JSONLinesLogger(f / "metrics.jsonl", append=True)),
+    "all.jsonl": lambda f: train(f, loggers=JSONLinesLogger(f / "all.jsonl", overwrite=True)),
+    "new.jsonl": lambda f: train(f, loggers=JSONLinesLogger(f / "new.jsonl")),
+    "metrics.files/face-0-ba1.png": json_images,
+    "metrics.csv": lambda f: train(f, loggers=CSVLogger(f / "metrics.csv", overwrite=True)),
+    "result.txt": mlperf,
+    "setup.pickle": compare,
+    "worker-0.log": compare,
+    "study.json": lambda f: Comparison(make_study()).save(f),
+    "plot.png": lambda f: Comparison(make_study()).save(f),
+    "report.html": report,
+    "plan.svg": timeline,
+    "model.pt2": lambda f: train(f, callbacks=[ExportForInference(f / "model.pt2")]),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_link_in_the_last_place_is_refused_and_both_ends_are_named(name, tmp_path):
+    precious = tmp_path / "precious.txt"
+    precious.write_text(PRECIOUS)
+    link = tmp_path / "runs" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(precious)
+
+    with pytest.raises(Exception, match=r"is a link to") as caught:
+        WRITERS[name](tmp_path / "runs")
+
+    assert str(link) in str(caught.value)
+    assert str(precious) in str(caught.value)
+    assert precious.read_text() == PRECIOUS
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_link_to_a_file_that_is_missing_is_refused_too(name, tmp_path):
+    link = tmp_path / "runs" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere.txt")
+
+    with pytest.raises(Exception, match=r"is a link to"):
+        WRITERS[name](tmp_path / "runs")
+
+    assert not (tmp_path / "elsewhere.txt").exists()
+    assert link.is_symlink()
+
+
+def test_the_folders_above_may_be_links(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "scratch")
+    folder = tmp_path / "runs"
+
+    logger = JSONLinesLogger(folder / "metrics.jsonl")
+    train(folder, save_folder=folder, loggers=[logger, CSVLogger(folder / "metrics.csv")])
+
+    written = {path.name for path in (tmp_path / "scratch").iterdir()}
+    assert {"run.json", "run.lock", "metrics.jsonl", "metrics.csv", "ep0-ba2"} <= written
+
+
+def test_a_trace_is_written_beside_a_link_of_its_name(tmp_path):
+    trace = tmp_path / "trace-ba2-ba2.json"
+    trace.symlink_to(tmp_path / "elsewhere.json")
+    make_trainer(callbacks=[Profiler(tmp_path, wait="0ba", warmup="1ba", active="1ba")]).fit()
+
+    assert trace.is_symlink()
+    assert not (tmp_path / "elsewhere.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+def test_event_files_that_are_links_are_not_truncated(tmp_path):
+    def run(duration):
+        make_trainer(
+            loggers=TensorBoardLogger(tmp_path / "events"),
+            save_folder=tmp_path / "run",
+            save_interval="1ba",
+            autoresume=True,
+            max_duration=duration,
+        ).fit()
+
+    run("2ba")
+    (event_file,) = (tmp_path / "events").iterdir()
+    precious = tmp_path / "precious.txt"
+    event_file.rename(precious)
+    with precious.open("ab") as file:
+        file.write(b"more")
+    content = precious.read_bytes()
+    event_file.symlink_to(precious)
+
+    with pytest.warns(composable.loggers.LoggerFailureWarning, match="is a link to"):
+        run("3ba")
+
+    assert precious.read_bytes() == content
+
+
+# --- devices and pipes
+
+LOGGERS = """
+    import sys
+    from composable.loggers import CSVLogger, JSONLinesLogger
+    from tests.support.runs import make_trainer
+
+    kind = {"csv": CSVLogger, "jsonl": JSONLinesLogger}[sys.argv[1]]
+    logger = kind(sys.argv[2])
+    make_trainer(loggers=logger, max_duration="3ba", check_effects=False).fit()
+    logger.state_dict()
+    logger.close()
+    print("the end")
+"""
+
+
+def run_logger(kind, path, **options):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LOGGERS), kind, str(path)],
+        check=True,
+        timeout=120,
+        **options,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="has no /dev/stdout")
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_metrics_are_written_to_the_standard_output(kind, tmp_path):
+    piped = run_logger(kind, "/dev/stdout", stdout=subprocess.PIPE, text=True).stdout
+    with (tmp_path / "out.txt").open("w") as out:
+        out.write("before\n")
+        out.flush()
+        run_logger(kind, "/dev/stdout", stdout=out)
+
+    lines = piped.splitlines()
+    assert len(lines) == (5 if kind == "csv" else 4)
+    assert "loss/train" in lines[0]
+    assert lines[-1] == "the end"
+    assert (tmp_path / "out.txt").read_text().splitlines()[0] == "before"
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == len(lines) + 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_pipe_is_written_to_and_not_replaced(kind, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        run_logger(kind, pipe, stdout=subprocess.DEVNULL)
+        read = reader.communicate(timeout=60)[0]
+
+    assert len(read.splitlines()) == (4 if kind == "csv" else 3)
+    assert pipe.is_fifo()
+
+
+def test_a_link_to_a_device_is_written_to_and_not_replaced(tmp_path):
+    null = tmp_path / "null"
+    null.symlink_to(os.devnull)
+    write_study(make_study(), null)
+
+    assert null.is_symlink()
+    assert Path(os.devnull).is_char_device()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
+def test_a_pipe_with_the_name_of_a_record_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "steps.jsonl")
+
+    with pytest.raises(files.CheckpointError, match=r"steps\.jsonl"):
+        train(tmp_path, save_folder=tmp_path)
+
+
+# --- one opener
+
+OPENER = "core/_paths.py"
+# A process that starts before the library can be imported, and creates a file in torch's folder.
+ALLOWED = {"distributed/_rank.py: draft.open('x')"}
+FLAGS = re.compile("O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|O_APPEND")
+METHODS = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "savefig"}
+FUNCTIONS = {
+    *("os.truncate", "os.link", "os.symlink", "os.mkfifo", "os.mknod"),
+    *("shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.move", "torch.save"),
+    *("tempfile.mkstemp", "tempfile.NamedTemporaryFile", "logging.FileHandler"),
+}
+INTO_MEMORY = ("buffer", "file")
+
+
+def opens_to_write(call):
+    """Return whether a call opens a file to write, by its name and its arguments."""
+    name = ast.unparse(call.func)
+    arguments = [ast.unparse(one) for one in [*call.args, *(k.value for k in call.keywords)]]
+    if name == "os.open":
+        return bool(FLAGS.search(ast.unparse(call))) and arguments[0] != "os.devnull"
+    method = name.rpartition(".")[2]
+    if method == "open":
+        modes = [one for one in arguments if re.fullmatch(r"'[rwxabt+]+'", one)]
+        return bool(re.search(r"[wxa+]", "".join(modes)))
+    written = method in METHODS or name in FUNCTIONS
+    return written and not any(one in INTO_MEMORY for one in arguments)
+
+
+def test_nothing_else_opens_a_file_to_write():
+    root = Path(composable.__file__).parent
+    found = {
+        f"{path.relative_to(root).as_posix()}: {ast.unparse(node)}"
+        for path in root.rglob("*.py")
+        if path != root / OPENER
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and opens_to_write(node)
+    }
+
+    assert found == ALLOWED, "open it with composable.core._paths"
