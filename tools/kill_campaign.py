@@ -1,10 +1,12 @@
 """A campaign of kills: runs that are ended by SIGKILL at random moments, and resumed.
 
     python -m tools.kill_campaign --runs 200
+    python -m tools.kill_campaign --back-ends 20
 
 Every run saves at every batch, into one folder that keeps the newest two. It is killed, once or
 several times, at moments drawn from a seed, and each time resumed in a new process. Its outcome is
-compared with that of an uninterrupted run. Half of the runs write in the background.
+compared with that of an uninterrupted run of the same configuration. With `--back-ends`, runs
+that log to all back ends are killed so many times, and what their readers show is compared.
 """
 
 import argparse
@@ -13,31 +15,73 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
+import torch.distributed as dist
 from torch import Tensor
+from torch.optim.lr_scheduler import StepLR
 
 from composable import Callback
 from composable.callbacks import CheckpointSaver
 from composable.checkpoint import files
 from composable.core.logger import Logger
 from composable.core.state import State
+from composable.loggers import JSONLinesLogger
 from composable.optim import cosine
+from tests.loggers.readers import BACK_ENDS
+from tests.support import logged_run
 from tests.support.algorithms import six_algorithms
-from tests.support.data import shuffling_loader
+from tests.support.data import batches, shuffling_loader
 from tests.support.models import conv_net
-from tests.support.runs import adam, make_trainer
+from tests.support.runs import adam, make_trainer, sgd
+from tools.kill_shards import end_all
 
 EPOCHS = 4
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where files are safe from SIGKILL, though not from a power failure, and soon written."""
 SAVED, RESULT = "saved.txt", "result.txt"
+LIMIT = 60.0
+"""How long a process waits for another one that was killed, in seconds."""
+FILES = ("csv", "tensorboard")
+MOMENTS = ("batch_start", "batch_end", "after_save", "eval_start", "eval_end")
+METRICS = ("loss/train", "lr", "metrics/eval/loss")
+
+
+@attrs.frozen
+class Configuration:
+    """A kind of run."""
+
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Arguments of the Trainer."""
+    background: bool = False
+    """Whether it writes checkpoints in the background."""
+    logs: bool = False
+    """Whether it evaluates, and logs to files."""
+    processes: int = 1
+
+
+CONFIGURATIONS = {
+    "foreground": Configuration(),
+    "background": Configuration(background=True),
+    "accumulation": Configuration({"grad_accum": 2}),
+    "bfloat16": Configuration({"precision": "amp_bf16", "optimizers": sgd}),
+    "torch scheduler": Configuration(
+        {"schedulers": partial(StepLR, step_size=7, gamma=0.5), "algorithms": ()}
+    ),
+    "skipped losses": Configuration({"nonfinite_loss": "skip"}, background=True),
+    "logs": Configuration(logs=True),
+    "two processes": Configuration({"parallel": "ddp"}, processes=2),
+}
 
 
 @attrs.frozen
@@ -45,7 +89,7 @@ class Outcome:
     """What became of one run."""
 
     kills: int
-    """How often it was killed while it ran."""
+    """How many processes were killed while they ran."""
     lost: int
     """How often a checkpoint that was there was gone afterwards."""
     broken: int
@@ -67,29 +111,40 @@ class Notes(Callback):
         os.close(descriptor)
 
 
-def train(folder: Path, *, background: bool) -> None:
-    """Resume the run of a folder, finish it, and write a digest of its final state."""
+def train(folder: Path, kind: Configuration) -> None:
+    """Resume the run of a folder, finish it, and write a digest of its outcome."""
+    logging: dict[str, Any] = {}
+    if kind.logs:
+        loggers = [BACK_ENDS[name].make(folder) for name in FILES]
+        loggers.append(JSONLinesLogger(folder / "metrics.jsonl"))
+        logging = {"loggers": loggers, "eval_dataloader": batches([4], images=True)}
+    options = {
+        "algorithms": six_algorithms(),
+        "optimizers": adam,
+        "schedulers": cosine(),
+        **kind.options,
+    }
     run = make_trainer(
         conv_net(),
         shuffling_loader(18, images=True),
-        algorithms=six_algorithms(),
-        optimizers=adam,
-        schedulers=cosine(),
         max_duration=f"{EPOCHS}ep",
         callbacks=[
             CheckpointSaver(
                 folder / "checkpoints",
                 save_interval="1ba",
                 num_checkpoints_to_keep=2,
-                background=background,
+                background=kind.background,
             ),
-            Notes(folder, background=background),
+            Notes(folder, background=kind.background),
         ],
         load_path=newest(folder),
         check_effects=False,
+        **{**options, **logging},
     )
     run.fit()
-    (folder / RESULT).write_text(digest(run.state))
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        logged = [BACK_ENDS[n].series(folder, m) for n in FILES for m in METRICS if kind.logs]
+        (folder / RESULT).write_text(f"{digest(run.state)} {logged}")
 
 
 def newest(folder: Path) -> Path | None:
@@ -121,8 +176,14 @@ def feed(bits: Any, tree: Any) -> None:
         bits.update(repr(tree).encode())
 
 
-def in_a_process(folder: Path, *, background: bool) -> int:
-    """Start or resume the run in another process."""
+def begin(folder: Path, kind: Configuration) -> list[int]:
+    """Start or resume the run in other processes."""
+    store = folder / f"store-{time.monotonic_ns()}"
+    return [start(folder, kind, store, rank) for rank in range(kind.processes)]
+
+
+def start(folder: Path, kind: Configuration, store: Path, rank: int) -> int:
+    """Start or resume one of the processes of the run."""
     child = os.fork()
     if child:
         return child
@@ -130,7 +191,15 @@ def in_a_process(folder: Path, *, background: bool) -> int:
     try:
         with (folder / "errors.txt").open("a") as errors:
             os.dup2(errors.fileno(), 2)
-        train(folder, background=background)
+        if kind.processes > 1:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=kind.processes,
+                timeout=timedelta(seconds=LIMIT),
+            )
+        train(folder, kind)
         status = 0
     except BaseException:
         import traceback
@@ -140,16 +209,18 @@ def in_a_process(folder: Path, *, background: bool) -> int:
         os._exit(status)
 
 
-def one_run(folder: Path, expected: str, seconds: float, draw: random.Random) -> Outcome:
+def one_run(
+    folder: Path, kind: Configuration, expected: str, seconds: float, draw: random.Random
+) -> Outcome:
     """Kill a run some times, let it end, and compare."""
-    background, wanted = draw.random() < 0.5, draw.choice([1, 1, 2, 3])
     kills = lost = broken = 0
-    for _ in range(wanted):
-        child = in_a_process(folder, background=background)
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        children = begin(folder, kind)
         time.sleep(draw.uniform(0, seconds))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        kills += os.WIFSIGNALED(status)
+        for child in children if draw.random() < 0.5 else [draw.choice(children)]:
+            os.kill(child, signal.SIGKILL)
+        statuses = end_all(children)
+        kills += sum(status is not None and os.WIFSIGNALED(status) for status in statuses)
         if not (folder / "checkpoints").is_dir():
             continue
         whole, faulty = files.find(folder / "checkpoints", thorough=True)
@@ -157,34 +228,96 @@ def one_run(folder: Path, expected: str, seconds: float, draw: random.Random) ->
         notes = (folder / SAVED).read_text().split() if (folder / SAVED).exists() else []
         safe = int(notes[-1]) if notes else 0
         lost += safe > max((found.manifest.batch for found in whole), default=0)
-    _, status = os.waitpid(in_a_process(folder, background=background), 0)
+    statuses = end_all(begin(folder, kind))
     result = (folder / RESULT).read_text() if (folder / RESULT).exists() else "none"
-    return Outcome(kills, lost, broken, bool(status) or result != expected)
+    return Outcome(kills, lost, broken, any(statuses) or result != expected)
 
 
-def campaign(runs: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Kill runs, count their outcomes, and collect the output of those that failed."""
+def campaign(
+    runs: int, seed: int, names: Sequence[str] = tuple(CONFIGURATIONS)
+) -> tuple[Counter[str], list[str]]:
+    """Kill runs, count their outcomes, and collect the output of those that failed.
+
+    Args:
+        runs: The number of runs that are killed at least once.
+        seed: The seed of the moments.
+        names: The configurations, of which each run has the next one.
+    """
     draw, found, faults = random.Random(seed), Counter[str](), []
     with TemporaryDirectory(dir=MEMORY) as scratch:
-        folder = Path(scratch, "whole")
-        folder.mkdir()
-        began = time.monotonic()
-        os.waitpid(in_a_process(folder, background=False), 0)
-        seconds = time.monotonic() - began
-        expected = (folder / RESULT).read_text()
-        for number in itertools.count():
+        whole = {name: uninterrupted(Path(scratch, name), CONFIGURATIONS[name]) for name in names}
+        for number, name in zip(itertools.count(), itertools.cycle(names)):
             if found["runs"] == runs:
                 break
             folder = Path(scratch, str(number))
             folder.mkdir()
-            outcome = one_run(folder, expected, seconds, draw)
+            outcome = one_run(folder, CONFIGURATIONS[name], *whole[name], draw)
             # One that ended before it was to be killed is looked at, but doesn't count.
             found.update(
                 runs=bool(outcome.kills), **{k: int(v) for k, v in attrs.asdict(outcome).items()}
             )
             if outcome.lost or outcome.broken or outcome.different:
-                faults.append(f"run {number}: {outcome}\n{(folder / 'errors.txt').read_text()}")
+                errors = (folder / "errors.txt").read_text()
+                faults.append(f"run {number}, {name}: {outcome}\n{errors}")
     return found, faults
+
+
+def uninterrupted(folder: Path, kind: Configuration) -> tuple[str, float]:
+    """Return the outcome of a run that is not killed, and how long it takes in seconds."""
+    folder.mkdir()
+    began = time.monotonic()
+    if any(end_all(begin(folder, kind))):
+        raise RuntimeError((folder / "errors.txt").read_text())
+    return (folder / RESULT).read_text(), time.monotonic() - began
+
+
+# --- back ends
+
+
+def kill_back_ends(kills: int, seed: int) -> tuple[int, list[str]]:
+    """Kill runs that log to all back ends, and return what their readers show wrongly.
+
+    Args:
+        kills: The number of kills, three a run or fewer.
+        seed: The seed of the moments.
+
+    Returns:
+        The number of runs, and a line for each metric of which a step is missing or repeated.
+    """
+    draw, wrong = random.Random(seed), []
+    for number in itertools.count(1):
+        with TemporaryDirectory() as scratch:
+            for batch in sorted(draw.sample(range(1, logged_run.BATCHES), 3)):
+                wait = "" if draw.random() < 0.5 else f" {draw.uniform(0.001, 0.6):.3f}"
+                moment = f"{draw.choice(MOMENTS)} {batch}{wait}"
+                kills -= log_in_a_process(Path(scratch), moment) == -signal.SIGKILL
+            log_in_a_process(Path(scratch), "end")
+            wrong += [f"run {number}: {line}" for line in wrong_steps(Path(scratch))]
+        if kills <= 0:
+            return number, wrong
+    raise AssertionError
+
+
+def wrong_steps(folder: Path) -> list[str]:
+    """Return a line for each metric of which a back end does not show every step once."""
+    every = list(range(1, logged_run.BATCHES + 1))
+    expected = {
+        "loss/train": every,
+        "lr": every,
+        "metrics/eval/loss": every[2 :: logged_run.INTERVAL],
+    }
+    return [
+        f"{name} has the steps {shown} of {metric}"
+        for name, one in BACK_ENDS.items()
+        for metric, steps in expected.items()
+        if (shown := [step for step, _ in one.series(folder, metric)]) != steps
+    ]
+
+
+def log_in_a_process(folder: Path, moment: str) -> int:
+    """Start or resume the run of the back ends."""
+    command = [sys.executable, "-m", "tests.support.logged_run", str(folder), moment, "0.3"]
+    return subprocess.run(command, check=False).returncode
 
 
 def main() -> int:
@@ -194,7 +327,14 @@ def main() -> int:
     )
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--back-ends", type=int, metavar="KILLS")
     given = parser.parse_args()
+    if given.back_ends:
+        logged_run.quiet()
+        runs, wrong = kill_back_ends(given.back_ends, given.seed)
+        print(*wrong, sep="\n")
+        print(f"runs {runs}, kills {given.back_ends}, wrong {len(wrong)}")
+        return 1 if wrong else 0
     found, faults = campaign(given.runs, given.seed)
     print(*faults, sep="\n")
     print(", ".join(f"{name} {found[name]}" for name in ("runs", *attrs.fields_dict(Outcome))))

@@ -1,7 +1,10 @@
 """The base class of the loggers that write through another package."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor
 
 from composable.checkpoint._safetensors import write_tensors
+from composable.core._paths import open_to_write
 from composable.core._warnings import warn_user
 from composable.core.destination import LoggerDestination
 from composable.core.logger import UnsupportedLogError, to_numbers
@@ -19,6 +23,7 @@ from composable.distributed import Processes
 from composable.functional._checks import check_count
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
+from composable.loggers._opening import in_background
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -34,6 +39,7 @@ __all__ = [
 ]
 
 _MOST_FAILURES = 3
+_MOST_UNWRITTEN = 10_000  # records in a checkpoint, should the package write nothing for long
 
 
 class LoggerFailureWarning(UserWarning):
@@ -60,8 +66,9 @@ class BackEndLogger(LoggerDestination):
     does not define, the `Logger` warns. An error in any of them never ends the run: it becomes one
     `LoggerFailureWarning`. After three failures in a row nothing is written until the next `fit`.
 
-    `state_dict` holds what `_run_state` returns, and the last step of every name. A resumed run
-    opens the same run of the back end, and drops the records that this already has.
+    `state_dict` holds what `_run_state` returns, the last step of every name, and the records that
+    the package has not written to disk yet. A resumed run opens the same run of the back end,
+    writes those of these records that a killed process lost, and drops what the back end has.
 
     Args:
         flush_interval: Number of records of metrics to buffer, at least 1. They are also written
@@ -72,6 +79,8 @@ class BackEndLogger(LoggerDestination):
     """The package that it imports on use."""
     extra: ClassVar[str] = ""
     """The extra of composable that installs the package."""
+    writes_late: ClassVar[bool] = False
+    """Whether the package brings records to disk later than it takes them."""
 
     def __init__(self, *, flush_interval: int = 100) -> None:
         check_count("flush_interval", flush_interval, 1)
@@ -89,6 +98,13 @@ class BackEndLogger(LoggerDestination):
         self._saved_steps: dict[str, int] = {}
         self._written: dict[str, int] = {}
         self._present: Mapping[str, int] = {}
+        self._unwritten: deque[tuple[Moment, Mapping[str, Any]]] = deque(maxlen=_MOST_UNWRITTEN)
+        self._lost: list[Any] = []  # what the checkpoint has of these
+        self.opens_late = False
+        """Whether to open the back end in a thread, from the first metrics on, and not at the start
+        of `fit`."""
+        self._opening: Future[None] | None = None
+        self._deferred: list[Callable[[], None]] | None = None  # until it is open
 
     # --- for subclasses ---
 
@@ -99,6 +115,10 @@ class BackEndLogger(LoggerDestination):
         """Return the last step of each name that the back end has, after a resume."""
         names = {**self._saved_steps, **self._written}
         return {n: max(self._saved_steps.get(n, -1), self._written.get(n, -1)) for n in names}
+
+    def _durable_steps(self) -> Mapping[str, int] | None:
+        """Return the last step of each name on disk, or None if that is of no concern."""
+        return None
 
     def _run_state(self) -> Any:
         """Return what identifies the run, as plain containers."""
@@ -139,22 +159,20 @@ class BackEndLogger(LoggerDestination):
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Buffer metrics, and write them if the buffer is full."""
         if self._writes:
+            if self._deferred is not None and self._opening is None:
+                self._opening = in_background(self._open_run)
             self._pending.append((Moment(timestamp), metrics))
             if len(self._pending) >= self.flush_interval:
                 self.flush()
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write the hyperparameters."""
-        self._attempt(lambda: self._write_hyperparameters(flatten(hyperparameters)))
+        flat = flatten(hyperparameters)
+        self._attempt(lambda: self._write_hyperparameters(flat))
 
     def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:
         """Write images."""
-        self._each(
-            images,
-            timestamp,
-            lambda name, some, moment: self._write_images(name, list(map(png, some)), moment),
-            to_pixels,
-        )
+        self._each(images, timestamp, self._write_images, lambda some: [*map(png, to_pixels(some))])
 
     def log_histograms(self, histograms: Mapping[str, Tensor], timestamp: Timestamp) -> None:
         """Write histograms of 64 bins."""
@@ -176,19 +194,16 @@ class BackEndLogger(LoggerDestination):
             {name: rows},
             timestamp,
             lambda one, some, moment: self._write_table(one, columns, some, moment),
+            lambda some: [list(row) for row in some],
         )
 
     def log_figure(self, name: str, figure: Any, timestamp: Timestamp) -> None:
         """Write a figure as an image."""
-        self._each(
-            {name: figure},
-            timestamp,
-            lambda one, some, moment: self._write_images(one, [some], moment),
-            figure_png,
-        )
+        self._each({name: figure}, timestamp, self._write_images, lambda one: [figure_png(one)])
 
     def log_artifact(self, name: str, path: str) -> None:
         """Write a file or a folder."""
+        self._open_late()  # the caller may delete it
         self._attempt(lambda: self._write_artifact(name, Path(path)))
 
     def _each(
@@ -203,18 +218,24 @@ class BackEndLogger(LoggerDestination):
         moment = Moment(timestamp)
 
         def write_new() -> None:
-            for name, value in values.items():
+            for name, value in converted.items():
                 if self._is_new(name, moment.step):
-                    write(name, convert(value), moment)
+                    write(name, value, moment)
                     self._written[name] = moment.step
 
-        self._attempt(write_new)
+        with self._warning():
+            # Now, since the values may change before a back end is open.
+            new = [name for name in values if self._writes and self._is_new(name, moment.step)]
+            converted = {name: convert(values[name]) for name in new}
+            self._attempt(write_new)
 
     # --- when it is written ---
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Open the back end, also one that had failed."""
         self._num_failures, self._is_off = 0, False
+        if self.opens_late and not self._is_open:
+            self._deferred = []
         self._attempt(lambda: None)
 
     def epoch_end(self, state: "State", logger: "Logger") -> None:
@@ -226,7 +247,9 @@ class BackEndLogger(LoggerDestination):
         self.flush()
 
     def flush(self) -> None:
-        """Write the buffered metrics."""
+        """Write the buffered metrics, or defer that while the back end is being opened."""
+        if self._opening is not None and self._opening.done():
+            self._open_late()
         if self._pending:
             records, self._pending = self._pending, []
             self._attempt(lambda: self._write_records(records))
@@ -237,7 +260,10 @@ class BackEndLogger(LoggerDestination):
             (moment, {n: v for n, v in values.items() if self._is_new(n, moment.step)})
             for (moment, _), values in zip(records, numbers, strict=True)
         ]
-        self._write_metrics([(moment, values) for moment, values in new if values])
+        new = [(moment, values) for moment, values in new if values]
+        self._write_metrics(new)
+        if self.writes_late:
+            self._unwritten.extend(new)
         for moment, values in new:
             self._written.update(dict.fromkeys(values, moment.step))
 
@@ -246,6 +272,7 @@ class BackEndLogger(LoggerDestination):
 
     def close(self) -> None:
         """Write the buffered metrics, and release files; the next write opens them again."""
+        self._open_late()
         self.flush()
         self._close()
 
@@ -275,19 +302,25 @@ class BackEndLogger(LoggerDestination):
         """Open the back end and do something; an error becomes a warning."""
         if not self._writes:
             return
-        try:
+        if self._deferred is not None:
+            self._deferred.append(action)
+            return
+        with self._warning():
             if not self._is_open:
-                self._open(self._saved_run)
-                if self._saved_run is not None:
-                    self._present, self._saved_run = self._steps(), None
-                self._is_open = True
+                self._finish_opening()
             action()
             self._num_failures = 0
+
+    @contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Turn an error into a warning, the first time."""
+        try:
+            yield
         except UnsupportedLogError:
             raise
         except Exception as error:  # a package may raise anything
             self._num_failures += 1
-            self._is_off = not self._is_open or self._num_failures >= _MOST_FAILURES
+            self._is_off = self._is_off or self._num_failures >= _MOST_FAILURES
             if not self._has_warned:
                 self._has_warned = True
                 more = "Nothing more is logged there" if self._is_off else "Records are missing"
@@ -297,16 +330,70 @@ class BackEndLogger(LoggerDestination):
                     LoggerFailureWarning,
                 )
 
+    # --- opening ---
+
+    def _open_run(self) -> None:
+        self._open(self._saved_run)
+        if self._saved_run is not None:
+            self._present, self._saved_run = self._steps(), None
+
+    def _finish_opening(self) -> None:
+        """Open the back end, or wait until the thread that opens it has done so."""
+        opening, self._opening = self._opening, None
+        self._is_off = True  # unless it opens
+        if opening is None:
+            self._open_run()
+        else:
+            opening.result()
+        self._is_off, self._is_open = False, True
+        self._write_lost()
+
+    def _open_late(self) -> None:
+        """Do what was deferred until the back end is open."""
+        deferred, self._deferred = self._deferred, None
+        for action in deferred or ():
+            self._attempt(action)
+
     # --- resume ---
+
+    def _write_lost(self) -> None:
+        """Write the records of the checkpoint that its process had not brought to disk."""
+        lost, self._lost = self._lost, []
+        if lost:
+            self._write_records([(_moment_of(saved), saved["values"]) for saved in lost])
+
+    def _keep_unwritten(self) -> None:
+        """Forget the records that are on disk by now."""
+        on_disk = self._durable_steps()
+        late = [
+            (moment, values)
+            for moment, values in self._unwritten
+            if on_disk is not None and any(moment.step > on_disk.get(n, -1) for n in values)
+        ]
+        self._unwritten.clear()
+        self._unwritten.extend(late)
+
+    def describe_run(self) -> Any:
+        """Return what identifies the open run, as JSON; None if none is open."""
+        if self._is_open:
+            self._attempt(self._flush)
+            self._attempt(self._remember_run)
+        return self._run if self._is_open else None
 
     def state_dict(self) -> dict[str, Any]:
         """Write the buffered metrics, and return the id of the run and its last steps."""
+        self._open_late()
         self.flush()
         if self._is_open:
             self._attempt(self._flush)
             self._attempt(self._remember_run)
+            self._attempt(self._keep_unwritten)
         run = self._run if self._saved_run is None else self._saved_run
-        return {"run": run, "steps": {**self._saved_steps, **self._written}}
+        return {
+            "run": run,
+            "steps": {**self._saved_steps, **self._written},
+            "unwritten": [*self._lost, *map(_as_saved, self._unwritten)],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the id of the run, which the next write opens.
@@ -314,15 +401,27 @@ class BackEndLogger(LoggerDestination):
         Raises:
             ValueError: It is not a state of this class.
         """
-        if state.keys() != {"run", "steps"} or not isinstance(state["steps"], Mapping):
+        lost = state.get("unwritten", [])  # older checkpoints have none
+        known = state.keys() | {"unwritten"} == {"run", "steps", "unwritten"}
+        if not (known and isinstance(state["steps"], Mapping) and isinstance(lost, list)):
             raise ValueError(
                 f"{self.name} was given the state {sorted(state)}, and its own has ['run', "
-                "'steps']: was it saved by another callback?"
+                "'steps', 'unwritten']: was it saved by another callback?"
             )
         self._pending = []
         self._close()
-        self._saved_run = state["run"]
+        self._saved_run, self._lost = state["run"], list(lost)
+        self._unwritten.clear()
         self._saved_steps = {str(n): int(step) for n, step in state["steps"].items()}
+
+
+def _as_saved(record: tuple[Moment, Mapping[str, Any]]) -> dict[str, Any]:
+    moment, values = record
+    return {"time": moment.timestamp, "clock": moment.clock, "values": dict(values)}
+
+
+def _moment_of(saved: Mapping[str, Any]) -> Moment:
+    return Moment(saved["time"], saved["clock"])
 
 
 def is_installed(package: str) -> bool:
@@ -365,5 +464,5 @@ def _flatten(value: Any, path: str, flat: dict[str, Any]) -> None:
 def save_model(model: torch.nn.Module, path: Path) -> None:
     """Write the parameters and buffers of a model to a file of safetensors."""
     tensors = {n: one for n, one in model.state_dict().items() if isinstance(one, Tensor)}
-    with path.open("wb") as file:
+    with open_to_write(path, "xb") as file:
         write_tensors(file.write, tensors)

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["figure_png", "png", "to_pixels"]
+__all__ = ["figure_png", "png", "png_size", "to_pixels"]
 
 _COLOR_TYPES = {1: 0, 3: 2, 4: 6}  # gray, RGB, RGBA
+_CHANNELS = {color: channels for channels, color in _COLOR_TYPES.items()}
 
 
 def to_pixels(images: Tensor) -> Tensor:
@@ -52,6 +53,18 @@ def png(pixels: Tensor) -> bytes:
         _chunk(kind, data)
         for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
     )
+
+
+def png_size(picture: bytes) -> tuple[int, int, int]:
+    """Return the width, the height and the number of channels of an image in the format PNG.
+
+    Example:
+        >>> from composable.loggers._images import png, png_size
+        >>> png_size(png(torch.zeros(2, 3, 1, dtype=torch.uint8)))
+        (3, 2, 1)
+    """
+    width, height, _, color = struct.unpack(">IIBB", picture[16:26])
+    return width, height, _CHANNELS.get(color, 3)
 
 
 def figure_png(figure: Any) -> bytes:

@@ -3,12 +3,12 @@
 import io
 import json
 import weakref
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composable.functional._checks import as_path, check_one_of
+from composable.loggers import _comet_offline as offline
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_mapping, check_text, check_texts
 from composable.loggers._back_end import BackEndLogger, Moment
@@ -49,7 +49,8 @@ class CometLogger(BackEndLogger):
 
     A resumed run continues the experiment of the checkpoint, offline with a further archive. Steps
     that an archive in the folder already has are not written again. The package writes an archive
-    only at the end, so a process that is killed loses what it logged offline.
+    only at the end; what a killed process logged offline is in a temporary folder until then, of
+    which a resume on the same machine makes an archive.
 
     Args:
         project: The project. Default: "composable".
@@ -72,6 +73,7 @@ class CometLogger(BackEndLogger):
 
     package = "comet_ml"
     extra = "comet"
+    writes_late = True
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class CometLogger(BackEndLogger):
         self._experiment_kwargs = {**_OFF, **(experiment_kwargs or {})}
         self._is_disabled = self.mode == "disabled"
         self._experiment: Any = None
+        self._messages: offline.Messages | None = None
         self._key: str | None = None
         self._folder: Path | None = None
 
@@ -116,7 +119,9 @@ class CometLogger(BackEndLogger):
             return
         import comet_ml  # imported here: it takes a second
 
-        self._key = saved or self._key
+        if saved is not None:
+            self._key = saved["key"]
+            self._recover(saved["folder"])
         has_key = comet_ml.config.get_config("comet.api_key") is not None
         mode = self.mode or ("online" if has_key else "offline")
         existing = self._key is not None
@@ -148,17 +153,44 @@ class CometLogger(BackEndLogger):
         """End the experiment, and write the archive if it is offline; a later record resumes it."""
         if self._experiment is not None:
             self._end(self._experiment.end)
-            self._experiment = None
+            self._experiment = self._messages = None
 
     def _run_state(self) -> Any:
-        return self._key
+        return {"key": self._key, "folder": str(self._experiment.tmpdir)}
+
+    @property
+    def _is_offline(self) -> bool:
+        return hasattr(self._experiment, "offline_directory")
 
     def _steps(self) -> Mapping[str, int]:
-        found = dict(super()._steps())
+        if not self._is_offline:
+            return super()._steps()
+        found = dict(self._written)  # a message of this process may not be on disk yet
         for path in self.offline_directory.glob(f"{self._key}*.zip"):
-            for name, step in _last_steps(path).items():
+            for name, step in offline.archived_steps(path).items():
                 found[name] = max(step, found.get(name, -1))
         return found
+
+    def _durable_steps(self) -> Mapping[str, int] | None:
+        if not self._is_offline:
+            return None
+        if self._messages is None:
+            self._messages = offline.Messages(Path(self._experiment.tmpdir))
+        return self._messages.read_new()
+
+    def _recover(self, folder: str) -> None:
+        """Make an archive of what a killed process left in its temporary folder."""
+        own = self._experiment is not None and folder == str(self._experiment.tmpdir)
+        target = self.offline_directory / f"{self._key}-{Path(folder).name}.zip"
+        if not (own or target.exists()) and offline.is_left_over(Path(folder)):
+            self.offline_directory.mkdir(parents=True, exist_ok=True)
+            about = {
+                "offline_id": self._key,
+                "project_name": self.project,
+                "workspace": self.workspace,
+                "tags": list(self.tags),
+            }
+            offline.archive(Path(folder), target, about)
 
     def fit_end(self, state: "State", logger: "Logger") -> None:
         """Log the folder of checkpoints, if requested."""
@@ -209,22 +241,3 @@ class CometLogger(BackEndLogger):
             self._experiment.log_asset_folder(str(path), log_file_name=True, recursive=True)
         else:
             self._experiment.log_asset(str(path), file_name=f"{name}/{path.name}")
-
-
-def _last_steps(path: Path) -> dict[str, int]:
-    """Return the last step of each metric in an archive."""
-    found: dict[str, int] = {}
-    for message in _messages(path):
-        metric = message.get("payload", {}).get("metric") or {}
-        if metric.get("step") is not None:
-            name = metric["metricName"]
-            found[name] = max(metric["step"], found.get(name, -1))
-    return found
-
-
-def _messages(path: Path) -> list[dict[str, Any]]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [json.loads(line) for line in archive.read("messages.json").splitlines()]
-    except (zipfile.BadZipFile, KeyError, ValueError):  # its process ended while it was written
-        return []

@@ -1,11 +1,13 @@
 """Write metrics to a CSV file."""
 
 import csv
+import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from composable.core._paths import check_no_link, is_stream, open_to_write, write_atomically
 from composable.functional._checks import as_path, check_flag
 from composable.loggers._back_end import BackEndLogger, Moment
 
@@ -26,7 +28,9 @@ class CSVLogger(BackEndLogger):
     checkpoint truncates the file to its rows at the time of the checkpoint.
 
     Args:
-        path: The file; its folder is created. An existing file is an error by default.
+        path: The file; its folder is created. An existing file is an error by default, and a link
+            always. A device or a pipe, such as "/dev/stdout", is appended to; a line of names
+            follows when a metric comes later.
         flush_interval: Number of records to buffer, at least 1.
         overwrite: Replace an existing file.
 
@@ -53,41 +57,67 @@ class CSVLogger(BackEndLogger):
         self._columns: list[str] = list(_TIMES)
         self._num_rows = 0
         self._began = False
+        self._file: IO[str] | None = None
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Open the file.
 
         Raises:
-            FileExistsError: It exists, and `overwrite` is False.
+            FileExistsError: It exists, and `overwrite` is False; or its path is a link.
         """
+        if self._writes:
+            check_no_link(self.path)
         replaces = self._began or self.overwrite or self._saved_run is not None
-        if self._writes and not replaces and self.path.exists():
+        replaces = replaces or is_stream(self.path)
+        if self._writes and not replaces and self.path.exists() and not self._is_begun():
             raise FileExistsError(
                 f"path={str(self.path)!r} exists; pass another path, or overwrite=True."
             )
         super().fit_start(state, logger)
+
+    def _is_begun(self) -> bool:
+        """Return whether the file has no rows yet, as of a process killed at its start."""
+        return self.path.read_bytes() in (b"", (",".join(_TIMES) + "\n").encode())
 
     def _open(self, saved: Any) -> None:
         if saved is not None:
             self._columns, self._num_rows = list(saved["columns"]), saved["rows"]
         elif self._began:
             return
-        rows = self._read()[: self._num_rows] if saved is not None and self.path.exists() else []
+        keeps = saved is not None and self.path.exists()
+        rows = self._read()[: self._num_rows] if keeps else []
         self._num_rows, self._began = len(rows), True
         self._rewrite(rows)
 
     def _read(self) -> list[dict[str, str]]:
+        if is_stream(self.path):
+            return []
         with self.path.open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_name(f"{self.path.name}.tmp")
-        with new.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns, lineterminator="\n", extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
-        new.replace(self.path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+        if is_stream(self.path):
+            if len(self._columns) > len(_TIMES):
+                self._append(text.getvalue())
+        else:
+            self._release()  # what is open is replaced
+            write_atomically(self.path, text.getvalue().encode())
+
+    def _append(self, text: str) -> None:
+        if self._file is None:
+            self._file = open_to_write(self.path, "a", newline="", encoding="utf-8")
+        self._file.write(text)
+        self._file.flush()
+
+    def _release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _steps(self) -> Mapping[str, int]:
         return {}  # what comes again was truncated
@@ -96,8 +126,8 @@ class CSVLogger(BackEndLogger):
         return {"columns": list(self._columns), "rows": self._num_rows}
 
     def _flush(self) -> None:
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
+        if self._file is not None and not is_stream(self.path):
+            os.fsync(self._file.fileno())
 
     def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
         rows = [{**_times(moment), **values} for moment, values in records]
@@ -105,8 +135,9 @@ class CSVLogger(BackEndLogger):
         if new:
             self._columns += new
             self._rewrite(self._read())
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._columns, lineterminator="\n").writerows(rows)
+        text = io.StringIO(newline="")
+        csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
+        self._append(text.getvalue())
         self._num_rows += len(rows)
 
 

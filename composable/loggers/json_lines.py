@@ -14,7 +14,15 @@ from urllib.parse import quote
 from torch import Tensor
 
 from composable.core._hashing import hash_prefix
-from composable.core._paths import next_name
+from composable.core._paths import (
+    check_no_link,
+    is_stream,
+    next_name,
+    open_to_write,
+    truncate,
+    write_atomically,
+)
+from composable.core._printable import shorten
 from composable.core.callback import check_keys
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Logger, to_numbers
@@ -50,13 +58,15 @@ class JSONLinesLogger(LoggerDestination):
     rank 0 writes.
 
     Args:
-        path: The file; its folder is created. An existing file is an error by default.
+        path: The file; its folder is created. An existing file is an error by default, and a link
+            always. A device or a pipe, such as "/dev/stdout", is appended to.
         flush_interval: Number of records to buffer, at least 1.
         overwrite: Replace an existing file.
         append: Append to an existing file.
 
     Raises:
-        FileExistsError: The file exists, and `overwrite` and `append` are False.
+        FileExistsError: In `fit`: the file exists, and `overwrite` and `append` are False; or the
+            path is a link.
         ValueError: `flush_interval` is below 1, or `overwrite` and `append` are both True.
 
     Example:
@@ -101,20 +111,29 @@ class JSONLinesLogger(LoggerDestination):
         if Processes.current().is_main:
             self._open()
 
+    @property
+    def _is_stream(self) -> bool:
+        """Whether there is nothing to truncate, as in a pipe."""
+        return is_stream(self.path)
+
     def _open(self) -> IO[bytes]:
         if not self._begun:
             self._begin()
             self._begun = True
         if self._file is None:
-            self._file = self.path.open("ab")
+            self._file = open_to_write(self.path, "ab")
         return self._file
 
     def _begin(self) -> None:
         """Create the file, or truncate it to the lines that the run had written."""
+        if self._is_stream:
+            return
+        check_no_link(self.path)
         exists = self.path.exists()
         if self._resumed and exists:
-            os.truncate(self.path, self._size)
+            truncate(self.path, self._size)
             return
+        exists = exists and self.path.stat().st_size > 0  # of a process killed at its start
         if exists and not (self._overwrite or self._append):
             raise FileExistsError(
                 f"path={str(self.path)!r} exists; pass another path, append=True to append to "
@@ -122,7 +141,7 @@ class JSONLinesLogger(LoggerDestination):
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self._append:
-            self.path.write_bytes(b"")
+            open_to_write(self.path, "wb").close()
         self._size = self.path.stat().st_size if self._append and exists else 0
         self._hash = hash_prefix(self.path, self._size)
 
@@ -188,7 +207,7 @@ class JSONLinesLogger(LoggerDestination):
         if Processes.current().is_main:
             self._open()  # first, since the file may be that of another run
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
+            write_atomically(path, content)
         return f"{path.parent.name}/{path.name}"
 
     def flush(self) -> None:
@@ -209,7 +228,7 @@ class JSONLinesLogger(LoggerDestination):
     def state_dict(self) -> dict[str, Any]:
         """Write the buffered records, and return the length of the file and its hash."""
         self.flush()
-        if self._file is not None:
+        if self._file is not None and not self._is_stream:
             os.fsync(self._file.fileno())
         return {"bytes": self._size, "sha256": self._hash.hexdigest()}
 
@@ -222,7 +241,9 @@ class JSONLinesLogger(LoggerDestination):
         check_keys(self, state)
         size, digest = state["bytes"], state["sha256"]
         if type(size) is not int or size < 0:
-            raise ValueError(f"bytes={str(size)[:40]} must be a non-negative integer.")
+            raise ValueError(f"bytes={shorten(size, 40)} must be a non-negative integer.")
+        if self._is_stream:
+            return
         has = self.path.stat().st_size if self.path.exists() else 0
         found = hash_prefix(self.path, size)
         if has < size or found.hexdigest() != digest:
@@ -252,7 +273,7 @@ class JSONLinesLogger(LoggerDestination):
         with self.path.open("rb") as file:
             file.seek(self._size)
             aside = next_name(self.path)
-            with aside.open("xb") as other:
+            with open_to_write(aside, "xb") as other:
                 shutil.copyfileobj(file, other)
 
     def close_file(self) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from composable.core import _json
+from composable.core._paths import write_atomically
 from composable.functional._checks import check_flag
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_mapping, check_text
@@ -207,9 +209,7 @@ class MLFlowLogger(BackEndLogger):
 @contextmanager
 def _file_named(name: str, content: bytes) -> "Iterator[Path]":
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, name)
-        path.write_bytes(content)
-        yield path
+        yield write_atomically(Path(folder, name), content)
 
 
 def _key(name: str) -> str:
@@ -233,7 +233,7 @@ def _tags_of_environment() -> dict[str, str]:
     if given is None:
         return {}
     try:
-        tags = json.loads(given)
+        tags = _json.load(given, "MLFLOW_TAGS")
     except ValueError:
         tags = None
     if not isinstance(tags, dict):

@@ -1,15 +1,16 @@
 """Write to TensorBoard."""
 
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from composable.core._paths import truncate
 from composable.functional._checks import as_path
 from composable.loggers._back_end import BackEndLogger, Moment
 from composable.loggers._histograms import Histogram
+from composable.loggers._images import png_size
 
 __all__ = ["TensorBoardLogger"]
 
@@ -72,7 +73,7 @@ class TensorBoardLogger(BackEndLogger):
             if size is None:
                 path.unlink()
             elif path.stat().st_size > size:
-                os.truncate(path, size)
+                truncate(path, size)
 
     def _files(self) -> list[Path]:
         """Return the event files that this run has written."""
@@ -108,7 +109,9 @@ class TensorBoardLogger(BackEndLogger):
         from torch.utils.tensorboard.summary import hparams
 
         known = {n: v for n, v in values.items() if v is not None}
-        for summary in hparams(known, {"loss/train": 0.0}):  # type: ignore[no-untyped-call]
+        # Without the summary of an experiment, TensorBoard lists all hyperparameters and metrics.
+        _, *session = hparams(known, {})  # type: ignore[no-untyped-call]
+        for summary in session:
             self._writer.file_writer.add_summary(summary)
 
     def _write_images(self, name: str, pictures: Sequence[bytes], moment: Moment) -> None:
@@ -116,7 +119,10 @@ class TensorBoardLogger(BackEndLogger):
 
         for i, picture in enumerate(pictures):
             tag = name if len(pictures) == 1 else f"{name}/{i}"
-            image = Summary.Image(encoded_image_string=picture)
+            width, height, channels = png_size(picture)
+            image = Summary.Image(
+                encoded_image_string=picture, width=width, height=height, colorspace=channels
+            )
             summary = Summary(value=[Summary.Value(tag=tag, image=image)])
             self._writer.file_writer.add_summary(summary, moment.step, moment.clock)
 

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composable.core.callback import AttachedRun
 from composable.functional._checks import as_path, check_one_of
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_text
 from composable.loggers._back_end import BackEndLogger, Moment, save_model
 from composable.loggers._histograms import Histogram
-from composable.loggers._wandb_log import last_steps
+from composable.loggers._wandb_log import OfflineLog
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -73,6 +74,7 @@ class WandBLogger(BackEndLogger):
 
     package = "wandb"
     extra = "wandb"
+    writes_late = True
 
     def __init__(
         self,
@@ -101,8 +103,14 @@ class WandBLogger(BackEndLogger):
         self._log_model = _MODELS.get(model, model)
         self._is_disabled = self.mode == "disabled" or environment.flag("WANDB_DISABLED")
         self._wandb_run: Any = None
+        self._view: AttachedRun | None = None
         self._id: str | None = None
         self._folder: Path | None = None
+        self._offline_log: OfflineLog | None = None
+
+    def attach(self, run: AttachedRun) -> None:
+        """Receive the run, which determines the weights of the artifact."""
+        self._view = run
 
     @property
     def run(self) -> Any:
@@ -137,20 +145,28 @@ class WandBLogger(BackEndLogger):
         """End the run of Weights & Biases; a later record resumes it."""
         if self._wandb_run is not None:
             self._end(self._wandb_run.finish)
-            self._wandb_run = None
+            self._wandb_run = self._offline_log = None
 
     def _run_state(self) -> Any:
         return self._id
 
     def _steps(self) -> Mapping[str, int]:
-        found = dict(super()._steps())
         run = self._wandb_run
         if not run.offline:
-            return {**dict.fromkeys(run.summary.keys(), run.step - 1), **found}
+            return {**dict.fromkeys(run.summary.keys(), run.step - 1), **super()._steps()}
+        found = dict(self._written)  # a row of this process may not be on disk yet
         for path in Path(run.dir).parents[1].glob(f"offline-run-*-{self._id}/*.wandb"):
-            for name, step in last_steps(path).items():
+            for name, step in OfflineLog(path).read_new().items():
                 found[name] = max(step, found.get(name, -1))
         return found
+
+    def _durable_steps(self) -> Mapping[str, int] | None:
+        # The package completes the row of a step with the next step, and writes it later still.
+        if not self._wandb_run.offline:
+            return None
+        if self._offline_log is None:
+            self._offline_log = OfflineLog(Path(self._wandb_run.settings.sync_file))
+        return self._offline_log.read_new()
 
     # --- what it logs itself, if requested ---
 
@@ -168,10 +184,12 @@ class WandBLogger(BackEndLogger):
 
     def fit_end(self, state: "State", logger: "Logger") -> None:
         """Log the model, if requested."""
+        self._open_late()  # the files below are temporary
         if self._log_model == "end":
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "model.safetensors")
-                self._attempt(lambda: save_model(state.model, path))
+                model = state.model if self._view is None else self._view.evaluated_model(state)
+                self._attempt(lambda: save_model(model, path))
                 self._attempt(lambda: self._write_artifact(f"model-{self._id}", path, "model"))
         elif self._log_model == "checkpoint" and self._folder is not None:
             folder_ = self._folder

@@ -116,10 +116,10 @@ def _wandb_series(folder: Path, name: str) -> Series:
 def _wandb_records(folder: Path, kind: str) -> Iterator[Any]:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    from composable.loggers._wandb_log import _records
+    from composable.loggers._wandb_log import _HEADER, _records
 
     for path in folder.glob(_WANDB):
-        for raw in _records(path.read_bytes()):
+        for raw, _ in _records(path.read_bytes()[_HEADER:], _HEADER):
             record = Record.FromString(raw)
             if record.WhichOneof("record_type") == kind:
                 yield getattr(record, kind)
@@ -199,6 +199,8 @@ def _mlflow_hyperparameters(folder: Path) -> dict[str, Any]:
 def _comet_messages(folder: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
     for path in sorted(folder.glob("*.zip"), key=lambda one: one.stat().st_mtime):
         with zipfile.ZipFile(path) as archive:
+            if not archive.namelist():  # the package creates it before it has anything to write
+                continue
             for line in archive.read("messages.json").splitlines():
                 yield archive, json.loads(line)
 
@@ -301,17 +303,42 @@ BACK_ENDS = {
 WITH_PICTURES = [name for name, one in BACK_ENDS.items() if one.pictures]
 
 
-def finish(logger: Any) -> None:
-    """End a run, and wait until its files are written."""
+def finish(logger: Any, *, killed: int = 0) -> None:
+    """End a run, and wait until its files are written, but for those of killed processes."""
     logger.close()
     getattr(logger, "finish", logger.close)()
     if isinstance(logger, WandBLogger) and logger.dir is not None:
-        _wait_for_wandb(logger.dir)
+        _wait_for_wandb(logger.dir, killed)
 
 
-def _wait_for_wandb(folder: Path) -> None:
+def _wait_for_wandb(folder: Path, killed: int) -> None:
     """Wait until the process that writes the files has written the last record."""
     end = time.monotonic() + 30
-    while len(list(_wandb_records(folder, "exit"))) < len(list(folder.glob(_WANDB))):
+    while len(list(_wandb_records(folder, "exit"))) < len(list(folder.glob(_WANDB))) - killed:
         assert time.monotonic() < end, "wandb did not write the end of the run"
         time.sleep(0.02)
+
+
+# --- pages of TensorBoard
+
+
+def images(folder: Path, tag: str) -> list[Any]:
+    """Return the images of a tag, with the sizes that the page uses."""
+    return list(_events(folder).Images(tag))
+
+
+def hparams_page(folder: Path) -> tuple[set[str], set[str]]:
+    """Return the hyperparameters and the metrics that the page HPARAMS lists."""
+    from tensorboard import context
+    from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+    from tensorboard.plugins import base_plugin
+    from tensorboard.plugins.hparams import backend_context
+
+    runs = plugin_event_multiplexer.EventMultiplexer()
+    runs.AddRunsFromDirectory(str(folder)).Reload()
+    provider = data_provider.MultiplexerDataProvider(runs, str(folder))
+    backend = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    request = context.RequestContext()
+    written = backend.hparams_metadata(request, "")
+    found = backend.experiment_from_metadata(request, "", True, written, [])
+    return {one.name for one in found.hparam_infos}, {one.name.tag for one in found.metric_infos}

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 from composable import Event, Logger, Timestamp
+from composable.core.logger import UnsupportedLogWarning
 from composable.distributed import Processes
 from composable.loggers import (
     AzureMLLogger,
@@ -24,8 +27,17 @@ from composable.loggers import (
     WandBLogger,
 )
 from composable.loggers._auto import installed_loggers
+from composable.loggers._opening import in_background
 from composable.testing import NoSync
-from tests.loggers.readers import BACK_ENDS, WITH_PICTURES, finish, make_mlflow, size
+from tests.loggers.readers import (
+    BACK_ENDS,
+    WITH_PICTURES,
+    finish,
+    hparams_page,
+    images,
+    make_mlflow,
+    size,
+)
 from tests.support.data import batches
 from tests.support.observers import Raise
 from tests.support.runs import make_trainer, trained
@@ -286,7 +298,7 @@ def test_other_processes_than_the_main_one_write_nothing(back_end, tmp_path, mon
     finish(logger)
 
     assert list(tmp_path.iterdir()) == before
-    assert state == {"run": None, "steps": {}}
+    assert state == {"run": None, "steps": {}, "unwritten": []}
 
 
 @pytest.mark.parametrize(
@@ -532,3 +544,154 @@ def test_of_two_processes_one_writes(tmp_path):
     for name in ("csv", "tensorboard"):
         assert BACK_ENDS[name].series(tmp_path, "rank") == [(1, 0), (2, 0), (3, 0)]
     assert len(list((tmp_path / "events").iterdir())) == 1
+
+
+# --- what TensorBoard shows
+
+
+def test_images_of_tensorboard_have_their_size(tmp_path):
+    logger = BACK_ENDS["tensorboard"].make(tmp_path)
+    for name, channels in {"gray": 1, "color": 3, "transparent": 4}.items():
+        logger.log_images({name: torch.rand(channels, 5, 7)}, Timestamp(batch=1))
+    logger.log_figure("plot", Figure(figsize=(2, 1)), Timestamp(batch=1))
+    finish(logger)
+
+    shown = {tag: images(tmp_path, tag)[0] for tag in ("gray", "color", "transparent", "plot")}
+    assert {tag: (one.width, one.height) for tag, one in shown.items()} == {
+        **dict.fromkeys(("gray", "color", "transparent"), (7, 5)),
+        "plot": (200, 100),
+    }
+
+
+def test_the_hyperparameters_of_tensorboard_stand_beside_all_metrics(tmp_path):
+    logger = BACK_ENDS["tensorboard"].make(tmp_path)
+    make_trainer(loggers=logger, max_duration="1ep", **EVALUATED).fit()
+    finish(logger)
+
+    hyperparameters, metrics = hparams_page(tmp_path / "events")
+    assert {"seed", "max_duration"} <= hyperparameters
+    assert {"loss/train", "lr", "metrics/eval/loss"} <= metrics
+
+
+# --- loggers="auto"
+
+
+class Slow(TensorBoardLogger):
+    """Takes long to open, and notes the thread and what it writes."""
+
+    def __init__(self, folder, *, error=None, **options):
+        super().__init__(folder, **options)
+        self.opens_late, self.error = True, error
+        self.threads, self.written, self.may_open = [], [], threading.Event()
+
+    def _open(self, saved):
+        self.threads.append(threading.current_thread())
+        assert self.may_open.wait(60)
+        if self.error is not None:
+            raise self.error
+        super()._open(saved)
+
+    def _write_metrics(self, records):
+        self.written += [moment.step for moment, _ in records]
+        super()._write_metrics(records)
+
+    def _write_histogram(self, name, histogram, moment):
+        self.written.append((moment.step, histogram.maximum))
+
+
+def at_batch(number, act):
+    def callback(event, state, logger):
+        if event is Event.BATCH_END and state.timestamp.batch == number:
+            act(state, logger)
+
+    return callback
+
+
+def test_automatic_loggers_are_opened_in_the_background(tmp_path):
+    trainer = make_trainer(loggers="auto", max_duration="1ep")
+    trainer.fit()
+    for logger in trainer.plan.destinations:
+        assert logger.opens_late
+        finish(logger)
+
+    (folder,) = (tmp_path / "runs").iterdir()
+    (tmp_path / "events").symlink_to(folder)
+    assert len(BACK_ENDS["tensorboard"].series(tmp_path, "loss/train")) == 3
+    assert "seed" in BACK_ENDS["tensorboard"].hyperparameters(tmp_path)
+
+
+def test_training_goes_on_while_a_back_end_is_opened(tmp_path):
+    slow = Slow(tmp_path, flush_interval=1)
+    values = torch.tensor([2.0])
+
+    def change(state, logger):
+        logger.log_histograms({"values": values}, state.timestamp)
+        values.fill_(3.0)
+
+    def allow(state, logger):
+        assert slow.written == []
+        slow.may_open.set()
+
+    callbacks = [at_batch(2, change), at_batch(5, allow)]
+    make_trainer(loggers=slow, callbacks=callbacks, max_duration="2ep").fit()
+
+    assert slow.threads != [threading.main_thread()]
+    # Values that are logged before it is open are written in order, as they were at that time.
+    assert list(dict.fromkeys(slow.written)) == [1, (2, 2.0), 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_waits_until_the_back_end_is_open(tmp_path):
+    slow = Slow(tmp_path)
+    threading.Timer(0.5, slow.may_open.set).start()
+    saved = []
+    save = at_batch(1, lambda state, logger: saved.append(slow.state_dict()))
+    make_trainer(loggers=slow, callbacks=save, max_duration="1ep").fit()
+
+    assert saved[0]["run"]["folder"] == str(tmp_path)
+
+
+def test_a_failure_to_open_in_the_background_is_one_warning(tmp_path):
+    slow = Slow(tmp_path, error=OSError("no room"))
+    slow.may_open.set()
+    trainer = make_trainer(loggers=slow, max_duration="2ep")
+    with pytest.warns(
+        LoggerFailureWarning, match="Slow failed: OSError: no room. Nothing more"
+    ) as all_:
+        trainer.fit()
+
+    assert len(all_) == 1
+    assert slow.written == []
+
+
+def test_what_a_back_end_does_not_support_does_not_end_the_run(tmp_path):
+    slow = Slow(tmp_path, flush_interval=1)
+    slow.may_open.set()
+    (tmp_path / "file").touch()
+
+    def log(state, logger):
+        logger.log_artifact("file", tmp_path / "file")
+
+    with pytest.warns(UnsupportedLogWarning, match="artifact"):
+        make_trainer(loggers=slow, callbacks=at_batch(1, log), max_duration="1ep").fit()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_fork_waits_until_a_package_is_imported():
+    ended = []
+
+    def importing():
+        time.sleep(0.3)
+        ended.append(True)
+
+    opened = in_background(importing)
+    while not opened.running():
+        time.sleep(0.001)
+    child = os.fork()
+    if not child:  # a worker of a DataLoader
+        in_background(lambda: None).result(60)
+        os._exit(0 if ended else 1)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    opened.result(60)
