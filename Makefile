@@ -3,6 +3,8 @@
 # make test       install everything, then run every check, exactly as CI does
 #
 # make CHECK      run one check: format lint types imports words docs shapes package tests
+# make campaign   kill runs and forge checkpoints, many of each, try every way out of a run, and
+#                 split every loss in every way
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make fix        format the code and apply the linter's automatic fixes
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
@@ -25,7 +27,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(CHECKS) package deepspeed fix bench report-browser clean FORCE
+.PHONY: help demo demo-digits test $(CHECKS) package campaign deepspeed fix bench report-browser clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -49,7 +51,7 @@ test: $(VENV)/.ready
 
 $(CHECKS) package fix: $(VENV)/.ready
 # One thread: the workers of pytest share the cores, and the last bits depend on the number.
-$(CHECKS) package deepspeed: export OMP_NUM_THREADS = 1
+$(CHECKS) package campaign deepspeed: export OMP_NUM_THREADS = 1
 $(CHECKS) package: export MPLBACKEND = Agg
 
 format:
@@ -76,6 +78,14 @@ tests:
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks
+
+# Apart from `make test`, which runs a few of each.
+campaign: $(VENV)/.ready
+	$(BIN)/python -m tools.kill_campaign --runs 200
+	$(BIN)/python -m tools.kill_campaign --back-ends 30
+	CAMPAIGN=1 $(PYTEST) property_tests/test_ways_out.py property_tests/test_split_losses.py
+	$(BIN)/python -m tools.kill_shards --runs 100
+	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
 
 # Apart from `make test`: its package is built from source, and its engine starts slowly.
 deepspeed: export DS_ACCELERATOR ?= cpu

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from composable.core.event import Event as Event
     from composable.core.key import Key as Key
     from composable.core.logger import Logger as Logger
+    from composable.core.loss_weights import SplitLossError as SplitLossError
     from composable.core.precision import Precision as Precision
     from composable.core.state import FrozenStateError as FrozenStateError
     from composable.core.state import State as State

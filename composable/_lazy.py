@@ -12,6 +12,7 @@ its own, where `TYPE_CHECKING` is true and the import statement only records nam
 """
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import resolve_name
 from types import CodeType, ModuleType
@@ -43,6 +44,11 @@ class _LazyPackage(ModuleType):
     def __getattr__(self, name: str) -> Any:
         source = self.__dict__["_sources"].get(name)
         if source is None:
+            from composable._other_trainers import CLASSES, advice_on  # only for an error
+
+            if name in CLASSES:  # not an AttributeError: `from package import name` would drop it
+                missing = f"cannot import name {name!r} from {self.__name__!r}"
+                raise ImportError(f"{missing}{advice_on(name, CLASSES)}.", name=name)
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if source.module == self.__name__:
             value = import_module(f"{self.__name__}.{name}")
@@ -58,6 +64,10 @@ class _LazyPackage(ModuleType):
         if isinstance(value, ModuleType) and source and source.module == value.__name__:
             value = getattr(value, source.name)
         super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        # A function that cloudpickle sends to another process may use the package.
+        return import_module, (self.__name__,)
 
     def __dir__(self) -> list[str]:
         return sorted(self._sources)

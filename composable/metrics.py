@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.intervals import is_due
+from composable.core.logger import check_real
+from composable.core.precision import widest_float
 from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.functional._checks import check_count, check_flag, check_tensor
@@ -243,19 +245,28 @@ class Averages:
         for name, function in self._functions.items():
             self.add(name, function(outputs, targets), count)
 
-    def add(self, name: str, value: Tensor | float, weight: Tensor | float) -> None:
-        """Add one value for each example, or a mean with its weight."""
-        value = torch.as_tensor(value).detach().double()
+    def add(self, name: str, value: Tensor | float, weight: Tensor | float | None) -> None:
+        """Add one value for each example, or a mean with its weight; without a weight, a sum."""
+        value = check_real(name, torch.as_tensor(value)).detach()
+        value = value.to(widest_float(value.device))
         if isinstance(weight, Tensor):  # the mean of no examples is NaN with weight 0
             value = torch.where(weight > 0, value, 0.0)
-        total: Any = value.sum() if value.ndim else value * weight
+        elif weight == 0:
+            value = torch.zeros_like(value)
+        total: Any = value.sum() if value.ndim or weight is None else value * weight
         seen: Any = float(value.numel()) if value.ndim else weight
+        seen = _SUM if weight is None else seen
         if self.processes is not None:
-            seen = torch.as_tensor(seen, dtype=torch.float64, device=total.device)
+            seen = torch.as_tensor(seen, dtype=total.dtype, device=total.device)
             self._terms.setdefault(name, []).append(torch.stack([total, seen]))
             return
         self._sums[name] = self._sums.get(name, 0.0) + total
         self._counts[name] = self._counts.get(name, 0.0) + seen
+
+    def add_terms(self, name: str, terms: Sequence[tuple[Tensor, Tensor | float | None]]) -> None:
+        """Add the terms of one value, each a mean with its weight, or a sum without one."""
+        for i, (value, weight) in enumerate(terms):
+            self.add(f"{name}{_TERM}{i}" if i else name, value, weight)
 
     def _join(self, processes: Processes) -> None:
         """Add the batches of all processes, in the order in which one process would."""
@@ -286,8 +297,11 @@ class Averages:
         if self.processes is not None:
             self._join(self.processes)
         results: dict[str, Any] = {
-            name: total / self._counts[name] for name, total in self._sums.items()
+            name: total if _is_sum(self._counts[name]) else total / self._counts[name]
+            for name, total in self._sums.items()
         }
+        for name in [name for name in results if _TERM in name]:
+            results[name.partition(_TERM)[0]] += results.pop(name)
         for name, metric in self._of_loss.items():
             if "loss" not in results:
                 raise ValueError(
@@ -303,6 +317,17 @@ class Averages:
             else:
                 results[name] = value
         return results
+
+
+_TERM = "\0"
+"""What separates the name of a value from the number of its term."""
+
+_SUM = -1.0
+"""The count of a value that is a sum, and not a mean."""
+
+
+def _is_sum(count: Tensor | float) -> bool:
+    return not isinstance(count, Tensor) and count < 0
 
 
 def _joining(metric: Any) -> list[Any]:

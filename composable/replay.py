@@ -16,8 +16,9 @@ from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
-from composable.checkpoint.tree import pack
-from composable.core._printable import printable
+from composable.checkpoint.tree import RUN, pack
+from composable.core._printable import printable, shorten
+from composable.core._secrets import REDACTED
 from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
 from composable.functional._checks import as_path, check_count
@@ -158,13 +159,32 @@ def replay_script(
     Raises:
         ReplayError: The script does not exist, or has changed.
     """
-    script = _Script.of(Replay.of(as_path("run", run), batch).record, run)
+    record = Replay.of(as_path("run", run), batch).record
     if arguments is not None:
-        script = attrs.evolve(script, arguments=tuple(arguments))
+        record = {**record, "arguments": list(arguments)}
+    elif _secret_argument(record):
+        raise ReplayError(
+            f"{run}: {_secret_argument(record)} not recorded; pass arguments=, or on the command "
+            "line: composable replay RUN -- ARGUMENTS."
+        )
+    script = _Script.of(record, run)
     script.check(run, changed=changed)
     say(f"running {script}\n     in {printable(script.cwd)}")
     folder = Path(run).absolute()  # before the script's own folder is entered
     return replay(script.run, folder, batch=batch)
+
+
+def _secret_argument(record: Mapping[str, Any]) -> str | None:
+    """Return what a record lacks of the arguments of its script, or None."""
+    if record.get("script") is not None and "arguments" not in record:
+        return "the arguments of the script were"
+    arguments = record.get("arguments")
+    given = list(map(str, arguments)) if isinstance(arguments, list) else []
+    for before, one in zip(["", *given], given, strict=False):
+        if REDACTED in one:
+            name = before if one == REDACTED else one.partition("=")[0]
+            return f"the value of the argument {shorten(name)}, a secret, was"
+    return None
 
 
 @attrs.frozen
@@ -446,7 +466,7 @@ class Replay:
             saved = files.read(self.folder / name).tensors
         except CheckpointError:
             return  # it was deleted, or is damaged
-        now = {name: one.cpu() for name, one in pack({"state": capture()})[0].items()}
+        now = {name: one.cpu() for name, one in pack({"state": capture()}, RUN)[0].items()}
         first = next((one for one in mismatched(saved, now) if one in saved), None)
         if first is None:
             self.tensor = f"none: all tensors equal those of checkpoint {name}"

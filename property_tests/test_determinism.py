@@ -17,7 +17,7 @@ from tests.support.data import batches, noisy_loader, shuffling_loader, stream
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Gambler, Raise, Watch
 from tests.support.outcomes import differences, left_by
-from tests.support.runs import adam, make_trainer, trained
+from tests.support.runs import adam, make_trainer, trained, training_weights
 from tests.support.strategies import seeds
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
@@ -166,8 +166,9 @@ def test_global_generators_of_the_caller_do_not_matter_and_are_restored(
 
     training = make_trainer(conv_net(), loader(images=True), **options)
 
-    assert same(weights(training.fit().model), expected)
+    training.fit()
     assert generators() == before
+    assert same(training_weights(training), expected)
     training.eval()
     assert generators() == before
     training.predict(loader(images=True))

@@ -43,6 +43,7 @@ def test_every_algorithm_writes_what_it_declares_and_nothing_in_place(drawn, spl
     run.predict(problem.batches())  # an EffectError would say otherwise
 
 
+@pytest.mark.filterwarnings("ignore:.* replaced the model at EVAL_START and does not declare it")
 @given(st.data(), on_a_problem(algorithms))
 def test_an_algorithm_that_declares_less_than_it_writes_is_found(data, drawn):
     problem, chosen = drawn

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable import Event, Key
-from composable.algorithms.ema import tensors_of
+from composable.trainer.evaluated_weights import tensors_of
 from tests.support.algorithm_cases import ALGORITHMS, cases_on
 from tests.support.cases import AlgorithmCase
 from tests.support.meaning import Meaning, hyperparameters_of
@@ -73,10 +73,10 @@ def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batc
     state = start(case, seed)
     outputs = state.model(state.inputs)
     cross_entropy(outputs, state.targets).backward()
-    old = {name: tensor.detach() + 1 for name, tensor in tensors_of(state).items()}
+    old = {name: tensor.detach() + 1 for name, tensor in tensors_of(state.model).items()}
     at = attrs.evolve(state.timestamp, batch=batch)
-    memory = {"average": old, "count": 1, "seen": 0}
-    state = state.evolve(outputs=outputs, timestamp=at).remember(algorithm.name, memory)
+    state = state.evolve(outputs=outputs, timestamp=at).with_average(algorithm.name, old)
+    state = state.remember(algorithm.name, {"count": 1, "seen": 0})
     event = where(case, algorithm)
     acts = algorithm.match(event, state)
 
@@ -85,7 +85,7 @@ def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batc
     expected = meaning(case)(algorithm, state) if acts else {}
     if "second_pass" in expected:
         assert not differences(new.second_pass(state), expected["second_pass"])
-    for field in ("batch", "gradients", "memory", "frozen"):
+    for field in ("batch", "gradients", "memory", "averages", "frozen"):
         assert not differences(getattr(new, field), expected.get(field, getattr(state, field)))
     model = expected.get("model", state.model)
     assert repr(new.model) == repr(model)

@@ -17,7 +17,7 @@ from tests.support.data import batches, noisy_loader
 from tests.support.models import conv_net, same, weights
 from tests.support.observers import MONITORS, Raise, Watch, watched, watched_by
 from tests.support.outcomes import differences, left_by
-from tests.support.runs import PROBLEMS, make_trainer, trained
+from tests.support.runs import PROBLEMS, make_trainer, trained, training_weights
 from tests.support.strategies import seeds
 
 
@@ -25,7 +25,7 @@ def train(observers, model, loader, **options):
     """Return the weights after training with observers."""
     with watched_by(observers, partial(make_trainer, model, loader), **options) as training:
         training.fit()
-    return weights(training.state.model)
+    return training_weights(training)
 
 
 @settings(max_examples=15)

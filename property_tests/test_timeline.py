@@ -88,7 +88,7 @@ def fraction_done(batch, length):
 @given(times)
 def test_an_average_is_updated_from_the_time_on_that_the_timeline_says(start):
     average = EMA("1ba", ema_start=start)
-    watch = Watch(Event.BATCH_END, read=lambda state: "EMA" in state.memory)
+    watch = Watch(Event.BATCH_END, read=lambda state: "EMA" in state.averages)
     run = make_trainer(loader=DATA, algorithms=average, callbacks=watch, max_duration=f"{EPOCHS}ep")
     run.fit()
 

@@ -33,6 +33,7 @@ schedulers = st.sampled_from(
 )
 
 
+@pytest.mark.filterwarnings("ignore:CosineAnnealingLR has T_max=4")
 @settings(max_examples=2 * settings.default.max_examples)
 @given(optimizers, counts, epochs, schedulers, st.booleans())
 def test_without_algorithms_the_weights_are_those_of_a_plain_loop(

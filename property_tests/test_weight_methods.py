@@ -144,10 +144,10 @@ def test_swa_is_the_mean_of_the_weights_at_its_updates(start, length, interval, 
         max_duration="4ep",
     ).fit()
 
-    memory = state.memory["SWA"]
+    average = state.averages["SWA"]
     columns = zip(*(seen.values[k - 1].values() for k in due), strict=True)
-    assert memory["count"] == len(due)
-    assert_close(list(memory["average"].values()), [torch.stack(c).mean(0) for c in columns])
+    assert state.memory["SWA"]["count"] == len(due)
+    assert_close(list(average.values()), [torch.stack(c).mean(0) for c in columns])
 
 
 @few

@@ -8,7 +8,7 @@ import pytest
 
 import composable
 from composable import Event
-from composable.plan.hooks import FOREIGN
+from composable._other_trainers import HOOKS as FOREIGN
 from tests.support import traced
 from tests.support.traced import BATCHES, EPOCHS, EVAL_BATCHES, MICROBATCHES
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 from torch import Tensor, nn
 
+import composable.functional as F
 from tests.support.cases import Case, InvalidSets, all_cases
 from tests.support.invalid import NO_NAME, Invalid
 
@@ -126,3 +128,8 @@ def ways_to_name(value: Any) -> list[str]:
     if isinstance(value, nn.Module):
         named.append(type(value).__name__)
     return named
+
+
+def test_documents_of_bool_are_refused():  # not in tests/functional, which checks annotations
+    with pytest.raises(ValueError, match=r"integer dtype, not the shape \(2,\) and torch\.bool"):
+        F.pack_documents([torch.tensor([True, False])], 4)

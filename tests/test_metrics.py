@@ -50,3 +50,11 @@ def test_average_is_over_the_examples_with_a_label():
 def test_rejects_targets_of_another_shape(shape):
     with pytest.raises(ValueError, match=r"outputs of shape \(3, 4\) must be logits"):
         accuracy(torch.zeros(3, 4), torch.zeros(shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1 + 2j), torch.ones(3, dtype=torch.complex64), 1j])
+def test_complex_metric_is_refused_by_its_name(value):
+    averages = Averages({"phase": lambda outputs, targets: value})
+
+    with pytest.raises(ValueError, match=r"metric 'phase' is complex.*return or log its \.real"):
+        averages.update(LOGITS, torch.tensor([0, 1, 0]), 3)

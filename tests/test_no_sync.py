@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from composable import Callback, Control
 from composable.algorithms import (
@@ -54,10 +55,18 @@ class Guard(Callback):
             self.mode = None
 
 
+def two_means(outputs, targets):
+    losses = cross_entropy(outputs, targets, reduction="none")
+    labeled = (targets >= 0).float()
+    return cross_entropy(outputs, targets) + (losses.square() * labeled).sum() / labeled.sum()
+
+
 OPTIONS = [
     {},
     {"grad_accum": 2},
     {"grad_accum": 2, "loss_mean_over": "tokens"},
+    {"grad_accum": 2, "loss_fn": two_means},
+    {"grad_accum": 2, "algorithms": [MixUp(interpolate_loss=True)]},
     {"algorithms": [LabelSmoothing(), EMA("2ba")]},
     {"precision": "amp_bf16"},
     {"precision": "bf16"},

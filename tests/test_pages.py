@@ -4,10 +4,8 @@ import json
 import re
 from collections import Counter
 
-import attrs
 import pytest
 
-from composable.comparison import Comparison
 from tests.support.cases import METHODS, ROOT
 from tests.support.function_cases import all_function_cases
 from tools.exports import PACKAGES, exports
@@ -56,26 +54,6 @@ def test_a_row_and_its_card_are_complete_and_have_the_same_figures(case):
     assert re.findall("^## (.*)$", text, re.M) == PARTS
     for figure in re.findall(r"\d[\d.]*", row.cost):
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d]|\.\d)", cost)
-
-
-@pytest.mark.parametrize(
-    ("study", "sentence"),
-    [
-        (
-            "language",
-            "{value:.1f} times as fast (95 % interval {low:.1f} to {high:.1f}; {seeds} seeds",
-        ),
-        (
-            "language-rotary",
-            "a rotary baseline {value:.1f} times as fast ({low:.1f} to {high:.1f})",
-        ),
-    ],
-)
-def test_the_speedups_of_the_first_page_are_those_of_the_stored_comparisons(study, sentence):
-    found = Comparison.load(ROOT / "docs/evidence" / study).speedup("small_gpt")
-    page = " ".join((ROOT / "README.md").read_text().split())
-
-    assert sentence.format(**attrs.asdict(found)) in page
 
 
 def test_the_errors_of_the_first_page_are_those_of_the_stored_demo():

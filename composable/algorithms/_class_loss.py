@@ -8,7 +8,7 @@ loss that does know, so that smoothing or mixing by nothing changes nothing.
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
 import attrs
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from composable.core.batch_spec import BatchSpec
 from composable.core.loss import OutputLoss, TargetLoss, check_scalar
+from composable.core.loss_watch import with_divisor
 from composable.core.model_call import needs_logits
 from composable.core.state import State
 from composable.functional import MixedTargets
@@ -120,10 +121,22 @@ class NormalizedCrossEntropy:
     spec: BatchSpec
     total: Tensor
 
+    can_be_split: ClassVar[bool] = True
+    """Whether it is known that the loss of a batch is the weighted mean of those of its parts."""
+
+    @property
+    def divisor(self) -> Tensor | None:
+        """What the loss is divided by: nothing if it is a sum."""
+        return None if self.options.reduction == "sum" else self.total
+
     def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
         """Compute the loss."""
-        loss = self._losses(outputs, self.spec.targets(batch), self.options.reduction)
-        return loss if self.options.reduction == "sum" else loss * self._scale(outputs, loss)
+        targets = self.spec.targets(batch)
+        loss = self._losses(outputs, targets, self.options.reduction)
+        if self.options.reduction == "sum":
+            return loss
+        scaled = loss * self._scale(outputs, loss)
+        return with_divisor(scaled, loss, outputs.numel() // outputs.shape[1], self.total)
 
     def per_example(self, outputs: Tensor, batch: Any) -> Tensor:
         """Compute the terms of the examples, whose mean is the loss."""
@@ -153,12 +166,28 @@ class ScaledLoss:
     """A loss of probabilities as a mean over the positions with a label."""
 
     loss_fn: Callable[..., Tensor]
-    scale: Tensor
+    positions: int
+    total: Tensor
+
+    @property
+    def divisor(self) -> Tensor:
+        """What the loss is divided by."""
+        return self.total
+
+    @property
+    def scale(self) -> Tensor:
+        """What converts the mean over all positions."""
+        return _ratio(self.positions, self.total)
+
+    @property
+    def base_loss(self) -> Callable[..., Tensor]:
+        """The loss as a mean over all positions."""
+        return self.loss_fn
 
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the loss."""
         loss = self.loss_fn(outputs, batch)
-        return loss * self.scale.to(loss.dtype)
+        return with_divisor(loss * self.scale.to(loss.dtype), loss, self.positions, self.total)
 
     def per_example(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the terms of the examples, whose mean is the loss."""
@@ -176,8 +205,23 @@ class InterpolatedLoss:
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
         """Interpolate the losses of the two targets."""
         pair: MixedTargets = self.spec.targets(batch)
-        loss_fn = self.loss_fn if pair.weight.ndim == 0 else self.loss_fn.per_example
-        return pair.loss(self._of_targets(loss_fn, batch), outputs)
+        if pair.weight.ndim == 0:
+            return pair.loss(self._of_targets(self.loss_fn, batch), outputs)
+        loss = pair.loss(self._of_targets(self.loss_fn.per_example, batch), outputs)
+        if not hasattr(self.loss_fn, "divisor"):
+            return loss
+        return with_divisor(loss, loss, len(pair.weight), self.loss_fn.divisor)
+
+    @property
+    def base_loss(self) -> "InterpolatedLoss | None":
+        """The loss with those of the targets as means over all positions."""
+        base = getattr(self.loss_fn, "base_loss", None)
+        return None if base is None else attrs.evolve(self, loss_fn=base)
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether it is known that the loss of a batch is the weighted mean of those of parts."""
+        return getattr(self.loss_fn, "can_be_split", False)
 
     def _of_targets(self, loss_fn: Callable[..., Tensor], batch: Any) -> Callable[..., Tensor]:
         return lambda outputs, targets: loss_fn(outputs, self.spec.replace(batch, targets=targets))
@@ -221,7 +265,7 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
     total = (options or CrossEntropy()).count(targets, compute_dtype(state.outputs.dtype))
     if options is None:
         _compare_once(state, kept, advice)
-        scaled = ScaledLoss(loss_fn, _ratio(kept.numel(), total))
+        scaled = ScaledLoss(loss_fn, kept.numel(), total)
         return state.evolve(loss_fn=scaled), Layout(classes, dim)
     if dim != 1:
         raise ValueError(

@@ -1,27 +1,25 @@
 """EMA, as an algorithm."""
 
-from collections.abc import Mapping
+import math
 from types import MappingProxyType
-from typing import Any
 
 import attrs
-import torch
-from torch import Tensor
 
+from composable.algorithms._averaging import WeightAverage
 from composable.algorithms._validators import in_range
-from composable.core.algorithm import Algorithm, Stage
+from composable.core.algorithm import Remark
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached
+from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached, share_of_run
 from composable.core.window import Window
-from composable.functional import ema, ema_smoothing, with_tensors
+from composable.functional import ema, ema_smoothing
 
 __all__ = ["EMA"]
 
 _BATCH_END, _EPOCH_END = Event.BATCH_END, Event.EPOCH_END
-_EVALUATION_STARTS = (Event.EVAL_START, Event.PREDICT_START)
 _UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 _DEFAULT = Time(1000, TimeUnit.BATCH)
+_LARGE_SHARE = 0.2
 _ONE = {unit: Time(1, unit) for unit in _UNITS}
 
 
@@ -38,12 +36,12 @@ def _ema_start(value: TimeLike) -> Time:
 
 
 @attrs.frozen(repr=False)
-class EMA(Algorithm):
+class EMA(WeightAverage):
     """Evaluate and predict with averaged weights: see `composable.functional.ema`.
 
-    Training continues with the original weights. `state.memory[name]["average"]` holds the average,
-    in float32 for 16-bit weights, and `averaged_model(state)` returns the model with the averaged
-    weights, in the dtypes of the model.
+    Training continues with the original weights. `state.averages[name]` holds the average, in
+    float32 for 16-bit weights. After `fit`, the model holds the averaged weights; a further `fit`
+    continues with the original ones.
 
     Args:
         half_life: Time after which the weight of a past value halves, in batches or epochs.
@@ -66,9 +64,8 @@ class EMA(Algorithm):
     ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_ema_start, eq=str)
     update_interval: Time | None = attrs.field(default=None, converter=_update_interval, eq=str)
 
-    stage = Stage.AVERAGE
-    reads = frozenset({"model", "timestamp", "max_duration", "memory"})
-    writes = frozenset({"model", "memory"})
+    reads = frozenset({"model", "timestamp", "max_duration", "averages"})
+    writes = frozenset({"model", "averages"})
     incompatible_with = MappingProxyType({"SWA": "both replace the model that is evaluated"})
     discouraged_with = MappingProxyType(
         {"EMA": "the model is evaluated with the average of the last one"}
@@ -100,7 +97,7 @@ class EMA(Algorithm):
     def events(self) -> frozenset[Event]:
         """The event of an update, `BATCH_END` or `EPOCH_END`, and the starts of evaluations."""
         by_epoch = self.interval.unit is TimeUnit.EPOCH
-        return frozenset({_EPOCH_END if by_epoch else _BATCH_END, *_EVALUATION_STARTS})
+        return frozenset({_EPOCH_END if by_epoch else _BATCH_END}) | self.EVALUATES
 
     @property
     def interval(self) -> Time:
@@ -118,8 +115,8 @@ class EMA(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         """Match if an update is due, or an evaluation starts and there is an average."""
-        if event in _EVALUATION_STARTS:
-            return self.name in state.memory
+        if event in self.EVALUATES:
+            return self.name in state.averages
         interval = self.interval
         by_epoch = interval.unit is TimeUnit.EPOCH
         if event is not (_EPOCH_END if by_epoch else _BATCH_END):
@@ -129,6 +126,25 @@ class EMA(Algorithm):
             return False
         return not self.ema_start.value or reached(state, self.ema_start)
 
+    def remark(self, state: State) -> Remark | None:
+        """Say if the half-life is a large share of the run: the average then lags behind."""
+        share = share_of_run(state, self.half_life or self.interval)
+        if share is None or not self.share_kept:
+            return None
+        if self.half_life is None:
+            kept = self.share_kept
+            share *= math.inf if kept == 1 else math.log(0.5) / math.log(kept)
+        if share <= _LARGE_SHARE:
+            return None
+        given = f"smoothing={self.smoothing}" if self.half_life is None else ""
+        given = given or f"half_life={_text(self.half_life)}"
+        return Remark(
+            f"{self.name}: {given} is a half-life of {share:.2g} times this run of "
+            f"{state.max_duration}, so the average is largely one of early weights, and lags "
+            "behind. Choose a half-life of a twentieth of the run or less.",
+            warns=share > 1,
+        )
+
     def window(self) -> Window:
         """Return the window from `ema_start` on."""
         often = f"every {self.interval}" if str(self.interval) != "1ba" else ""
@@ -136,53 +152,13 @@ class EMA(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Update the average, or replace the weights of the model for an evaluation."""
-        if event in _EVALUATION_STARTS:
-            return state.evolve(model=self.averaged_model(state))
-        current = tensors_of(state)
-        average = state.memory.get(self.name, {}).get("average")
+        if event in self.EVALUATES:
+            return self.evaluate(state)
+        average = state.averages.get(self.name)
         if average is None:
-            average = {name: copy_precisely(tensor) for name, tensor in current.items()}
-        else:
-            average = ema(average, current, smoothing=self.share_kept)
-        return state.remember(self.name, {"average": average})
-
-    def averaged_model(self, state: State) -> Any:
-        """Return a copy of the model with the averaged weights.
-
-        Raises:
-            KeyError: There is no average yet.
-        """
-        return with_tensors(state.model, state.memory[self.name]["average"])
-
-    def check_memory(self, memory: Any, state: State) -> None:
-        """Raise a `ValueError` if a loaded memory has no average of this model."""
-        check_average(memory, state)
-
-
-def check_average(memory: Any, state: State, *counts: str) -> None:
-    """Check that a loaded memory has an average of the model, and counts of such names."""
-    if not isinstance(memory, Mapping) or memory.keys() != {"average", *counts}:
-        raise ValueError(f"it must have the entries {', '.join(('average', *counts))}.")
-    for name in counts:
-        if type(memory[name]) is not int or memory[name] < 0:
-            raise ValueError(f"{name} must be a non-negative integer.")
-    own, average = tensors_of(state), memory["average"]
-    if not isinstance(average, Mapping) or average.keys() != own.keys():
-        raise ValueError("the names of average must be those of the model's tensors.")
-    for name, value in average.items():
-        if not isinstance(value, Tensor) or value.shape != own[name].shape:
-            raise ValueError(f"average/{name} must be a tensor of shape {list(own[name].shape)}.")
-
-
-def tensors_of(state: State) -> dict[str, Tensor]:
-    """Return the parameters and buffers of the model, by name."""
-    return {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
-
-
-def copy_precisely(tensor: Tensor) -> Tensor:
-    """Copy a tensor, a 16-bit one to float32: its average would stall within its rounding."""
-    short = tensor.is_floating_point() and tensor.element_size() < 4
-    return tensor.detach().to(torch.float32 if short else tensor.dtype, copy=True)
+            return state.with_average(self.name, self.first_average(state))
+        new = ema(average, self.weights_of(state), smoothing=self.share_kept)
+        return state.with_average(self.name, new)
 
 
 def _text(time: Time | None) -> str:

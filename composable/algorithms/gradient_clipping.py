@@ -32,7 +32,7 @@ class GradientClipping(Algorithm):
         """Clip the gradients before the optimizer step."""
         grads = state.current_gradients()
         adaptive = self.clipping_type == "adaptive"
-        named = dict(state.model.named_parameters()) if adaptive else {}
+        named = dict(state.named_parameters()) if adaptive else {}
         clipped = clip_gradients(
             grads,
             threshold=self.clipping_threshold,

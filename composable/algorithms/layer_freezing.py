@@ -5,10 +5,10 @@ from fractions import Fraction
 import attrs
 
 from composable.algorithms._validators import in_range
-from composable.core.algorithm import Algorithm, Stage
+from composable.core.algorithm import Algorithm, Remark, Stage
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeUnit
+from composable.core.time import Time, TimeUnit, progress
 from composable.core.window import Window
 from composable.functional import frozen_layers
 
@@ -45,6 +45,25 @@ class LayerFreezing(Algorithm):
         if self.freeze_start == 1:
             return "freezing starts at the end of training, with freeze_start=1"
         return "no layer is frozen, with freeze_level=0" if self.freeze_level == 0 else None
+
+    def remark(self, state: State) -> Remark | None:
+        """Warn if the run ends before the first layer is frozen."""
+        if self.idle_reason() or state.max_duration is None:
+            return None
+        _, batches = progress(state, state.max_duration)
+        exact = state.max_duration.unit is TimeUnit.BATCH or state.epoch_length
+        last = 1 - 1 / float(batches) if exact else 1 - 1e-9  # of the start of the last batch
+        options = {"freeze_start": self.freeze_start, "freeze_level": self.freeze_level}
+        if frozen_layers(state.model, elapsed=last, **options).layers:
+            return None
+        count = len(frozen_layers(state.model, elapsed=1.0, freeze_start=0.0).layers)
+        return Remark(
+            f"{self.name} freezes no layer: of the {count + 1} layers that train, the last one is "
+            f"never frozen, and the first is not within this run of {state.max_duration} with "
+            f"freeze_start={self.freeze_start} and freeze_level={self.freeze_level}. Drop it, "
+            "start earlier, or freeze a larger share.",
+            warns=True,
+        )
 
     def apply(self, event: Event, state: State) -> State:
         """Freeze the parameters of the layers that are frozen in this batch."""

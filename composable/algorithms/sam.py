@@ -57,5 +57,5 @@ class SAM(Algorithm):
     def worst_weights(self, state: State) -> Mapping[str, Tensor]:
         """Return the perturbed weights for the gradients of a state."""
         grads = state.current_gradients()
-        params = {name: p for name, p in state.model.named_parameters() if name in grads}
+        params = {name: p for name, p in state.named_parameters() if name in grads}
         return sam_perturbation(params, grads, rho=self.rho, epsilon=self.epsilon)

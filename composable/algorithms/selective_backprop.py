@@ -16,7 +16,7 @@ from composable.core.state import State
 from composable.core.time import Time, TimeUnit
 from composable.core.window import Window
 from composable.functional import select_using_loss, should_select
-from composable.functional._checks import check_range
+from composable.functional._checks import check_order
 from composable.utils.reproducibility import seed_torch
 
 __all__ = ["SelectiveBackprop"]
@@ -41,7 +41,7 @@ class SelectiveBackprop(Algorithm):
     """
 
     start: float = attrs.field(default=0.5, validator=in_range(0, 1))
-    end: float = 0.9
+    end: float = attrs.field(default=0.9, validator=in_range(0, 1))
     keep: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="(]"))
     scale_factor: float = attrs.field(default=1.0, validator=in_range(0, 1, ends="(]"))
     interrupt: int = attrs.field(default=2, validator=at_least(0))
@@ -52,7 +52,7 @@ class SelectiveBackprop(Algorithm):
     writes = frozenset({"batch"})
 
     def __attrs_post_init__(self) -> None:
-        check_range("end", self.end, self.start, 1)
+        check_order("start", self.start, "end", self.end)
 
     def match(self, event: Event, state: State) -> bool:
         """Match in the batches to select from."""

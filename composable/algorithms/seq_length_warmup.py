@@ -7,7 +7,7 @@ from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import set_sequence_length, warmed_up_length
-from composable.functional._checks import check_count
+from composable.functional._checks import check_order
 
 __all__ = ["SeqLengthWarmup"]
 
@@ -31,7 +31,7 @@ class SeqLengthWarmup(Algorithm):
 
     duration: float = attrs.field(default=0.3, validator=in_range(0, 1))
     min_seq_length: int = attrs.field(default=8, validator=at_least(1))
-    max_seq_length: int = 1024
+    max_seq_length: int = attrs.field(default=1024, validator=at_least(1))
     step_size: int = attrs.field(default=8, validator=at_least(1))
     truncate: bool = attrs.field(default=True, validator=boolean)
     preserve_end_of_sequence: bool = attrs.field(default=False, validator=boolean)
@@ -42,7 +42,8 @@ class SeqLengthWarmup(Algorithm):
     writes = frozenset({"batch"})
 
     def __attrs_post_init__(self) -> None:
-        check_count("max_seq_length", self.max_seq_length, self.min_seq_length)
+        low, high = self.min_seq_length, self.max_seq_length
+        check_order("min_seq_length", low, "max_seq_length", high)
 
     def apply(self, event: Event, state: State) -> State:
         """Shorten the sequences of the batch to the length of this time of training."""

@@ -1,16 +1,15 @@
 """SWA, as an algorithm."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import attrs
 
+from composable.algorithms._averaging import WeightAverage
 from composable.algorithms._validators import at_least, boolean, in_range, one_of
-from composable.algorithms.ema import check_average, copy_precisely, tensors_of
 from composable.core._warnings import warn_user
-from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.model_call import CalledModel
 from composable.core.state import State
@@ -21,7 +20,6 @@ from composable.functional import (
     batch_norm_statistics,
     recompute_batch_norm_statistics,
     swa,
-    with_tensors,
 )
 from composable.functional._lent import is_divided
 from composable.plan.spans import fraction_of_run
@@ -29,7 +27,6 @@ from composable.plan.spans import fraction_of_run
 __all__ = ["SWA"]
 
 _BATCH_END, _EPOCH_END, _STEP = Event.BATCH_END, Event.EPOCH_END, Event.BEFORE_OPTIMIZER_STEP
-_EVALUATION_STARTS = frozenset({Event.EVAL_START, Event.PREDICT_START})
 
 
 class NothingAveragedWarning(UserWarning):
@@ -49,14 +46,14 @@ def _update_interval(value: TimeLike) -> Time:
 
 
 @attrs.frozen(repr=False)
-class SWA(Algorithm):
+class SWA(WeightAverage):
     """Evaluate and predict with the mean of the weights late in training: see `functional.swa`.
 
     Training continues with the original weights. From `swa_start` on, the weights are added to a
     running mean at each multiple of `update_interval`, up to the last batch that starts before
     `swa_end`. From the first update to the end of the run, evaluations use the mean.
-    `state.memory[name]["average"]` holds the mean, in float32 for 16-bit weights, and
-    `averaged_model(state)` returns the model with the averaged weights, in the dtypes of the model.
+    `state.averages[name]` holds the mean, in float32 for 16-bit weights. After `fit`, the model
+    holds the averaged weights; a further `fit` continues with the original ones.
 
     The running statistics of batch norms are averaged with the weights. In the batches from
     `swa_end` on, they are recomputed for the averaged weights, at the cost of one forward pass
@@ -98,7 +95,6 @@ class SWA(Algorithm):
         default=None, validator=attrs.validators.optional(in_range(0, ends="()"))
     )
 
-    stage = Stage.AVERAGE
     incompatible_with = MappingProxyType({"EMA": "both replace the model that is evaluated"})
     discouraged_with = MappingProxyType(
         {"SWA": "the model is evaluated with the average of the last one"}
@@ -140,19 +136,19 @@ class SWA(Algorithm):
         if self.recomputes:
             ends.add(_BATCH_END)
         steps = {_STEP} if self.schedule_swa_lr else set()
-        return _EVALUATION_STARTS | ends | steps | {Event.FIT_START}
+        return self.EVALUATES | ends | steps | {Event.FIT_START}
 
     @property
     def reads(self) -> frozenset[str]:
         """The fields that it reads: the batch only if it recomputes statistics."""
         batch = {"batch"} if self.recomputes else set()
-        return frozenset({"model", "timestamp", "max_duration", "memory"} | batch)
+        return frozenset({"model", "timestamp", "max_duration", "memory", "averages"} | batch)
 
     @property
     def writes(self) -> frozenset[str]:
         """The fields that it writes: the learning rate only if it is scheduled."""
         rate = {"lr_override"} if self.schedule_swa_lr else set()
-        return frozenset({"model", "memory"} | rate)
+        return frozenset({"model", "memory", "averages"} | rate)
 
     def window(self) -> Window:
         """Return the window from `swa_start` on: the mean is evaluated until the end of the run."""
@@ -165,11 +161,11 @@ class SWA(Algorithm):
         """Match if an update is due, or the mean is used."""
         if event is Event.FIT_START:
             return True
-        if event in _EVALUATION_STARTS or event is _STEP:
-            return self.name in state.memory
+        if event in self.EVALUATES or event is _STEP:
+            return self.name in state.averages
         ended = reached(state, self.swa_end, state.previous_timestamp)
         if ended:
-            return event is _BATCH_END and self.name in state.memory
+            return event is _BATCH_END and self.name in state.averages
         now = state.timestamp.epoch if self.by_epoch else state.timestamp.batch
         return (
             event is (_EPOCH_END if self.by_epoch else _BATCH_END)
@@ -181,25 +177,21 @@ class SWA(Algorithm):
         """Update the mean, its statistics or the learning rate, or evaluate with the mean."""
         if event is Event.FIT_START:
             return self._warn_if_nothing_is_due(state)
-        if event in _EVALUATION_STARTS:
-            return state.evolve(model=self.averaged_model(state))
+        if event in self.EVALUATES:
+            return self.evaluate(state)
         if event is _STEP:
             return state.evolve(lr_override=self.annealed(state.memory[self.name]["count"]))
         if reached(state, self.swa_end, state.previous_timestamp):
             return self._recompute(state)
         return self._update(state)
 
-    def averaged_model(self, state: State) -> Any:
-        """Return a copy of the model with the averaged weights.
-
-        Raises:
-            KeyError: There is no mean yet.
-        """
-        return with_tensors(state.model, state.memory[self.name]["average"])
-
     def check_memory(self, memory: Any, state: State) -> None:
-        """Raise a `ValueError` if a loaded memory has no average of this model."""
-        check_average(memory, state, "count", "seen")
+        """Raise a `ValueError` if a loaded memory is not that of a mean."""
+        if not isinstance(memory, Mapping) or memory.keys() != {"count", "seen"}:
+            raise ValueError("it must have the entries count, seen.")
+        for name in ("count", "seen"):
+            if type(memory[name]) is not int or memory[name] < 0:
+                raise ValueError(f"{name} must be a non-negative integer.")
 
     def annealed(self, count: int) -> Callable[[Any], Any]:
         """Return the function of a learning rate that anneals it after `count` updates."""
@@ -209,12 +201,13 @@ class SWA(Algorithm):
         return lambda rate: target * share + rate * (1 - share)
 
     def _update(self, state: State) -> State:
-        memory = state.memory.get(self.name, {"average": None, "count": 0})
-        average, count, current = memory["average"], memory["count"], tensors_of(state)
+        average, current = state.averages.get(self.name), self.weights_of(state)
         if average is None:
-            average = {name: copy_precisely(tensor) for name, tensor in current.items()}
-        mean = swa(average, current, count)
-        return state.remember(self.name, {"average": mean, "count": count + 1, "seen": 0})
+            average, count = self.first_average(state), 0
+        else:
+            count = state.memory[self.name]["count"]
+        state = state.with_average(self.name, swa(average, current, count))
+        return state.remember(self.name, {"count": count + 1, "seen": 0})
 
     def _recompute(self, state: State) -> State:
         """Add the batch to the running statistics for the averaged weights."""
@@ -235,14 +228,15 @@ class SWA(Algorithm):
                 cast = [state.precision.cast(one) for one in batches]
                 new = recompute_batch_norm_statistics(called, cast, seen=seen)
                 found.append(batch_norm_statistics(new.model))
-        average = {**memory["average"], **mean_over_shards(found, state.batch)}
+        average = {**state.averages[self.name], **mean_over_shards(found, state.batch)}
         seen += len(shards[0])
-        return state.remember(self.name, {**memory, "average": average, "seen": seen})
+        state = state.with_average(self.name, average)
+        return state.remember(self.name, {**memory, "seen": seen})
 
     def _warn_if_nothing_is_due(self, state: State) -> State:
         """Warn at the start of training if a run of this length has no update."""
         whole, length = state.max_duration, state.epoch_length
-        if whole is None or self.name in state.memory:
+        if whole is None or self.name in state.averages:
             return state
         batch = Time(1, TimeUnit.EPOCH if length is None else TimeUnit.BATCH)
         times = (self.swa_start, self.swa_end, self.update_interval, batch)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from composable.callbacks._files import replacing
+from composable.core._paths import open_to_write, replacing
 from composable.core._warnings import warn_user
 
 __all__ = ["record", "stop_recording", "write_snapshot"]
@@ -47,6 +47,7 @@ def write_snapshot(path: Path, device: torch.device) -> None:
     summary = torch.cuda.memory_summary(device)
     snapshot = torch.cuda.memory._snapshot()
     with replacing(path) as partial:
-        partial.with_suffix(".txt").write_text(summary)
-        with partial.open("w") as file:
+        with open_to_write(partial.with_suffix(".txt"), "x") as file:
+            file.write(summary)
+        with open_to_write(partial, "x") as file:
             json.dump(snapshot, file)

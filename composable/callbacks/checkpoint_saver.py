@@ -13,8 +13,9 @@ from torch import Tensor
 
 from composable.callbacks._results import find_result, full_name, is_better, known_mode, mode_of
 from composable.checkpoint import folders
-from composable.checkpoint.errors import CheckpointError
-from composable.checkpoint.filters import without
+from composable.checkpoint.errors import BrokenCheckpointWarning, CheckpointError
+from composable.checkpoint.filters import expanded, without
+from composable.core._printable import shorten
 from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
@@ -45,7 +46,8 @@ class CheckpointSaver(Callback):
 
     A checkpoint is a folder that is written atomically. An old checkpoint is deleted only after its
     replacement is on disk. The best checkpoint is kept in addition to the most recent ones. Links,
-    checkpoints of other runs, and checkpoints to which other files were added are never deleted.
+    checkpoints of other runs, and checkpoints to which other files were added are never deleted. A
+    damaged checkpoint in the place of a new one is renamed: ep1-ba5.damaged-1.
 
     A batch may be saved twice: when an interval ends with it, and after the evaluation at the end
     of its epoch. If only some checkpoints are kept, the second replaces the first.
@@ -60,8 +62,9 @@ class CheckpointSaver(Callback):
         num_checkpoints_to_keep: Number of most recent checkpoints of this run to keep, or None to
             keep all.
         overwrite: Replace checkpoints of another run that have the same name.
-        weights_only: Save only the model. Training cannot resume from such a checkpoint.
-        ignore_keys: Patterns of paths to exclude: "memory/EMA", "optimizers".
+        weights_only: Save only the model, with the weights with which it is evaluated. Training
+            cannot resume from such a checkpoint.
+        ignore_keys: Patterns of paths to exclude: "averages/EMA", "optimizers".
         background: Copy the state, and write it in a background thread.
         on_error: "raise" to raise if a checkpoint cannot be written, "warn" to warn and continue.
         metric: The evaluation result that selects the best checkpoint, by the name under which it
@@ -235,7 +238,7 @@ class CheckpointSaver(Callback):
         if not (Processes.current().is_main or together):
             self._forget_old(replaced)  # rank 0 writes
             return
-        tree = without(take(self.weights_only), self.ignore_keys)
+        tree = without(take(self.weights_only), expanded(self.ignore_keys))
         complete = not (self.weights_only or self.ignore_keys)
         saved = Saved.of(state, run, tree, complete=complete, best=self._describe_best())
 
@@ -268,6 +271,8 @@ class CheckpointSaver(Callback):
         """Write one checkpoint."""
         target = self.folder / name
         processes = Processes.current()
+        if processes.is_main and not self.overwrite:
+            _put_aside(target)
         own = self.overwrite or (processes.is_main and _run_of(target) == saved.info["run"])
         return saved.write(target, overwrite=own)
 
@@ -359,7 +364,7 @@ def _is_best(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    return repr(value)[:200]
+    return shorten(value, 200)
 
 
 @attrs.frozen(eq=False)
@@ -390,9 +395,9 @@ class Saved:
             best: The metric, name and value of the best checkpoint so far.
         """
         now = state.timestamp
-        from composable.checkpoint.tree import pack  # on use: it is slow to import
+        from composable.checkpoint.tree import RUN, pack  # on use: it is slow to import
 
-        tensors, data = pack({"run": run, "timestamp": now, "state": tree})
+        tensors, data = pack({"run": run, "timestamp": now, "state": tree}, RUN)
         data["on_device"] = sorted(n for n, one in tensors.items() if one.device.type != "cpu")
         return cls(
             tensors,
@@ -427,6 +432,16 @@ class Saved:
         """Return the same contents with copies of the tensors, which training does not change."""
         copies = {name: one.to("cpu", copy=True) for name, one in self.tensors.items()}
         return attrs.evolve(self, tensors=copies)
+
+
+def _put_aside(target: Path) -> None:
+    found = folders.put_aside(target)
+    if found is not None:
+        aside, fault = found
+        warn_user(
+            f"{target} is damaged, and was renamed to {aside}, so that training continues: {fault}",
+            BrokenCheckpointWarning,
+        )
 
 
 def _run_of(checkpoint: Path) -> Any:

@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from composable.callbacks._files import replacing
 from composable.callbacks._intervals import has_completed
+from composable.core._paths import replacing
 from composable.core._warnings import warn_user
 from composable.core.batch import map_tensors, tensors_of
-from composable.core.callback import Callback
+from composable.core.callback import AttachedRun, Callback
+from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval
 from composable.core.model_call import call_with_batch, call_with_input, is_transformers_model
@@ -41,10 +43,12 @@ class ExportError(RuntimeError):
 class ExportForInference(Callback):
     """Exports the model at the end of training, and at intervals if requested.
 
-    The exported model is in evaluation mode, on the CPU, and takes batches of any size. If an
-    algorithm such as `EMA` or `SWA` averages weights, it has the averaged weights, like an
-    evaluation. Before the file is renamed to its path, it is loaded, and its outputs are compared
-    with those of the model on a batch of another size. With several processes, rank 0 exports; a
+    The exported model is in evaluation mode, on the CPU, and takes batches of any size. It has the
+    weights that an evaluation would measure at that moment: averages, if an algorithm or an
+    optimizer keeps them, and at the end of training those of the best checkpoint, with
+    `load_best_at_end`. Before the file is renamed to its path, it is loaded, and its outputs are
+    compared with those of the evaluated model on a batch of another size, computed on the device of
+    the run. With several processes, rank 0 exports; a
     model whose parameters are divided among them, as by FSDP, cannot be exported.
 
     Args:
@@ -58,14 +62,17 @@ class ExportForInference(Callback):
         sample_input: The arguments of one call of the model: a tensor, a tuple of arguments, or a
             dictionary of keyword arguments. Default: the input of the last training batch, without
             its targets.
-        averaged: Whether to export averaged weights, if there are any.
+        averaged: Whether to export the evaluated weights, where they are not those that are
+            trained.
         dynamic_batch: Whether the exported model takes batches of any size, or of two examples
             only: some models cannot be exported for any size.
-        tolerance: The largest difference of an output, relative to the largest output, above 0.
+        tolerance: The largest difference of an output, relative to the largest output, above 0. If
+            a 16-bit model is exported in float32, to ONNX, at least 8 roundings of its dtype.
 
     Raises:
         ValueError: An argument has an invalid value.
         ImportError: The packages for ONNX are missing.
+        FileExistsError: During training: the path is a link.
         ExportError: During training: the model cannot be exported, or the outputs differ.
 
     Example:
@@ -103,6 +110,11 @@ class ExportForInference(Callback):
         self.tolerance = tolerance
         self._given = None if sample_input is None else Call.of(sample_input)
         self._sample = self._given
+        self._run: AttachedRun | None = None
+
+    def attach(self, run: AttachedRun) -> None:
+        """Receive the run, which determines the evaluated weights."""
+        self._run = run
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Check that this process has the whole model.
@@ -151,13 +163,12 @@ class ExportForInference(Callback):
             )
             return
         path = _fill(self.path, epoch=state.timestamp.epoch, batch=state.timestamp.batch)
-        average = _average(state) if self.averaged else None
-        model = state.model if average is None else with_tensors(state.model, average)
+        model = self._evaluated(state) if self.averaged else state.model
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # about internals of torch.export
-                self._write(_for_inference(model), path)
-        except ExportError:
+                self._write(model, path)
+        except (ExportError, FileExistsError):  # the second: the path is a link
             raise
         except Exception as error:
             raise ExportError(
@@ -166,8 +177,15 @@ class ExportForInference(Callback):
                 "pass dynamic_batch=False; if it takes other inputs, pass sample_input."
             ) from error
 
-    def _write(self, model: nn.Module, path: Path) -> None:
+    def _evaluated(self, state: "State") -> nn.Module:
+        if self._run is not None:
+            return self._run.evaluated_model(state)
+        averages = list(state.averages.values())
+        return with_tensors(state.model, averages[-1]) if averages else state.model
+
+    def _write(self, evaluated: nn.Module, path: Path) -> None:
         onnx = path.suffix == ".onnx"
+        model = _for_inference(evaluated)
         model = model.float() if onnx else model
         call = self._sample.first_rows().for_model(model)  # type: ignore[union-attr]
         shapes = call.dynamic_shapes() if self.dynamic_batch else None
@@ -180,21 +198,22 @@ class ExportForInference(Callback):
             else:
                 torch.export.save(program, partial)
                 exported = torch.export.load(partial).module()(*other.args, **other.kwargs)
-            self._compare(model(*other.args, **other.kwargs), exported, path)
+            rounding = 8 * _eps(evaluated) if onnx else 0.0
+            expected = _outputs_of(evaluated, other.for_model(evaluated))
+            self._compare(expected, exported, path, max(self.tolerance, rounding))
 
-    def _compare(self, expected: Any, exported: Any, path: Path) -> None:
+    def _compare(self, expected: Any, exported: Any, path: Path, tolerance: float) -> None:
         pairs = zip(_outputs(expected), _outputs(exported), strict=True)
         for i, (one, other) in enumerate(pairs):
+            one = one.cpu()
             scale = one.abs().nan_to_num(posinf=0).amax().item() if one.numel() else 0.0
-            near = self.tolerance * scale
-            if not torch.allclose(
-                one, other.to(one), rtol=self.tolerance, atol=near, equal_nan=True
-            ):
+            near = tolerance * scale
+            if not torch.allclose(one, other.to(one), rtol=tolerance, atol=near, equal_nan=True):
                 difference = (one - other.to(one)).abs().max().item()
                 raise ExportError(
                     f"the model in {path} would differ from the trained one: output {i} by up to "
                     f"{difference:.2g}, with outputs of up to {scale:.2g}, and tolerance="
-                    f"{self.tolerance} is allowed. The file is not written."
+                    f"{tolerance:.3g} is allowed. The file is not written."
                 )
 
 
@@ -252,12 +271,13 @@ class Call:
         return self.map(lambda t: torch.cat([t, t[:1]]) if t.ndim else t)
 
     def for_model(self, model: nn.Module) -> "Call":
-        """Return the call on the CPU, in the dtype of the model."""
-        dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+        """Return the call on the device of the model, and in its dtype."""
+        found = [p for p in model.parameters() if p.is_floating_point()]
+        device = found[0].device if found else torch.device("cpu")
 
         def converted(tensor: Tensor) -> Tensor:
-            dtype = dtypes[0] if dtypes and tensor.is_floating_point() else tensor.dtype
-            return tensor.to("cpu", dtype)
+            dtype = found[0].dtype if found and tensor.is_floating_point() else tensor.dtype
+            return tensor.to(device, dtype)
 
         return self.map(converted)
 
@@ -271,15 +291,35 @@ class Call:
         return pytree.tree_map(shape, self.kwargs if self.kwargs else self.args)
 
 
-def _average(state: "State") -> Mapping[str, Tensor] | None:
-    """Return the averaged weights with which the model is evaluated, if there are any."""
-    found = [
-        m["average"] for m in state.memory.values() if isinstance(m, Mapping) and "average" in m
-    ]
-    return found[-1] if found else None
+def _outputs_of(model: nn.Module, call: Call) -> Any:
+    """Call the model as an evaluation does, but for the cache of keys and values."""
+    with evaluation_mode(model), _no_cache(model):
+        return model(*call.args, **call.kwargs)
+
+
+@contextmanager
+def _no_cache(model: nn.Module) -> Iterator[None]:
+    """Let a model of Transformers return no keys and values of a text, for generating the next."""
+    config: Any = model.config if is_transformers_model(model) else None
+    kept = getattr(config, "use_cache", None)
+    if kept is None:
+        yield
+        return
+    config.use_cache = False
+    try:
+        yield
+    finally:
+        config.use_cache = kept
+
+
+def _eps(model: nn.Module) -> float:
+    """Return the rounding of the dtype of a model."""
+    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    return torch.finfo(dtypes[0]).eps if dtypes else 0.0
 
 
 def _for_inference(model: nn.Module) -> nn.Module:
+    """Return a copy on the CPU, in evaluation mode."""
     model = copy.deepcopy(model).cpu().eval()
     if is_transformers_model(model):
         config: Any = model.config

@@ -20,6 +20,7 @@ from composable.distributed import Processes
 from composable.functional._checks import check_range
 
 if TYPE_CHECKING:
+    from composable.core.callback import AttachedRun
     from composable.core.logger import Logger
     from composable.core.state import State
 
@@ -88,6 +89,11 @@ class GradientNoise(Monitor):
         self._latest: Tensor | None = None
         self._large: Tensor | None = None
         self._first, self._part, self._whole = False, 0, 0
+        self._run: AttachedRun | None = None
+
+    def attach(self, run: "AttachedRun") -> None:
+        """Receive the run, which determines how the gradients of microbatches are weighted."""
+        self._run = run
 
     def fit_start(self, state: "State", logger: "Logger") -> None:
         """Discard the averages of an earlier run.
@@ -143,6 +149,8 @@ class GradientNoise(Monitor):
         small = small * (whole / part) ** 2  # its loss was weighted by its share
         if state.precision.scales_loss and self._latest is not None:
             small = small * (large / self._latest)  # gradients are unscaled at the end
+        elif self._run is not None:
+            small = small * self._run.gradient_factor**2
         variance = (small - large) / (1 / part - 1 / whole)
         return variance, (whole * large - part * small) / (whole - part)
 

@@ -119,13 +119,15 @@ def resident_memory() -> dict[str, float]:
     except ImportError:
         return {}
     unit = 1 if sys.platform == "darwin" else 1024
-    used = {"peak_resident_mem": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GB}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GB
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 (half the time of Path.open)
             pages = int(file.read().split()[1])
     except OSError:
-        return used
-    return {"current_resident_mem": pages * resource.getpagesize() / _GB, **used}
+        return {"peak_resident_mem": peak}
+    current = pages * resource.getpagesize() / _GB
+    # Linux updates the two at different times, so its peak may lag behind.
+    return {"current_resident_mem": current, "peak_resident_mem": max(peak, current)}
 
 
 def _check_keys(keys: Any) -> Mapping[str, str]:

@@ -1,5 +1,6 @@
 """Record the allocations of a few batches."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ class MemorySnapshot(Callback):
         """Write the recording if it is complete."""
         if self._since is not None and has_passed(state, self.interval, self._since):
             path = self.folder / f"memory-ba{state.timestamp.batch}.json"
-            write_snapshot(next_name(path) if path.exists() else path, state.device)
+            write_snapshot(next_name(path) if os.path.lexists(path) else path, state.device)
             self.close()
 
     def close(self) -> None:

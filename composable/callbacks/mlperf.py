@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composable.callbacks._results import find_result, full_name, is_better, mode_of
+from composable.core._paths import check_no_link, is_stream, open_to_write, truncate
 from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
 from composable.distributed import Processes
@@ -207,17 +208,19 @@ class MLPerfCallback(Callback):
     def _open(self) -> None:
         if self._file is not None:
             return
-        if self._size is None and self.path.exists() and "run_start" not in self._once:
+        check_no_link(self.path)
+        exists = self.path.exists() and not is_stream(self.path)
+        if self._size is None and exists and "run_start" not in self._once:
             raise FileExistsError(
                 f"path={str(self.path)!r} exists; pass the path of a new result, or resume the run "
                 "that wrote it."
             )
-        if self._size is not None:
+        if self._size is not None and not is_stream(self.path):
             _truncate(self.path, self._size)
             self._size = None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         log = logging.Logger("mlperf")  # of its own: that of mllog is shared by the process
-        log.addHandler(logging.FileHandler(self.path, "a", encoding="utf-8"))
+        log.addHandler(logging.StreamHandler(open_to_write(self.path, "a", encoding="utf-8")))
         self._file = self._mllogger(log)
 
     def _log(
@@ -239,7 +242,7 @@ class MLPerfCallback(Callback):
         """Close the file."""
         if self._file is not None:
             for handler in self._file.logger.handlers:
-                handler.close()
+                handler.stream.close()
             self._file = None
 
     # --- resuming ---
@@ -290,8 +293,7 @@ def _truncate(path: Path, size: int) -> None:
             "use the file of that run."
         )
     if path.exists():
-        with path.open("rb+") as file:
-            file.truncate(size)
+        truncate(path, size)
 
 
 def _import_mllogger() -> Any:

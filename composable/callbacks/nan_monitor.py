@@ -95,7 +95,7 @@ class NaNMonitor(Callback):
 
 
 def _explain(state: "State", batch: int, loss: float) -> str:
-    named = state.model.named_parameters()
+    named = state.named_parameters()
     bad = [name for name, one in named if not _local(one.detach()).isfinite().all()]
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""

@@ -106,14 +106,14 @@ class OptimizerMonitor(Monitor):
     def before_optimizer_step(self, state: "State", logger: "Logger") -> None:
         """Copy the weights that the step will change."""
         if self._due and self.updates:
-            named = dict(state.model.named_parameters())
+            named = dict(state.named_parameters())
             self._before = {name: named[name].detach().clone() for name in self._stepped}
 
     def after_optimizer_step(self, state: "State", logger: "Logger") -> None:
         """Measure the weights and the updates."""
         if not self._due:
             return
-        named = {name: one.detach() for name, one in state.model.named_parameters()}
+        named = {name: one.detach() for name, one in state.named_parameters()}
         if self.weights:
             self._add("param", named)
         if self._before:
@@ -146,7 +146,7 @@ def _reported(state: "State") -> dict[str, Any]:
         report = getattr(optimizer, "report_per_parameter_metrics", None)
         if callable(report):
             own = {id(one) for group in optimizer.param_groups for one in group["params"]}
-            for name, parameter in state.model.named_parameters():
+            for name, parameter in state.named_parameters():
                 if id(parameter) in own and parameter.grad is not None:
                     metrics = report(parameter, name, metrics)
     return metrics

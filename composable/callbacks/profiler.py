@@ -1,5 +1,6 @@
 """Profile a few batches with PyTorch's profiler."""
 
+import os
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from composable.callbacks._files import replacing
-from composable.core._paths import next_name
+from composable.core._paths import next_name, open_to_write, replacing
+from composable.core._printable import shorten
 from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.time import Time, TimeLike, check_time, progress
@@ -207,8 +208,9 @@ class Profiler(Callback):
         sort_by = f"self_{'cuda' if on_cuda else 'cpu'}_time_total"
         table = finished.key_averages().table(sort_by=sort_by, row_limit=100)
         path = self.folder / f"trace-ba{self._first}-ba{self._last}.json"
-        with replacing(next_name(path) if path.exists() else path) as partial:
-            partial.with_suffix(".txt").write_text(table)
+        with replacing(next_name(path) if os.path.lexists(path) else path) as partial:
+            with open_to_write(partial.with_suffix(".txt"), "x") as file:
+                file.write(table)
             finished.export_chrome_trace(str(partial))
 
     # --- resuming ---
@@ -226,7 +228,7 @@ class Profiler(Callback):
         check_keys(self, state)
         phase, recordings, since = state["phase"], state["recordings"], state["since"]
         if type(phase) is not int or phase not in range(len(_PHASES)):
-            raise ValueError(f"phase must be in [0, {len(_PHASES)}), not {str(phase)[:40]}.")
+            raise ValueError(f"phase must be in [0, {len(_PHASES)}), not {shorten(phase, 40)}.")
         if type(recordings) is not int or recordings < 0:
             raise ValueError("recordings must be a non-negative integer.")
         if isinstance(since, bool) or not isinstance(since, (int, float, Fraction, NoneType)):

@@ -8,6 +8,8 @@ written; 2, wrong usage, or it could not be written. Exit status of `compare`: 0
 compared; 1, all runs of the baseline or of the other arms failed; 2, wrong usage, or the comparison
 cannot start; 130, interrupted.
 
+Without a command, the help is printed, and `--version` prints the version.
+
 Each command has a module, whose `add` function adds it to the parser. Heavy imports are inside the
 functions that run commands, so that `--help` is fast.
 """
@@ -17,6 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from composable._version import __version__
 from composable.cli import checkpoint, compare, diff, launch, replay, report
 
 __all__ = ["main"]
@@ -34,9 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     own, script_arguments = _split(given)
     parser = argparse.ArgumentParser(prog="composable", description="Tools for training runs.")
+    parser.add_argument("--version", action="version", version=f"composable {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (checkpoint, compare, launch, replay, diff, report):
         command.add(commands)
+    if not own:
+        parser.print_help()
+        return 0
     options = parser.parse_args(own)
     options.command_line = given
     options.script_arguments = script_arguments

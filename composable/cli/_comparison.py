@@ -88,7 +88,6 @@ def _arguments(options: argparse.Namespace, script: ModuleType) -> dict[str, Any
         "budget": options.budget,
         "workers": options.workers,
         "threads": options.threads,
-        "seeds_at_once": {"auto": "auto", "yes": True, "no": False}[options.seeds_at_once],
         "folder": options.folder or Path("comparisons") / name,
         "data_version": options.data_version,
     }

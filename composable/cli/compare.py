@@ -111,13 +111,6 @@ def _extent(group: Any) -> None:
     group.add_argument("--workers", type=int, help="parallel trials; default: one for each core")
     group.add_argument("--threads", type=int, default=1, help="threads of a trial; default: 1")
     group.add_argument(
-        "--seeds-at-once",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="whether a process computes several seeds of an arm in one call; default: where it is "
-        "faster",
-    )
-    group.add_argument(
         "--folder", metavar="FOLDER", help="default: comparisons/ and the name of the script"
     )
     group.add_argument(

@@ -23,11 +23,22 @@ def add(commands: Any) -> None:
         ),
     )
     parser.add_argument("folder", metavar="RUN", help="the save_folder of the run")
-    parser.add_argument("--batch", type=int, required=True, help="which batch, counted from 0")
+    parser.add_argument("--batch", type=_number, required=True, help="which batch, counted from 0")
     parser.add_argument(
         "--changed", action="store_true", help="run the script even if it has changed"
     )
     parser.set_defaults(run=_run)
+
+
+def _number(text: str) -> int:
+    """Return a batch number; argparse reports an error in one line."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be the number of a batch, 0 or more")
+    return number
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ __all__ = ["state_facts"]
 
 
 def state_facts(state: Any) -> list[tuple[str, str]]:
-    """Return names and texts: the time, the optimizers, the device, the results, the memory."""
+    """Return names and texts: time, optimizers, device, results, memory and averages."""
     now, whole = state.timestamp, state.max_duration
     counts = [f"epoch {now.epoch}", f"batch {now.batch}"]
     counts += [f"{name} {n}" for name, n in (("sample", now.sample), ("token", now.token)) if n]
@@ -22,4 +22,5 @@ def state_facts(state: Any) -> list[tuple[str, str]]:
         ("device", f"{state.device}, precision {state.precision.name}, seed {state.key.seed}"),
         *results,
         ("memory", ", ".join(sorted(state.memory)) or "empty"),
+        *((("averages", ", ".join(sorted(state.averages))),) if state.averages else ()),
     ]

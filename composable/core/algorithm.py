@@ -7,11 +7,24 @@ from typing import Any, ClassVar
 
 import attrs
 
+from composable._other_trainers import explain_arguments
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.window import Window
 
-__all__ = ["Algorithm", "FunctionAlgorithm", "Stage"]
+__all__ = ["Algorithm", "FunctionAlgorithm", "Remark", "Stage"]
+
+
+@attrs.frozen
+class Remark:
+    """Why an algorithm has little effect in a run, and the remedy, or no effect at all."""
+
+    text: str
+    warns: bool = False
+    """Whether it has no effect, which is a warning at the start of training."""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Stage(IntEnum):
@@ -117,6 +130,7 @@ class Algorithm:
                 "the class with @attrs.frozen, and declare each argument as a field, such as "
                 "'factor: float = 0.5'. Validate them in __attrs_post_init__(self)."
             )
+        explain_arguments(cls)
 
     def match(self, event: Event, state: State) -> bool:
         """Return whether it acts at this event in this state; called at its `events` only."""
@@ -131,6 +145,9 @@ class Algorithm:
     def idle_reason(self) -> str | None:
         """Explain why it can never act, or return None; called when a plan is compiled."""
         return next((why for part in self.parts if (why := part.idle_reason())), None)
+
+    def remark(self, state: State) -> Remark | None:
+        """Say why it has little effect in a run that starts with this state, and the remedy."""
 
     def window(self) -> Window:
         """Return the part of a run in which it may act, as far as it is known beforehand."""

@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from torch import nn
+
+from composable._other_trainers import explain_arguments
 from composable.core._notes import add_origin_note
 from composable.core._warnings import warn_user
 from composable.core.control import Control
@@ -14,6 +17,7 @@ from composable.core.logger import Logger
 from composable.core.state import State
 
 __all__ = [
+    "AttachedRun",
     "Callback",
     "FunctionCallback",
     "callback_id",
@@ -27,6 +31,29 @@ Self = TypeVar("Self", bound="Callback")
 
 # Per context, not per process: callbacks that one thread enters don't observe other threads.
 _entered: ContextVar[tuple["Callback", ...]] = ContextVar("entered_callbacks", default=())
+
+
+class AttachedRun(Protocol):
+    """What a callback may ask of a run, besides the state."""
+
+    @property
+    def train_dataloader(self) -> Iterable[Any] | None:
+        """The loader of the training data, not yet divided among processes."""
+
+    @property
+    def evaluators(self) -> tuple[Any, ...]:
+        """The `Evaluator`s, with their loaders."""
+
+    @property
+    def loss_scaler(self) -> Any:
+        """The loss scaler: the tensor `scale`, and `num_skipped`, the number of skipped steps."""
+
+    @property
+    def gradient_factor(self) -> Any:
+        """What the gradients of the last step were multiplied by after its last part."""
+
+    def evaluated_model(self, state: State, /) -> nn.Module:
+        """Return a model with the weights with which a state is evaluated, to be read only."""
 
 
 class Callback:
@@ -63,6 +90,10 @@ class Callback:
         ...         self.lowest = state["lowest"]
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        explain_arguments(cls)
+
     @property
     def name(self) -> str:
         """The name in the plan and in error messages."""
@@ -72,6 +103,9 @@ class Callback:
         """Handle any event; by default, call the method that is named like the event."""
         hook = _hook(self, event)
         return hook(state, logger) if hook else None
+
+    def attach(self, run: AttachedRun) -> None:
+        """Receive the run before each call of a Trainer, if the state is not enough."""
 
     def close(self) -> None:
         """Release files and screens: called when `fit`, `eval` or `predict` ends or fails."""

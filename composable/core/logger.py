@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from composable.core._notes import add_origin_note
+from composable.core._secrets import redact
 from composable.core._warnings import warn_user
+from composable.core.precision import widest_float
 from composable.core.time import Timestamp
 
 __all__ = ["Logger", "UnsupportedLogError", "UnsupportedLogWarning", "to_numbers"]
@@ -76,8 +78,8 @@ class Logger:
             self._pass_on("log_metrics", metrics, timestamp or self.timestamp)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Log the hyperparameters of the run."""
-        self._pass_on("log_hyperparameters", hyperparameters)
+        """Log the hyperparameters of the run; values under the names of secrets are redacted."""
+        self._pass_on("log_hyperparameters", redact(hyperparameters))
 
     def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp | None = None) -> None:
         """Log images.
@@ -229,9 +231,10 @@ def to_numbers(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             _check_metric(name, value)
             if isinstance(value, Tensor):
                 by_device.setdefault(value.device, []).append((record, name, value))
-    for found in by_device.values():
+    for device, found in by_device.items():
         # float64 represents every float32 and every count exactly.
-        values = torch.stack([value.detach().reshape(()).double() for _, _, value in found])
+        widest = widest_float(device)
+        values = torch.stack([value.detach().reshape(()).to(widest) for _, _, value in found])
         for (record, name, value), number in zip(found, values.tolist(), strict=True):
             record[name] = number if value.is_floating_point() else int(number)
     return copies
@@ -249,11 +252,22 @@ def _check_metric(name: str, value: object) -> None:
                 f"metric {name!r} has {value.numel()} elements and must have one: log its mean, or "
                 "each element under its own name."
             )
+        check_real(name, value)
     elif not isinstance(value, (Real, str)) and value is not None:
         raise ValueError(
             f"metric {name!r} is {value!r}; it must be a number, a string or a tensor of one "
             "element."
         )
+
+
+def check_real(name: str, value: Tensor) -> Tensor:
+    """Return the value of a metric; raise a ValueError if it is complex."""
+    if value.is_complex():
+        raise ValueError(
+            f"metric {name!r} is complex, of {value.dtype}; return or log its .real, its .imag or "
+            "its .abs()."
+        )
+    return value
 
 
 def _check_image(name: str, image: object) -> None:

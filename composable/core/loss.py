@@ -24,7 +24,17 @@ from composable.core.model_call import (
     needs_logits,
 )
 
-__all__ = ["Loss", "ModelLoss", "OutputLoss", "TargetLoss", "call_of", "check_loss", "loss_module"]
+__all__ = [
+    "Loss",
+    "ModelLoss",
+    "OutputLoss",
+    "TargetLoss",
+    "call_of",
+    "check_loss",
+    "check_scalar",
+    "function_of",
+    "loss_module",
+]
 
 
 @attrs.frozen
@@ -134,12 +144,18 @@ def loss_module(loss: Loss | None, model: nn.Module) -> nn.Module | None:
         loss: The loss. Its function may be a module, a method of one, or a partial of either.
         model: The model.
     """
-    function: Any = getattr(loss, "function", None)
-    while isinstance(function, partial):
-        function = function.func
+    function = function_of(loss)
     owner = getattr(function, "__self__", function)
     known = any(owner is module for module in model.modules())
     return owner if isinstance(owner, nn.Module) and not known else None
+
+
+def function_of(loss: Any) -> Any:
+    """Return the function of outputs and targets that is inside of every `functools.partial`."""
+    function: Any = getattr(loss, "function", loss)
+    while isinstance(function, partial):
+        function = function.func
+    return function
 
 
 def _unreduced(function: Callable[..., Tensor]) -> Callable[..., Tensor] | None:

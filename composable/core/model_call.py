@@ -7,8 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
+from composable.core._notes import add_note
+from composable.core.batch import tensors_of
 from composable.core.batch_spec import BatchSpec
 from composable.functional.mixed import MixedTargets
 
@@ -21,6 +24,7 @@ __all__ = [
     "call_with_input",
     "call_with_keywords",
     "call_with_return_loss",
+    "explain_bytes",
     "is_transformers_model",
     "keyword_call_of",
     "logits_of",
@@ -121,6 +125,22 @@ def needs_logits(name: str, model: str) -> str:
         "loss; pass loss_fn, such as torch.nn.functional.cross_entropy: the model is then called "
         "without the labels, and loss_fn with its logits and the labels."
     )
+
+
+_OF_BYTES = ("Byte", "unsigned char", "must share same datatype")
+
+
+def explain_bytes(error: RuntimeError, batch: Any) -> None:
+    """Add a note to an error of a model that received images of uint8."""
+    told = any(words in str(error) for words in _OF_BYTES)
+    if told and any(tensor.dtype is torch.uint8 for tensor in tensors_of(batch)):
+        add_note(
+            error,
+            "the batch has a tensor of uint8, as images are stored, and the model computes in "
+            "floating point. Convert and normalize it in the dataset or the collate_fn of the "
+            "DataLoader, such as images.float() / 255, or at the start of the model's forward, so "
+            "that methods for uint8 images, such as RandAugment, come before.",
+        )
 
 
 def is_transformers_model(model: nn.Module | type) -> bool:

@@ -2,15 +2,18 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
 import torch.distributed as dist
 
+from composable.core import _json
 from composable.core.key import Key
-from composable.core.time import Time, Timestamp, elapsed
+from composable.core.time import Time, Timestamp, TimeUnit, elapsed
 
 __all__ = ["is_main_process", "read_json", "write_json"]
 
@@ -25,17 +28,19 @@ def write_json(state: Any, indent: int | None = None) -> str:
     return json.dumps(_plain(state), indent=indent, allow_nan=False)
 
 
-def read_json(text: str) -> dict[str, Any]:
+def read_json(text: str | Path) -> dict[str, Any]:
     """Return the fields of a state that `write_json` wrote; memory has its plain entries only.
 
     Raises:
-        TypeError: `text` is not a string.
+        TypeError: `text` is neither a string nor a path.
         ValueError: It is not such JSON.
     """
-    if not isinstance(text, str):
-        raise TypeError(f"text={text!r} must be a string, which State.to_json returned.")
+    if not isinstance(text, (str, Path)):
+        raise TypeError(
+            f"text={text!r} must be a string that State.to_json returned, or the Path of its file."
+        )
     try:
-        plain = json.loads(text)
+        plain = _json.read(text) if isinstance(text, Path) else _json.load(text, "text")
         if plain["format"] != _FORMAT or plain["version"] != _VERSION:
             raise ValueError(f"its format is {plain['format']!r}, {plain['version']!r}")
         whole = plain["max_duration"]
@@ -53,8 +58,9 @@ def read_json(text: str) -> dict[str, Any]:
             "memory": dict(plain["memory"]),
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        shown = str(text) if isinstance(text, Path) else text[:80]
         raise ValueError(
-            f"text={text[:80]!r} must be JSON that State.to_json returned: "
+            f"text={shown!r} must be JSON that State.to_json returned: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -76,6 +82,9 @@ def _plain(state: Any) -> dict[str, Any]:
         "precision": state.precision.name,
         "torch": str(torch.__version__),
         "is_main_process": is_main_process(),
+        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
+        "epoch": _epochs(state),
+        "max_steps": _max_steps(state),
         "elapsed": None if whole is None else elapsed(state),
         "timestamp": attrs.asdict(state.timestamp),
         "previous_timestamp": attrs.asdict(state.previous_timestamp),
@@ -89,6 +98,24 @@ def _plain(state: Any) -> dict[str, Any]:
         "frozen": sorted(state.frozen),
         "memory": {name: _thawed(one) for name, one in state.memory.items() if _is_json(one)},
     }
+
+
+def _epochs(state: Any) -> float | None:
+    """Return the number of epochs, with the finished fraction of this one; None if unknown."""
+    now, length = state.timestamp, state.epoch_length
+    if not now.batch_in_epoch:
+        return float(now.epoch)
+    return None if not length else now.epoch + now.batch_in_epoch / length
+
+
+def _max_steps(state: Any) -> int | None:
+    """Return the number of batches of the run, or None if unknown."""
+    whole, length = state.max_duration, state.epoch_length
+    if whole is None or whole.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+        return None
+    if whole.unit is TimeUnit.BATCH:
+        length = 1
+    return math.ceil(whole.value) * length if length else None
 
 
 def _as_json(value: Any) -> Any:

@@ -182,6 +182,11 @@ def _tf32_settings() -> list[tuple[Any, str, Any]]:
     return [(matmul, "allow_tf32", True), (cudnn, "allow_tf32", True)]
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return the widest floating-point dtype of a device: float64, which `mps` does not have."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def _fault(name: str, device: torch.device) -> str | None:
     """Return what the device lacks, in words, or None."""
     if name == "tf32" and device.type != "cuda":

@@ -1,6 +1,7 @@
 """The immutable state of a training run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -9,15 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable._other_trainers import STATE, explain_attribute
 from composable.core._facts import state_facts
 from composable.core._html import panel, table
+from composable.core._paths import write_atomically
 from composable.core.batch_spec import BatchSpec
 from composable.core.key import Key
-from composable.core.model_call import ModelCall, call_with_input
+from composable.core.model_call import ModelCall, call_with_input, explain_bytes
 from composable.core.plain_state import is_main_process, read_json, write_json
 from composable.core.precision import Precision
 from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
+from composable.functional._checks import as_path
 
 __all__ = ["FLOPS", "FrozenStateError", "State"]
 
@@ -56,6 +60,11 @@ def _as_gradients(value: Any) -> Mapping[str, Tensor] | None:
 
 def _as_memory(value: Any) -> Mapping[str, Any]:
     _check_mapping("memory", value)
+    return _read_only(value)
+
+
+def _as_averages(value: Any) -> Mapping[str, Mapping[str, Tensor]]:
+    _check_mapping("averages", value)
     return _read_only(value)
 
 
@@ -139,6 +148,11 @@ class State:
     """The key from which all randomness of the run is derived."""
     memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_as_memory)
     """The values that algorithms keep between calls, by their names."""
+    averages: Mapping[str, Mapping[str, Tensor]] = attrs.field(
+        default=_EMPTY, converter=_as_averages
+    )
+    """Averages of the weights, by the name of the algorithm and that of the tensor; in float32 for
+    16-bit weights. The model holds the weights that are trained."""
     metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_as_metrics)
     """The results of the last evaluation, by evaluator and metric: `metrics["eval"]["accuracy"]`,
     or by the name under which it is logged, `metrics["metrics/eval/accuracy"]`."""
@@ -153,8 +167,8 @@ class State:
     itself does so within `state.precision.autocast(state.device)`."""
     loss_module: nn.Module | None = None
     """The module that computes the loss, if `loss_fn` is one: its parameters and buffers are
-    trained and saved like those of the model. Algorithms that change or average parameters do so
-    for the model only."""
+    trained and saved like those of the model. Its gradients are clipped and perturbed with those of
+    the model; other algorithms change or average the parameters of the model only."""
     to_log: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_as_to_log)
     """What an algorithm logs with `log`. It is logged after the algorithms of an event, and empty
     otherwise."""
@@ -179,8 +193,8 @@ class State:
     def evolve_unchecked(self, **changes: Any) -> "State":
         """Do what `evolve` does, for fields that exist and need no conversion.
 
-        The loop uses it at every step. Do not pass `memory`, `metrics`, `gradients` (other than
-        None), `to_log` or `max_duration`: they would not be made read-only.
+        The loop uses it at every step. Do not pass `memory`, `averages`, `metrics`, `gradients`
+        (other than None), `to_log` or `max_duration`: they would not be made read-only.
         """
         new: State = _new(State)
         _set(new, "__dict__", self.__dict__ | changes)
@@ -202,13 +216,22 @@ class State:
 
     def forward(self) -> Any:
         """Call the model on the batch."""
-        return self.model_call(self.model, self.batch, self.batch_spec)
+        try:
+            return self.model_call(self.model, self.batch, self.batch_spec)
+        except RuntimeError as error:
+            explain_bytes(error, self.batch)
+            raise
 
     def remember(self, name: str, value: Any) -> "State":
         """Return this state with `value`, of plain containers and tensors, as `memory[name]`."""
         # Other values are read-only already; to convert them again would take time for each.
         memory = MappingProxyType({**self.memory, name: _frozen(value)})
         return self.evolve_unchecked(memory=memory)
+
+    def with_average(self, name: str, tensors: Mapping[str, Tensor]) -> "State":
+        """Return this state with averages of weights, by tensor, as `averages[name]`."""
+        averages = MappingProxyType({**self.averages, name: _frozen(dict(tensors))})
+        return self.evolve_unchecked(averages=averages)
 
     def log(self, metrics: Mapping[str, Any]) -> "State":
         """Return this state with metrics to log, such as the strength of an augmentation.
@@ -226,6 +249,13 @@ class State:
         _check_mapping("metrics", metrics)
         return self.evolve_unchecked(to_log=MappingProxyType({**self.to_log, **metrics}))
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Iterate over the parameters of the model, and those of the loss as `loss_fn.<name>`."""
+        yield from self.model.named_parameters()
+        if self.loss_module is not None:
+            for name, parameter in self.loss_module.named_parameters():
+                yield f"loss_fn.{name}", parameter
+
     def current_gradients(self) -> Mapping[str, Tensor]:
         """Return the gradients that the optimizers will use, by parameter name."""
         if self.gradients is not None:
@@ -234,7 +264,7 @@ class State:
         held = {id(parameter) for group in groups for parameter in group["params"]}
         return {
             name: parameter.grad
-            for name, parameter in self.model.named_parameters()
+            for name, parameter in self.named_parameters()
             if parameter.grad is not None and (id(parameter) in held or not groups)
         }
 
@@ -265,17 +295,23 @@ class State:
         """Return whether the run has reached `time`."""
         return reached(self, check_time("time", time))
 
-    def to_json(self, *, indent: int | None = None) -> str:
-        """Return the plain values of this state as JSON.
+    def to_json(self, path: str | Path | None = None, *, indent: int | None = None) -> str:
+        """Return the plain values of this state as JSON, and write them to a file.
 
         It has the timestamps, `max_duration`, `epoch_length`, the seed, the metrics, `frozen`, and
         the entries of `memory` that JSON represents exactly, with `flops`; and, to look at, the
         classes of the model, the optimizers and the schedulers, the device, the precision, the
-        version of PyTorch, `is_main_process` and `elapsed`. It has no tensors: a checkpoint saves
-        everything. Metrics that are not finite are the strings "NaN", "Infinity" and "-Infinity".
+        version of PyTorch, `is_main_process`, `local_rank`, `elapsed`, `epoch` with the fraction of
+        the one in progress, and `max_steps`, the batches of the run. It has no tensors: a
+        checkpoint saves everything. Metrics that are not finite are the strings "NaN", "Infinity"
+        and "-Infinity".
 
         Args:
+            path: A file to write, which is replaced if it exists. Default: none.
             indent: The number of spaces by which to indent lines; a single line if None.
+
+        Raises:
+            OSError: The file cannot be written.
 
         Example:
             >>> from composable import State, Timestamp
@@ -284,16 +320,23 @@ class State:
             >>> State(torch.nn.Linear(2, 1)).load_json(text).timestamp.batch
             3
         """
-        return write_json(self, indent)
+        text = write_json(self, indent)
+        if path is not None:
+            write_atomically(as_path("path", path), f"{text}\n".encode())
+        return text
 
-    def load_json(self, text: str) -> "State":
+    def load_json(self, text: str | Path) -> "State":
         """Return this state with the plain values that `to_json` returned.
 
         The model, the optimizers and the device stay those of this state. Entries of `memory` that
         are not in the JSON stay too.
 
+        Args:
+            text: The JSON, or the `Path` of a file that contains it.
+
         Raises:
             ValueError: `text` is not such JSON.
+            OSError: The file cannot be read.
         """
         fields = read_json(text)
         return self.evolve(**{**fields, "memory": {**self.memory, **fields["memory"]}})
@@ -305,6 +348,11 @@ class State:
     def __setstate__(self, fields: dict[str, Any]) -> None:
         converted = {n: _CONVERTERS[n](v) if n in _CONVERTERS else v for n, v in fields.items()}
         _set(self, "__dict__", converted)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return explain_attribute(self, name, STATE)
 
     def __repr__(self) -> str:
         now = self.timestamp
@@ -323,6 +371,7 @@ _FIELDS = frozenset(field.name for field in attrs.fields(State))
 _COUNT = len(_FIELDS)
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "memory": _as_memory,
+    "averages": _as_averages,
     "metrics": _as_metrics,
     "gradients": _as_gradients,
     "to_log": _as_to_log,

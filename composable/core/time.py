@@ -481,6 +481,17 @@ def elapsed(clock: HasTime) -> float:
     return min(float(done / total), 1.0) if total else 1.0
 
 
+def share_of_run(clock: HasTime, length: Time) -> float | None:
+    """Return `length` as a share of the run, or None if they cannot be related."""
+    whole = clock.max_duration
+    if length.unit is TimeUnit.DURATION:
+        return float(length.value)
+    counted = {TimeUnit.BATCH, TimeUnit.EPOCH} if clock.epoch_length else set()
+    if whole is None or not (length.unit is whole.unit or {length.unit, whole.unit} <= counted):
+        return None
+    return float(Fraction(progress(clock, length)[1]) / progress(clock, whole)[1])
+
+
 def _no_clock(**clocks: Any) -> TypeError:
     given = " and ".join(f"{name}={value!r}" for name, value in clocks.items())
     return TypeError(f"{given} must be a State or a Clock, which have a time and a duration.")

@@ -7,7 +7,7 @@ import torch
 from composable.core.key import Key
 from composable.data.sampler import GlobalBatchSampler
 from composable.functional import warmed_up_batch_size
-from composable.functional._checks import check_count
+from composable.functional._checks import check_count, check_order
 
 __all__ = ["BatchSizeWarmupSampler"]
 
@@ -78,7 +78,7 @@ class BatchSizeWarmupSampler(GlobalBatchSampler):
         check_count("min_batch_size", min_batch_size, 1)
         check_count("duration", duration)
         check_count("step_size", self.step_size, 1)
-        check_count("batch_size", batch_size, min_batch_size)
+        check_order("min_batch_size", min_batch_size, "batch_size", batch_size)
         for name, value in (("min_batch_size", min_batch_size), ("step_size", self.step_size)):
             if value % world_size:
                 raise ValueError(

@@ -31,6 +31,7 @@ __all__ = [
     "copy_loader",
     "current_fetch_epoch",
     "has_own_iteration",
+    "has_plain_order",
     "is_map_style",
     "with_new_workers",
     "with_seeded_fetch",
@@ -75,6 +76,14 @@ def has_own_iteration(dataloader: DataLoader[Any]) -> bool:
 
 
 _ITERATION = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
+
+
+def has_plain_order(dataloader: DataLoader[Any]) -> bool:
+    """Return whether the order is that of PyTorch's own samplers, which keep nothing themselves."""
+    own = dataloader.sampler if dataloader.batch_size is not None else dataloader.batch_sampler
+    plain = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler)
+    inner = getattr(own, "sampler", own)
+    return type(own) in plain and type(inner) in plain
 
 
 def with_seeded_fetch(

@@ -75,7 +75,9 @@ def record(error: BaseException) -> None:
     extra = {"py_callstack": shown, "timestamp": str(int(time.time()))}
     message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
     draft = Path(f"{name}.draft")
-    draft.write_text(json.dumps({"message": message}))
+    draft.unlink(missing_ok=True)
+    with draft.open("x") as file:  # this file imports nothing else that could open it
+        file.write(json.dumps({"message": message}))
     draft.replace(name)
 
 

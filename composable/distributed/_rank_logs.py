@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
+from composable.core._paths import check_no_link
 from composable.distributed.launch_options import PLACEHOLDERS, Launch
 
 __all__ = ["RankLogs"]
@@ -55,4 +56,5 @@ class RankLogs(DefaultLogsSpecs):
         if restart != "0":
             path = path.with_name(f"{path.name}.{restart}")
         path.parent.mkdir(parents=True, exist_ok=True)
+        check_no_link(path)
         return str(path)

@@ -5,6 +5,7 @@ algorithms that change gradients or steps are rejected.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -168,7 +169,7 @@ class DeepSpeed(Strategy):
                 f"{algorithm.name} {_OWNED[field]}, and with deepspeed_config the engine of "
                 "DeepSpeed owns the gradients and the step; drop it, or use parallel='ddp'."
             )
-        if self.stage == 3 and {"model", "memory"} <= algorithm.writes:
+        if self.stage == 3 and "averages" in algorithm.writes:
             raise ValueError(
                 f"{algorithm.name} averages weights, of which each process has a part with stage 3 "
                 "of deepspeed_config; use stage 0, 1 or 2."
@@ -208,6 +209,7 @@ class DeepSpeedEngine:
         if not torch.cuda.is_available():
             # It would compile C++ for minutes, and is for processes of one machine only.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        os.environ.setdefault("LOCAL_RANK", "0")  # without a launcher; the engine reads it
         self.engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=dict(config), dist_init_required=False
         )[0]

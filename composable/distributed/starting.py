@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = ["failing_together", "join_processes", "leave_processes", "local_device"]
+__all__ = ["failing_together", "form_group", "join_processes", "leave_processes", "local_device"]
 
 _FAILED = "composable/failed"
 
@@ -36,10 +36,22 @@ def join_processes() -> Processes:
         )
     if torch.cuda.is_available():
         torch.cuda.set_device(local_device())
-    # Both: the processes also exchange values that never are on a GPU.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(_back_ends())
     atexit.register(leave_processes)
     return Processes.current()
+
+
+def form_group() -> None:
+    """Initialize torch.distributed with this process alone, if the default group is not there."""
+    if not dist.is_initialized():
+        store = dist.HashStore()  # type: ignore[attr-defined]  # not in the list of exports
+        dist.init_process_group(_back_ends(), store=store, rank=0, world_size=1)
+        atexit.register(leave_processes)
+
+
+def _back_ends() -> str:
+    # Both: the processes also exchange values that never are on a GPU.
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def local_device() -> torch.device:

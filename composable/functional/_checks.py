@@ -23,6 +23,7 @@ __all__ = [
     "check_module",
     "check_one_batch",
     "check_one_of",
+    "check_order",
     "check_partners",
     "check_place",
     "check_precision",
@@ -161,6 +162,12 @@ def check_integer(name: str, value: Any) -> None:
         raise TypeError(f"{name}={value!r} must be an integer.")
     if not isinstance(value, torch.SymInt) and abs(int(value)) > _LARGEST:
         raise ValueError(f"{name}={value!r} must be an integer of 64 bits.")
+
+
+def check_order(first: str, low: Any, second: str, high: Any) -> None:
+    """Raise a ValueError unless one number is at most the other, both checked by themselves."""
+    if low > high:
+        raise ValueError(f"{first}={low!r} must be at most {second}={high!r}.")
 
 
 def check_size(name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Operations on lists of tensors by `torch._foreach_*`, the basis of PyTorch's optimizers."""
+"""Operations on lists of tensors by `torch._foreach_*`, and the dtypes to compute in."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["compute_dtype", "foreach", "foreach_", "global_norm", "per_dtype"]
+__all__ = ["autocast_dtype", "compute_dtype", "foreach", "foreach_", "global_norm", "per_dtype"]
 
 
 def foreach(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> list[Tensor]:
@@ -52,6 +52,13 @@ def per_dtype(
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to compute in: float64 for float64 and complex128, otherwise float32."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """Return the dtype of autocast, or None if it is off or, as on meta, not supported."""
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
 
 
 def global_norm(tensors: list[Tensor]) -> Tensor:

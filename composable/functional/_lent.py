@@ -56,12 +56,12 @@ class LentModel(nn.Module):
     def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.model = model
-        self._tensors = dict(tensors)
+        self.tensors = dict(tensors)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with the other weights."""
         own = self.model.state_dict(keep_vars=True)
-        pairs = [(local_part(own[name].detach()), one) for name, one in self._tensors.items()]
+        pairs = [(local_part(own[name].detach()), one) for name, one in self.tensors.items()]
         held = [tensor.clone() for tensor, _ in pairs]
         try:
             self._write([tensor for tensor, _ in pairs], [one for _, one in pairs])

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from ._checks import check_module, check_tensors
 from ._lent import LentModel, is_divided
+from ._pretrained import guard_saving
 from ._references import References
 from ._warnings import NoEffectWarning, warn_user
 
@@ -155,7 +156,9 @@ def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
     return copy_on_write(model, tensors)
 
 
-def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
+def replace_modules(
+    model: nn.Module, rule: Rule, *, training_only: bool = False
+) -> tuple[nn.Module, int]:
     """Replace modules by a rule, children before their parents.
 
     Args:
@@ -163,6 +166,7 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
         rule: A function of the name and of a module of a private copy. It returns a replacement,
             which may contain or reuse the old module, or the module itself to keep it. It is
             called once for a module at several places.
+        training_only: Whether the replacements compute what the old modules did in evaluation.
 
     Returns:
         A new model and the number of replaced modules; `model` itself if that is 0.
@@ -190,6 +194,8 @@ def replace_modules(model: nn.Module, rule: Rule) -> tuple[nn.Module, int]:
             references.redirect_in(module)
     for problem in [*_find_bypassed(model, names), *_find_untied(model, new)]:
         warn_user(problem, NoEffectWarning)
+    if not training_only:
+        guard_saving(new, names)
     _log(done)
     return new, len(replaced)
 

@@ -75,7 +75,7 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
                 return new
         return module
 
-    new, count = replace_modules(model, rule)
+    new, count = replace_modules(model, rule, training_only=True)
     if count == 0 and not any(isinstance(module, _Ghost) for module in model.modules()):
         sought = "BatchNorm1d, BatchNorm2d and BatchNorm3d, and timm's BatchNormAct2d"
         report_nothing("ghost_batchnorm", f"{sought}, with their own forward method")

@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
 
-from ._checks import check_count, check_generator, check_module, check_range
+from ._checks import check_count, check_generator, check_module, check_order, check_range
 from ._reclass import keeps_forward_of, reclass
 from ._sampling import generator_device
 from ._spatial import laid_out_like
@@ -92,7 +92,7 @@ def gyro_dropout(
         new._start(p, sigma, tau, stay, generator)
         return new.to(device)
 
-    new, count = replace_modules(model, rule)
+    new, count = replace_modules(model, rule, training_only=True)
     if count == 0 and not any(isinstance(module, GyroDropoutLayer) for module in model.modules()):
         report_nothing("gyro_dropout", "Dropout")
     return new
@@ -191,5 +191,4 @@ def check_masks(p: float, sigma: int, tau: int) -> None:
     check_range("p", p, 0, 1, ends="[)")
     check_count("sigma", sigma, 1)
     check_count("tau", tau, 1)
-    if tau > sigma:
-        raise ValueError(f"tau={tau} must be at most sigma={sigma}.")
+    check_order("tau", tau, "sigma", sigma)

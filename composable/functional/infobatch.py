@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ._checks import check_count, check_generator, check_range, check_tensor
+from ._foreach import compute_dtype
 from ._sampling import generator_device
 
 __all__ = ["Pruning", "apply_infobatch", "draw_infobatch", "infobatch"]
@@ -121,7 +122,7 @@ def apply_infobatch(
             f"draw of shape {tuple(draw.shape)} and dtype {draw.dtype} must be that of "
             f"draw_infobatch({len(losses)}), for as many examples as losses has."
         )
-    low = losses < losses.nanmean()
+    low = losses < losses.nanmean(dtype=compute_dtype(losses.dtype))  # float16 would overflow
     weights = torch.ones_like(losses).masked_fill(low, 1 / (1 - prune))
     return Pruning(~(low & draw.to(losses.device, non_blocking=True)), weights)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ._checks import check_count, check_integer, check_one_of, check_range, check_tensor
-from ._foreach import compute_dtype
+from ._foreach import autocast_dtype, compute_dtype
 from ._targets import IGNORE_INDEX
 
 __all__ = ["linear_cross_entropy"]
@@ -52,8 +52,9 @@ def linear_cross_entropy(
         chunk_size: Number of rows whose logits are in memory at a time, at least 1.
 
     Returns:
-        The loss, in the dtype of `inputs`, computed in float32 at least; under autocast in float32,
-        with the logits in the dtype of autocast. The mean over no labels is NaN.
+        The loss, computed in float32 at least, in the widest dtype of `inputs`, `weight` and
+        `bias`, to which the others are converted; under autocast in float32, with the logits in the
+        dtype of autocast. The mean over no labels is NaN.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -76,11 +77,12 @@ def linear_cross_entropy(
     check_one_of("reduction", reduction, REDUCTIONS)
     check_count("chunk_size", chunk_size, 1)
     _check_shapes(inputs, weight, targets, bias)
-    dtype, at = inputs.dtype, inputs.device.type
-    if torch.is_autocast_enabled(at) and dtype != torch.float64:
-        low = torch.get_autocast_dtype(at)
-        inputs, weight = inputs.to(low), weight.to(low)
-        bias, dtype = None if bias is None else bias.to(low), torch.float32
+    dtype = common = _widest(inputs, weight, bias)
+    low = autocast_dtype(inputs.device.type)
+    if low is not None and common != torch.float64:
+        common, dtype = low, torch.float32
+    inputs, weight = inputs.to(common), weight.to(common)
+    bias = None if bias is None else bias.to(common)
     rows, classes = inputs.flatten(0, -2), targets.flatten().long()
     losses: Tensor = _Losses.apply(  # type: ignore[no-untyped-call]
         rows, weight, bias, classes, float(label_smoothing), ignore_index, chunk_size
@@ -121,6 +123,7 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:4])
+        ctx.save_for_forward(*inputs[:4])
         ctx.options = inputs[4:]
 
     @staticmethod
@@ -131,15 +134,8 @@ class _Losses(torch.autograd.Function):
         of_weight: Tensor | None = None
         of_bias: Tensor | None = None
         for x, y, grad in zip(*_chunks(chunk_size, rows, targets, grads), strict=True):
-            none = y == ignored
-            at = torch.where(none, 0, y).unsqueeze(-1)
-            of_logits = _logits(x, weight, bias).softmax(-1)
-            of_logits = of_logits.scatter_add(
-                -1, at, torch.full_like(at, smoothing - 1, dtype=of_logits.dtype)
-            )
-            if smoothing:
-                of_logits = of_logits - smoothing / weight.shape[0]
-            of_logits = of_logits * grad.masked_fill(none, 0).unsqueeze(-1)
+            of_logits = _of_logits(_logits(x, weight, bias), y, smoothing, ignored)
+            of_logits = of_logits * grad.unsqueeze(-1)
             if bias is not None:
                 of_bias = _add(of_bias, of_logits.sum(0))
             of_logits = of_logits.to(x.dtype)
@@ -153,6 +149,22 @@ class _Losses(torch.autograd.Function):
         of_bias = None if of_bias is None else of_bias.to(bias.dtype)
         return of_rows, of_weight, of_bias, None, None, None, None
 
+    @staticmethod
+    def jvp(
+        ctx: Any, of_rows: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None, *_: None
+    ) -> Tensor:
+        rows, weight, bias, targets = ctx.saved_tensors
+        smoothing, ignored, chunk_size = ctx.options
+        dx = torch.zeros_like(rows) if of_rows is None else of_rows
+        tangents = []
+        for x, y, dx_chunk in zip(*_chunks(chunk_size, rows, targets, dx), strict=True):
+            change = linear(dx_chunk, weight, of_bias)
+            if of_weight is not None:
+                change = change + linear(x, of_weight)
+            slope = _of_logits(_logits(x, weight, bias), y, smoothing, ignored)
+            tangents.append((slope * change).sum(-1))
+        return torch.cat(tangents)
+
 
 def _chunks(size: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
     return [torch.split(tensor, size) for tensor in tensors]
@@ -161,6 +173,22 @@ def _chunks(size: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
 def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return the logits of a chunk, in float32 at least."""
     return linear(rows, weight, bias).to(compute_dtype(rows.dtype))
+
+
+def _of_logits(logits: Tensor, targets: Tensor, smoothing: float, ignored: int) -> Tensor:
+    """Return the derivative of the loss of each row by its logits."""
+    none = targets == ignored
+    at = torch.where(none, 0, targets).unsqueeze(-1)
+    hit = torch.full_like(at, smoothing - 1, dtype=logits.dtype)
+    slope = logits.softmax(-1).scatter_add(-1, at, hit)
+    if smoothing:
+        slope = slope - smoothing / logits.shape[-1]
+    return slope.masked_fill(none.unsqueeze(-1), 0)
+
+
+def _widest(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
+    widest = torch.promote_types(inputs.dtype, weight.dtype)
+    return widest if bias is None else torch.promote_types(widest, bias.dtype)
 
 
 def _add(total: Tensor | None, part: Tensor) -> Tensor:

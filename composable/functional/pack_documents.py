@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
 from ._checks import check_count, check_flag, check_integer, check_tensor
@@ -18,7 +18,7 @@ __all__ = ["cumulative_lengths", "document_mask", "pack_documents", "pack_length
 
 
 def pack_documents(
-    documents: Sequence[Int[Tensor, " _"]],
+    documents: Sequence[Integer[Tensor, " _"]],
     length: int,
     *,
     pad_id: int = 0,
@@ -43,7 +43,7 @@ def pack_documents(
     Returns:
         Tensors `[rows, length]` by name: `input_ids`; `labels`; `position_ids`, which start at 0 in
         each document; and `document_ids`, which count the documents of a row from 1, and are 0 for
-        padding. They have the dtype and device of the documents.
+        padding. They are int64, on the device of the documents.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -66,11 +66,11 @@ def pack_documents(
     check_flag("shift_labels", shift_labels)
     check_integer("ignore_index", ignore_index)
     _check_documents(documents)
-    first = documents[0]
     rows = pack_lengths([len(document) for document in documents], length)
 
     order, starts, numbers = _places(rows, documents, length)
-    tokens = torch.cat([documents[index] for index in order])
+    # A narrow dtype, such as uint8, has no room for `ignore_index` and the positions.
+    tokens = torch.cat([documents[index] for index in order]).long()
     device = tokens.device
     lengths = torch.tensor([len(documents[index]) for index in order], device=device)
 
@@ -85,8 +85,8 @@ def pack_documents(
     ignored = index + 1 == of_tokens(ends) if shift_labels else positions == 0
 
     def scattered(values: Tensor, fill: int) -> Tensor:
-        row = first.new_full((len(rows) * length,), fill)
-        return row.index_copy_(0, places, values.to(first.dtype)).view(len(rows), length)
+        row = tokens.new_full((len(rows) * length,), fill)
+        return row.index_copy_(0, places, values).view(len(rows), length)
 
     ids = scattered(tokens, pad_id)
     labels = scattered(learned.masked_fill(ignored, ignore_index), ignore_index)
@@ -243,7 +243,10 @@ def _check_documents(documents: Any) -> None:
     for index, document in enumerate(documents):
         name = f"documents[{index}]"
         check_tensor(name, document)
-        if document.ndim != 1 or document.is_floating_point() or document.is_complex():
+        integer = not (
+            document.is_floating_point() or document.is_complex() or document.dtype is torch.bool
+        )
+        if document.ndim != 1 or not integer:
             raise ValueError(
                 f"{name} must have one dimension and an integer dtype, not the shape "
                 f"{tuple(document.shape)} and {document.dtype}."

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ._checks import check_count, check_generator, check_range, check_tensor
+from ._checks import check_count, check_generator, check_order, check_range, check_tensor
 from ._sampling import draw_exponential, generator_device
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
@@ -156,7 +156,8 @@ def should_select(
     check_range("elapsed", elapsed, 0)
     check_count("batch_index", batch_index)
     check_range("start", start, 0, 1)
-    check_range("end", end, start, 1)
+    check_range("end", end, 0, 1)
+    check_order("start", start, "end", end)
     check_count("interrupt", interrupt)
     standard = interrupt > 0 and (batch_index + 1) % interrupt == 0
     return start <= elapsed < end and not standard

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import check_count, check_flag, check_range, check_tensor, kind_of
+from ._checks import check_count, check_flag, check_order, check_range, check_tensor, kind_of
 from ._tree import map_named_tensors, named_tensors
 
 __all__ = ["sequence_length", "set_sequence_length", "warmed_up_length"]
@@ -51,8 +51,9 @@ def set_sequence_length(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: `length` is below 1, the batch has no sequence, or `preserve_end_of_sequence` is
-            True and there is no `attention_mask` of the shape of the sequences.
+        ValueError: `length` is below 1, the batch has no sequence, segments overlap and the dtype
+            of `labels` is unsigned, or `preserve_end_of_sequence` is True and there is no
+            `attention_mask` of the shape of the sequences.
 
     Example:
         >>> batch = {"input_ids": torch.arange(10).reshape(2, 5), "label": torch.tensor([0, 1])}
@@ -145,7 +146,8 @@ def warmed_up_length(
     check_range("elapsed", elapsed, 0)
     check_range("duration", duration, 0, 1)
     check_count("min_seq_length", min_seq_length, 1)
-    check_count("max_seq_length", max_seq_length, min_seq_length)
+    check_count("max_seq_length", max_seq_length, 1)
+    check_order("min_seq_length", min_seq_length, "max_seq_length", max_seq_length)
     check_count("step_size", step_size, 1)
     if elapsed >= duration:
         return max_seq_length
@@ -165,11 +167,20 @@ def _split(examples: int, tokens: int, length: int) -> Callable[[Any, Tensor], T
             first, last = tensor[:, : (count - 1) * length], tensor[:, -length:]
             again = last[:, :overlap]
             if name == "labels" and not tensor.is_floating_point():
+                _check_can_ignore(tensor)
                 again = torch.full_like(again, _IGNORED)
             tensor = torch.cat([first, again, last[:, overlap:]], 1)
         return tensor.reshape(examples * count, length, *tensor.shape[2:])
 
     return cut
+
+
+def _check_can_ignore(labels: Tensor) -> None:
+    if labels.dtype is torch.bool or torch.iinfo(labels.dtype).min > _IGNORED:
+        raise ValueError(
+            f"labels of dtype {labels.dtype} have no {_IGNORED}, the label of tokens that are not "
+            "learned again where segments overlap; pass labels.long()."
+        )
 
 
 def _shape(batch: Any, tensors: list[tuple[Any, Tensor]]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ Smith, Kindermans, Ying and Le, "Don't Decay the Learning Rate, Increase the Bat
 https://arxiv.org/abs/1711.00489
 """
 
-from ._checks import check_count
+from ._checks import check_count, check_order
 
 __all__ = ["warmed_up_batch_size"]
 
@@ -45,7 +45,8 @@ def warmed_up_batch_size(
     check_count("samples", samples)
     check_count("duration", duration)
     check_count("min_batch_size", min_batch_size, 1)
-    check_count("max_batch_size", max_batch_size, min_batch_size)
+    check_count("max_batch_size", max_batch_size, 1)
+    check_order("min_batch_size", min_batch_size, "max_batch_size", max_batch_size)
     check_count("step_size", step_size, 1)
     if samples >= duration:
         return max_batch_size

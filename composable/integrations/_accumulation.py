@@ -1,6 +1,7 @@
 """The microbatches of a step in an external loop."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 import torch
@@ -14,9 +15,10 @@ class Accumulation:
     """The microbatches between two steps of the optimizer, each a batch of the loader.
 
     A loop divides the loss of each microbatch by `accumulate_batches`, as PyTorch's examples do. If
-    microbatches differ in size, or the last step of an epoch has fewer of them, the sum is not the
-    mean over the examples. The size of a step is unknown until its last microbatch, so losses are
-    weighted relative to the first one, and the gradients are rescaled in the end.
+    microbatches differ in their weights, or the last step of an epoch has fewer of them, the sum is
+    not the loss of the whole step. Its total weight is unknown until the last microbatch, so losses
+    are weighted relative to the examples of the first one, and the gradients are rescaled in the
+    end.
     """
 
     accumulate_batches: int = 1
@@ -24,6 +26,8 @@ class Accumulation:
     sizes: list[int] = attrs.field(factory=list)
     """The examples of each microbatch of this step, as the algorithms return it."""
     losses: list[Tensor] = attrs.field(factory=list)
+    weights: list[Any] = attrs.field(factory=list)
+    """What the loss of each microbatch is divided by; None for a sum."""
 
     @property
     def complete(self) -> bool:
@@ -32,24 +36,44 @@ class Accumulation:
 
     def start(self) -> None:
         """Start a step."""
-        self.sizes, self.losses = [], []
+        self.sizes, self.losses, self.weights = [], [], []
 
-    def weigh(self, loss: Tensor) -> Tensor:
-        """Return the loss of the last microbatch, weighted by its examples."""
+    def weigh(self, loss: Tensor, weight: Any) -> Tensor:
+        """Return the loss of the last microbatch, multiplied by its weight."""
         self.losses.append(loss.detach())
-        weight = self.sizes[-1] / self.sizes[0]
-        return loss if weight == 1 else loss * weight
+        self.weights.append(weight)
+        if weight is None or len(self.sizes) == 1 == self.accumulate_batches:
+            return loss
+        return _times(loss, weight / self.sizes[0])
 
-    def mean_loss(self) -> Tensor:
-        """Return the mean loss over the examples of the step."""
+    def loss(self) -> Tensor:
+        """Return the loss of the whole step."""
         if len(self.losses) == 1:
             return self.losses[0]
-        shares = [size / sum(self.sizes) for size in self.sizes]
-        return sum(loss * share for loss, share in zip(self.losses, shares, strict=True))  # type: ignore[return-value]
+        if self.weights[0] is None:
+            return torch.stack(self.losses).sum()
+        total = sum(self.weights)
+        shares = (
+            _times(loss, weight / total)
+            for loss, weight in zip(self.losses, self.weights, strict=True)
+        )
+        return sum(shares)  # type: ignore[return-value]
 
     def rescale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Turn the accumulated gradients into those of the mean loss."""
-        factor = self.accumulate_batches * self.sizes[0] / sum(self.sizes)
+        """Turn the accumulated gradients into those of the loss of the whole step."""
+        if len(self.sizes) == 1 == self.accumulate_batches:
+            return
+        factor: Any = self.accumulate_batches
+        if self.weights[0] is not None:
+            factor = factor * self.sizes[0] / sum(self.weights)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if factor != 1 and gradients:
+        if gradients and not (isinstance(factor, (int, float)) and factor == 1):
             torch._foreach_mul_(gradients, factor)
+
+
+def _times(loss: Tensor, factor: Any) -> Tensor:
+    """Multiply a loss, in its dtype; where the factor is 0, the loss may be NaN."""
+    if not isinstance(factor, Tensor):
+        return loss if factor == 1 else loss * factor
+    product = loss * factor.to(loss)
+    return torch.where(factor > 0, product, torch.zeros_like(product))

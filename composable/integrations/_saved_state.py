@@ -11,6 +11,7 @@ from composable.checkpoint.tree import pack, unpack
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.time import Timestamp
+from composable.trainer.run_state import split_averages
 
 __all__ = ["device_of", "pack_state", "place", "unpack_state"]
 
@@ -19,24 +20,31 @@ _SAVED: dict[str, type] = {
     "previous_timestamp": Timestamp,
     "key": Key,
     "memory": dict,
+    "averages": dict,
     "metrics": dict,
 }
 
 
 def pack_state(state: State) -> dict[str, Any]:
-    """Return the clock, the seed and the memory as plain containers and tensors."""
+    """Return the clock, the seed, the memory and the averages as plain containers and tensors."""
     tensors, data = pack({name: getattr(state, name) for name in _SAVED})
     return {"tensors": tensors, "data": data}
 
 
-def unpack_state(saved: Mapping[str, Any]) -> dict[str, Any]:
+def unpack_state(saved: Mapping[str, Any], averaging: set[str]) -> dict[str, Any]:
     """Return the fields of the state that `pack_state` has packed.
+
+    Args:
+        saved: The result of `pack_state`, of this or an earlier version.
+        averaging: The names of the algorithms that average weights.
 
     Raises:
         ValueError: `saved` is not a value of `pack_state`.
     """
     try:
         fields: dict[str, Any] = unpack(saved["tensors"], saved["data"])
+        if "averages" not in fields:
+            fields |= split_averages(fields["memory"], averaging)
         valid = {name: type(fields[name]) for name in _SAVED} == _SAVED
     except (CheckpointError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"saved must be the value of t.state_dict(): {error!r}") from error
@@ -51,9 +59,12 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def place(state: State, *, memory: bool) -> State:
-    """Return the state on the device of its model; also its memory, which may be loaded."""
+    """Return the state on the device of its model; also what it remembers, which may be loaded."""
     state = state.evolve(device=device_of(state.model))
-    return state.evolve(memory=_moved(state.memory, state.device)) if memory else state
+    if not memory:
+        return state
+    moved = (_moved(one, state.device) for one in (state.memory, state.averages))
+    return state.evolve(**dict(zip(("memory", "averages"), moved, strict=True)))
 
 
 def _moved(tree: Any, device: torch.device) -> Any:

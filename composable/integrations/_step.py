@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.loss import check_loss
+from composable.core.loss import check_loss, check_scalar
+from composable.core.loss_weights import LossWeights
+from composable.core.part_weights import TermWeights
 from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.integrations._accumulation import Accumulation
@@ -25,6 +27,13 @@ from composable.trainer.parameters import drop_batch, frozen_parameters, write_g
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["StepEvents"]
+
+
+def _loss_of(state: State, outputs: Any) -> Tensor:
+    """Compute the loss of outputs, in the precision of the loop."""
+    with state.precision.autocast(state.device):
+        return check_scalar(state.loss_fn(outputs, state.batch))  # type: ignore[misc]
+
 
 _IN_BATCH = (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
 
@@ -52,6 +61,8 @@ class StepEvents:
     """Restores the parameters that are frozen in this batch."""
     _micro: Accumulation = attrs.field(factory=Accumulation)
     """The microbatches of this step."""
+    _weights_of_losses: LossWeights = attrs.field(factory=LossWeights)
+    """What the losses of microbatches are divided by."""
     _stepped_early: int = 0
     """After how many microbatches the last step came, if after too few."""
     _unstepped: bool = False
@@ -113,13 +124,15 @@ class StepEvents:
         """Compute the loss of the current batch, for `backward`.
 
         With `accumulate_batches`, divide it by this number before `backward`, as most libraries do;
-        it is weighted so that the gradients are those of the mean over all examples of the step.
+        it is weighted so that the gradients are those of the loss of the whole step.
 
         Args:
             outputs: The outputs of the model for the batch of `epoch` or `start_batch`.
 
         Raises:
             RuntimeError: There is no batch, or its loss has been computed already.
+            SplitLossError: With `accumulate_batches`, it is unknown how the losses of microbatches
+                make up that of the step.
             ValueError: There is no loss function.
         """
         if self._last is not Event.BEFORE_FORWARD:
@@ -135,11 +148,21 @@ class StepEvents:
                 f"t.loss(outputs) needs a loss; pass loss_fn to adapt_loop, or give "
                 f"{type(state.model).__name__} a method loss(outputs, batch)."
             )
-        with state.precision.autocast(state.device):
-            loss = check_loss(state.loss_fn(state.outputs, state.batch))
-        state = self._fire(Event.AFTER_LOSS, state.evolve(loss=loss))
+        split = self._micro.accumulate_batches > 1
+        watch = self._weights_of_losses.watch(state, state.batch) if split else None
+        with self._weights_of_losses.around_loss(state, watch):
+            loss = check_loss(_loss_of(state, state.outputs))
+            before, state = state, self._fire(Event.AFTER_LOSS, state.evolve(loss=loss))
+        weight: Any = self._micro.sizes[-1]
+        if split:
+            found = self._weights_of_losses.weigh(before, outputs, loss, watch, _loss_of)
+            if state.loss is not loss and watch is not None and state.loss is not None:
+                found = self._weights_of_losses.weight_of_other(state, state.loss, watch) or found
+            if isinstance(found, TermWeights):
+                found = found.in_one("in an external loop before the last microbatch")
+            weight = found.value
         self._advance(Event.BEFORE_BACKWARD, self._fire(Event.BEFORE_BACKWARD, state))
-        weighted = self._micro.weigh(self.state.loss)  # type: ignore[arg-type]
+        weighted = self._micro.weigh(self.state.loss, weight)  # type: ignore[arg-type]
         if self._unstepped and len(self._micro.sizes) == 1:
             weighted.register_hook(self._check_cleared)  # type: ignore[no-untyped-call]
         return weighted
@@ -229,7 +252,7 @@ class StepEvents:
     def _after_train_batch(self, state: State) -> State:
         """Return the state after all microbatches, with the batch before mixing."""
         if self._micro.losses:
-            state = state.evolve(loss=self._micro.mean_loss())
+            state = state.evolve(loss=self._micro.loss())
         if self._outer is not None:
             state = state.evolve(key=self._key)
         return self._restored(self._fire(Event.AFTER_TRAIN_BATCH, state))

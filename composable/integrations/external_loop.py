@@ -15,6 +15,8 @@ from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.logger import Logger
 from composable.core.loss import call_of
+from composable.core.loss_mean import declared_by
+from composable.core.loss_weights import LossWeights
 from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import TimeLike
@@ -42,6 +44,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     optimizer: Optimizer | None = None,
     *,
     loss_fn: Callable[[Any, Any], Tensor] | None = None,
+    loss_mean_over: Any = None,
     max_duration: TimeLike | None = None,
     epoch_length: int | None = None,
     seed: int | None = None,
@@ -59,8 +62,9 @@ def adapt_loop(  # noqa: PLR0913 (public options)
         model: The model. Train `LoopAdapter.model`, since surgery returns a new model.
         optimizer: Its optimizer, also wrapped by Accelerate. None if the loop creates it later and
             passes it to `LoopAdapter.follow`.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples; by default the model's
-            `loss(outputs, batch)`.
+        loss_fn: `loss_fn(outputs, targets)`; by default the model's `loss(outputs, batch)`.
+        loss_mean_over: What the loss is a mean over, as for the `Trainer`: with
+            `accumulate_batches`, if it is not recognized.
         max_duration: The length of training, for algorithms that depend on it: "10ep", "1000ba".
         epoch_length: The number of steps in an epoch; by default from the length of the loader.
         seed: The seed of all randomness; drawn by the operating system if None.
@@ -120,7 +124,13 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     fire = Dispatcher(plan, Logger(())).fire
     for event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
         state = surgery(fire, event, state)
-    return LoopAdapter(plan, state, fire, replaced=modules_only_in(given, state.model))
+    return LoopAdapter(
+        plan,
+        state,
+        fire,
+        replaced=modules_only_in(given, state.model),
+        weights_of_losses=LossWeights(declared_by(loss_mean_over, state)),
+    )
 
 
 def _check_precision(value: Any) -> Precision:

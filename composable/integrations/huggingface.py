@@ -4,8 +4,9 @@
 can neither replace a batch or its loss nor act before an evaluation; `LoopAdapterMixin` can.
 """
 
+import json
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from composable.checkpoint.weights import read_file
+from composable.core._json import load
+from composable.core._paths import replacing, write_atomically
+from composable.functional._pretrained import saving_for_resume
 from composable.integrations._hooks import watch_steps
 from composable.integrations._mixins import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.trainer.arguments import length_of
+from composable.trainer.evaluated_weights import tensors_of
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -26,10 +32,21 @@ except ModuleNotFoundError as error:
         'installed: pip install "composable[huggingface]".'
     ) from error
 
-__all__ = ["STATE_NAME", "LogitsModel", "LoopAdapterCallback", "LoopAdapterMixin"]
+_REFUSED = "layers were replaced: load these weights into a model that was changed in the same way"
+
+__all__ = [
+    "STATE_NAME",
+    "TRAINING_WEIGHTS",
+    "LogitsModel",
+    "LoopAdapterCallback",
+    "LoopAdapterMixin",
+]
 
 STATE_NAME = "transforms.pt"
 """The file with the state of the adapter, in a checkpoint of `transformers.Trainer`."""
+
+TRAINING_WEIGHTS = "training_weights"
+"""The entry of that file with the weights that are trained, where others are evaluated."""
 
 
 class LogitsModel(nn.Module):
@@ -112,6 +129,7 @@ class LoopAdapterCallback(TrainerCallback):
         self.adapter.check_clock(state.global_step)
         self._watched.close()  # of a training that failed
         self._watched = watch_steps(self.adapter, *self.adapter.state.optimizers)
+        self._watched.enter_context(saving_for_resume(refuse_loading))
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -119,7 +137,8 @@ class LoopAdapterCallback(TrainerCallback):
         """Save the state of the adapter in the checkpoint."""
         folder = Path(str(args.output_dir), f"checkpoint-{state.global_step}")
         if state.is_world_process_zero and folder.is_dir():
-            torch.save(self.adapter.state_dict(), folder / STATE_NAME)
+            with replacing(folder / STATE_NAME) as file:
+                torch.save(packed(self.adapter), file)
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         """Start an epoch."""
@@ -134,9 +153,10 @@ class LoopAdapterCallback(TrainerCallback):
         self.adapter.end_epoch()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """End the training."""
+        """End the training; the model has the weights with which it is evaluated."""
         self._watched.close()
         self.adapter.finish()
+        self.adapter.rest()
 
     def on_prediction_step(self, *_: Any, **__: Any) -> None:
         """Raise if an algorithm would have replaced the weights for this evaluation."""
@@ -186,9 +206,37 @@ class LoopAdapterMixin:
             from transformers.trainer_utils import get_last_checkpoint
 
             folder = get_last_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
-        if folder and (path := Path(folder, STATE_NAME)).is_file():
-            self.adapter.load_state_dict(torch.load(path, "cpu", weights_only=True))
-        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        if folder and (saved := _read_state(folder)) is not None:
+            self.adapter.load_state_dict(saved)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.adapter.rest()
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model with the weights with which it is evaluated."""
+        internal = bool(kwargs.get("_internal_call"))  # a checkpoint to resume from
+        with (
+            self.adapter.at_evaluated_weights(),
+            saving_for_resume(refuse_loading) if internal else nullcontext(),
+        ):
+            super().save_model(*args, **kwargs)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: Any, *args: Any, **kwargs: Any) -> None:
+        """Load the model, and then the training weights where they are others."""
+        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        saved = _read_state(resume_from_checkpoint)
+        own = tensors_of(self.adapter.model)
+        with torch.no_grad():
+            for name, value in ((saved or {}).get(TRAINING_WEIGHTS) or {}).items():
+                own[name].copy_(value)
+
+    def _load_best_model(self) -> None:
+        """Load the best model, and the averages with which it was evaluated."""
+        super()._load_best_model()  # type: ignore[misc]
+        saved = _read_state(self.state.best_model_checkpoint)  # type: ignore[attr-defined]
+        if saved is not None:
+            self.adapter.restore_averages(saved)
 
     def compute_loss(
         self,
@@ -219,6 +267,28 @@ class LoopAdapterMixin:
         """Predict with the averaged weights."""
         with self.adapter.evaluating():
             return super().predict(*args, **kwargs)  # type: ignore[misc]
+
+
+def packed(adapter: LoopAdapter) -> dict[str, Any]:
+    """Return the state of an adapter, with the weights that are trained if others are saved."""
+    names = {id(one): name for name, one in tensors_of(adapter.model).items()}
+    values = adapter.weights.values(adapter.state)
+    trained = {names[id(one)]: value.detach().clone() for one, _, value in values}
+    return {**adapter.state_dict(), TRAINING_WEIGHTS: trained}
+
+
+def refuse_loading(folder: Path) -> None:
+    """Let `from_pretrained` raise for a folder with the weights of changed layers."""
+    config = folder / "config.json"
+    if config.is_file():
+        # An attention that no model has is refused by every class, with this text.
+        entries = {**load(config.read_bytes(), str(config)), "attn_implementation": _REFUSED}
+        write_atomically(config, (json.dumps(entries, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _read_state(folder: Any) -> Any:
+    path = Path(str(folder), STATE_NAME)
+    return read_file(path) if path.is_file() else None
 
 
 def _check_loss(trainer: Any) -> None:

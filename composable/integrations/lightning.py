@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from composable.integrations._hooks import watch_steps
 from composable.integrations._mixins import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
+from composable.trainer.evaluated_weights import averaging_names
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -23,7 +24,10 @@ except ModuleNotFoundError as error:
         'pip install "composable[lightning]".'
     ) from error
 
-__all__ = ["LoopAdapterCallback", "LoopAdapterMixin"]
+__all__ = ["TRAINING_WEIGHTS", "LoopAdapterCallback", "LoopAdapterMixin"]
+
+TRAINING_WEIGHTS = "composable_training_weights"
+"""The entry of a checkpoint with the weights that are trained, where others are evaluated."""
 
 _PRECISIONS = {
     "bf16-mixed": "amp_bf16",
@@ -75,6 +79,7 @@ class LoopAdapterCallback(Callback):
             precision=_PRECISIONS.get(str(trainer.precision)),
         )
         self.adapter.check_modules(pl_module)
+        self._check_weights_only(trainer, pl_module)
         self.adapter.check_clock(trainer.global_step)
         self._steps = trainer.global_step
         self._accumulated = trainer.accumulate_grad_batches
@@ -89,6 +94,36 @@ class LoopAdapterCallback(Callback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the state of the adapter from a checkpoint of Lightning."""
         self.adapter.load_state_dict(state_dict)
+
+    def _check_weights_only(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that Lightning calls a hook for each checkpoint, which has the evaluated weights.
+
+        Raises:
+            ValueError: It calls none for those with the weights alone.
+        """
+        averages = averaging_names(self.adapter.plan)
+        partial = [one for one in trainer.checkpoint_callbacks if _saves_weights_only(one)]
+        if averages and partial and not isinstance(pl_module, LoopAdapterMixin):
+            raise ValueError(
+                f"{type(partial[0]).__name__}(save_weights_only=True) would save the training "
+                f"weights, and evaluations use the averages of {', '.join(sorted(averages))}; let "
+                "the module inherit from LoopAdapterMixin, or drop save_weights_only=True."
+            )
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the evaluated weights as those of the module, and the training weights beside."""
+        if not isinstance(pl_module, LoopAdapterMixin):  # otherwise its own hook does so
+            exchange_saved(self.adapter, pl_module, checkpoint)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Restore the training weights; the module has loaded the evaluated ones."""
+        weights = checkpoint.get(TRAINING_WEIGHTS)
+        if weights and self.state_key in checkpoint.get("callbacks", {}):
+            pl_module.load_state_dict(weights, strict=False)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start an epoch."""
@@ -125,20 +160,48 @@ class LoopAdapterCallback(Callback):
         self.adapter.end_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the training."""
+        """End the training; the module has the weights with which it is evaluated."""
         self._watched.close()
         self.adapter.finish()
+        self.adapter.rest()
 
     def _start(self, *_: Any) -> None:
         # Not evaluating(): after an exception it would exit after Lightning's own inference mode,
         # which it was nested in, and leave gradients disabled.
         self._evaluation.enter_context(self.adapter.evaluation_weights())
 
-    def _end(self, *_: Any) -> None:
+    def _end(self, trainer: Trainer, *_: Any) -> None:
         self._evaluation.close()
+        if trainer.state.fn != "fit":
+            self.adapter.rest()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the evaluated weights in the module."""
+        self._evaluation.close()
+        self.adapter.rest()
 
     on_validation_start = on_test_start = on_predict_start = _start
-    on_validation_end = on_test_end = on_predict_end = on_exception = _end
+    on_validation_end = on_test_end = on_predict_end = _end
+
+
+def exchange_saved(
+    adapter: LoopAdapter, module: LightningModule, checkpoint: dict[str, Any]
+) -> None:
+    """Replace the training weights in a checkpoint by the evaluated ones, and keep both."""
+    names = {id(one): name for name, one in module.state_dict(keep_vars=True).items()}
+    kept = {}
+    for tensor, evaluated, trained in adapter.weights.values(adapter.state):
+        if (name := names.get(id(tensor))) in checkpoint["state_dict"]:
+            checkpoint["state_dict"][name] = evaluated.detach().clone()
+            kept[name] = trained.detach().clone()
+    if kept and "optimizer_states" in checkpoint:  # not one with the weights alone
+        checkpoint[TRAINING_WEIGHTS] = kept
+
+
+def _saves_weights_only(callback: Any) -> bool:
+    return bool(getattr(callback, "save_weights_only", False))
 
 
 class LoopAdapterMixin:
@@ -180,6 +243,11 @@ class LoopAdapterMixin:
         """Return the callbacks of the module, and that of the transforms."""
         others = super().configure_callbacks()  # type: ignore[misc]
         return [*others, LoopAdapterCallback(self.adapter)]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the evaluated weights, and the training weights beside them."""
+        super().on_save_checkpoint(checkpoint)  # type: ignore[misc]
+        exchange_saved(self.adapter, self, checkpoint)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Compute the loss of the batch that the algorithms return.

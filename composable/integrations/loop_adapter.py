@@ -12,13 +12,13 @@ from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.precision import Precision
 from composable.integrations._hooks import watch_steps
-from composable.integrations._lending import lent
 from composable.integrations._loaders import batches_of
 from composable.integrations._processes import check_agreement
 from composable.integrations._refusals import check_optimizer, refuse_unfired
 from composable.integrations._saved_state import pack_state, place, unpack_state
 from composable.integrations._step import StepEvents
 from composable.trainer import arguments as check
+from composable.trainer.evaluated_weights import EvaluatedWeights, averaging_names
 
 __all__ = ["LoopAdapter"]
 
@@ -38,6 +38,11 @@ class LoopAdapter(StepEvents):
     """Whether a state was loaded, and no epoch has been started since."""
     _lending: bool = False
     """Whether the model holds the weights for an evaluation."""
+    weights: EvaluatedWeights = attrs.field(init=False)
+    """The weights for evaluations, and those that are trained."""
+
+    def __attrs_post_init__(self) -> None:
+        self.weights = EvaluatedWeights(lambda: self.plan, strict=True)
 
     # --- for a handwritten loop ---
 
@@ -128,7 +133,8 @@ class LoopAdapter(StepEvents):
         Raises:
             ValueError: It is not the value of `state_dict`.
         """
-        fields = unpack_state(saved)
+        fields = unpack_state(saved, averaging_names(self.plan))
+        self.weights.forget()
         self._frozen.close()
         self._outer = self._whole = None
         self._resumed = True
@@ -155,6 +161,8 @@ class LoopAdapter(StepEvents):
         """
         if precision is not None:
             self.state = self.state.evolve(precision=Precision(precision))
+        if self.weights.installed:  # trained before
+            self.state = self.weights.remove(self.weights.adopt_changes(self.state))
         self.state = self.state.evolve(optimizers=(check_optimizer(optimizer, self.model),))
         self._set_lengths(loader_length, accumulate_batches)
         self.state = place(self.state, memory=self._resumed)
@@ -219,18 +227,50 @@ class LoopAdapter(StepEvents):
     @contextmanager
     def evaluation_weights(self) -> Iterator[nn.Module]:
         """Give the model the averaged weights; the loop sets modes and gradients itself."""
+        if self.weights.installed:  # after training
+            yield self.state.model
+            return
         self._end_stepped_batch()
         outer = self.state
         state = self._fire(Event.EVAL_BEFORE_ALL, outer)
         state = self._fire(Event.EVAL_START, state)
         self._lending = True
         try:
-            with lent(outer.model, state.model):
-                yield outer.model
+            self.weights.install(outer, state.model)
+            yield outer.model
         finally:
+            self.weights.remove(outer)
             self._lending = False
         state = self._fire(Event.EVAL_AFTER_ALL, self._fire(Event.EVAL_END, state))
         self.state = outer.evolve(memory=state.memory, metrics=state.metrics)
+
+    @contextmanager
+    def at_evaluated_weights(self) -> Iterator[None]:
+        """Let the model hold the evaluated weights, to save it; no event is fired."""
+        if self.weights.installed or self._lending:
+            yield
+            return
+        outer = self.state
+        try:
+            self.weights.install(outer)
+            yield
+        finally:
+            self.weights.remove(outer)
+
+    def rest(self) -> None:
+        """Leave the evaluated weights in the model, after training or between two calls."""
+        if not self.weights.installed:
+            self.state = self.weights.install(self.state)
+
+    def restore_averages(self, saved: Mapping[str, Any]) -> None:
+        """Restore the averages of `state_dict` alone, such as those of the best checkpoint."""
+        fields = unpack_state(saved, averaging_names(self.plan))
+        names = averaging_names(self.plan)
+        memory = {name: value for name, value in fields["memory"].items() if name in names}
+        self.state = self.state.evolve(
+            averages=fields["averages"], memory={**self.state.memory, **memory}
+        )
+        self.state = place(self.state, memory=True)
 
     def check_evaluating(self) -> None:
         """Check that an evaluation is inside `evaluating` if an algorithm has weights for it.
@@ -238,7 +278,7 @@ class LoopAdapter(StepEvents):
         Raises:
             RuntimeError: It is not.
         """
-        if not self._lending:
+        if not (self._lending or self.weights.installed):
             refuse_unfired(
                 self.plan, (Event.EVAL_START,), "an evaluation", "t.evaluating() around it"
             )

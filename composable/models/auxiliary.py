@@ -44,21 +44,34 @@ class AuxiliaryLoss(nn.Module):
         check_range("weight", weight, 0, float("inf"), ends="[)")
         self.loss_fn, self.weight = loss_fn, weight
 
+    @property
+    def loss_weight(self) -> Callable[[Any, Any], Any]:
+        """The `loss_weight` of `loss_fn`, for the main output.
+
+        Raises:
+            AttributeError: It has none.
+        """
+        weight = self.loss_fn.loss_weight  # type: ignore[attr-defined]
+        return lambda outputs, batch: weight(_parts(outputs)[0], batch)
+
     def forward(self, outputs: Any, targets: Any) -> Tensor:
         """Compute the loss.
 
         Raises:
             TypeError: The outputs are neither a tensor, a tuple nor a mapping.
         """
-        if isinstance(outputs, Tensor):
-            return self.loss_fn(outputs, targets)
-        if not isinstance(outputs, (Mapping, tuple)):
-            raise TypeError(
-                f"outputs must be a tensor, a tuple or a mapping, not {kind_of(outputs)}."
-            )
-        main, *others = outputs.values() if isinstance(outputs, Mapping) else outputs
+        main, *others = _parts(outputs)
         loss = self.loss_fn(main, targets)
         for output in others if self.training else ():
             if output is not None:  # GoogLeNet may be built without them
                 loss = loss + self.weight * self.loss_fn(output, targets)
         return loss
+
+
+def _parts(outputs: Any) -> list[Any]:
+    """Return the main output and the auxiliary ones."""
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    if not isinstance(outputs, (Mapping, tuple)):
+        raise TypeError(f"outputs must be a tensor, a tuple or a mapping, not {kind_of(outputs)}.")
+    return list(outputs.values() if isinstance(outputs, Mapping) else outputs)

@@ -62,6 +62,15 @@ class Classifier(nn.Module):
         """Compute the loss of the outputs for a batch."""
         return self.loss_fn(outputs, self.batch_spec.targets(batch))
 
+    @property
+    def loss_weight(self) -> Callable[[Any, Any], Any]:
+        """The `loss_weight` of `loss_fn`.
+
+        Raises:
+            AttributeError: It has none.
+        """
+        return self.loss_fn.loss_weight  # type: ignore[attr-defined, no-any-return]
+
     def validate(self, batch: Any) -> tuple[Any, Any]:
         """Return the outputs for a batch, and its targets."""
         return self(batch), self.batch_spec.targets(batch)

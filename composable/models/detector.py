@@ -1,6 +1,6 @@
 """A detection model, which returns its losses in training and boxes in evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,10 @@ class Detector(nn.Module):
     In training it is called with the images and targets of a batch, and returns a dictionary of
     losses. In evaluation it is called with the images, and returns a dictionary of boxes, labels
     and scores for each; there is no loss then.
+
+    The losses of RetinaNet are means over the images of a batch, so the batch can be split. Those
+    of other models depend on the boxes of the whole batch: pass `loss_mean_over="examples"` to
+    split it all the same, as a plain loop with `DistributedDataParallel` does.
 
     Args:
         module: The model. Batches are pairs of a list of images and a list of targets.
@@ -65,6 +69,18 @@ class Detector(nn.Module):
         total: Tensor = sum(terms[1:], terms[0])
         return total
 
+    @property
+    def loss_weight(self) -> Callable[[Any, Any], int]:
+        """A function that counts the images of a batch, over which RetinaNet's losses are means.
+
+        Raises:
+            AttributeError: The losses of the model are means over something else, such as the
+                boxes of a whole batch that are not background.
+        """
+        if not _averages_images(self.module):
+            raise AttributeError("loss_weight")
+        return lambda outputs, batch: len(batch[0])
+
     def validate(self, batch: Any) -> tuple[Any, Any]:
         """Return the detections for a batch, and its targets."""
         return self(batch), batch[1]
@@ -72,3 +88,9 @@ class Detector(nn.Module):
     def metrics(self, train: bool) -> Any:
         """Return the metrics."""
         return self._metrics
+
+
+def _averages_images(module: nn.Module) -> bool:
+    """Return whether a model is torchvision's RetinaNet, which averages the losses of images."""
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__}
+    return "torchvision.models.detection.retinanet.RetinaNet" in names

@@ -1,7 +1,7 @@
 """A model of Transformers with metrics."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -44,9 +44,6 @@ class HuggingFaceModel(nn.Module):
         >>> outputs.logits.shape, labels
         (torch.Size([2, 2]), tensor([0, 1]))
     """
-
-    loss_mean_over: ClassVar[str] = "trial"
-    """What the loss is a mean over, if the `Trainer` is given no `loss_mean_over`."""
 
     def __init__(self, model: nn.Module, metrics: Any = None, *, target_key: Any = None) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composable.core._warnings import warn_user
-from composable.core.time import HasTime
+from composable.core.time import HasTime, TimeUnit, progress
 from composable.optim import periodic, schedules
 from composable.optim import scheduler as composer_names
 from composable.optim.per_group import PerGroup, per_group
@@ -20,6 +20,8 @@ from composable.optim.scaling import scale_schedule
 from composable.optim.schedule import Schedule
 
 __all__ = ["LearningRates"]
+
+Step: TypeAlias = Callable[[HasTime], None]
 
 
 @attrs.define(eq=False)
@@ -111,6 +113,24 @@ class LearningRates:
                     UserWarning,
                 )
 
+    def check_counts(self, clock: HasTime) -> None:
+        """Warn about PyTorch schedulers that count the batches of the run, and step each epoch."""
+        whole, length = clock.max_duration, clock.epoch_length
+        if whole is None or not length or whole.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+            return
+        batches = progress(clock, whole)[1]
+        for scheduler in self.every_epoch:
+            for name in ("total_steps", "T_max", "total_iters"):
+                if length > 1 and any(
+                    getattr(one, name, None) == batches for one in _with_parts(scheduler)
+                ):
+                    warn_user(
+                        f"{type(scheduler).__name__} has {name}={batches}, the number of batches "
+                        "of the run, and steps once per epoch, so it stays near its start; pass "
+                        f"step_schedulers_every_batch=True, or {name} in epochs.",
+                        UserWarning,
+                    )
+
     def check_epoch(self) -> None:
         """Warn if PyTorch schedulers that step once an epoch set all learning rates to 0."""
         groups = [group for one in self.every_epoch for group in one.optimizer.param_groups]
@@ -141,21 +161,20 @@ class LearningRates:
         """Whether learning rates may change after each batch."""
         return bool(self.schedules or self.every_batch)
 
-    def step_batch(self, clock: HasTime) -> None:
-        """Set the learning rates of the next batch."""
-        for scheduler in self.every_batch:
-            scheduler.step()
-        self.set(clock)
+    def steps_of_batch(self) -> Sequence[Step]:
+        """Return what sets the learning rates of the next batch: the schedules, as their product.
 
-    def step_epoch(self) -> None:
-        """Set the learning rates of the next epoch."""
-        for scheduler in self.every_epoch:
-            scheduler.step()
+        Or the PyTorch schedulers that step after each batch, one by one.
+        """
+        return [self.set] if self.schedules else _steps(self.every_batch)
 
-    def step_plateaus(self, loss: float) -> None:
-        """Step the plateau schedulers with the loss of an evaluation."""
-        for scheduler in self.plateaus:
-            scheduler.step(loss)
+    def steps_of_epoch(self) -> Sequence[Step]:
+        """Return what sets the learning rates of the next epoch: each PyTorch scheduler."""
+        return _steps(self.every_epoch)
+
+    def steps_of_plateaus(self, loss: float) -> Sequence[Step]:
+        """Return the steps of the plateau schedulers with the loss of an evaluation."""
+        return _steps(self.plateaus, loss)
 
     def record(self) -> None:
         """Record the learning rates of the step, for the loggers."""
@@ -197,6 +216,17 @@ class LearningRates:
                 names = [f"optimizer{i}"] * (i > 0) + [f"group{j}"] * (j > 0)
                 rates["/".join(["lr", *names])] = _number(group["lr"])
         return rates
+
+
+def _with_parts(scheduler: Any) -> Iterator[Any]:
+    """Iterate over a PyTorch scheduler and those that it combines."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _with_parts(part)
+
+
+def _steps(schedulers: Iterable[Any], *given: float) -> Sequence[Step]:
+    return [lambda _, one=one: one.step(*given) for one in schedulers]  # type: ignore[misc]
 
 
 def _product(schedules: Iterable[Callable[[HasTime], float]], clock: HasTime) -> float:

@@ -8,7 +8,15 @@ from typing import Any
 
 import attrs
 
-from composable.core.time import HasTime, Time, TimeLike, TimeUnit, check_time, progress
+from composable.core.time import (
+    HasTime,
+    Time,
+    TimeLike,
+    TimeUnit,
+    check_time,
+    progress,
+    share_of_run,
+)
 
 __all__ = ["Schedule"]
 
@@ -82,14 +90,7 @@ class Schedule:
 
     def outlasts(self, clock: HasTime) -> bool:
         """Return whether the warm-up is longer than the run, as far as that is known."""
-        whole = clock.max_duration
-        if whole is None or not self.warmup.value:
-            return False
-        try:
-            ramp = in_unit_of(clock, self.warmup, whole)
-        except ValueError:  # other units
-            return False
-        return bool(ramp > progress(clock, whole)[1])
+        return (share_of_run(clock, self.warmup) or 0) > 1
 
     def counts_epochs(self, clock: HasTime) -> bool:
         """Return whether the duration is a number of epochs of unknown length."""
@@ -104,7 +105,7 @@ class Schedule:
         return 1.0
 
     def check_warmup(self, clock: HasTime) -> None:
-        """Raise a ValueError if the warm-up is too long for the schedule."""
+        """Raise a ValueError if the warm-up is too long, or of another unit than the schedule."""
 
     def after_warmup(self, clock: HasTime) -> float:
         """Return the multiplier after the warm-up."""
@@ -142,10 +143,10 @@ def in_unit_of(
 
 def check_within(clock: HasTime, part: Time, duration: Time, *, name: str = "warmup") -> None:
     """Reject a part that is longer than a part of the run; the run itself may be extended."""
+    length = in_unit_of(clock, part, duration, name=name)
     if duration == WHOLE_RUN and duration.unit is WHOLE_RUN.unit:
         return
-    total = progress(clock, duration)[1]
-    if in_unit_of(clock, part, duration, name=name) > total:
+    if length > progress(clock, duration)[1]:
         raise ValueError(
             f"{name}={str(part)!r} is longer than duration={str(duration)!r}, which includes it; "
             f"pass a shorter {name} or a longer duration."

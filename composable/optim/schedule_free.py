@@ -58,9 +58,8 @@ class ScheduleFree(Optimizer):
             if not group["train_mode"]:
                 continue
             group["train_mode"] = False
-            params = self._started(group)
-            averages = self._averages(params, group)
-            for p, average in zip(params, averages, strict=True):
+            for p in self._started(group):  # one by one, to need the memory of one parameter only
+                (average,) = self._averages([p], group)
                 self.state[p]["y"] = p.detach().clone()
                 p.copy_(average)
 
@@ -76,6 +75,15 @@ class ScheduleFree(Optimizer):
                 # A state that the package has saved has no copy.
                 saved = state.pop("y", None)
                 p.copy_(p.lerp(state["z"], 1 - self._momentum(group)) if saved is None else saved)
+
+    @torch.no_grad()
+    def restart_average(self) -> None:
+        """Start the average again from the current weights, such as others that were loaded."""
+        for group in self.param_groups:
+            group["train_mode"], group["weight_sum"] = True, 0.0
+            for p in self._started(group):
+                self.state[p].pop("y", None)
+                self.state[p]["z"] = p.detach().clone()
 
     @torch.no_grad()
     def averaged_weights(self) -> dict[Tensor, Tensor]:
@@ -94,7 +102,7 @@ class ScheduleFree(Optimizer):
         for group in self.param_groups:
             params = self._started(group)
             new = self._averages(params, group) if group["train_mode"] else params
-            averages |= {p: one.detach() for p, one in zip(params, new, strict=True)}
+            averages.update(zip(params, new, strict=True))
         return averages
 
     @torch.no_grad()

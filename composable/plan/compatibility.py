@@ -169,7 +169,7 @@ def _written_by_both(a: Algorithm, b: Algorithm) -> set[str]:
     """Find the fields of the state, or kinds of layers, that both write at one event."""
     if not set(a.events) & set(b.events):
         return set()
-    shared = (set(a.writes) & set(b.writes)) - {"memory"}
+    shared = (set(a.writes) & set(b.writes)) - {"memory", "averages"}
     if "model" in shared and a.replaces and b.replaces:
         shared = shared - {"model"} | {f"model: {k}" for k in set(a.replaces) & set(b.replaces)}
     return shared

@@ -1,5 +1,6 @@
 """Validation of the members of a plan: algorithms and their declarations, callbacks, loggers."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -49,6 +50,8 @@ def as_algorithm(algorithm: object, context: str = "algorithms contains") -> Alg
             f"{context} {algorithm.name}, which is a callback; pass it in {argument}=[...]."
         )
     if callable(algorithm):
+        name = getattr(algorithm, "__name__", type(algorithm).__name__)
+        _check_call(name, algorithm, f"{name}(event, state)")
         return FunctionAlgorithm(algorithm)
     raise TypeError(
         f"{context} {algorithm!r}; pass an Algorithm, such as MixUp(), or a function "
@@ -146,6 +149,27 @@ def _check_declarations(algorithm: Algorithm) -> None:
         raise TypeError(f"{cls}.parts is {parts!r} and must be a tuple of algorithms.")
     if type(algorithm).apply is Algorithm.apply:
         raise TypeError(f"{cls} has no apply: implement apply(self, event, state) -> State.")
+    for name in ("match", "apply"):
+        _check_call(f"{cls}.{name}", getattr(algorithm, name), f"{name}(self, event, state)")
+
+
+def _check_call(name: str, function: Callable[..., Any], call: str) -> None:
+    """Check that a function takes an event and a state, in this order."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # one of C
+        return
+    given = list(signature.parameters)
+    try:
+        signature.bind("event", "state")
+        fits = given[:2] != ["state", "event"]
+    except TypeError:
+        fits = False
+    if not fits:
+        raise TypeError(
+            f"{name} takes ({', '.join(given)}), and is called with (event, state): define {call}. "
+            "It logs by returning state.log({...}). It was passed as algorithm or in algorithms."
+        )
 
 
 def _is_class(value: Any) -> bool:

@@ -77,7 +77,8 @@ class Dispatcher:
             if self.check_effects:
                 algorithms = [CheckedAlgorithm(algorithm) for algorithm in algorithms]
             observers = tuple(by_event[event] for by_event in hooks if event in by_event)
-            if observers and event in WriteGuard.FIELDS and not self.check_effects:
+            of_user = event in self.user_events
+            if observers and not self.check_effects and WriteGuard.guards(event, of_user=of_user):
                 guard = WriteGuard(event)
                 observers = (guard.begin, *observers, guard.end)
             if algorithms or observers:

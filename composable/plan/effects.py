@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable.core.algorithm import Algorithm, leaves
+from composable.core.batch import tensors_of
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
@@ -31,6 +32,7 @@ _CHECKED = (
     "loss",
     "gradients",
     "memory",
+    "averages",
     "metrics",
 )
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -75,13 +77,15 @@ class CheckedAlgorithm:
                 f"{self.name} wrote state.{name} at {event.name}, but declares only that it writes "
                 f"{sorted(self.algorithm.writes)}: add {name!r} to {self.name}.writes."
             )
-        for name in old.memory.keys() | new.memory.keys():
-            own = name in {part.name for part in leaves(self.algorithm)}
-            if not own and old.memory.get(name) is not new.memory.get(name):
-                raise EffectError(
-                    f"{self.name} wrote state.memory[{name!r}] at {event.name}: an algorithm "
-                    "remembers values under its own name, with state.remember(self.name, ...)."
-                )
+        own = {part.name for part in leaves(self.algorithm)}
+        for field, call in (("memory", "remember"), ("averages", "with_average")):
+            before, after = getattr(old, field), getattr(new, field)
+            for name in (before.keys() | after.keys()) - own:
+                if before.get(name) is not after.get(name):
+                    raise EffectError(
+                        f"{self.name} wrote state.{field}[{name!r}] at {event.name}: an algorithm "
+                        f"remembers values under its own name, with state.{call}(self.name, ...)."
+                    )
 
 
 @attrs.frozen(eq=False)
@@ -134,40 +138,70 @@ def fingerprint(state: State) -> dict[str, Fingerprint]:
 class WriteGuard:
     """Observers that surround the callbacks of an event, and find writes that change training.
 
-    Writes are counted between the forward and the backward pass only: those to the outputs before
-    the loss, and those to the loss after it. Elsewhere they change no gradient.
+    Writes are counted between the forward pass and the step only: those to the outputs before the
+    loss, those to the loss after it, and those to the gradients after the backward pass.
     """
 
-    FIELDS = MappingProxyType(
-        {
-            Event.AFTER_FORWARD: "outputs",
-            Event.BEFORE_LOSS: "outputs",
-            Event.AFTER_LOSS: "loss",
-            Event.BEFORE_BACKWARD: "loss",
-        }
-    )
+    __slots__ = ("before", "event", "tensors_of", "what")
     name = "a callback"
 
-    __slots__ = ("event", "value_of", "writes")
-
     def __init__(self, event: Event) -> None:
-        self.event, self.value_of = event, attrgetter(self.FIELDS[event])
+        self.event = event
+        self.what, self.tensors_of = _GUARDED[event]
+        self.before: list[tuple[Tensor, int | None]] = []
+
+    @staticmethod
+    def guards(event: Event, *, of_user: bool) -> bool:
+        """Return whether to guard an event; gradients are many, so only if a user's class is."""
+        guarded = _GUARDED.get(event)
+        return guarded is not None and (of_user or guarded != _OF_GRADIENTS)
 
     def begin(self, state: State, logger: Logger) -> None:
         """Count the writes before the callbacks run."""
-        try:
-            self.writes = self.value_of(state)._version
-        except (AttributeError, RuntimeError, NotImplementedError):
-            self.writes = None  # no tensor, or one that does not count
+        self.before = self._written(state)
 
     def end(self, state: State, logger: Logger) -> None:
         """Raise an ObserverError if there were more since."""
-        if self.writes is not None and self.value_of(state)._version != self.writes:
-            raise ObserverError(
-                f"a callback changed state.{self.FIELDS[self.event]} in place at "
-                f"{self.event.name}, but callbacks must not change the state: compute on a "
-                "clone(), or write an Algorithm. Trainer(check_effects=True) names the callback."
-            )
+        before, self.before = self.before, []
+        after = self._written(state)
+        if len(before) == len(after) and all(map(_is_same, before, after)):
+            return
+        raise ObserverError(
+            f"a callback changed {self.what} in place at {self.event.name}, but callbacks must not "
+            "change the state: compute on a clone(), or write an Algorithm. "
+            "Trainer(check_effects=True) names the callback."
+        )
+
+    def _written(self, state: State) -> list[tuple[Tensor, int | None]]:
+        return [(tensor, _read(_version, tensor)) for tensor in self.tensors_of(state)]
+
+
+def _is_same(old: tuple[Tensor, int | None], new: tuple[Tensor, int | None]) -> bool:
+    return old[0] is new[0] and old[1] == new[1]
+
+
+def _gradients_of(state: State) -> Iterator[Tensor]:
+    for module in (state.model, state.loss_module):
+        if module is not None:
+            yield from (one.grad for one in module.parameters() if one.grad is not None)
+    if state.gradients is not None:
+        yield from state.gradients.values()
+
+
+_OF_OUTPUTS = "state.outputs", lambda state: tensors_of(state.outputs)
+_OF_LOSS = "state.loss", lambda state: tensors_of(state.loss)
+_OF_GRADIENTS = "the gradients", _gradients_of
+_GUARDED: Mapping[Event, tuple[str, Callable[[State], Iterator[Tensor]]]] = MappingProxyType(
+    {
+        Event.AFTER_FORWARD: _OF_OUTPUTS,
+        Event.BEFORE_LOSS: _OF_OUTPUTS,
+        Event.AFTER_LOSS: _OF_LOSS,
+        Event.BEFORE_BACKWARD: _OF_LOSS,
+        Event.AFTER_BACKWARD: _OF_GRADIENTS,
+        Event.AFTER_TRAIN_BATCH: _OF_GRADIENTS,
+        Event.BEFORE_OPTIMIZER_STEP: _OF_GRADIENTS,
+    }
+)
 
 
 def changes(before: Mapping[str, Fingerprint], after: Mapping[str, Fingerprint]) -> Iterator[str]:

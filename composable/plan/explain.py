@@ -7,7 +7,7 @@ import attrs
 
 from composable.core._html import details, panel, table
 from composable.core._table import format_table
-from composable.core.algorithm import Algorithm, nested
+from composable.core.algorithm import Algorithm, Remark, nested
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.plan.compatibility import Caveat
@@ -54,28 +54,32 @@ def callback_step(event: Event, callback: Callback, why: str) -> Step:
     return Step(event, callback.name, "watches", (), (), why)
 
 
-def format_plan(steps: Sequence[Step], caveats: Iterable[Caveat]) -> str:
+def format_plan(steps: Sequence[Step], caveats: Iterable[Caveat | Remark]) -> str:
     """Format a plan as a table of its steps, followed by its caveats."""
     if not steps:
         return _EMPTY
     formatted = format_table(_rows(steps), _COLUMNS)
-    return "\n".join([formatted, *(f"\nCaveat: {caveat}" for caveat in caveats)])
+    return "\n".join([formatted, *(f"\n{_label(caveat)}: {caveat}" for caveat in caveats)])
 
 
 def plan_html(
-    algorithms: Sequence[Algorithm], steps: Sequence[Step], caveats: Iterable[Caveat]
+    algorithms: Sequence[Algorithm], steps: Sequence[Step], caveats: Iterable[Caveat | Remark]
 ) -> str:
     """Format a plan for notebooks: its algorithms, its caveats, and its steps on a click."""
     if not steps:
         return panel(_EMPTY)
     short = [(one.name, one.stage.name.lower(), repr(one)) for one in algorithms]
-    warnings = [("caveat", caveat) for caveat in caveats]
+    warnings = [(_label(caveat).lower(), caveat) for caveat in caveats]
     return panel(
         f"Plan: {len(algorithms)} algorithms",
         table(short, ("algorithm", "stage", "value")) if short else "",
         table(warnings) if warnings else "",
         details(f"{len(steps)} steps", table(_rows(steps), _COLUMNS)),
     )
+
+
+def _label(caveat: Caveat | Remark) -> str:
+    return "Caveat" if isinstance(caveat, Caveat) else "Remark"
 
 
 _EMPTY = "The plan is empty: the loop runs alone."

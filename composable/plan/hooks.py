@@ -2,16 +2,17 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
+from composable._other_trainers import HOOKS
 from composable.core._warnings import warn_user
 from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 
-__all__ = ["FOREIGN", "check_hooks"]
+__all__ = ["check_hooks"]
 
 _EVENTS = [name.lower() for name in Event.__members__]
 _KNOWN = {*dir(LoggerDestination), *_EVENTS}
@@ -19,95 +20,6 @@ _SIMILAR = 0.8
 _BEGINNINGS = ("on_", "before_", "after_")
 _ENDS = ("_start", "_begin", "_end")
 _HELPER = "begin the name of a helper with '_'"
-
-FOREIGN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "Transformers": {
-        "on_init_end": ("after_load",),
-        "on_train_begin": ("fit_start",),
-        "on_epoch_begin": ("epoch_start",),
-        "on_step_begin": ("batch_start",),
-        "on_substep_end": ("after_backward",),
-        "on_pre_optimizer_step": ("before_optimizer_step",),
-        "on_optimizer_step": ("after_optimizer_step",),
-        "on_step_end": ("batch_end",),
-        "on_log": ("log",),
-        "on_prediction_step": ("eval_batch_end", "predict_batch_end"),
-        "on_evaluate": ("eval_after_all", "eval_standalone_end"),
-        "on_predict": ("predict_end",),
-        "on_save": ("after_save",),
-        "on_epoch_end": ("epoch_end",),
-        "on_train_end": ("fit_end",),
-        "on_push_begin": (),
-    },
-    "Lightning": {
-        "setup": ("init",),
-        "on_fit_start": ("fit_start",),
-        "on_train_start": ("fit_start",),
-        "on_train_epoch_start": ("epoch_start",),
-        "on_train_batch_start": ("batch_start",),
-        "on_before_zero_grad": ("before_zero_grad",),
-        "on_before_backward": ("before_backward",),
-        "on_after_backward": ("after_backward",),
-        "on_before_optimizer_step": ("before_optimizer_step",),
-        "on_train_batch_end": ("batch_end",),
-        "on_validation_start": ("eval_before_all",),
-        "on_validation_epoch_start": ("eval_before_all",),
-        "on_validation_batch_start": ("eval_batch_start",),
-        "on_validation_batch_end": ("eval_batch_end",),
-        "on_validation_epoch_end": ("eval_after_all",),
-        "on_validation_end": ("eval_after_all",),
-        "on_train_epoch_end": ("epoch_end",),
-        "on_save_checkpoint": ("before_save",),
-        "on_load_checkpoint": ("after_load",),
-        "on_train_end": ("fit_end",),
-        "on_fit_end": ("fit_end",),
-        "on_test_start": ("eval_standalone_start",),
-        "on_test_epoch_start": ("eval_standalone_start",),
-        "on_test_batch_start": ("eval_batch_start",),
-        "on_test_batch_end": ("eval_batch_end",),
-        "on_test_epoch_end": ("eval_standalone_end",),
-        "on_test_end": ("eval_standalone_end",),
-        "on_predict_start": ("predict_start",),
-        "on_predict_epoch_start": ("predict_start",),
-        "on_predict_batch_start": ("predict_batch_start",),
-        "on_predict_batch_end": ("predict_batch_end",),
-        "on_predict_epoch_end": ("predict_end",),
-        "on_predict_end": ("predict_end",),
-        "on_exception": ("close",),
-        "teardown": ("close",),
-        "on_sanity_check_start": (),
-        "on_sanity_check_end": (),
-    },
-    "the Cerebras Model Zoo": {
-        "setup": ("init",),
-        "on_before_load_checkpoint": ("before_load",),
-        "on_load_checkpoint": ("after_load",),
-        "on_fit_start": ("fit_start",),
-        "on_train_start": ("epoch_start",),
-        "on_train_batch_start": ("batch_start",),
-        "on_before_forward": ("before_forward", "eval_before_forward"),
-        "on_after_forward": ("after_forward", "eval_after_forward"),
-        "on_before_backward": ("before_backward",),
-        "on_after_backward": ("after_backward",),
-        "on_before_optimizer_step": ("before_optimizer_step",),
-        "on_after_optimizer_step": ("after_optimizer_step",),
-        "on_before_optimizer_zero_grad": ("before_zero_grad",),
-        "on_after_optimizer_zero_grad": ("after_zero_grad",),
-        "on_before_scheduler_step": ("before_scheduler_step",),
-        "on_after_scheduler_step": ("after_scheduler_step",),
-        "on_train_batch_end": ("batch_end",),
-        "on_train_end": ("epoch_end",),
-        "on_validate_start": ("eval_start",),
-        "on_validate_batch_start": ("eval_batch_start",),
-        "on_validate_batch_end": ("eval_batch_end",),
-        "on_validate_end": ("eval_end",),
-        "on_save_checkpoint": ("before_save",),
-        "on_after_save_checkpoint": ("after_save",),
-        "on_fit_end": ("fit_end",),
-    },
-    "Composer": {"post_close": ("close",)},
-}
-"""The hooks of other libraries whose names differ, with the methods to define in their place."""
 
 _PLAIN_WORDS = {"setup", "teardown"}
 """Hooks whose names helpers have too: they are hooks if they take a trainer."""
@@ -177,7 +89,7 @@ def _owner(kind: type, name: str) -> type:
 
 def _foreign_hint(name: str, method: Callable[..., Any]) -> str | None:
     """Return what to do about a hook of another library, or None if `name` is not one."""
-    found = {library: hooks[name] for library, hooks in FOREIGN.items() if name in hooks}
+    found = {library: hooks[name] for library, hooks in HOOKS.items() if name in hooks}
     if not found or (name in _PLAIN_WORDS and _parameters(method)[:1] != ["trainer"]):
         return None
     owners = " and ".join(found)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composable.core._warnings import warn_user
-from composable.core.algorithm import Algorithm, leaves, nested
+from composable.core.algorithm import Algorithm, Remark, leaves, nested
 from composable.core.callback import Callback, callback_id, hooks_of
 from composable.core.control import Control
 from composable.core.destination import LoggerDestination
@@ -72,6 +72,8 @@ class Plan:
     builtin_callbacks: tuple[Callback, ...] = ()
     user_callbacks: tuple[Callback, ...] = ()
     global_callbacks: tuple[Callback, ...] = ()
+    remarks: tuple[Remark, ...] = attrs.field(default=(), eq=False, repr=False)
+    """Which algorithms have little effect in the run of the plan, if it has one."""
 
     # --- construction ---
 
@@ -134,6 +136,12 @@ class Plan:
         new = tuple(one for one in callbacks if callback_id(one) not in present)
         return attrs.evolve(self, global_callbacks=new) if new or self.global_callbacks else self
 
+    def with_remarks(self, state: State) -> "Plan":
+        """Return this plan with the remarks of its algorithms on a run from a state."""
+        given = (one.remark(state) for each in self.algorithms for one in leaves(each))
+        remarks = tuple(one for one in given if one is not None)
+        return self if remarks == self.remarks else attrs.evolve(self, remarks=remarks)
+
     # --- contents ---
 
     @property
@@ -181,11 +189,11 @@ class Plan:
         return "observes, in list order"
 
     def explain(self) -> str:
-        """Format the plan as a table of its steps, followed by its caveats."""
-        return format_plan(self.steps(), self.caveats)
+        """Format the plan as a table of its steps, followed by its caveats and remarks."""
+        return format_plan(self.steps(), [*self.caveats, *self.remarks])
 
     def _repr_html_(self) -> str:
-        return plan_html(self.algorithms, self.steps(), self.caveats)
+        return plan_html(self.algorithms, self.steps(), [*self.caveats, *self.remarks])
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the plan to plain data that JSON can represent.

@@ -7,8 +7,6 @@ from composable.core.algorithm import Stage
 from composable.plan.spans import Row, Span
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -65,7 +63,7 @@ def new_figure(rows: int) -> "Figure":
     return figure
 
 
-def save_figure(figure: "Figure", file: "str | Path | IO[str]", suffix: str) -> None:
+def save_figure(figure: "Figure", file: "IO[str] | IO[bytes]", suffix: str) -> None:
     """Save a figure reproducibly: SVG files have no date and no random identifiers."""
     import matplotlib
 

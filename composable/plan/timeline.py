@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from fractions import Fraction
 from importlib.util import find_spec
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from composable.core._paths import write_atomically
 from composable.core._table import format_table
 from composable.core.algorithm import Algorithm
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
@@ -127,7 +128,9 @@ class Timeline:
         target = as_path("path", path)
         figure = new_figure(len(self.rows))
         self.plot(figure.axes[0])
-        save_figure(figure, target, target.suffix.removeprefix("."))
+        content = BytesIO()
+        save_figure(figure, content, target.suffix.removeprefix("."))
+        write_atomically(target, content.getvalue())
 
     def _repr_svg_(self) -> str | None:
         if find_spec("matplotlib") is None:  # notebooks then show the words

@@ -130,16 +130,45 @@ def _plan(case: Case) -> Verdict:
 
 
 def _acts(case: Case) -> Verdict:
-    acted = False
+    acted, copied = False, False
 
     def watch(algorithm: Algorithm, event: Event, state: State) -> State:
-        nonlocal acted
+        nonlocal acted, copied
         new = algorithm(event, state)
-        acted = acted or new is not state
+        if not acted and new is not state:
+            changed = {name for name, value in vars(new).items() if value is not vars(state)[name]}
+            same = changed == {"model"} and _equal_models(state.model, new.model)
+            acted, copied = not same, same
         return new
 
     case.run(case.around(watch))
-    return None if acted else Violation("it returned its input state at every event")
+    if acted:
+        return None
+    if copied:
+        return Violation("it returned a copy of the model in which nothing is replaced")
+    return Violation("it returned its input state at every event")
+
+
+def _equal_models(mine: nn.Module, other: nn.Module) -> bool:
+    """Return whether two models have the same layers, settings and tensors."""
+
+    def settings(model: nn.Module) -> dict[str, str]:
+        return {name: re.sub(r" \d+$", "", text) for name, text in description(model).items()}
+
+    def tensors(model: nn.Module) -> dict[str, Tensor]:
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    ours, theirs = tensors(mine), tensors(other)
+    return (
+        settings(mine) == settings(other)
+        and ours.keys() == theirs.keys()
+        and all(_equal_tensors(ours[name], theirs[name]) for name in ours)
+    )
+
+
+def _equal_tensors(one: Tensor, two: Tensor) -> bool:
+    alike = (one.dtype, one.shape, one.stride()) == (two.dtype, two.shape, two.stride())
+    return alike and torch.equal(one, two)
 
 
 def _effects(case: Case) -> Verdict:
@@ -160,24 +189,38 @@ def _surgery(case: Case) -> Verdict:
     early = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD}
     if not early & set(case.algorithm.events):
         return NotApplicable(f"it does not act at {_names(early)}")
-    model = case.model()
-    before, looks = State(model), description(model)
-    seen, computed = fingerprint(before), _outputs(case, model)
-    case.trainer(case.algorithm, model=model)
-    for change in changes(seen, fingerprint(before)):
-        return Violation(f"it changed {change.replace('state.model', 'the model')}", Event.INIT)
-    if (now := description(model)) != looks:
-        changed = next(name for name in {**looks, **now} if looks.get(name) != now.get(name))
-        return Violation(f"it changed {changed} of the model", Event.INIT, changed)
-    if not all(map(torch.equal, computed, _outputs(case, model))):
-        return Violation("the outputs of the user's model changed", Event.INIT)
-    return None
+    found: list[Violation] = []
+
+    def watched(algorithm: Algorithm, event: Event, state: State) -> State:
+        if event not in early or found:
+            return algorithm(event, state)
+        model = state.model
+        before, looks = State(model), description(model)
+        seen, computed = fingerprint(before), _outputs(case, state)
+        new = algorithm(event, state)
+        now = description(model)
+        for change in changes(seen, fingerprint(before)):
+            what = f"it changed {change.replace('state.model', 'the model')}"
+            found.append(Violation(what, event))
+        for name in {**looks, **now}:
+            if looks.get(name) != now.get(name):
+                found.append(Violation(f"it changed {name} of the model", event, name))
+        if not all(map(torch.equal, computed, _outputs(case, state))):
+            found.append(Violation("the outputs of the user's model changed", event))
+        return new
+
+    case.trainer(case.around(watched))
+    return found[0] if found else None
 
 
-def _outputs(case: Case, model: nn.Module) -> list[Tensor]:
-    trainer = case.trainer(model=model)
-    with preserve_rng(), evaluation_mode(model):
-        return [copied(out) for out in trainer.predict(case.dataloader) if isinstance(out, Tensor)]
+def _outputs(case: Case, state: State) -> list[Tensor]:
+    def outputs(batch: Any) -> Any:
+        batch = map_tensors(lambda tensor: tensor.to(state.device), batch)
+        return state.model_call(state.model, batch, state.batch_spec)
+
+    with preserve_rng(), evaluation_mode(state.model):
+        found = map(outputs, case.dataloader)
+        return [copied(out) for out in found if isinstance(out, Tensor)]
 
 
 # --- its memory ---
@@ -230,6 +273,11 @@ class _Memory(Callback):
         for name in self.names & state.memory.keys():
             self.found = True
             for path, what in _improper(f"state.memory[{name!r}]", state.memory[name], weights):
+                self.violation = Violation(f"{path} {what} at {event.name}", event, path)
+        for name in self.names & state.averages.keys():
+            self.found = True
+            average = state.averages[name]
+            for path, what in _improper(f"state.averages[{name!r}]", average, weights):
                 self.violation = Violation(f"{path} {what} at {event.name}", event, path)
 
 
@@ -291,7 +339,10 @@ class _Load(Algorithm):
         for optimizer, values in zip(state.optimizers, self.saved["optimizers"], strict=True):
             optimizer.load_state_dict(values)
         return state.evolve(
-            memory=self.saved["memory"], timestamp=self.timestamp, previous_timestamp=self.timestamp
+            memory=self.saved["memory"],
+            averages=self.saved["averages"],
+            timestamp=self.timestamp,
+            previous_timestamp=self.timestamp,
         )
 
 
@@ -303,11 +354,13 @@ def _resumes(case: Case) -> Verdict:
     state = first.fit()
     file = io.BytesIO()
     try:
+        first._run.take_training_weights()
         torch.save(
             {
                 "model": state.model.state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
                 "memory": _plain(state.memory),
+                "averages": _plain(state.averages),
             },
             file,
         )
@@ -504,12 +557,6 @@ LAWS = {
             _plan,
         ),
         Law(
-            "acts",
-            "it changes the state at least once during the run",
-            "pass a model=, a dataloader= and hyperparameters with which it acts.",
-            _acts,
-        ),
-        Law(
             "effects",
             "it writes only the fields it declares, and nothing in place",
             "return state.evolve(...) with new values, and declare every field in writes.",
@@ -521,6 +568,12 @@ LAWS = {
             "modify a copy, like composable.functional.blurpool, and return "
             "state.evolve(model=...).",
             _surgery,
+        ),
+        Law(
+            "acts",
+            "it changes the state at least once during the run",
+            "pass a model=, a dataloader= and hyperparameters with which it acts.",
+            _acts,
         ),
         Law(
             "leaves_generators",
@@ -563,8 +616,8 @@ LAWS = {
         Law(
             "resumes",
             "a run that is saved and resumed in a new Trainer equals an uninterrupted run",
-            "store its state in state.memory: only the weights, the optimizers, the memory and the "
-            "timestamp are loaded.",
+            "store its state in state.memory: only the weights, the optimizers, the memory, the "
+            "averages and the timestamp are loaded.",
             _resumes,
         ),
         Law(

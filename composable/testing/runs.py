@@ -282,7 +282,8 @@ class Case:
         """Extend a trace by the final state, and the predictions."""
         outputs = tensors_of(trainer.predict(self.dataloader))
         predictions = {f"predictions[{i}]": copied(one) for i, one in enumerate(outputs)}
-        held = {**contents(trainer.state), **predictions}
+        with trainer._training():
+            held = {**contents(trainer.state), **predictions}
         return [*trace, Moment(Event.FIT_END, trainer.state.timestamp.batch, held)]
 
     @cached_property
@@ -306,4 +307,5 @@ class Case:
         def acting(event: Event, state: State) -> State:
             return act(self.algorithm, event, state) if event in self.algorithm.events else state
 
+        acting.writes = self.algorithm.writes  # type: ignore[attr-defined]
         return acting

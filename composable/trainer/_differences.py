@@ -3,7 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["compare"]
+__all__ = ["ChangedRunWarning", "compare"]
+
+
+class ChangedRunWarning(UserWarning):
+    """A resumed run differs from the saved one in its options, its environment, or its data."""
 
 
 def compare(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

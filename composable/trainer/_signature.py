@@ -5,7 +5,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
+from composable._other_trainers import ARGUMENTS, advice_on
+
 __all__ = ["takes_arguments_of"]
+
+_SIMILAR = 0.75
 
 P = ParamSpec("P")
 
@@ -15,7 +19,8 @@ def takes_arguments_of(
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
     """Make a decorator for a method that takes the arguments of `source`, and documents them.
 
-    The method raises a `TypeError` for an unknown argument, and suggests a similar one.
+    The method raises a `TypeError` for an unknown argument, and suggests a similar one, or the
+    counterpart of an argument of another trainer.
 
     Example:
         >>> from composable.trainer._signature import takes_arguments_of
@@ -48,8 +53,10 @@ def takes_arguments_of(
         def _hint(name: str) -> str:
             from difflib import get_close_matches  # only for an error
 
-            close = get_close_matches(name, signature.parameters, 1)
-            return f"; did you mean {close[0]!r}?" if close else ""
+            if advice := advice_on(name, ARGUMENTS):
+                return f"{advice}."
+            close = get_close_matches(name, signature.parameters, 1, _SIMILAR)
+            return f"; did you mean {close[0]!r}?" if close else "."
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         parameters = signature.parameters.values()

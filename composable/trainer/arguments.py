@@ -28,9 +28,10 @@ from composable.optim.schedule_free import ScheduleFree
 from composable.optim.schedules import Constant
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
-from composable.plan.plan import Plan
+from composable.plan.plan import IdleAlgorithmWarning, Plan
 from composable.trainer.guards import POLICIES
 from composable.trainer.run import Run
+from composable.utils.reproducibility import accelerator
 
 
 def check_model(model: Any) -> nn.Module:
@@ -80,13 +81,27 @@ def check_device(device: Any) -> torch.device:
         named_gpu = isinstance(device, str) and device == "gpu"
         chosen = torch.device("cuda" if named_gpu else device)
     except (RuntimeError, TypeError, ValueError):
-        raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or 'cuda:1'.") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={device!r} must be 'cpu', 'cuda' or 'cuda:1'.")
+        chosen = torch.device("meta")
+    if chosen.type == "meta":
+        raise ValueError(
+            f"device={device!r} must be 'cpu', 'cuda', 'cuda:1', 'mps', 'xpu' or another "
+            "accelerator of this PyTorch."
+        )
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device={device!r} is not available: this PyTorch ({torch.__version__}) finds no CUDA "
             "device; use 'cpu', or install a CUDA build of PyTorch."
+        )
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={device!r} is not available: there are {torch.cuda.device_count()} CUDA "
+            "devices, from 'cuda:0'; check CUDA_VISIBLE_DEVICES."
+        )
+    if chosen.type not in ("cpu", "cuda", accelerator()):
+        raise ValueError(
+            f"device={device!r} is not available: this PyTorch ({torch.__version__}) finds "
+            f"{accelerator() or 'no accelerator'}; use 'cpu', or install a build of PyTorch for "
+            f"{chosen.type!r}."
         )
     return chosen
 
@@ -364,6 +379,11 @@ def check_start(run: Run, longer: Time | None) -> State:
         )
     run.rates.check_warmup(state)
     run.rates.check_length(state)
+    if not progress.num_fits:
+        run.rates.check_counts(state)
+        for remark in run.dispatcher.plan.with_remarks(state).remarks:
+            if remark.warns:
+                warn_user(str(remark), IdleAlgorithmWarning)
     return state
 
 

@@ -8,14 +8,12 @@ import attrs
 from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint.errors import MissingCheckpointError
 from composable.core._warnings import warn_user
-from composable.core.algorithm import leaves
-from composable.core.event import Event
 from composable.core.results import LOGGED
 from composable.core.state import State
-from composable.plan.plan import Plan
+from composable.trainer.evaluated_weights import Weights
 from composable.trainer.reading import Reader
 from composable.trainer.resume import is_checkpoint, read_point
-from composable.trainer.run_state import restore_weights
+from composable.trainer.run_state import best_weights
 
 __all__ = [
     "Best",
@@ -61,15 +59,14 @@ def find_best(savers: Sequence[CheckpointSaver], loaded: Path | None) -> Best | 
     return None
 
 
-def load_best(state: State, plan: Plan, best: Best | None, reader: Reader, *, run: str) -> State:
-    """Return the state with the weights of the best checkpoint.
-
-    The model, the module that computes the loss and the averages of algorithms are loaded, on which
-    evaluations depend. Everything else is as at the end of training.
+def load_best(
+    state: State, names: set[str], best: Best | None, reader: Reader, *, run: str
+) -> Weights | None:
+    """Return the weights of the best checkpoint, or None if there is none.
 
     Args:
         state: The state at the end of training.
-        plan: The plan of the run.
+        names: The algorithms whose averages and memory belong to the weights.
         best: The best checkpoint; without one, a warning is raised.
         reader: Reads the checkpoint.
         run: The id of the run.
@@ -83,28 +80,22 @@ def load_best(state: State, plan: Plan, best: Best | None, reader: Reader, *, ru
             "(NaN never does), so the model keeps its last weights.",
             NoBestCheckpointWarning,
         )
-        return state
+        return None
     point = read_point(best.checkpoint, reader, run=run).load(state)
-    return restore_weights(state, point.tree, _averaging(plan), str(best.checkpoint))
+    return best_weights(state, point.tree, names, str(best.checkpoint))
 
 
-def _averaging(plan: Plan) -> set[str]:
-    """Return the names of the algorithms on whose memory evaluations depend."""
-    parts = (leaf for algorithm in plan.algorithms for leaf in leaves(algorithm))
-    return {leaf.name for leaf in parts if Event.EVAL_START in leaf.events}
-
-
-def check_complete(state: State, plan: Plan, savers: Sequence[CheckpointSaver]) -> None:
+def check_complete(state: State, savers: Sequence[CheckpointSaver]) -> None:
     """Check that the best checkpoint will have everything on which evaluations depend.
 
     Raises:
-        ValueError: A saver excludes the averages of algorithms, or the parameters of the loss.
+        ValueError: A saver excludes the parameters of the loss.
     """
-    names = sorted(_averaging(plan)) + ([] if state.loss_module is None else ["loss_fn"])
-    if names and any(one.metric is not None and one.weights_only for one in savers):
+    partial = any(one.metric is not None and one.weights_only for one in savers)
+    if partial and state.loss_module is not None:
         raise ValueError(
-            f"save_weights_only=True with load_best_at_end=True: evaluations depend on "
-            f"{', '.join(names)}, which such a checkpoint does not have; drop one of them."
+            "save_weights_only=True with load_best_at_end=True: evaluations depend on loss_fn, "
+            "which such a checkpoint does not have; drop one of them."
         )
 
 

@@ -5,10 +5,12 @@ import torch
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.loss import call_of, loss_module
-from composable.core.loss_mean import weigher
+from composable.core.loss_mean import declared_by
+from composable.core.loss_weights import LossWeights
 from composable.core.state import State
 from composable.data.prefetch import CopyStream
 from composable.distributed.deepspeed import DeepSpeed
+from composable.functional._surgery import copy_on_write
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.plan.declarations import as_list
@@ -21,7 +23,7 @@ from composable.trainer.engine import start_engine
 from composable.trainer.forward import ForwardPass
 from composable.trainer.loss_scaler import LossScaler
 from composable.trainer.options import TrainerOptions
-from composable.trainer.parameters import surgery
+from composable.trainer.parameters import bind_loss, surgery
 from composable.trainer.resume import ResumePoint, latest_weights
 from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
 from composable.trainer.signals import Signals
@@ -94,9 +96,9 @@ def build_run(
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     if point is None and options.load_path is not None:
         path = latest_weights(options.load_path)
-        from composable.checkpoint.weights import load_weights  # on use: it is slow to import
+        from composable.checkpoint.weights import load_path_weights  # on use: it is slow to import
 
-        load_weights(state.model, path, ignore=options.load_ignore_keys)
+        load_path_weights(state.model, path, options.load_ignore_keys)
     if point is None:  # otherwise when its values are restored
         state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
     check_compilable(state, options.compile)
@@ -105,7 +107,10 @@ def build_run(
     parallel = options.parallel_part(signals, point)
     if parallel is not None and point is None:
         parallel.broadcast(state)
-    if isinstance(options.parallel, DeepSpeed) and parallel is not None:
+    if options.divides_model and state.model is options.model:
+        # The given model cannot be used once its parameters are divided; it must not be this one.
+        state = bind_loss(state.evolve(model=copy_on_write(state.model)))
+    if parallel is not None and isinstance(options.parallel, DeepSpeed):
         engine = parallel.engine = start_engine(options, state, dispatcher.plan)
         forward = ForwardPass(engine.outputs)
     elif options.divides_model:
@@ -114,6 +119,9 @@ def build_run(
         reducing = shard(state, options.parallel, options.processes)
         if parallel is not None:
             parallel.before_backward = reducing
+    weights = LossWeights(declared_by(options.loss_mean_over, state), bool(options.compile))
+    if parallel is not None and parallel.divided:
+        weights.agree = parallel.agree
     scaler = LossScaler(state.precision, state.device)
     if parallel is not None:
         scaler.on_all = parallel.any_process
@@ -129,10 +137,7 @@ def build_run(
             options.is_local,
         ),
         rates=rates,
-        evaluation=Evaluation(
-            options.evaluators(),
-            weigher(options.loss_mean_over, state),
-        ),
+        evaluation=Evaluation(options.evaluators(), weights),
         checkpoints=Checkpoints(options.saver),
         guard=options.guard(),
         microbatches=options.microbatches(several=parallel is not None),

@@ -4,12 +4,14 @@ import inspect
 import re
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from composable.core._secrets import redact
 from composable.core.state import State
 from composable.core.time import Time
 from composable.plan.plan import Plan
@@ -128,7 +130,7 @@ def settings_of(value: Any) -> str:
     """
     own = getattr(value, "__dict__", {})
     kept = {n: own[n] for n in _parameters(type(value)) if n in own and n not in _NOT_SETTINGS}
-    listed = ", ".join(f"{name}={describe_value(one)}" for name, one in kept.items())
+    listed = ", ".join(f"{name}={describe_value(one)}" for name, one in redact(kept).items())
     return f"{type(value).__name__}({listed})"
 
 
@@ -144,8 +146,12 @@ def _parameters(kind: type) -> Sequence[str]:
 
 def describe_value(value: Any) -> Any:
     """Return a plain value, or a text that is the same in every process."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float)):
         return value
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Path):  # on another machine, the same run is in another folder
+        return value.name if value.is_absolute() else str(value)
     if isinstance(value, Time):
         return str(value)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -153,9 +159,9 @@ def describe_value(value: Any) -> Any:
     if isinstance(value, partial):
         arguments = [str(describe_value(one)) for one in value.args]
         arguments += [f"{name}={describe_value(one)}" for name, one in value.keywords.items()]
-        return f"{describe_value(value.func)}({', '.join(arguments)})"
+        return redact(f"{describe_value(value.func)}({', '.join(arguments)})")
     text = getattr(value, "__qualname__", None) or repr(value)
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(text))[:_MOST]
+    return redact(re.sub(r" at 0x[0-9a-fA-F]+", "", str(text))[:_MOST])
 
 
 def _describe_loader(loader: Any) -> Any:

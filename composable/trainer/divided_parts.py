@@ -16,7 +16,7 @@ def divided_parameters(
 ) -> dict[str, Tensor]:
     """Return the parameters like which tensors of a checkpoint are divided, by their names in it.
 
-    These are the weights of the model and the loss, the averages of algorithms, and the values that
+    These are the weights of the model and the loss, averages of them, and the values that
     an optimizer has for each element of a parameter. A tensor whose dimensions were saved in
     another order (channels_last) is not among them: it is read whole, and divided when it is
     restored.
@@ -44,7 +44,11 @@ def _pairs(state: State, saved: Mapping[str, Any], path: str) -> Iterator[tuple[
     of_loss = {} if loss is None else dict(loss.named_parameters())
     yield from _named(saved.get("model"), parameters)
     yield from _named(saved.get("memory"), parameters)
+    yield from _named(saved.get("averages"), parameters)
     yield from _named(saved.get("loss_fn"), of_loss)
+    for part in (saved.get("raw"), (saved.get("weights") or {}).get("best")):
+        yield from _named((part or {}).get("model"), parameters)
+        yield from _named((part or {}).get("loss_fn"), of_loss)
     optimizers = saved.get("optimizers", [])
     check_structure({"optimizers": optimizers}, path)
     trained = {f"loss_fn.{name}": one for name, one in of_loss.items()} | parameters

@@ -4,6 +4,7 @@ from typing import Any
 
 from composable.core.state import State
 from composable.distributed.deepspeed import DeepSpeed, DeepSpeedEngine
+from composable.distributed.starting import form_group
 from composable.plan.compatibility import occurrences
 from composable.plan.plan import Plan
 
@@ -19,10 +20,6 @@ def check_engine_options(options: Any) -> None:
     Raises:
         ValueError: They do.
     """
-    if not options.processes.several:
-        raise ValueError(
-            "deepspeed_config needs several processes, such as those of `composable launch -n 2`."
-        )
     for name, allowed, why in (
         ("compile", (False,), "the engine compiles by its own configuration"),
         ("microbatch_size", (None,), "use grad_accum"),
@@ -53,6 +50,7 @@ def start_engine(options: Any, state: State, plan: Plan) -> DeepSpeedEngine:
         ValueError: The configuration contradicts the run, or an algorithm does.
     """
     strategy: DeepSpeed = options.parallel
+    form_group()
     for algorithm in plan.algorithms:
         for occurrence in occurrences(algorithm):
             strategy.check_algorithm(occurrence.algorithm)

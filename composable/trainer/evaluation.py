@@ -5,20 +5,24 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from composable.core._warnings import warn_user
 from composable.core.batch import map_tensors
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.logger import to_numbers
 from composable.core.loss import ModelLoss, OutputLoss
+from composable.core.loss_weights import LossWeights
 from composable.core.model_call import metric_outputs
 from composable.core.state import State
 from composable.data.prefetch import on_device
 from composable.data.sharding import batches_in_turn, divided_batches, numbered_batches
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
+from composable.plan.plan import Plan
+from composable.trainer.evaluated_loss import EvaluatedLoss
 from composable.trainer.forward import ForwardPass
+from composable.trainer.guards import warn_if_nonfinite
 from composable.trainer.outputs import gather_outputs
 from composable.trainer.parallel import Parallel
 from composable.trainer.parameters import at_averaged_weights, bind_loss
@@ -31,7 +35,7 @@ def evaluate(
     dispatcher: Dispatcher,
     state: State,
     evaluator: Evaluator,
-    loss_weight: Callable[[Any], Any],
+    weights: LossWeights,
     forward: ForwardPass,
     parallel: Parallel | None = None,
 ) -> State:
@@ -43,15 +47,17 @@ def evaluate(
             `EVAL_END`, and so long last the changes that algorithms make to it at `EVAL_START`,
             such as other averages; memory and metrics are kept.
         evaluator: The data and the metrics.
-        loss_weight: Counts what the loss of a batch is the mean of.
+        weights: The weights of batches in the loss of all of them.
         forward: Computes outputs and losses.
         parallel: The processes of the run; each evaluates some of the batches.
 
     Raises:
         ValueError: The dataloader is empty.
+        SplitLossError: The loss of several batches is neither that of each, weighted, nor can it be
+            computed from the outputs for all of them.
     """
     with at_averaged_weights(state) as averaged:
-        new = _evaluate(dispatcher, averaged, evaluator, loss_weight, forward, parallel)
+        new = _evaluate(dispatcher, averaged, evaluator, weights, forward, parallel)
     return state.evolve(memory=new.memory, metrics=new.metrics)
 
 
@@ -59,21 +65,25 @@ def _evaluate(
     dispatcher: Dispatcher,
     state: State,
     evaluator: Evaluator,
-    loss_weight: Callable[[Any], Any],
+    weights: LossWeights,
     forward: ForwardPass,
     parallel: Parallel | None,
 ) -> State:
     fire = dispatcher.fire
-    begun = state = bind_loss(fire(Event.EVAL_START, state))
+    begun = bind_loss(fire(Event.EVAL_START, state))
+    if begun.model is not state.model:
+        report_undeclared(dispatcher.plan)
+    state = begun
     key = state.key.fold("eval", evaluator.label)
     averages = Averages(evaluator.metrics or {}, state.device)
     processes = None if parallel is None else parallel.evaluating(averages)
     averages.processes = processes
     divides = parallel is not None and parallel.divided
 
-    def batches(state: State) -> tuple[State, bool, bool]:
-        """Evaluate; return whether there was no batch, and whether one counted."""
+    def batches(state: State) -> tuple[State, bool, EvaluatedLoss, bool]:
+        """Evaluate; return whether there was no batch, the loss, and whether one counted."""
         empty, counted = True, False
+        losses = EvaluatedLoss(weights, forward.loss, averages, evaluator.dataloader)
         if divides and averages.processes is not None:
             numbered = divided_batches(
                 evaluator.dataloader, key, averages.processes, state.batch_spec
@@ -86,32 +96,52 @@ def _evaluate(
             state = fire(Event.EVAL_BATCH_START, state)
             state = fire(Event.EVAL_BEFORE_FORWARD, state)
             seed_step(key, step)
-            outputs, targets = _validate(state, forward)
+            with losses.around_outputs(state):
+                outputs, targets = _validate(state, forward)
             state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=outputs))
             if counts:
                 counted = True
-                _update(averages, state, targets, loss_weight, forward)
+                losses.add(state)
+                _update(averages, state, targets)
             state = fire(Event.EVAL_BATCH_END, state)
-        return state, empty, counted
+        return state, empty, losses, counted
 
     with evaluation_mode(state.model, state.loss_module):
-        state, empty, counted = batches(state)
-        joins = parallel is not None and processes is not None and averages.has_objects
-        if joins and parallel.any_without(counted):  # type: ignore[union-attr]
-            # The state of an object that saw nothing has no shape: each computes all batches.
-            averages, processes = Averages(evaluator.metrics or {}, state.device), None
-            state, empty, _ = batches(begun)
+        state, empty, losses, counted = batches(state)
+        # The state of an object that saw nothing has no shape, and a loss may need all outputs:
+        # then each computes all batches.
+        if processes is not None and parallel is not None:
+            alone = averages.has_objects and not counted
+            if parallel.agree(alone or bool(losses.kept)):
+                averages, processes = Averages(evaluator.metrics or {}, state.device), None
+                state, empty, losses, _ = batches(begun)
+        losses.finish(state)
     if empty and (processes is None or processes.is_main):
         raise ValueError(
             f"the dataloader of Evaluator {evaluator.label!r} returned no batch; check the "
             "dataset, and that the loader can be iterated more than once."
         )
     (results,) = to_numbers([averages.compute()])
+    warn_if_nonfinite(evaluator.label, results, state.model)
     metrics = MappingProxyType({**state.metrics, evaluator.label: results})
     state = fire(Event.EVAL_END, state.evolve(metrics=metrics))
     names = {f"metrics/{evaluator.label}/{name}": value for name, value in results.items()}
     dispatcher.logger.log_metrics(names, state.timestamp)
     return state
+
+
+def report_undeclared(plan: Plan) -> None:
+    """Warn if only plain functions can have replaced the model at the start of an evaluation."""
+    found = plan.transforms(Event.EVAL_START)
+    functions = [getattr(algorithm, "function", None) for algorithm in found]
+    if not any("model" in getattr(one, "writes", ()) for one in (*found, *functions)):
+        names = ", ".join(sorted({algorithm.name for algorithm in found}))
+        warn_user(
+            f"{names} replaced the model at EVAL_START and does not declare it, so the model has "
+            "other weights after fit and in checkpoints than those that are evaluated; write an "
+            "Algorithm with writes = {'model'}.",
+            UserWarning,
+        )
 
 
 def _validate(state: State, forward: ForwardPass) -> tuple[Any, Callable[[State], Any]]:
@@ -127,17 +157,7 @@ def _validate(state: State, forward: ForwardPass) -> tuple[Any, Callable[[State]
     return outputs, lambda _: targets
 
 
-def _update(
-    averages: Averages,
-    state: State,
-    targets: Callable[[State], Any],
-    loss_weight: Callable[[Any], Any],
-    forward: ForwardPass,
-) -> None:
-    if state.loss_fn is not None:
-        loss: Tensor | None = forward.loss(state, state.outputs)
-        if loss is not None:  # a model may have no loss in evaluation mode
-            averages.add("loss", loss, loss_weight(state.batch))
+def _update(averages: Averages, state: State, targets: Callable[[State], Any]) -> None:
     if averages.names:
         own_loss = isinstance(state.loss_fn, OutputLoss)
         outputs = metric_outputs(state.outputs, own_loss=own_loss)

@@ -3,16 +3,17 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composable.core._notes import add_note
 from composable.core._warnings import warn_user
 from composable.core.state import State
+from composable.functional._lent import is_divided
 from composable.optim.stepping import count_skipped_step
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.parameters import zero_grad
@@ -28,6 +29,7 @@ __all__ = [
     "halve_microbatch",
     "skip_listed",
     "skip_nonfinite",
+    "warn_if_nonfinite",
 ]
 
 log = logging.getLogger("composable")
@@ -46,7 +48,7 @@ class NonFiniteLossError(RuntimeError):
 
 
 class NonFiniteLossWarning(UserWarning):
-    """A batch was skipped, because its loss was NaN or infinite."""
+    """A loss was NaN or infinite: of a batch, which was skipped, or of an evaluation."""
 
 
 class SkipBatch(Exception):
@@ -76,7 +78,7 @@ class NonFiniteGuard:
     _consecutive: int = 0
     _pending: list[tuple[int, Tensor]] = attrs.field(factory=list)
 
-    def check(self, loss: Tensor, batch: int) -> None:
+    def check(self, state: State) -> None:
         """Check the loss of a batch, now or later.
 
         Raises:
@@ -84,23 +86,27 @@ class NonFiniteGuard:
             NonFiniteLossError: It is not finite, and the policy is another one.
         """
         if not self.immediate:
-            self._pending.append((batch, loss))
+            self._pending.append((state.timestamp.batch, _loss_of(state)))
             if len(self._pending) >= _MAX_PENDING:
                 self.flush()
             return
-        self.check_now(loss, batch)
+        self.check_now(state)
 
-    def check_now(self, loss: Tensor, batch: int) -> None:
+    def check_now(self, state: State) -> None:
         """Check the loss of a batch before the optimizers step.
 
         Raises:
             SkipBatch: The loss is not finite, and the policy is "skip".
-            NonFiniteLossError: It is not finite, and the policy is another one.
+            NonFiniteLossError: It is not finite, and the policy is another one, or the weights were
+                not finite before.
         """
+        loss, batch = _loss_of(state), state.timestamp.batch
         value = loss.item()
         if math.isfinite(value):
             self._consecutive = 0
             return
+        if weight := _nonfinite_weight(state.model):
+            raise _weights_error(value, batch, weight)
         if self.policy != "skip":
             raise _error(value, batch)
         self.record_skip(value, batch)
@@ -176,6 +182,50 @@ def _error(value: float, batch: int) -> NonFiniteLossError:
         "nonfinite_loss='skip' skips such batches, and 'rollback' also restores the last "
         "checkpoint.",
         batch,
+    )
+
+
+def warn_if_nonfinite(label: str, results: Mapping[str, Any], model: nn.Module) -> None:
+    """Warn about an evaluation whose loss is not finite."""
+    value = results.get("loss")
+    if not isinstance(value, float) or math.isfinite(value):
+        return
+    weight = _nonfinite_weight(model)
+    cause = (
+        f"weights of the model are not finite, such as those of {weight!r}"
+        if weight
+        else "look for values that are not finite in its data, and for batches without a label, "
+        "over which a mean is NaN"
+    )
+    warn_user(f"the loss of Evaluator {label!r} is {value}: {cause}.", NonFiniteLossWarning)
+
+
+def _loss_of(state: State) -> Tensor:
+    return state.loss  # type: ignore[return-value]  # a step has computed it
+
+
+def _nonfinite_weight(model: nn.Module) -> str | None:
+    """Return the name of a parameter that is not finite; parts of divided ones are not compared."""
+    if is_divided(model):
+        return None
+    found = (name for name, one in model.named_parameters() if not one.isfinite().all())
+    return next(found, None)
+
+
+def _weights_error(value: float, batch: int, weight: str) -> NonFiniteLossError:
+    """Return the error of a batch whose loss follows from the weights, which an earlier one set."""
+    fault = f"the loss of batch {batch} was {value}, because weights of the model were not finite"
+    if not batch:
+        return NonFiniteLossError(
+            f"{fault} when training began, such as those of {weight!r}; check how they were "
+            "initialized or loaded.",
+            batch,
+        )
+    return NonFiniteLossError(
+        f"{fault} before it, such as those of {weight!r}: the step of an earlier batch, probably "
+        f"batch {batch - 1}, made them so, though its loss was finite. Lower the learning rate, "
+        "clip gradients, or resume from an earlier checkpoint; skipping this batch would not help.",
+        batch - 1,
     )
 
 

@@ -18,7 +18,7 @@ from composable.core.control import Control
 from composable.core.time import Time, Timestamp
 from composable.data.order import check_loader_state, get_generators, is_stateful
 from composable.plan.compatibility import occurrences
-from composable.trainer.arguments import check_countable, check_iterations
+from composable.trainer.arguments import check_countable, check_duration, check_iterations
 from composable.trainer.optimizer_state import alike
 from composable.trainer.run import Run
 from composable.trainer.training_data import TrainingData
@@ -58,6 +58,25 @@ def _is_scale(value: Any) -> bool:
     return isinstance(value, float) and 0 < value < 2.0**128
 
 
+def _is_best(value: Any) -> bool:
+    names = {"model", "loss_fn", "averages", "memory"}
+    return isinstance(value, dict) and value.keys() == names and all(map(_is_dict, value.values()))
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_first_batch(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and value.keys() == {"epoch", "step", "digest"}
+        and _is_count(value["epoch"])
+        and _is_count(value["step"])
+        and isinstance(value["digest"], str)
+    )
+
+
 _ANY = _Kind("anything", lambda _: True)
 _COUNT = _Kind("a non-negative integer", _is_count)
 _FLAG = _Kind("True or False", lambda value: isinstance(value, bool))
@@ -68,11 +87,20 @@ _MAPPING = _Kind("a dictionary", lambda value: isinstance(value, Mapping))
 _LOADER = _Kind("a dictionary or None", lambda value: isinstance(value, (Mapping, NoneType)))
 _SIZE = _Kind("a positive integer or None", lambda v: v is None or (_is_count(v) and v > 0))
 _SCALE = _Kind("a positive number or None", lambda v: v is None or _is_scale(v))
+_BEST = _Kind("the weights of a checkpoint or None", lambda v: v is None or _is_best(v))
 _TIME = _Kind("a Time or None", lambda value: isinstance(value, (Time, NoneType)))
 _CALL = _Kind("a time or None", lambda value: isinstance(value, (str, NoneType)))
 _LOSS = _Kind("a number in a tensor, or None", lambda v: v is None or _is_number(v))
 _ALL = sum(one.value for one in Control)
 _REQUESTS = _Kind("requests of callbacks", lambda value: _is_count(value) and value <= _ALL)
+
+_FIRST = _Kind(
+    "the epoch, the step and the digest of a batch, or None",
+    lambda value: value is None or _is_first_batch(value),
+)
+
+_ADDED = {"first_batch"}
+"""Entries that the checkpoints of earlier versions lack."""
 
 _MODULE = {
     "weights": _Each(_ANY, dict),
@@ -83,6 +111,7 @@ _MODULE = {
 _STRUCTURE: dict[str, Any] = {
     "model": _MODULE,
     "loss_fn": _MODULE,
+    "raw": {"model": _Each(_TENSOR, dict), "loss_fn": _Each(_TENSOR, dict)},
     "optimizers": _Each(
         {
             "type": _TEXT,
@@ -93,6 +122,7 @@ _STRUCTURE: dict[str, Any] = {
     ),
     "loss": _LOSS,
     "memory": _Each(_ANY, dict),
+    "averages": _Each(_Each(_TENSOR, dict), dict),
     "metrics": _Each(_Each(_ANY, dict), dict),
     "rates": {"schedulers": _Each(_MAPPING), "last_lrs": _Each(_NUMBER, dict)},
     "data": {
@@ -100,6 +130,7 @@ _STRUCTURE: dict[str, Any] = {
         "generators": _Each(_TENSOR),
         "batches_per_step": _SIZE,
         "shards": _SIZE,
+        "first_batch": _FIRST,
     },
     "evaluation": {"last_run": _Each(_COUNT, dict)},
     "guard": {
@@ -109,6 +140,7 @@ _STRUCTURE: dict[str, Any] = {
         "consecutive": _COUNT,
     },
     "loss_scaler": {"scale": _SCALE, "streak": _COUNT, "num_skipped": _COUNT},
+    "loss_shares": {"unit": _SCALE},
     "microbatches": {"size": _SIZE},
     "progress": {
         "requested_duration": _TIME,
@@ -117,6 +149,7 @@ _STRUCTURE: dict[str, Any] = {
         "calls": _Each(_CALL),
     },
     "requests": {"pending": _REQUESTS},
+    "weights": {"best": _BEST},
     "callbacks": _Each(_ANY, dict),
 }
 
@@ -155,11 +188,12 @@ def _check_kind(value: Any, kind: Any, where: str) -> None:
                 raise DamagedCheckpointError(f"{where} has the key {_short(name)}: not a string.")
             _check_kind(one, kind.kind, f"{where}/{str(name)[:80]}")
     else:
-        if not isinstance(value, dict) or value.keys() != kind.keys():
+        added = _ADDED & kind.keys()
+        if not isinstance(value, dict) or value.keys() | added != kind.keys():
             has = sorted(map(str, value))[:12] if isinstance(value, dict) else _short(value)
             raise DamagedCheckpointError(f"{where} is {has}, and must have {sorted(kind)}.")
-        for name, inner in kind.items():
-            _check_kind(value[name], inner, f"{where}/{name}")
+        for name in value:
+            _check_kind(value[name], kind[name], f"{where}/{name}")
 
 
 def _check_lengths(optimizer: Mapping[str, Any], where: str) -> None:
@@ -205,6 +239,8 @@ def check_run_state(run: Run, saved: Mapping[str, Any], path: str) -> None:
     if time is None and (progress["requested_duration"] is not None or progress["fit_in_progress"]):
         raise DamagedCheckpointError(f"{name} is None, and must be a duration.")
     try:
+        if time is not None:
+            check_duration(time)
         check_iterations(time, run.iteration_length, name)
         check_countable(name, time, run.data.count_tokens)
         run.state.evolve(max_duration=time)

@@ -9,7 +9,7 @@ Algorithms act, and callbacks observe, in `fire`. The step is composed in `compo
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from composable.core.control import Control
@@ -136,7 +136,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     if run.monitor is not None:
         state = run.count_flops(run.monitor, state)
     if rates.steps_each_batch:
-        state = schedule(run, state, rates.step_batch)
+        state = schedule(run, state, rates.steps_of_batch())
     state = fire(BATCH_END, state)
     if run.parallel is not None:
         run.join_requests(BATCH_END)
@@ -162,7 +162,7 @@ def end_epoch(run: Run, state: State) -> State:
     if run.dispatcher.logger.destinations:  # the end of an epoch of unknown length
         state = log(run, before, state)
     if run.rates.every_epoch:
-        state = schedule(run, state, lambda _: run.rates.step_epoch())
+        state = schedule(run, state, run.rates.steps_of_epoch())
     run.state = state  # an interruption from here on keeps the end of the epoch
     run.data.end_epoch()
     run.state = state = run.fire(Event.EPOCH_END, state)
@@ -171,7 +171,7 @@ def end_epoch(run: Run, state: State) -> State:
     evaluators = run.evaluation.evaluators
     if run.rates.plateaus and run.evaluation.is_current(evaluators[0], state):
         loss = state.metrics[evaluators[0].label]["loss"]
-        state = schedule(run, state, lambda _: run.rates.step_plateaus(loss))
+        state = schedule(run, state, run.rates.steps_of_plateaus(loss))
     return run.checkpoints.save_requested(run, state, Event.EPOCH_CHECKPOINT)
 
 
@@ -183,11 +183,13 @@ def end_iteration(run: Run, state: State) -> State:
     return run.checkpoints.save_requested(run, state, Event.ITERATION_CHECKPOINT)
 
 
-def schedule(run: Run, state: State, step: Callable[[State], None]) -> State:
-    """Set the learning rates for the next batches."""
-    state = run.fire(BEFORE_SCHEDULER_STEP, state)
-    step(state)
-    return run.fire(AFTER_SCHEDULER_STEP, state)
+def schedule(run: Run, state: State, steps: Sequence[Callable[[State], None]]) -> State:
+    """Set the learning rates for the next batches: by each PyTorch scheduler, or all schedules."""
+    for step in steps:
+        state = run.fire(BEFORE_SCHEDULER_STEP, state)
+        step(state)
+        state = run.fire(AFTER_SCHEDULER_STEP, state)
+    return state
 
 
 def log(run: Run, before: State, state: State) -> State:

@@ -131,7 +131,7 @@ def unscale_gradients(
         if scaler.unscale(state):
             return state
         if guard.policy != "ignore":
-            guard.check_now(state.loss, state.timestamp.batch)  # type: ignore[arg-type]
+            guard.check_now(state)
         raise Overflow(state.loss)  # type: ignore[arg-type]
 
     return unscaled

@@ -10,8 +10,9 @@ from composable.core.batch import microbatch_sizes
 from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
-from composable.data.grouping import BatchGroup, batches_of, total_weight
+from composable.data.grouping import BatchGroup, batches_of
 from composable.trainer.guards import Buffers, halve_microbatch
+from composable.trainer.loss_shares import LossShares, StepShares
 from composable.trainer.parameters import zero_grad
 
 __all__ = ["Microbatches", "accumulate", "each_batch", "fit_memory"]
@@ -69,40 +70,43 @@ class Microbatches:
 def accumulate(
     gradients: Callable[..., State],
     microbatches: Microbatches,
-    loss_weight: Callable[[Any], Any],
+    shares: LossShares,
     equal_count: Callable[[int], int] | None = None,
-) -> Callable[[State], State]:
+) -> Callable[..., State]:
     """Sum the gradients over microbatches, each weighted by its share of the batch's loss.
-
-    Where the batch is itself a part, its own share is passed on to them.
 
     Args:
         gradients: Computes the gradients of a microbatch.
         microbatches: How batches are split.
-        loss_weight: Counts what the loss of a batch is the mean of.
+        shares: The shares of microbatches.
         equal_count: Returns how many microbatches there are on the process that has most; those
             that are missing here are repeated, with the weight 0.
     """
 
-    def accumulated(state: State, index: int = 0, outer: Any = None, last: bool = True) -> State:
+    def accumulated(
+        state: State,
+        index: int = 0,
+        outer: StepShares | None = None,
+        last: bool = True,
+        empty: bool = False,
+    ) -> State:
         whole, own = state.batch, state.loss_fn
         parts = microbatches.of(state)
         if equal_count is not None:
             batch, loss_fn, _ = parts[-1]
             parts += [(batch, loss_fn, True)] * (equal_count(len(parts)) - len(parts))
-        if len(parts) == 1:
-            batch, loss_fn, _ = parts[0]
-            part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn)
-            state = gradients(part, index, outer, last)
-            return state.evolve_unchecked(batch=whole, loss_fn=own)
-        total = total_weight(whole, loss_weight)
+        step = outer
+        if step is None and len(parts) > 1:
+            step = StepShares(shares, state, parts[0][0], len(parts))
         loss: Any = 0.0
-        for i, (batch, loss_fn, empty) in enumerate(parts):
-            share = 0.0 if empty else loss_weight(batch) / total
-            share = share if outer is None else share * outer
+        for i, (batch, loss_fn, without) in enumerate(parts):
             part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn)
-            state = gradients(part, i, share, last and i == len(parts) - 1)
-            loss = loss + state.loss
+            final = last and i == len(parts) - 1
+            number = index if len(parts) == 1 else i
+            state = gradients(part, number, step, final, empty or without)
+            loss = loss + state.loss if len(parts) > 1 else state.loss
+        if step is not None and outer is None:
+            loss = step.finish(state, loss, step.seen)
         return state.evolve_unchecked(batch=whole, loss_fn=own, loss=loss)
 
     return accumulated

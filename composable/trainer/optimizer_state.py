@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable.checkpoint.errors import MismatchError
+from composable.core._printable import shorten
 from composable.functional._lent import divided_like, whole_like
 
 __all__ = ["capture_optimizer", "check_optimizer", "parameter_names", "restore_optimizer"]
@@ -67,8 +68,8 @@ def check_optimizer(
     """
     if saved["type"] != (own := type(optimizer).__name__):
         raise MismatchError(
-            f"{where}/type is {str(saved['type'])[:80]}, and the optimizer of this run is {own}. "
-            "Use the optimizer of the saved run, or start with a new optimizer: "
+            f"{where}/type is {shorten(saved['type'])}, and the optimizer of this run is {own}: "
+            "use the optimizer of the saved run, or start with a new optimizer: "
             "load_ignore_keys=['optimizers', 'rates']."
         )
     _check_groups(optimizer, saved, where)

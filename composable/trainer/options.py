@@ -144,7 +144,7 @@ class TrainerOptions:
             Transformers needs neither: it computes the loss itself, from the labels of a batch.
         train_dataloader: An iterable of batches.
         eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over the examples. A module is moved to the
+        loss_fn: `loss_fn(outputs, targets)`, a tensor without dimensions. A module is moved to the
             device, trained, switched to evaluation mode and saved like the model.
         optimizers: One or several `torch.optim.Optimizer`, or functions of the parameters that
             return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery with
@@ -185,11 +185,12 @@ class TrainerOptions:
             microbatches of a batch, or with `grad_accum` or `microbatch_size` each is split.
         microbatch_size: The number of examples in a microbatch; an alternative to `grad_accum`.
             "auto" starts with whole batches, and halves them when the GPU runs out of memory.
-        loss_mean_over: What the loss is a mean over, so that microbatches add up to the batch:
+        loss_mean_over: What the loss is a mean over, so that the parts of a batch add up to it:
             "examples", "tokens" (targets other than -100), "next_tokens" (likewise, without the
-            first token of each example, for a model that shifts its labels), "trial" (what two
-            examples of the first batch show), or a function of the batch that counts. Default:
-            "trial" for a model of Transformers without `loss_fn`, otherwise "examples".
+            first token of each example, for a model that shifts its labels), or a function of the
+            batch, or of the outputs and the batch, that counts. Default: the `loss_weight` of the
+            loss or the model, or what the loss functions of PyTorch that the loss calls divide by;
+            a loss for which that is unknown can't be split, which is a `SplitLossError`.
         count_tokens: A function of the batch that counts its tokens for `timestamp.token`.
         input_key: The input of a batch: an index, a name, a path (`["views", 0]`), a function, or
             a pair of functions (get, set). A tuple of these, `("question", "image")`, gives the
@@ -228,6 +229,9 @@ class TrainerOptions:
         autoresume: Resume from the latest complete checkpoint in `save_folder`, if there is one.
         nonfinite_loss: What to do about a loss that is NaN or infinite: "raise"; "skip" the batch;
             "rollback" to the last checkpoint and then skip the batch; or "ignore".
+        record_command: Whether records, checkpoints and loggers get the command line of the script.
+            The values of arguments whose names are those of keys, tokens, passwords and secrets are
+            redacted in any case.
         check_effects: For tests: compare everything in the state before and after each algorithm
             and callback, and raise if one changed it, or wrote a field that it does not declare.
 
@@ -290,6 +294,7 @@ class TrainerOptions:
     load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
     autoresume: bool = _flag()
     nonfinite_loss: str = attrs.field(default="raise", validator=_valid(_policy))
+    record_command: bool = _flag(default=True)
     check_effects: bool = _flag()
 
     def __attrs_post_init__(self) -> None:
@@ -396,7 +401,7 @@ class TrainerOptions:
             return None
         saved = None if point is None else point.tree.get("data", {}).get("shards")
         count = self.parallel.shard_count(self.processes, saved)
-        if count == 1:
+        if count == 1 and not isinstance(self.parallel, DeepSpeed):
             return None
         signals.shared = self.processes.several
         shards = Shards(count, self.processes)

@@ -16,7 +16,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.loss_mean import ExampleCounter
 from composable.core.state import State
-from composable.data.grouping import Examples, ShardedBatch, total_weight
+from composable.data.grouping import Examples, ShardedBatch, batches_of
 from composable.distributed.buckets import (
     OverlappedSum,
     buckets_of,
@@ -31,7 +31,9 @@ from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
 from composable.trainer._differences import compare
 from composable.trainer.guards import LOADER_ERRORS, Buffers
+from composable.trainer.loss_shares import LossShares, StepShares
 from composable.trainer.microbatches import Microbatches, fit_memory
+from composable.trainer.parameters import trained_parameters
 from composable.trainer.signals import Signals
 
 __all__ = ["Parallel", "reduce_gradients"]
@@ -209,9 +211,9 @@ class Parallel:
             return None
         return self.processes
 
-    def any_without(self, updated: bool) -> bool:
-        """Return whether any process has evaluated nothing."""
-        return bool(self.processes.maximum([int(not updated)])[0])
+    def agree(self, flag: bool) -> bool:
+        """Return whether a flag is true on any process."""
+        return bool(self.processes.maximum([int(flag)])[0])
 
     # --- weights ---
 
@@ -282,7 +284,7 @@ def _tensors(state: State) -> Iterator[Tensor]:
 def reduce_gradients(
     gradients: Callable[..., State],
     parallel: Parallel,
-    loss_weight: Callable[[Any], Any],
+    shares: LossShares,
     microbatches: Microbatches,
 ) -> Callable[[State], State]:
     """Sum the gradients of the shards of a global batch, over all processes.
@@ -295,66 +297,59 @@ def reduce_gradients(
         batch = state.batch
         if not isinstance(batch, ShardedBatch):  # a step by itself, such as that of a replay
             return gradients(state)
-        weights = _weights_of(batch, loss_weight)
-        total, omitted = _total_of(batch, weights, loss_weight, parallel)
-        # The reduction of a divided model is a mean over the processes.
-        unit = total / parallel.processes.size if parallel.divided else total
-        shares = [one / unit for one in weights]
-        sums = parallel.sums = _Sums(parallel, total, omitted, overlaps=not microbatches.auto)
+        # An engine may reduce the gradients of a microbatch at once: it needs its share before.
+        is_split = batch.shards.count > 1 or (parallel.engine is not None and microbatches.split)
+        step = _step_shares(shares, state, parallel) if is_split else None
+        sums = parallel.sums = _Sums(parallel, step, overlaps=not microbatches.auto)
 
         def add_shards(state: State) -> State:
             sums.begin(state)
-            return each_shard(state, shares, sums)
+            return each_shard(state, step, sums)
 
         # Each process fits its own shards into its memory.
         add = fit_memory(add_shards, microbatches) if microbatches.auto else add_shards
         try:
-            return add(state).evolve_unchecked(loss=sums.finish())
+            state = add(state)
+            return state.evolve_unchecked(loss=sums.finish(state))
         finally:
             parallel.sums = None
             sums.end()
 
-    def each_shard(state: State, shares: list[Any], sums: "_Sums") -> State:
+    def each_shard(state: State, step: StepShares | None, sums: "_Sums") -> State:
         whole, key, own = state.batch, state.key, state.loss_fn
         before = Buffers.of(state)
-        for number, batch, loss_fn, share in zip(
-            whole.numbers, whole.batches, whole.loss_fns, shares, strict=True
+        for number, batch, loss_fn, empty in zip(
+            whole.numbers, whole.batches, whole.loss_fns, whole.empty, strict=True
         ):
             if number != whole.shards.own.start:
                 before.restore()
             loss_fn, shard = loss_fn or own, key.of_batch(number)
             part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn, key=shard)
-            state = gradients(part, 0, share, number == whole.shards.own[-1])
+            state = gradients(part, 0, step, number == whole.shards.own[-1], empty)
             sums.add(state)
         return state.evolve_unchecked(batch=whole, loss_fn=own, key=key)
 
     return reduced
 
 
-def _weights_of(batch: ShardedBatch, loss_weight: Callable[[Any], Any]) -> list[Any]:
-    """Return the weight of each shard of this process."""
-    return [
-        0 if empty else total_weight(one, loss_weight)
-        for one, empty in zip(batch.batches, batch.empty, strict=True)
-    ]
-
-
-def _total_of(
-    batch: ShardedBatch,
-    weights: list[Any],
-    loss_weight: Callable[[Any], Any],
-    parallel: Parallel,
-) -> tuple[Any, float]:
-    """Return the weight of a global batch, and how much of it is omitted on this process.
+def _step_shares(shares: LossShares, state: State, parallel: Parallel) -> StepShares:
+    """Return the shares of the parts of a step.
 
     The number of examples was exchanged when the batch was loaded; algorithms may have omitted some
-    since. Any other weight is exchanged now.
+    since. Any other weight is exchanged now, or with the gradients.
     """
-    own: Any = sum(weights)
-    known = batch.examples if isinstance(loss_weight, ExampleCounter) else None
-    if known is None or parallel.engine is not None:
-        return _sum_of(own, parallel), 0.0
-    return known.all, known.own - own
+    batch: ShardedBatch = state.batch
+    counts_examples = isinstance(shares.weights.of_batches(state), ExampleCounter)
+    return StepShares(
+        shares,
+        state,
+        batches_of(batch)[0],
+        batch.shards.count,
+        exchange=lambda weight: _sum_of(weight, parallel),
+        known=batch.examples if counts_examples and parallel.engine is None else None,
+        size=parallel.processes.size if parallel.divided else 1,
+        ways="second" if parallel.engine is None else "first",
+    )
 
 
 def _sum_of(weight: Any, parallel: Parallel) -> Any:
@@ -372,22 +367,22 @@ class _Sums:
 
     Args:
         parallel: The processes.
-        total: What the losses and gradients of the shards were divided by.
-        omitted: How much of it algorithms have omitted on this process.
+        step: The shares of the shards; None for a single shard.
         overlaps: Whether messages may be sent before all gradients are computed.
     """
 
     overlapped: OverlappedSum | None = None
 
-    def __init__(self, parallel: Parallel, total: Any, omitted: float, *, overlaps: bool) -> None:
-        self.parallel, self.total, self.omitted = parallel, total, omitted
-        self.overlaps = overlaps
+    def __init__(self, parallel: Parallel, step: StepShares | None, *, overlaps: bool) -> None:
+        self.parallel, self.step, self.overlaps = parallel, step, overlaps
         self.several = parallel.processes.several
         self.reduce = all_reduce_exactly if parallel.exact else all_reduce
 
     def begin(self, state: State) -> None:
         """Start with the first shard of this process."""
-        self.parameters = _trained(state)
+        if self.step is not None:
+            self.step.restart()
+        self.parameters = trained_parameters(state)
         buffers = dict.fromkeys(chain(*(module.buffers() for module in _modules(state))))
         self.buffers = [one for one in buffers if one.is_floating_point()]
         self.on_cpu = state.device.type == "cpu"
@@ -409,7 +404,8 @@ class _Sums:
     def add(self, state: State) -> None:
         """Add the gradients of a shard, which are in `.grad`, its loss and its buffers."""
         self.dtype = state.loss.dtype  # type: ignore[union-attr]
-        report = [state.loss, *self.buffers]
+        weight = torch.zeros_like(state.loss) if self.step is None else self.step.take(state.loss)  # type: ignore[arg-type]
+        report = [state.loss, weight, *self.buffers]
         self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])  # type: ignore[union-attr]
         if not self.parallel.exact:
             return
@@ -428,9 +424,10 @@ class _Sums:
         """The numbers of the parameters of each dtype and device."""
         return buckets_of(self.parameters, _ALL)
 
-    def finish(self) -> Tensor:
+    def finish(self, state: State) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
-        report, counts = self.reports.value[0], [float(self.omitted)]
+        omitted = 0.0 if self.step is None else self.step.omitted
+        report, counts = self.reports.value[0], [float(omitted)]
         if self.overlapped is not None:
             report, counts = self.overlapped.finish(report, counts)
         elif self.parallel.exact:
@@ -441,12 +438,10 @@ class _Sums:
                 write_gradients([self.parameters[i] for i in kind], total, present)
         else:  # gradients are in `.grad` already
             report, counts = self._sum_reports(report, counts)
-        self._average_buffers(report[1:])
+        self._average_buffers(report[2:])
         loss = report[0] / (self.parallel.processes.size if self.parallel.divided else 1)
-        if counts[0]:
-            factor = float(self.total / (self.total - counts[0]))
-            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
-            loss = loss * factor
+        if self.step is not None:
+            loss = self.step.finish(state, loss, report[1], omitted=counts[0])
         return loss.to(self.dtype)
 
     def _sum_reports(self, report: Tensor, counts: list[float]) -> tuple[Tensor, list[float]]:
@@ -469,13 +464,6 @@ class _Sums:
 
 
 _ALL = 2**63
-
-
-def _trained(state: State) -> list[Tensor]:
-    """Return the parameters that may have a gradient: the same on every process."""
-    groups = (group["params"] for one in state.optimizers for group in one.param_groups)
-    found = chain(*(module.parameters() for module in _modules(state)), *groups)
-    return [p for p in dict.fromkeys(found) if p.requires_grad]
 
 
 _LATE = frozenset(

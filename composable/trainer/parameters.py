@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ __all__ = [
     "start_training",
     "surgery",
     "temporary_weights",
+    "trained_parameters",
     "write_gradients",
     "zero_grad",
 ]
@@ -74,10 +76,18 @@ def drop_batch(state: State) -> State:
     return state if state.batch is None else state.evolve_unchecked(batch=None, outputs=None)
 
 
+def trained_parameters(state: State) -> list[Tensor]:
+    """Return the parameters that may have a gradient: the same on every process."""
+    modules = (one for one in (state.model, state.loss_module) if one is not None)
+    groups = (group["params"] for one in state.optimizers for group in one.param_groups)
+    found = chain(*(module.parameters() for module in modules), *groups)
+    return [p for p in dict.fromkeys(found) if p.requires_grad]
+
+
 def write_gradients(state: State) -> None:
     """Set `.grad` of the parameters to `state.gradients`, in their dtypes."""
     gradients = state.gradients or {}
-    for name, parameter in state.model.named_parameters():
+    for name, parameter in state.named_parameters():
         if name in gradients:
             parameter.grad = gradients[name].to(parameter.dtype)
 
@@ -143,34 +153,37 @@ def at_averaged_weights(state: State) -> Iterator[State]:
         return
     tensors = averaged_weights(state.model, state.optimizers)
     loss = nn.Module() if state.loss_module is None else state.loss_module
-    with temporary_weights(loss, averaged_weights(loss, state.optimizers)):
+    with temporary_weights(dict(loss.named_parameters()), averaged_weights(loss, state.optimizers)):
         yield bind_loss(state.evolve(model=with_tensors(state.model, tensors)))
 
 
-def averaged_weights(
-    module: nn.Module, optimizers: Iterable[Optimizer], *, all_names: bool = False
-) -> dict[str, Tensor]:
-    """Return the averages of schedule-free optimizers, by one or all names of each parameter."""
+def averaged_weights(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
+    """Return the averages of schedule-free optimizers in training mode, by parameter name."""
     averages: dict[Tensor, Tensor] = {}
     for optimizer in optimizers:
         if isinstance(optimizer, ScheduleFree):
             averages |= optimizer.averaged_weights()
-    named = module.named_parameters(remove_duplicate=not all_names)
-    return {name: averages[p] for name, p in named if p in averages}
+    named = module.named_parameters()
+    return {name: averages[p] for name, p in named if averages.get(p, p) is not p}
 
 
 @contextmanager
-def temporary_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+def temporary_weights(
+    held: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]
+) -> Iterator[None]:
     """Set parameters to `weights`, and restore their bits afterwards.
+
+    Args:
+        held: The parameters by name.
+        weights: The values of some of them.
 
     Raises:
         ValueError: A name is not that of a parameter.
     """
-    held = dict(model.named_parameters())
     if unknown := sorted(weights.keys() - held.keys()):
         raise ValueError(
             f"state.second_pass returned weights for {unknown}, which are not parameters of the "
-            "model; use names of model.named_parameters()."
+            "model or the loss; use names of state.named_parameters()."
         )
     own = [held[name].detach() for name in weights]
     saved = [parameter.clone() for parameter in own]

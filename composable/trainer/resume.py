@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composable.checkpoint.errors import (
+    BrokenCheckpointWarning,
     CheckpointError,
     CheckpointExistsError,
     DamagedCheckpointError,
@@ -15,11 +16,11 @@ from composable.checkpoint.errors import (
     MissingCheckpointError,
     VersionError,
 )
-from composable.checkpoint.filters import covers, replaced
-from composable.core._printable import printable
+from composable.checkpoint.filters import covers, expanded, replaced
+from composable.core._printable import printable, shorten
 from composable.core._warnings import warn_user
 from composable.core.state import State
-from composable.trainer._differences import compare
+from composable.trainer._differences import ChangedRunWarning, compare
 from composable.trainer.divided_parts import divided_parameters
 from composable.trainer.reading import Reader, replaced_while_read
 from composable.trainer.run_state import ENGINE, SCHEMA
@@ -48,14 +49,6 @@ _MOST_SHOWN = 20
 
 
 _HINT = "; pass load_weights_only=True to start a new run from the weights in a file"
-
-
-class BrokenCheckpointWarning(UserWarning):
-    """A checkpoint is damaged, and an older one is used instead."""
-
-
-class ChangedRunWarning(UserWarning):
-    """A resumed run differs from the saved one in its hyperparameters or its environment."""
 
 
 @attrs.frozen(eq=False)
@@ -103,7 +96,7 @@ class ResumePoint:
 
     def without(self, patterns: Sequence[str], own: dict[str, Any]) -> dict[str, Any]:
         """Return the tree; entries whose path matches a pattern come from `own`."""
-        return replaced(self.tree, own, patterns)  # type: ignore[no-any-return]
+        return replaced(self.tree, own, expanded(patterns))  # type: ignore[no-any-return]
 
     def hyperparameters(self, requested: dict[str, Any], ignored: Sequence[str]) -> dict[str, Any]:
         """Return the hyperparameters that the run has after the resume: the saved ones.
@@ -158,7 +151,7 @@ def _lines(texts: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    return str(value)[:200]
+    return shorten(value, 200) if isinstance(value, int) else str(value)[:200]
 
 
 def new_run_id() -> str:

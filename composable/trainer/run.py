@@ -1,26 +1,30 @@
 """A run: its state, its step, and the parts that are saved with it."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import attrs
+from torch import nn
 
 from composable.callbacks.speed_monitor import SpeedMonitor
 from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
+from composable.core.loss_weights import LossWeights
 from composable.core.state import FLOPS, State
 from composable.core.time import Time, TimeUnit, reached
 from composable.distributed.starting import failing_together
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
+from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import evaluate
 from composable.trainer.forward import ForwardPass
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.loss_scaler import LossScaler
+from composable.trainer.loss_shares import LossShares
 from composable.trainer.microbatches import Microbatches, each_batch
 from composable.trainer.parallel import Parallel
 from composable.trainer.signals import Signals
@@ -78,24 +82,31 @@ class Run:
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     fire_each: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event for each batch of the loader that belongs to the step."""
+    loss_shares: LossShares = attrs.field(init=False)
+    """The shares of the parts of a batch in its loss."""
     step: Step = attrs.field(init=False)
+    weights: EvaluatedWeights = attrs.field(init=False)
     monitor: SpeedMonitor | None = attrs.field(init=False)
     """The callback that counts floating-point operations, or None."""
 
     def __attrs_post_init__(self) -> None:
+        self.loss_shares = LossShares(self.evaluation.weights, self.forward.loss)
         self.fire = self.fire_each = self.dispatcher.fire
+        self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
         if self.microbatches.groups:
             self.fire_each = each_batch(self.fire)
         self.compose()
 
     def compose(self) -> None:
-        """Compose the step for the plan that the dispatcher has now."""
+        """Compose the step for the plan that the dispatcher has now, and connect its callbacks."""
+        for callback in self.dispatcher.plan.callbacks:
+            callback.attach(self)
         monitors = [one for one in self.dispatcher.plan.callbacks if isinstance(one, SpeedMonitor)]
         self.monitor = next((one for one in monitors if one.counts(self.state)), None)
         self.step = build_step(
             self.dispatcher,
             self.rates,
-            self.evaluation.loss_weight,
+            self.loss_shares,
             self.microbatches,
             self.guard,
             self.forward,
@@ -113,10 +124,52 @@ class Run:
             "evaluation": self.evaluation,
             "guard": self.guard,
             "loss_scaler": self.loss_scaler,
+            "loss_shares": self.loss_shares,
             "microbatches": self.microbatches,
             "progress": self.progress,
             "requests": self.dispatcher,
+            "weights": self.weights,
         }
+
+    def take_training_weights(self) -> None:
+        """Let the model hold the weights that are trained; they may have been changed."""
+        self.state = self.weights.remove(self.weights.adopt_changes(self.state))
+
+    @contextmanager
+    def at_evaluated_weights(self) -> Iterator[None]:
+        """Let the model hold the evaluated weights, where these are those of the best checkpoint.
+
+        Those of averages, which change during training, are in a copy of the model.
+        """
+        if self.weights.installed:
+            self.state = self.weights.adopt_changes(self.state)
+        within = not self.weights.installed and self.weights.best is not None
+        if within:
+            self.state = self.weights.install(self.state)
+        try:
+            yield
+        finally:
+            if within:
+                self.state = self.weights.remove(self.state)
+
+    @property
+    def train_dataloader(self) -> Iterable[Any] | None:
+        """The loader of the training data."""
+        return self.data.loader
+
+    @property
+    def evaluators(self) -> tuple[Evaluator, ...]:
+        """The evaluators, with their loaders."""
+        return self.evaluation.evaluators
+
+    @property
+    def gradient_factor(self) -> Any:
+        """What the gradients of the last step were multiplied by after its last part."""
+        return self.loss_shares.factor
+
+    def evaluated_model(self, state: State) -> nn.Module:
+        """Return a model with the weights with which the state is evaluated."""
+        return self.weights.model(state)
 
     def together(self) -> AbstractContextManager[None]:
         """Return a context in which the failure of one process ends all of them."""
@@ -168,7 +221,7 @@ class Evaluation:
     """The evaluators of a run, and the batch after which each was last run."""
 
     evaluators: tuple[Evaluator, ...]
-    loss_weight: Callable[[Any], Any]
+    weights: LossWeights
     last_run: dict[str, int] = attrs.field(factory=dict)
 
     def run_due(self, run: Run, before: State, state: State, event: Event) -> State:
@@ -198,7 +251,7 @@ class Evaluation:
         outer, state = state, run.fire(Event.EVAL_BEFORE_ALL, state)
         for evaluator in due:
             state = evaluate(
-                run.dispatcher, state, evaluator, self.loss_weight, run.forward, run.parallel
+                run.dispatcher, state, evaluator, self.weights, run.forward, run.parallel
             )
             self.last_run[evaluator.label] = state.timestamp.batch
         state = run.fire(Event.EVAL_AFTER_ALL, state)
@@ -220,8 +273,8 @@ class Checkpoints:
     save_function: Callable[[State], Any] | None = None
     save_last: Callable[[], bool] = bool
     """Whether the end of training is saved."""
-    load_best: Callable[[State], State] | None = None
-    """Loads the best weights at the end of training, if requested."""
+    load_best: Callable[[State], None] | None = None
+    """Lets the run be evaluated with its best weights from the end of training on, if requested."""
     _saved_at: Any = None
 
     def save_requested(self, run: Run, state: State, event: Event) -> State:
@@ -241,7 +294,9 @@ class Checkpoints:
         """Save the end of training, unless it has just been saved, and load the best weights."""
         if self.save_last() and self.outdated(run, state):
             state = self.save(run, state)
-        return state if self.load_best is None else self.load_best(state)
+        if self.load_best is not None:
+            self.load_best(state)
+        return state
 
     def save(self, run: Run, state: State) -> State:
         """Save the run."""

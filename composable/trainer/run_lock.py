@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from composable.checkpoint import _json
 from composable.checkpoint.errors import CheckpointError
+from composable.core._paths import open_to_write
 from composable.core._printable import printable
 
 fcntl: Any
@@ -50,10 +51,14 @@ class RunLock:
 
         Raises:
             FolderInUseError: Another process holds the lock, or held it since this was created.
+            CheckpointError: The file of the lock is a link.
         """
         if fcntl is None or self.folder in _held:
             return
-        self._file = (self.folder / LOCK).open("a+b")
+        try:
+            self._file = open_to_write(self.folder / LOCK, "a+b")
+        except FileExistsError as error:  # a link
+            raise CheckpointError(str(error)) from None
         try:
             self._check_held(self._lock())
             owner = _read(self._file)
@@ -83,7 +88,7 @@ class RunLock:
         if fcntl is None or self.folder in _held or not (self.folder / LOCK).is_file():
             return {}
         try:
-            with (self.folder / LOCK).open("r+b") as file:
+            with open_to_write(self.folder / LOCK, "r+b") as file:
                 self._file = file
                 self._check_held(self._lock())
                 return _read(file)

@@ -19,6 +19,8 @@ from composable.core.state import State
 from composable.core.time import Time, Timestamp
 from composable.data.order import get_generators
 from composable.functional._lent import divided_like, is_divided
+from composable.optim.schedule_free import ScheduleFree
+from composable.trainer.evaluated_weights import Weights, same_bits, tensors_of
 from composable.trainer.loaded_state import check_run_state, check_structure
 from composable.trainer.optimizer_state import (
     capture_optimizer,
@@ -26,28 +28,31 @@ from composable.trainer.optimizer_state import (
     parameter_names,
     restore_optimizer,
 )
-from composable.trainer.parameters import averaged_weights
 from composable.trainer.run import Run
 
 __all__ = [
     "ENGINE",
     "SCHEMA",
+    "best_weights",
     "capture",
     "capture_weights",
     "check",
     "named_callbacks",
     "restore",
-    "restore_weights",
+    "split_averages",
+    "upgraded",
 ]
 
 SCHEMA: dict[str, type | tuple[type, ...]] = {
     "model": dict,
+    "raw": dict,
     "timestamp": Timestamp,
     "key": Key,
     "loss_fn": dict,
     "optimizers": list,
     "loss": (Tensor, NoneType),
     "memory": dict,
+    "averages": dict,
     "metrics": dict,
     "previous_timestamp": Timestamp,
     "max_duration": (Time, NoneType),
@@ -56,9 +61,11 @@ SCHEMA: dict[str, type | tuple[type, ...]] = {
     "evaluation": dict,
     "guard": dict,
     "loss_scaler": dict,
+    "loss_shares": dict,
     "microbatches": dict,
     "progress": dict,
     "requests": dict,
+    "weights": dict,
     "callbacks": dict,
 }
 """What a complete checkpoint has, and of which type: fields of the state, and parts of the run."""
@@ -76,12 +83,18 @@ def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, 
         callbacks: The callbacks whose state is saved.
     """
     names = parameter_names(state.model, state.loss_module)
+    evaluated, loss_module = run.weights.of(state), _loss_module(state)
     return {
-        **_capture_training_weights(state),
-        "loss_fn": _capture_model(_loss_module(state)),
+        **capture_weights(run, state),
+        "loss_fn": _capture_model(loss_module, evaluated.loss_fn),
+        "raw": {
+            "model": _replaced(state.model, evaluated.model),
+            "loss_fn": _replaced(loss_module, evaluated.loss_fn),
+        },
         "optimizers": [capture_optimizer(one, names) for one in state.optimizers],
         "loss": None if state.loss is None else state.loss.detach(),
         "memory": state.memory,
+        "averages": state.averages,
         "metrics": state.metrics,
         "previous_timestamp": state.previous_timestamp,
         "max_duration": state.max_duration,
@@ -90,18 +103,16 @@ def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, 
     }
 
 
-def capture_weights(state: State) -> dict[str, Any]:
+def capture_weights(run: Run, state: State) -> dict[str, Any]:
     """Return the model alone, with its timestamp and key, to use it for inference.
 
-    The weights are the averages of schedule-free optimizers.
+    Its weights are those with which the run is evaluated.
     """
-    captured = _capture_training_weights(state)
-    captured["model"]["weights"] |= averaged_weights(state.model, state.optimizers, all_names=True)
-    return captured
-
-
-def _capture_training_weights(state: State) -> dict[str, Any]:
-    return {"model": _capture_model(state.model), "timestamp": state.timestamp, "key": state.key}
+    return {
+        "model": _capture_model(state.model, run.weights.of(state).model),
+        "timestamp": state.timestamp,
+        "key": state.key,
+    }
 
 
 def _loss_module(state: State) -> nn.Module:
@@ -109,14 +120,27 @@ def _loss_module(state: State) -> nn.Module:
     return nn.Module() if state.loss_module is None else state.loss_module
 
 
-def _capture_model(model: nn.Module) -> dict[str, Any]:
-    weights = model.state_dict()
-    buffers = {n: b for n, b in model.named_buffers() if n not in weights}  # not persistent
+def _capture_model(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Any]:
+    own = tensors_of(model)
+    new = {id(own[name]): tensor for name, tensor in evaluated.items()}  # a tensor may have names
+    weights = {n: new.get(id(one), one) for n, one in model.state_dict(keep_vars=True).items()}
+    named = {n: b for n, b in model.named_buffers() if n not in weights}  # not persistent
     return {
-        "weights": dict(weights),
-        "buffers": buffers,
+        "weights": {n: t.detach() if isinstance(t, Tensor) else t for n, t in weights.items()},
+        "buffers": {name: new.get(id(buffer), buffer) for name, buffer in named.items()},
         "without_gradients": [n for n, p in model.named_parameters() if not p.requires_grad],
         "in_evaluation": [name for name, module in model.named_modules() if not module.training],
+    }
+
+
+def _replaced(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the values that are trained, for the tensors that are evaluated with others."""
+    own = tensors_of(model)
+    return {
+        name: own[name].detach()
+        for name, value in evaluated.items()
+        # The processes of a divided model must agree on the names.
+        if is_divided(model) or not same_bits(own[name].detach(), value.to(own[name].device))
     }
 
 
@@ -150,8 +174,15 @@ def check(run: Run, saved: Mapping[str, Any], path: str) -> None:
         )
     check_structure(saved, path)
     state = run.state
-    _check_model(state.model, saved["model"], path)
-    _check_model(_loss_module(state), saved["loss_fn"], path, "loss_fn")
+    for key, module in (("model", state.model), ("loss_fn", _loss_module(state))):
+        _check_model(module, saved[key], path, key)
+        _check_values(module, saved["raw"][key], f"{path}: state/raw/{key}")
+    for name, average in saved["averages"].items():
+        _check_values(state.model, average, f"{path}: state/averages/{name}", every=True)
+    best = saved["weights"]["best"]
+    if best is not None:
+        _check_values(state.model, best["model"], f"{path}: state/weights/best/model")
+        _check_values(_loss_module(state), best["loss_fn"], f"{path}: state/weights/best/loss_fn")
     _check_count("optimizers", state.optimizers, saved["optimizers"], f"{path}: state/optimizers")
     names = parameter_names(state.model, state.loss_module)
     for i, (optimizer, values) in enumerate(
@@ -185,45 +216,85 @@ def restore(run: Run, saved: Mapping[str, Any], path: str) -> None:
         ) from error
 
 
-def restore_weights(
-    state: State, saved: Mapping[str, Any], names: Iterable[str], path: str
-) -> State:
-    """Restore the weights of the model and the loss, and the memory of some algorithms.
+def best_weights(state: State, saved: Mapping[str, Any], names: set[str], path: str) -> Weights:
+    """Return the weights with which a saved run was evaluated.
 
     Args:
-        state: The state; its model is changed in place.
+        state: The state of a run with the same model.
         saved: What `capture` or `capture_weights` returned.
-        names: The algorithms whose memory becomes that of the checkpoint.
+        names: The algorithms whose averages and memory belong to the weights.
         path: Where it was read, for errors.
 
     Raises:
-        MismatchError: It has no weights of this model, or no memory for the algorithms.
+        MismatchError: It has no weights of this model or of its loss.
     """
-    names = set(names)
-    needed = {"model"} | ({"memory"} if names else set())
+    modules = {"model": state.model}
     if state.loss_module is not None:
-        needed.add("loss_fn")
-    if missing := sorted(needed - saved.keys()):
+        modules["loss_fn"] = state.loss_module
+    old, saved = is_old(saved), upgraded(saved, names)
+    if old and any(isinstance(one, ScheduleFree) for one in state.optimizers):
+        raise MismatchError(
+            f"{path} was written by an earlier version, which did not save the averages of "
+            "schedule-free optimizers; pass load_best_at_end=False, and resume from it to evaluate "
+            "them."
+        )
+    if missing := sorted(modules.keys() - saved.keys()):
         raise MismatchError(
             f"{path} has no {', '.join(missing)}, on which evaluations depend; do not exclude it "
             "with save_weights_only or save_ignore_keys."
         )
-    pairs = {"model": state.model}
-    if state.loss_module is not None:
-        pairs["loss_fn"] = state.loss_module
-    live: dict[int, Tensor] = {}
-    for key, module in pairs.items():
-        _check_model(module, saved[key], path, "model" if key == "model" else "loss_fn")
-        live |= _restore_tensors(module, saved[key])
-    memory = {name: value for name, value in state.memory.items() if name not in names}
-    kept = {n: v for n, v in saved.get("memory", {}).items() if n in names}
-    return state.evolve(memory={**memory, **_relink(kept, live)})
+    found = {}
+    for key, module in modules.items():
+        _check_model(module, saved[key], path, key)
+        own, values = tensors_of(module), {**saved[key]["weights"], **saved[key]["buffers"]}
+        found[key] = {name: divided_like(values[name], own[name]) for name in own}
+    averages = {n: v for n, v in saved.get("averages", {}).items() if n in names}
+    for average in averages.values() if old else ():
+        found["model"] |= {n: value.to(found["model"][n]) for n, value in average.items()}
+    memory = {n: v for n, v in saved.get("memory", {}).items() if n in names}
+    return Weights(**found, averages=_divided(averages, state.model), memory=memory)
+
+
+def upgraded(saved: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return a state in the current format; earlier versions kept averages in the memory.
+
+    Args:
+        saved: What `capture` returned, now or in an earlier version, whose `model` had the weights
+            that are trained.
+        names: The algorithms that average weights.
+    """
+    if not is_old(saved):
+        return dict(saved)
+    new: dict[str, Any] = {
+        "averages": {},
+        "raw": {"model": {}, "loss_fn": {}},
+        "weights": {"best": None},
+        "loss_shares": {"unit": None},
+    }
+    return {**saved, **new, **(split_averages(saved["memory"], names) if "memory" in saved else {})}
+
+
+def split_averages(memory: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return the memory and the averages of a state whose memory has both."""
+    rest, averages = dict(memory), {}
+    for name in names & rest.keys():
+        if isinstance(rest[name], Mapping) and "average" in rest[name]:
+            kept = dict(rest.pop(name))
+            averages[name] = kept.pop("average")
+            rest |= {name: kept} if kept else {}
+    return {"memory": rest, "averages": averages}
+
+
+def is_old(saved: Mapping[str, Any]) -> bool:
+    """Return whether an earlier version wrote a state: its model has the training weights."""
+    return not {"averages", "raw", "weights"} & saved.keys()
 
 
 def _restore(run: Run, saved: Mapping[str, Any]) -> None:
     state = run.state
-    live = _restore_model(state.model, saved["model"])
-    live |= _restore_model(_loss_module(state), saved["loss_fn"])
+    raw = saved["raw"]
+    live = _restore_model(state.model, saved["model"], raw["model"])
+    live |= _restore_model(_loss_module(state), saved["loss_fn"], raw["loss_fn"])
     names = parameter_names(state.model, state.loss_module)
     for optimizer, values in zip(state.optimizers, saved["optimizers"], strict=True):
         restore_optimizer(optimizer, values, names)
@@ -237,6 +308,7 @@ def _restore(run: Run, saved: Mapping[str, Any]) -> None:
         max_duration=saved["max_duration"] if unchanged else state.max_duration,
         loss=saved["loss"],
         memory=_relink(_divided(saved["memory"], state.model), live),
+        averages=_divided(saved["averages"], state.model),
         metrics=saved["metrics"],
     )
     run.checkpoints.mark_saved(run, run.state)
@@ -262,6 +334,19 @@ def _check_model(
         )
 
 
+def _check_values(
+    module: nn.Module, saved: Mapping[str, Any], where: str, *, every: bool = False
+) -> None:
+    """Check that saved tensors are values of tensors of a module, or of all of them."""
+    own = tensors_of(module)
+    for name, value in saved.items():
+        if name not in own or not isinstance(value, Tensor) or value.shape != own[name].shape:
+            wanted = f"a tensor of shape {list(own[name].shape)}" if name in own else "absent"
+            raise MismatchError(f"{where}/{name[:80]} must be {wanted}, as in this model.")
+    if every and (missing := sorted(own.keys() - saved.keys())):
+        raise MismatchError(f"{where} has no {missing[0]}, which this model has.")
+
+
 def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> Iterator[str]:
     for name in own.keys() - theirs.keys():
         yield f"{name} is missing in the file"
@@ -279,25 +364,29 @@ def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -
             yield f"{name} has dtype {saved.dtype} there and {ours.dtype} here"
 
 
-def _restore_model(model: nn.Module, saved: Mapping[str, Any]) -> dict[int, Tensor]:
-    """Copy the values into the model, and map the ids of saved tensors to the model's own."""
-    live = _restore_tensors(model, saved)
+def _restore_model(
+    model: nn.Module, saved: Mapping[str, Any], raw: Mapping[str, Tensor]
+) -> dict[int, Tensor]:
+    """Copy the values into the model, and map the ids of saved tensors to the model's own.
+
+    Args:
+        model: The model, changed in place.
+        saved: What `_capture_model` returned.
+        raw: The values that are trained, where the model is evaluated with others.
+    """
+    own = model.state_dict()
+    model.load_state_dict({n: divided_like(t, own.get(n)) for n, t in saved["weights"].items()})
+    tensors = tensors_of(model)
+    values = {n: b for n, b in saved["buffers"].items() if n not in raw} | dict(raw)
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(divided_like(value, tensors[name]))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in saved["without_gradients"])
     for name, module in model.named_modules():
         module.training = name not in saved["in_evaluation"]
-    return live
-
-
-def _restore_tensors(model: nn.Module, saved: Mapping[str, Any]) -> dict[int, Tensor]:
-    own = model.state_dict()
-    model.load_state_dict({n: divided_like(t, own.get(n)) for n, t in saved["weights"].items()})
-    buffers = dict(model.named_buffers())
-    for name, buffer in saved["buffers"].items():
-        with torch.no_grad():
-            buffers[name].copy_(buffer)
-    own = {**model.state_dict(keep_vars=True), **buffers}
-    theirs = {**saved["weights"], **saved["buffers"]}
+    own = {**model.state_dict(keep_vars=True), **dict(model.named_buffers())}
+    theirs = {**saved["weights"], **saved["buffers"], **raw}
     return {id(theirs[name]): own[name] for name in theirs if isinstance(own[name], Tensor)}
 
 

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
 from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved
@@ -21,6 +22,7 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.deepspeed import DeepSpeedEngine
 from composable.functional._lent import is_divided
+from composable.loggers._back_end import BackEndLogger
 from composable.loggers.json_lines import JSONLinesLogger
 from composable.runs.environment import describe_environment
 from composable.runs.recorder import RunRecorder
@@ -32,6 +34,7 @@ from composable.trainer.description import (
     describe_value,
     settings_of,
 )
+from composable.trainer.evaluated_weights import averaging_names
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import is_surgery, surgery
@@ -45,6 +48,7 @@ from composable.trainer.run_state import (
     check,
     named_callbacks,
     restore,
+    upgraded,
 )
 from composable.trainer.session import Session
 
@@ -87,7 +91,7 @@ class Saving:
         if options.nonfinite_loss == "rollback" and not options.dry_run:
             run.rollback = self.roll_back
         if options.load_best_at_end and not options.dry_run:
-            check_complete(run.state, session.own_plan, self.savers)
+            check_complete(run.state, self.savers)
             run.checkpoints.load_best = self._load_best
 
     @property
@@ -125,7 +129,7 @@ class Saving:
             **self._request,
             "device": str(state.device),
             "torch": str(torch.__version__),
-            **describe_environment(),
+            **describe_environment(command=self.options.record_command),
         }
 
     def with_folder(self, description: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +153,7 @@ class Saving:
             self.lock.acquire()
         try:
             if self.options.autoresume and not self.run.progress.num_fits:
-                self._move_lines_aside()
+                self._continue_logs()
             yield
         finally:
             self.lock.release()
@@ -163,6 +167,7 @@ class Saving:
             **description,
             "metrics_files": {name: one.state_dict() for name, one in files.items()},
             "metrics_paths": {name: str(one.path.absolute()) for name, one in files.items()},
+            "logger_runs": {name: one.describe_run() for name, one in self._back_ends().items()},
             "plan": describe_plan(self.session.own_plan, state),
         }
         for recorder in self.recorders:
@@ -187,20 +192,30 @@ class Saving:
         named = named_callbacks(self.session.callbacks)
         return {name: one for name, one in named.items() if isinstance(one, JSONLinesLogger)}
 
-    def _move_lines_aside(self) -> None:
-        """Move the metrics aside that this run logged before it was killed without a checkpoint."""
+    def _back_ends(self) -> dict[str, BackEndLogger]:
+        named = named_callbacks(self.session.callbacks)
+        return {name: one for name, one in named.items() if isinstance(one, BackEndLogger)}
+
+    def _continue_logs(self) -> None:
+        """Continue the logs of this run, which was killed without a checkpoint.
+
+        Lines of JSON are moved aside. Other back ends continue the run that they had begun.
+        """
         from composable.runs.records import read_records  # on use: it is slow to import
 
         try:
             last = read_records(self.lock.folder)[-1]  # type: ignore[union-attr]
         except CheckpointError:
             return
-        began = last.get("metrics_files")
+        began, runs = last.get("metrics_files"), last.get("logger_runs")
         if last["batch"] or not isinstance(began, dict):
             return
         for name, logger in self._metrics_files().items():
             with suppress(ValueError, AttributeError):  # another file, or one without such lines
                 logger.move_aside(began.get(name))  # type: ignore[arg-type]
+        for name, back_end in self._back_ends().items():
+            if isinstance(runs, dict) and runs.get(name) is not None:
+                back_end.load_state_dict({"run": runs[name], "steps": {}})
 
     # --- save ---
 
@@ -216,8 +231,12 @@ class Saving:
 
     def _capture(self, weights_only: bool, state: State) -> dict[str, Any]:
         if weights_only:
-            return capture_weights(state)
+            return capture_weights(self.run, state)
         return capture(self.run, state, self.session.callbacks)
+
+    def whole_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has whole weights, or a `DTensor` for each."""
+        return nullcontext() if self._engine is None else self._engine.whole()
 
     @property
     def _engine(self) -> DeepSpeedEngine | None:
@@ -302,7 +321,7 @@ class Saving:
         self._request = describe_request(self.options, run.state.model)
         if point.num_fits:  # algorithms may have replaced the model at the start of training
             run.state = surgery(algorithms, Event.FIT_START, run.state)
-        point = point.load(run.state)
+        point = self._values_of(point)
         tree = point.without(ignored, self.capture(False)) if ignored else point.tree
         self._restore(tree, point)
         self.connect()
@@ -318,12 +337,12 @@ class Saving:
         if self.options.load_best_at_end:
             check_best(self.best)
 
-    def _load_best(self, state: State) -> State:
+    def _load_best(self, state: State) -> None:
         for saver in self.savers:
             saver.finish()
         self.options.processes.barrier()  # rank 0 has written it
-        plan, reader = self.session.own_plan, self.options.reader
-        return load_best(state, plan, self.best, reader, run=self.run_id)
+        names, reader = averaging_names(self.run.dispatcher.plan), self.options.reader
+        self.run.weights.best = load_best(state, names, self.best, reader, run=self.run_id)
 
     def roll_back(self, error: NonFiniteLossError) -> State:
         """Restore the last checkpoint of this run.
@@ -343,13 +362,19 @@ class Saving:
             run.progress.state_dict(),
             run.state.max_duration,
         )
-        self._restore(point.load(run.state).tree, point)
+        self._restore(self._values_of(point).tree, point)
         run.guard.load_state_dict(counts)
         if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
             run.state = run.state.evolve(max_duration=whole)
         run.progress.load_state_dict(progress)
         self.session.logger.log_metrics({"nonfinite/rolled_back": run.guard.num_rollbacks})
         return run.state
+
+    def _values_of(self, point: ResumePoint) -> ResumePoint:
+        """Return a checkpoint with the values of its tensors, in the current format."""
+        point = point.load(self.run.state)
+        tree = upgraded(point.tree, averaging_names(self.run.dispatcher.plan))
+        return attrs.evolve(point, tree=tree, outline=None)
 
     def _restore(self, tree: Mapping[str, Any], point: ResumePoint) -> None:
         engine = self._engine

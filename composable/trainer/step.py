@@ -10,6 +10,7 @@ listens between the forward and the backward pass, nothing builds the states tha
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -29,6 +30,7 @@ from composable.trainer.guards import (
     skip_nonfinite,
 )
 from composable.trainer.loss_scaler import LossScaler, skip_overflow, unscale_gradients
+from composable.trainer.loss_shares import LossShares, StepShares, times, without_nothing
 from composable.trainer.microbatches import Microbatches, accumulate, each_batch, fit_memory
 from composable.trainer.parallel import Parallel, reduce_gradients
 from composable.trainer.parameters import (
@@ -44,6 +46,9 @@ __all__ = ["Step", "build_step"]
 Step: TypeAlias = Callable[[State], State]
 Gradients: TypeAlias = Callable[..., State]
 Fire: TypeAlias = Callable[[Event, State], State]
+Watched: TypeAlias = AbstractContextManager[Any]
+
+_NOTHING: Watched = nullcontext()
 
 # Module globals, since on Python 3.11 reading a member of an Enum costs more than firing it.
 BATCH_START = Event.BATCH_START
@@ -64,7 +69,7 @@ AFTER_ZERO_GRAD = Event.AFTER_ZERO_GRAD
 def build_step(  # noqa: PLR0913  # the parts of a step
     dispatcher: Dispatcher,
     rates: LearningRates,
-    loss_weight: Callable[[Any], Any],
+    shares: LossShares,
     microbatches: Microbatches,
     guard: NonFiniteGuard,
     forward: ForwardPass,
@@ -77,7 +82,7 @@ def build_step(  # noqa: PLR0913  # the parts of a step
     Args:
         dispatcher: Fires the events.
         rates: The learning rates, which an algorithm may override for one step.
-        loss_weight: Counts what the loss of a batch is the mean of: examples or tokens.
+        shares: The shares of the parts of a batch in its loss.
         microbatches: How batches are split.
         guard: Checks the loss before the optimizers step.
         forward: Computes outputs and losses.
@@ -99,9 +104,9 @@ def build_step(  # noqa: PLR0913  # the parts of a step
     )
     if microbatches.split:
         equal = None if parallel is None else parallel.equal_count
-        gradients = accumulate(gradients, microbatches, loss_weight, equal)
+        gradients = accumulate(gradients, microbatches, shares, equal)
     if parallel is not None:
-        gradients = reduce_gradients(gradients, parallel, loss_weight, microbatches)
+        gradients = reduce_gradients(gradients, parallel, shares, microbatches)
     if fetch_ahead is not None:
         gradients = followed_by(gradients, fetch_ahead)
     if scaler.enabled:
@@ -125,21 +130,35 @@ def build_step(  # noqa: PLR0913  # the parts of a step
 
 def computes_loss(
     dispatcher: Dispatcher, forward: ForwardPass
-) -> Callable[[State], tuple[State, Any, Tensor]]:
-    """Return the forward pass and the loss, with the events in between if anything listens."""
+) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
+    """Return the forward pass and the loss, with the events in between if anything listens.
+
+    The result is the state, the outputs, the loss of the loss function, and the loss after the
+    events.
+    """
     fire, outputs_of, loss_of = dispatcher.fire, forward.outputs, forward.loss
 
-    def observed(state: State) -> tuple[State, Any, Tensor]:
-        state = fire(AFTER_FORWARD, state.evolve_unchecked(outputs=outputs_of(state)))
+    def observed(
+        state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
+    ) -> tuple[State, Any, Tensor, Tensor]:
+        with around_outputs:
+            outputs = outputs_of(state)
+        state = fire(AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
         state = fire(BEFORE_LOSS, state)
-        loss = check_loss(loss_of(state, state.outputs))
-        state = fire(AFTER_LOSS, state.evolve_unchecked(loss=loss))
-        state = fire(BEFORE_BACKWARD, state)
-        return state, state.outputs, state.loss  # type: ignore[return-value]
+        with around_loss:
+            loss = check_loss(loss_of(state, state.outputs))
+            state = fire(AFTER_LOSS, state.evolve_unchecked(loss=loss))
+            state = fire(BEFORE_BACKWARD, state)
+        return state, state.outputs, loss, state.loss  # type: ignore[return-value]
 
-    def unobserved(state: State) -> tuple[State, Any, Tensor]:
-        outputs = outputs_of(state)
-        return state, outputs, check_loss(loss_of(state, outputs))
+    def unobserved(
+        state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
+    ) -> tuple[State, Any, Tensor, Tensor]:
+        with around_outputs:
+            outputs = outputs_of(state)
+        with around_loss:
+            loss = check_loss(loss_of(state, outputs))
+        return state, outputs, loss, loss
 
     between = (AFTER_FORWARD, BEFORE_LOSS, AFTER_LOSS, BEFORE_BACKWARD)
     return observed if any(map(dispatcher.listens, between)) else unobserved
@@ -147,7 +166,7 @@ def computes_loss(
 
 def forward_backward(
     fire: Fire,
-    compute_loss: Callable[[State], tuple[State, Any, Tensor]],
+    compute_loss: Callable[..., tuple[State, Any, Tensor, Tensor]],
     backward: Callable[[Tensor], Any],
     before_backward: Callable[[bool], None] | None = None,
 ) -> Gradients:
@@ -160,18 +179,26 @@ def forward_backward(
         before_backward: Called with whether the microbatch is the last one of the step.
     """
 
-    def microbatch(state: State, index: int = 0, share: Any = None, last: bool = True) -> State:
-        batch, loss_fn = state.batch, state.loss_fn
+    def microbatch(
+        state: State,
+        index: int = 0,
+        shares: StepShares | None = None,
+        last: bool = True,
+        empty: bool = False,
+    ) -> State:
+        batch, loss_fn, share = state.batch, state.loss_fn, None
         state = fire(BEFORE_FORWARD, state)
         seed_step(state.key, state.timestamp.batch, index)
-        state, outputs, loss = compute_loss(state)
-        if share is not None:
-            loss = loss * share
+        if shares is None:
+            state, outputs, _, loss = compute_loss(state)
+        else:
+            state, outputs, loss, share = shares.compute(compute_loss, state, batch, empty=empty)
+            loss = times(loss, share)
         if before_backward is not None:
             before_backward(last)
         backward(loss)
-        if isinstance(share, Tensor):
-            loss = torch.where(share > 0, loss, 0.0)  # the mean over no tokens is NaN
+        if share is not None:
+            loss = without_nothing(loss, share)
         state = state.evolve_unchecked(
             outputs=outputs, loss=loss.detach(), batch=batch, loss_fn=loss_fn
         )
@@ -196,7 +223,7 @@ def second_pass(gradients: Gradients) -> Gradients:
         zero_grad(first)
         before.restore()  # both passes start alike, for a layer that counts its calls
         try:
-            with temporary_weights(state.model, weights):
+            with temporary_weights(dict(state.named_parameters()), weights):
                 del weights  # frees one copy of the parameters
                 second = gradients(state)
         finally:
@@ -248,7 +275,7 @@ def optimizer_step(
         if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
             state = state.evolve_unchecked(batch=outer.batch, loss_fn=outer.loss_fn)
         if check is not None:
-            check(state.loss, state.timestamp.batch)  # type: ignore[arg-type]
+            check(state)
         state = fire(BEFORE_OPTIMIZER_STEP, state)
         if state.gradients is not None:
             write_gradients(state)

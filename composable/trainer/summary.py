@@ -92,6 +92,7 @@ class FitSummary:
             "steps skipped by the loss scaler": scaler.num_skipped,
         }
         yield from (f"{what}: {n}" for what, n in counts.items() if n)
+        yield from map(str, self.run.dispatcher.plan.with_remarks(self.run.state).remarks)
         if self.warnings:
             kinds = ", ".join(f"{name} ({n})" for name, n in self.warnings.most_common())
             yield f"{_count(self.warnings.total(), 'warning')}: {kinds}"

@@ -1,9 +1,12 @@
 """The `Trainer`: builds a run, drives the loop, and saves and restores the run."""
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from composable._other_trainers import ARGUMENTS, METHODS, explain_attribute, explain_call
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
@@ -18,7 +21,9 @@ from composable.trainer import loop
 from composable.trainer._signature import takes_arguments_of
 from composable.trainer.build import build_run, build_state
 from composable.trainer.evaluation import evaluate, predict
+from composable.trainer.export_weights import export_weights
 from composable.trainer.options import TrainerOptions, run_overrides
+from composable.trainer.ownership import GivenModel, check_unowned
 from composable.trainer.parameters import start_training, surgery, zero_grad
 from composable.trainer.saving import Saving
 from composable.trainer.session import Session
@@ -27,6 +32,15 @@ from composable.trainer.views import RunView
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
 
 __all__ = ["Trainer"]
+
+_DIVIDED = (
+    "each process has a part of the weights. Save them with trainer.export_weights(path), which "
+    "all processes call, or use trainer.state.model."
+)
+_FIT = (
+    "data, length, callbacks and checkpoints are arguments of the Trainer, and fit takes "
+    "duration=... alone"
+)
 
 
 class Trainer(RunView):
@@ -58,6 +72,7 @@ class Trainer(RunView):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with failing_together():
             options = self._options = run_overrides(TrainerOptions(*args, **kwargs))
+            check_unowned(options.model)
             if options.deterministic_mode:
                 configure_deterministic_mode()
             session = self._session = Session(options)
@@ -74,6 +89,13 @@ class Trainer(RunView):
                     self._saving.resume(point)
                 options.attach(self._run)
                 self._saving.connect()
+            self._given = GivenModel(options.model, weakref.ref(self))
+            if options.divides_model:
+                self._given.withdraw(self._run.state.model, _DIVIDED)
+            self._between_calls()
+
+    def __getattr__(self, name: str) -> Any:
+        return explain_attribute(self, name, METHODS)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -82,12 +104,18 @@ class Trainer(RunView):
             "can be pickled."
         )
 
+    @explain_call(ARGUMENTS, otherwise=_FIT)
     def fit(self, *, duration: TimeLike | None = None) -> State:
         """Train until `max_duration`, or for `duration` more, and return the last state.
 
         In a script that was restarted with `autoresume`, the calls that it had made before are
         repeated: those that had ended return at once, and the last one trains for the rest of its
         duration.
+
+        When it returns or raises, the model that the Trainer was given, and `trainer.state.model`,
+        have the trained layers and the weights that `eval` measures: averages, where an algorithm
+        or an optimizer keeps them, or those of the best checkpoint with `load_best_at_end`. A
+        further `fit` continues from the training weights.
 
         A model in evaluation mode is switched to training mode. Of a model in training mode, parts
         in evaluation mode stay so, such as a frozen batch norm.
@@ -102,6 +130,7 @@ class Trainer(RunView):
         longer = None if duration is None else check.check_duration(duration, "duration")
         run, progress = self._run, self._run.progress
         check.check_ready(run, duration)
+        run.weights.check_names(run.state)
         repeats = progress.repeats(longer)
         if repeats and progress.has_ended:
             return self.state
@@ -114,6 +143,7 @@ class Trainer(RunView):
         saving, session, signals = self._saving, self._session, run.signals
         saves = run.checkpoints.save_function is not None
         with (
+            self._training(),  # first, so that it ends last
             summarized(run, saving),
             run.together(),
             preserve_rng(),
@@ -122,6 +152,8 @@ class Trainer(RunView):
             session.running(),
             signals.handled(saves=saves),
         ):
+            run.weights.best = None
+            run.state = state = run.state.evolve(max_duration=state.max_duration)
             zero_grad(state)
             run.rates.set(state)
             if progress.fit_in_progress:  # resumed: the algorithms have acted at its start
@@ -146,9 +178,10 @@ class Trainer(RunView):
         The step depends on the state alone (its weights, batch, key and time), so it can be
         repeated by itself.
         """
-        with self._session.with_plan():
+        with self._training(), self._session.with_plan():
             return self._run.step(state)
 
+    @explain_call(ARGUMENTS)
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
         """Evaluate now, and return the results by evaluator and metric, or by their logged names.
 
@@ -163,21 +196,27 @@ class Trainer(RunView):
         evaluators = given or run.evaluation.evaluators
         if not evaluators:
             raise ValueError("eval needs an eval_dataloader; pass one here or to the Trainer.")
-        with run.together(), preserve_rng(), self._session.running():
+        with (
+            run.together(),
+            preserve_rng(),
+            run.at_evaluated_weights(),
+            self._session.running(),
+        ):
             state = run.fire(Event.EVAL_STANDALONE_START, self.state)
             for evaluator in evaluators:
                 state = evaluate(
                     run.dispatcher,
                     state,
                     evaluator,
-                    run.evaluation.loss_weight,
+                    run.evaluation.weights,
                     run.forward,
                     run.parallel,
                 )
             state = run.fire(Event.EVAL_STANDALONE_END, state)
-        run.state = self.state.evolve(memory=state.memory, metrics=state.metrics)
+            run.state = self.state.evolve(memory=state.memory, metrics=state.metrics)
         return Results({one.label: dict(state.metrics[one.label]) for one in evaluators})
 
+    @explain_call(ARGUMENTS)
     def predict(self, dataloader: Iterable[Any]) -> list[Any]:
         """Call the model on every batch of a loader, and return its outputs on the CPU.
 
@@ -187,11 +226,77 @@ class Trainer(RunView):
             dataloader: The batches, the same on every process.
         """
         loader, run = check.check_loader("dataloader", dataloader), self._run
-        with run.together(), preserve_rng(), self._session.running():
+        with (
+            run.together(),
+            preserve_rng(),
+            run.at_evaluated_weights(),
+            self._session.running(),
+        ):
             run.state, outputs = predict(
                 run.dispatcher, self.state, loader, run.forward, run.parallel
             )
         return outputs
+
+    def export_weights(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the weights that `eval` measures, to use them without this library.
+
+        If the parameters are divided among processes, all of them call this method.
+
+        Args:
+            path: A file that ends in ".safetensors", whose names are those of the model's state
+                dict; or for a model of Transformers a folder, which `from_pretrained` reads. Its
+                parent folders are made.
+            overwrite: Replace an existing file. A folder that is not empty is never replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            RuntimeError: It was called while the Trainer runs, or `from_pretrained` would not build
+                the model, since layers of it were replaced.
+            CheckpointExistsError: The path exists.
+            UnsavableError: The state dict has other values than tensors, or `from_pretrained` would
+                build another model.
+            ValueError: The path is a folder, and the model is not one of Transformers.
+
+        Example:
+            >>> import tempfile
+            >>> from safetensors.torch import load_file
+            >>> trainer = Trainer(torch.nn.Linear(2, 1), progress_bar=False)
+            >>> path = trainer.export_weights(tempfile.mkdtemp() + "/model.safetensors")
+            >>> sorted(load_file(path))
+            ['bias', 'weight']
+        """
+        if self._session.in_call:
+            raise RuntimeError(
+                "export_weights was called while the Trainer runs; call it after fit, or use "
+                "ExportForInference to export at intervals."
+            )
+        check.check_bool("overwrite", overwrite)
+        target = as_path("path", path)
+        run = self._run
+        run.state = run.weights.adopt_changes(run.state)
+        with self._saving.whole_weights():
+            processes = self._options.processes
+            return export_weights(run.state.model, target, processes, overwrite=overwrite)
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Let the model hold the training weights for the length of a call."""
+        within = not self._run.weights.installed  # a callback called
+        try:
+            if not within:
+                self._run.take_training_weights()
+            yield
+        finally:
+            if not within:
+                self._between_calls()
+
+    def _between_calls(self) -> None:
+        """Let the model, and the one that was given, have the evaluated weights and all layers."""
+        self._run.state = self._run.weights.install(self._run.state)
+        if not self._options.divides_model:
+            self._given.follow(self._run.state.model)
 
     def add_callback(
         self, callback: Callback | type[Callback] | Callable[..., Control | None]
@@ -233,6 +338,9 @@ class Trainer(RunView):
     ) -> Path:
         """Save the run between two calls of `fit`.
 
+        The weights of its model are those that `eval` measures; those that are trained, where they
+        are others, are saved beside them.
+
         While `fit` runs, a callback requests `Control.SAVE` instead.
 
         Args:
@@ -252,4 +360,5 @@ class Trainer(RunView):
         check.check_bool("weights_only", weights_only)
         check.check_bool("overwrite", overwrite)
         target = as_path("path", path)
-        return self._saving.write(target, weights_only=weights_only, overwrite=overwrite)
+        with self._training():
+            return self._saving.write(target, weights_only=weights_only, overwrite=overwrite)

@@ -1,14 +1,18 @@
 """The training loader, and the position in it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, TypeAlias
 
 import attrs
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from composable.core._warnings import warn_user
 from composable.core.batch_spec import BatchSpec
 from composable.core.state import State
-from composable.data.fetching import is_map_style
+from composable.data.digest import digest_of
+from composable.data.fetching import copy_loader, has_plain_order, is_map_style
 from composable.data.grouping import (
     BatchGroup,
     ShardedBatch,
@@ -18,12 +22,15 @@ from composable.data.grouping import (
 )
 from composable.data.order import (
     get_generator_states,
+    get_generators,
     is_stateful,
     read_loader_state,
     seeded_batches,
+    set_generator_states,
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
 from composable.data.sharding import IndexShards
+from composable.trainer._differences import ChangedRunWarning
 from composable.trainer.parallel import Parallel
 
 __all__ = ["Loaded", "TrainingData"]
@@ -50,33 +57,39 @@ class TrainingData:
     _generators: list[Tensor] | None = None
     """The states of the loader's own generators at the start of the epoch; None between epochs."""
     _prefetcher: Prefetcher | None = None
+    _first_batch: Mapping[str, Any] | None = None
+    """The epoch of the last first batch, the number of its step, and its digest."""
+    _compares: bool = False
+    """Whether the first batch is to be compared with that of the saved run."""
 
     def batches(self, state: State) -> Iterator["Loaded"]:
         """Iterate over the batches of the epoch that have not been trained on."""
         now, count = state.timestamp, self.batches_per_step
         loader_state, self._loader_state = self._loader_state, None
         self._generators = self._epoch_generators()
-        parts = None if self.parallel is None else self._index_shards(self.parallel)
-        batches: Iterator[Any] = seeded_batches(
+        batches = self._read(
             () if self.loader is None else self.loader,  # a DataLoader may have no length
-            state.key,
+            state,
             epoch=now.epoch,
             first_step=(now.batch - now.batch_in_epoch) * count,
             skip=now.batch_in_epoch * count,  # an earlier fit may have stopped in this epoch
             loader_state=loader_state,
             generators=self._generators,
-            parts=parts,
         )
-        if self.parallel is not None:
-            batches = self._sharded(batches, state.batch_spec, parts, self.parallel)
-        elif count > 1:
-            batches = grouped(batches, count)
-        loaded = self._loaded(batches, state.batch_spec)
+        loaded = self._loaded(batches, state)
         if self.copies is None:
             loaded = on_device(loaded, state.device)
         else:
             loaded = self._prefetcher = Prefetcher(loaded, self.copies)
         return loaded if self.parallel is None else self.parallel.together(loaded)
+
+    def _read(self, loader: Iterable[Any], state: State, **where: Any) -> Iterator[Any]:
+        """Iterate over the batches of the steps, from a place on: see `seeded_batches`."""
+        parts = None if self.parallel is None else self._index_shards(self.parallel)
+        batches: Iterator[Any] = seeded_batches(loader, state.key, parts=parts, **where)
+        if self.parallel is not None:
+            return self._sharded(batches, state.batch_spec, parts, self.parallel)
+        return grouped(batches, self.batches_per_step) if self.batches_per_step > 1 else batches
 
     def _index_shards(self, parallel: Parallel) -> IndexShards | None:
         """Return what splits the indices of a batch, if that is possible."""
@@ -103,10 +116,57 @@ class TrainingData:
             return shards_of(split, shards.alone, self.batches_per_step, numbered_as=shards)
         return shards_of(split, shards, self.batches_per_step)
 
-    def _loaded(self, batches: Iterator[Any], spec: BatchSpec) -> Iterator["Loaded"]:
+    def _loaded(self, batches: Iterator[Any], state: State) -> Iterator["Loaded"]:
         """Count what batches contain, before they are moved to a device."""
+        now, spec = state.timestamp, state.batch_spec
+        if self._compares:
+            self._compares = False
+            self._compare_first_batch(state)
+        begins = not now.batch_in_epoch
         for batch in batches:
+            if begins:
+                begins, step = False, now.batch * self.batches_per_step
+                digest = digest_of(_first_of(batch))
+                self._first_batch = {"epoch": now.epoch, "step": step, "digest": digest}
             yield batch, *self._count(batch, spec)
+
+    def _compare_first_batch(self, state: State) -> None:
+        """Read the first batch of the saved epoch again, and warn if it is another one.
+
+        Streams are not read twice. At the end of an epoch, samplers and generators with a state of
+        their own may have moved on.
+        """
+        saved, loader = self._first_batch, self.loader
+        if saved is None or not self._reads_again(saved["epoch"] == state.timestamp.epoch):
+            return
+        if isinstance(loader, DataLoader):  # in this process, since workers may persist
+            loader = copy_loader(loader, num_workers=0, pin_memory=False, persistent_workers=False)
+        where = {"epoch": saved["epoch"], "first_step": saved["step"]}
+        again = self._read(loader, state, **where, generators=self._generators)  # type: ignore[arg-type]
+        digests = [digest_of(_first_of(batch)) for batch in islice(again, 1)]
+        if self._generators:
+            set_generator_states(self.loader, self._generators)
+        if digests != [saved["digest"]]:
+            warn_user(
+                f"the data differ from those of the saved run: the first batch of epoch "
+                f"{saved['epoch']} is another one, in its examples, their order, or random numbers "
+                "that do not follow from the seed. The run continues with these data; resume with "
+                "those of the saved run for the same result.",
+                ChangedRunWarning,
+            )
+
+    def _reads_again(self, within_epoch: bool) -> bool:
+        """Return whether the first batch of the saved epoch can be read again, without effects."""
+        if self.is_local or not (self.parallel is None or self.parallel.processes.is_main):
+            return False
+        if isinstance(self.loader, (list, tuple)):
+            return True
+        if not is_map_style(self.loader) or is_stateful(self.loader):
+            return False
+        return within_epoch or (
+            has_plain_order(self.loader)  # type: ignore[arg-type]  # a DataLoader
+            and not get_generators(self.loader)
+        )
 
     def _count(self, batch: Any, spec: BatchSpec) -> tuple[int, int]:
         """Count the examples and the tokens of a batch, or of the batches of a group."""
@@ -153,9 +213,18 @@ class TrainingData:
             "generators": self._epoch_generators(),
             "batches_per_step": self.batches_per_step,
             "shards": 1 if self.parallel is None else self.parallel.shards.count,
+            "first_batch": self._first_batch,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._loader_state, self._generators = state["loader"], state["generators"]
+        self._first_batch, self._compares = state.get("first_batch"), True
         self._prefetcher = None
+
+
+def _first_of(batch: Any) -> Any:
+    """Return the first batch of a group, or the first part of a divided one."""
+    while isinstance(batch, BatchGroup):
+        batch = batch.batches[0]
+    return batch

@@ -28,7 +28,7 @@ class RunView:
     @property
     def plan(self) -> Plan:
         """The plan of a run that starts now, global callbacks included."""
-        return self._session.plan
+        return self._session.plan.with_remarks(self.state)
 
     @property
     def state(self) -> State:

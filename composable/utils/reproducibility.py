@@ -19,6 +19,7 @@ from composable.core.key import Key, fold_in
 from composable.functional._checks import check_count
 
 __all__ = [
+    "accelerator",
     "configure_deterministic_mode",
     "get_random_seed",
     "get_rng_state",
@@ -32,9 +33,22 @@ __all__ = [
 ]
 
 
-_HAS_MPS = torch.backends.mps.is_available()
 _AHEAD = 256  # seeds are computed so many at a time
 
+
+def accelerator() -> str | None:
+    """Return the type of the accelerator of this machine, such as "cuda" or "mps", or None."""
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if current is None else current.type
+
+
+def _other_generators() -> Any:
+    """Return PyTorch's module of an accelerator that is not CUDA, or None."""
+    kind = accelerator()
+    return None if kind in (None, "cuda") else getattr(torch, str(kind), None)
+
+
+_OTHER = _other_generators()
 _cuda = torch.cuda
 _seed_cpu = torch.default_generator.manual_seed
 
@@ -79,8 +93,8 @@ def seed_torch(seed: int) -> None:
     # Empty until CUDA is initialized; a forked process inherits them, but cannot use them.
     if _cuda.default_generators and _cuda.is_initialized():  # type: ignore[no-untyped-call]
         _cuda.manual_seed_all(seed)
-    if _HAS_MPS:
-        torch.mps.manual_seed(seed)
+    if _OTHER is not None:
+        getattr(_OTHER, "manual_seed_all", _OTHER.manual_seed)(seed)
 
 
 def seed_epoch(seed: int | Key, epoch: int) -> None:
@@ -202,8 +216,8 @@ def get_rng_state() -> dict[str, Any]:
         state["numpy"] = numpy.random.get_state()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
+    if _OTHER is not None:
+        state["accelerator"] = _OTHER.get_rng_state()
     return state
 
 
@@ -226,8 +240,8 @@ def load_rng_state(state: dict[str, Any]) -> None:
                 f"{torch.cuda.device_count()}: delete state['cuda'] to load the rest."
             )
         torch.cuda.set_rng_state_all(state["cuda"])
-    if "mps" in state:
-        torch.mps.set_rng_state(state["mps"])
+    if "accelerator" in state and _OTHER is not None:
+        _OTHER.set_rng_state(state["accelerator"])
 
 
 @contextmanager

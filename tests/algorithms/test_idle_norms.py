@@ -1,6 +1,7 @@
 """Low-precision norms that have no effect in training warn once."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from tests.support.runs import make_trainer
 
 NORMS = pytest.mark.parametrize(
     ("algorithm", "norm"),
-    [(LowPrecisionLayerNorm, nn.LayerNorm(4)), (LowPrecisionGroupNorm, nn.GroupNorm(2, 4))],
+    [
+        (LowPrecisionLayerNorm, partial(nn.LayerNorm, 4)),
+        (LowPrecisionGroupNorm, partial(nn.GroupNorm, 2, 4)),
+    ],
 )
 
 
@@ -25,7 +29,8 @@ class InAutocast(nn.Sequential):
 
 @NORMS
 def test_warns_once_without_autocast(algorithm, norm):
-    model = nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Linear(4, CLASSES))
+    shared = norm()
+    model = nn.Sequential(shared, nn.Linear(4, 4), shared, nn.Linear(4, CLASSES))
     with pytest.warns(NoEffectWarning, match="there is no autocast.*precision=") as caught:
         make_trainer(model, algorithms=[algorithm()]).fit()
 
@@ -34,9 +39,9 @@ def test_warns_once_without_autocast(algorithm, norm):
 
 @NORMS
 def test_does_not_warn_if_it_has_an_effect(algorithm, norm):
-    layers = (norm, nn.Linear(4, CLASSES))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make_trainer(InAutocast(*layers), algorithms=[algorithm()]).fit()
-        make_trainer(nn.Sequential(*layers), algorithms=[algorithm(torch.bfloat16)]).fit()
+        make_trainer(InAutocast(norm(), nn.Linear(4, CLASSES)), algorithms=[algorithm()]).fit()
+        plain = nn.Sequential(norm(), nn.Linear(4, CLASSES))
+        make_trainer(plain, algorithms=[algorithm(torch.bfloat16)]).fit()
         low_precision_layernorm(nn.LayerNorm(4))(torch.rand(2, 4))  # a function does not warn

@@ -22,7 +22,7 @@ from tests.support.data import batches, stream
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Watch
 from tests.support.outcomes import differences
-from tests.support.runs import make_trainer, sgd
+from tests.support.runs import make_trainer, sgd, training_weights
 
 IMAGES = batches(images=True)
 ANNEALED = SWA(
@@ -40,7 +40,7 @@ def window(start, end):
 
 
 def average_of(state):
-    return dict(state.memory["SWA"]["average"])
+    return dict(state.averages["SWA"])
 
 
 def rate_of(state):
@@ -82,12 +82,14 @@ def test_weights_rates_and_mean_are_those_of_the_torch_recipe(strategy, steps):
         anneal_steps=steps,
         swa_lr=0.01,
     )
-    state = make_trainer(
+    trainer = make_trainer(
         mlp(dtype=torch.float64), loader, algorithms=algorithm, loggers=logger, max_duration="6ep"
-    ).fit()
+    )
+    state = trainer.fit()
 
     assert logger.series("lr") == pytest.approx(rates)
-    assert_close(dict(state.model.state_dict()), dict(model.state_dict()))
+    assert_close(training_weights(trainer), weights(model))
+    assert_close(weights(state.model), weights(averaged))
     assert_close(average_of(state), dict(averaged.state_dict()))
     assert rates[0] == 0.1
     assert (min(rates) == pytest.approx(0.01)) is (steps < 10)
@@ -169,7 +171,8 @@ def test_error_in_a_step_restores_the_learning_rate():
 
 def test_statistics_are_recomputed_on_the_batches_after_the_end():
     seen = Watch(Event.BATCH_END, read=lambda s: weights(s.model))
-    state = make_trainer(conv_net(), IMAGES, algorithms=window("1ba", "4ba"), callbacks=seen).fit()
+    trainer = make_trainer(conv_net(), IMAGES, algorithms=window("1ba", "4ba"), callbacks=seen)
+    state = trainer.fit()
 
     model, average = conv_net(), average_of(state)
     model.load_state_dict(average)
@@ -180,7 +183,8 @@ def test_statistics_are_recomputed_on_the_batches_after_the_end():
     assert_close(average, dict(model.state_dict()))
     first = [named["0.weight"] for named in seen.values[:4]]
     assert_close(average["0.weight"], torch.stack(first).mean(0))
-    assert same(weights(state.model), weights(make_trainer(conv_net(), IMAGES).fit().model))
+    assert same(weights(state.model), average)
+    assert same(training_weights(trainer), weights(make_trainer(conv_net(), IMAGES).fit().model))
 
 
 def test_statistics_are_those_of_augmented_batches_that_are_not_mixed():

@@ -1,6 +1,7 @@
 """Memory is logged; its allocations are recorded on a CUDA device, of which tests have a fake."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from composable import State, Timestamp
 from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver, _allocations
 from composable.callbacks import memory_monitor as monitors
 from composable.callbacks import oom_observer as observers
-from composable.callbacks._files import replacing
+from composable.core._paths import replacing
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
 from tests.support.data import Stream, batches
@@ -276,3 +277,13 @@ def test_build_without_these_functions_is_one_warning(build, tmp_path):
 def test_rejects_invalid_arguments(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the current value")
+def test_peak_is_at_least_the_current_value_while_that_of_the_system_lags(monkeypatch):
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=1))
+
+    used = monitors.resident_memory()
+
+    assert used["peak_resident_mem"] == used["current_resident_mem"] > 0.01

@@ -182,6 +182,7 @@ def test_metrics_of_optimizers_are_logged_for_their_own_parameters():
     mine = {name for name in memory.latest if "mine" in name}
     assert mine == {"l2_norm/mine/0.weight", "l2_norm/mine/0.bias"}
 
+    del _
     _, memory = run(OptimizerMonitor("1ba", log_optimizer_metrics=False), **options)
     assert not any("mine" in name for name in memory.latest)
 

@@ -9,7 +9,6 @@ import torch
 import composable.functional as F
 from composable import State
 from composable.algorithms import EMA
-from composable.algorithms.ema import tensors_of
 from composable.testing.problems import feature_maps
 from tests.support.arguments import named
 from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
@@ -19,8 +18,8 @@ from tests.support.invalid import NO_INTERVAL, NO_POSITIVE, NO_SHARE, NO_TENSORS
 
 def averaged(a: Any, s: State) -> Mapping[str, Any]:
     """Update the average."""
-    average = s.memory[a.name]["average"]
-    return {"memory": {a.name: {"average": F.ema(average, tensors_of(s), smoothing=a.share_kept)}}}
+    average = s.averages[a.name]
+    return {"averages": {a.name: F.ema(average, EMA.weights_of(s), smoothing=a.share_kept)}}
 
 
 CASE = Case(

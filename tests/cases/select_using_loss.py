@@ -31,7 +31,7 @@ CASE = Case(
         {"start": [0.0, 0.3], "end": [1.0], "keep": [0.5, 1.0], "interrupt": [2, 0, 1]},
         meaning=selected,
         invalid_sets=[
-            ({"start": 0.6, "end": 0.5}, r"end=0.5 must be in \[0.6, 1\]"),
+            ({"start": 0.6, "end": 0.5}, "start=0.6 must be at most end=0.5"),
             ({"keep": 0}, r"keep=0 must be in \(0, 1\]"),
         ],
         order_matters={

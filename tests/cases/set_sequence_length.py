@@ -40,7 +40,9 @@ CASE = Case(
         FunctionCase(
             F.warmed_up_length,
             arguments=(0.1,),
-            invalid_sets=[({"max_seq_length": 7}, "max_seq_length=7 must be at least 8")],
+            invalid_sets=[
+                ({"max_seq_length": 7}, "min_seq_length=8 must be at most max_seq_length=7")
+            ],
         ),
         FunctionCase(F.sequence_length, arguments=texts, invalid={"batch": (3, "x", None, {})}),
     ],
@@ -54,7 +56,7 @@ CASE = Case(
         },
         meaning=shortened,
         invalid_sets=[
-            ({"max_seq_length": 7}, "max_seq_length=7 must be at least 8"),
+            ({"max_seq_length": 7}, "min_seq_length=8 must be at most max_seq_length=7"),
         ],
         cannot={VISION: "images are not sequences of tokens"},
         external={"min_seq_length": 4, "max_seq_length": 16, "step_size": 2},

@@ -10,7 +10,6 @@ from torch import nn
 import composable.functional as F
 from composable import Event, State
 from composable.algorithms import SWA
-from composable.algorithms.ema import tensors_of
 from tests.support.arguments import images, model_of, named
 from tests.support.cases import BOTH_FAIL, OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import LATE_STATISTICS, in_callbacks
@@ -19,9 +18,9 @@ from tests.support.invalid import NO_INTERVAL, NO_TIME, no_count
 
 def run_mean(a: Any, s: State) -> Mapping[str, Any]:
     """Update the mean."""
-    average = s.memory[a.name]["average"]
-    mean = F.swa(average, tensors_of(s), s.memory[a.name]["count"])
-    return {"memory": {a.name: {"average": mean, "count": 2, "seen": 0}}}
+    average = s.averages[a.name]
+    mean = F.swa(average, SWA.weights_of(s), s.memory[a.name]["count"])
+    return {"averages": {a.name: mean}, "memory": {a.name: {"count": 2, "seen": 0}}}
 
 
 CASE = Case(

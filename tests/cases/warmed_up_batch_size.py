@@ -10,7 +10,9 @@ CASE = Case(
             F.warmed_up_batch_size,
             needs={"duration": 80, "min_batch_size": 8, "max_batch_size": 32},
             arguments=(10,),
-            invalid_sets=[({"max_batch_size": 7}, "max_batch_size=7 must be at least 8")],
+            invalid_sets=[
+                ({"max_batch_size": 7}, "min_batch_size=8 must be at most max_batch_size=7")
+            ],
         ),
     ],
     invalid={

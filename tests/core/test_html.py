@@ -42,7 +42,7 @@ class Checked(HTMLParser):
 
 def trained(tmp_path):
     trainer = make_trainer(
-        algorithms=[EMA("10ba"), MixUp(name="<script>alert(1)</script>")],
+        algorithms=[EMA("1ba"), MixUp(name="<script>alert(1)</script>")],
         eval_dataloader={"<b>": batches([4])},
         loggers=InMemoryLogger(),
         save_folder=tmp_path,

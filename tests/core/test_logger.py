@@ -170,3 +170,8 @@ def test_an_error_names_the_destination():
         Logger([Broken()]).log_text({"x": "words"})
 
     assert "raised by Broken at log_text" in str([*caught.value.__notes__])
+
+
+def test_complex_tensor_is_refused_by_its_name():
+    with pytest.raises(ValueError, match=r"metric 'phase' is complex, of torch\.complex64"):
+        to_numbers([{"phase": torch.tensor(1 + 2j)}])

@@ -1,5 +1,7 @@
 """The state is a value; requests are flags."""
 
+import json
+
 import attrs
 import pytest
 import torch
@@ -35,7 +37,9 @@ def test_every_field_can_be_evolved():
 
 
 def test_an_unknown_field_is_answered_with_the_known_ones():
-    with pytest.raises(TypeError, match=r"State has no field \['losss'\]: it has \['batch'"):
+    with pytest.raises(
+        TypeError, match=r"State has no field \['losss'\]: it has \['averages', 'batch'"
+    ):
         state().evolve(losss=1)
 
 
@@ -106,3 +110,41 @@ def test_a_state_prints_where_it_stands():
     assert repr(state().remember("EMA", 1)) == (
         "<State of Linear: epoch 0, batch 0, max_duration None, memory ['EMA']>"
     )
+
+
+@pytest.mark.parametrize(
+    ("whole", "length", "epoch", "steps"),
+    [
+        ("3ep", 10, 1.3, 30),
+        ("25ba", 10, 1.3, 25),
+        ("25ba", None, None, 25),
+        ("3ep", None, None, None),
+        ("90sec", 10, 1.3, None),
+        (None, 10, 1.3, None),
+    ],
+)
+def test_json_has_the_epochs_as_a_fraction_and_the_batches_of_the_run(
+    whole, length, epoch, steps, monkeypatch
+):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    now = Timestamp(epoch=1, batch=13, batch_in_epoch=3)
+    state = State(nn.Linear(1, 1), timestamp=now, epoch_length=length, max_duration=whole)
+
+    plain = json.loads(state.to_json())
+
+    assert (plain["epoch"], plain["max_steps"], plain["local_rank"]) == (epoch, steps, 1)
+    assert state.load_json(state.to_json()).timestamp == now
+
+
+def test_json_is_written_to_a_path_and_read_from_it(tmp_path):
+    state, path = State(nn.Linear(1, 1), timestamp=Timestamp(batch=3)), tmp_path / "state.json"
+
+    text = state.to_json(path, indent=2)
+
+    assert path.read_text() == text + "\n"
+    assert State(nn.Linear(1, 1)).load_json(path).timestamp == state.timestamp
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"text='.*state.json' must be JSON"):
+        state.load_json(path)
+    with pytest.raises(TypeError, match=r"must be a string that State.to_json returned, or the P"):
+        state.load_json(7)

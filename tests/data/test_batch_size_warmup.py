@@ -114,7 +114,7 @@ def test_trainer_counts_the_examples_and_resumes_exactly(tmp_path):
     ("options", "message"),
     [
         ({"min_batch_size": 0}, "min_batch_size=0 must be at least 1"),
-        ({"min_batch_size": 7}, "batch_size=6 must be at least 7"),
+        ({"min_batch_size": 7}, "min_batch_size=7 must be at most batch_size=6"),
         ({"duration": -1}, "duration=-1 must be at least 0"),
         ({"step_size": 0}, "step_size=0 must be at least 1"),
         ({"step_size": 1, "world_size": 2}, "step_size=1 must be a multiple of world_size=2"),

@@ -2,10 +2,13 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
 from tests.distributed.test_launch import launch
+from tests.support.cases import ROOT
 
 SCRIPT = '''
 import json, os, sys
@@ -36,6 +39,7 @@ def train(algorithms=(), **options):
         train_dataloader=data,
         eval_dataloader=data[:2],
         loss_fn=nn.functional.cross_entropy,
+        loss_mean_over="examples",
         optimizers=partial(torch.optim.AdamW, lr=1e-2),
         max_duration="2ep",
         algorithms=[MixUp(0.2), *algorithms],
@@ -148,6 +152,7 @@ def train(config, **options):
         network(),
         train_dataloader=data,
         loss_fn=nn.functional.cross_entropy,
+        loss_mean_over="examples",
         optimizers=partial(torch.optim.AdamW, lr=1e-2),
         schedulers=cosine(),
         max_duration="2ep",
@@ -232,3 +237,30 @@ def test_resumed_run_has_the_bits_of_an_uninterrupted_one(stage, resumed):
 
 def test_another_stage_is_an_error(resumed):
     assert "state/engine/stage is 2, and 1 in this run" in resumed["stage"]
+
+
+ALONE = (
+    SCRIPT.partition("found = {")[0]
+    + """
+found = {}
+for stage in range(4):
+    zero = {"zero_optimization": {"stage": stage}}
+    for name, options in {"plain": {}, "grad_accum": {"grad_accum": 2}}.items():
+        _, expected, _ = train(**options)
+        _, losses, _ = train(deepspeed_config=zero, **options)
+        found[f"{name} {stage}"] = losses == expected
+print("FOUND", json.dumps(found))
+"""
+)
+
+
+def test_one_process_has_the_losses_of_a_run_without_deepspeed(tmp_path):
+    (tmp_path / "alone.py").write_text(ALONE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    command = [sys.executable, "alone.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [one for one in done.stdout.splitlines() if one.startswith("FOUND ")]
+    assert set(json.loads(line.removeprefix("FOUND ")).values()) == {True}

@@ -271,8 +271,8 @@ def test_flags_and_counts_of_a_divided_model_are_those_of_all():
             whole.equal_count,
             float(divided.any_process(torch.tensor(float(rank)))),
             float(whole.any_process(torch.tensor(float(rank)))),
-            whole.any_without(rank == 0),
-            whole.any_without(True),
+            whole.agree(rank == 0),
+            whole.agree(False),
         )
 
     first, second = run_ranks(work)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Precision, Trainer
+from composable import Precision
 from composable.algorithms import EMA, SAM, SWA, GradientClipping, LayerFreezing, MixUp
 from composable.core.algorithm import Algorithm
 from composable.distributed import DDP, DeepSpeed, Processes
@@ -128,11 +128,6 @@ def test_argument_that_contradicts_deepspeed_is_an_error(arguments, message, mon
     monkeypatch.setattr(Processes, "current", lambda: Processes(0, 2))
     with pytest.raises(ValueError, match=message):
         TrainerOptions(nn.Linear(2, 2), **{"deepspeed_config": {}, **arguments})
-
-
-def test_one_process_is_an_error():
-    with pytest.raises(ValueError, match=r"needs several processes.*composable launch -n 2"):
-        Trainer(nn.Linear(2, 2), deepspeed_config={})
 
 
 def test_configuration_of_another_type_is_an_error():

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.signals import set_signals
+
 LIMIT = 90  # seconds, after which a launch counts as hanging
 COMMAND = [sys.executable, "-m", "composable", "launch"]
 
@@ -44,7 +46,7 @@ def launch(folder, *arguments, limit=LIMIT, **variables):
 
 
 def start(folder, *arguments):
-    """Start the command, which handles SIGINT even if the tests run in the background."""
+    """Start the command, with the signals of a terminal."""
     return subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
         cwd=folder,
@@ -52,7 +54,7 @@ def start(folder, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=set_signals,
     )
 
 

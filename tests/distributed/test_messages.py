@@ -63,8 +63,11 @@ def fit_in_buckets(size, options):
 CHANGED = {
     "unused": {},
     "microbatches": {"grad_accum": 2},
-    "changed": {"callbacks": [parallel_messages.DoubleGradients()]},
-    "replaced": {"callbacks": [parallel_messages.ReplaceGradients()], "parallel": DDP(shards=2)},
+    "changed": {"algorithms": [parallel_messages.double_gradients]},
+    "replaced": {
+        "algorithms": [parallel_messages.replace_gradients],
+        "parallel": DDP(shards=2),
+    },
     "reordered": {"model": built(parallel_messages.Reordered)},
 }
 

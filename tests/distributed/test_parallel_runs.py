@@ -199,6 +199,22 @@ def test_signal_of_one_rank_ends_all_after_the_same_batch_and_the_run_resumes(ki
         assert resumed[0][name] == whole[name]
 
 
+@pytest.mark.parametrize(
+    ("size", "parallel"), [(2, DDP(shards=4, exact=True)), (2, FSDP2(shards=4))], ids=repr
+)
+@pytest.mark.parametrize("loss_fn", [runs.weighted, runs.RootInEvaluation()], ids=["mean", "root"])
+def test_loss_over_class_weights_is_the_same_on_several_processes(size, parallel, loss_fn):
+    options = {"model": runs.plain_net, "loss_fn": loss_fn, "max_duration": "1ep", "count": 45}
+    options["optimizers"] = partial(torch.optim.SGD, lr=0.1)
+
+    (alone,) = run(fit, 1, {**options, "parallel": DDP(shards=1)})
+    several = run(fit, size, {**options, "parallel": parallel, "grad_accum": 2})[0]
+
+    assert several["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    found, expected = (dict(one["metrics"]["eval"]) for one in (several, alone))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 def test_loss_that_is_nan_on_one_rank_is_reported_on_all():
     failed = attempt(fit, 2, {"loss_fn": runs.nan_on_rank_1})
     assert [one.kind for one in failed] == ["NonFiniteLossError"] * 2

@@ -11,10 +11,12 @@ from torch.optim import SGD
 from composable import State
 from composable.core.batch_spec import BatchSpec
 from composable.core.key import Key
-from composable.core.loss_mean import ExampleCounter
+from composable.core.loss_mean import Declared, ExampleCounter
+from composable.core.loss_weights import LossWeights
 from composable.data.grouping import Examples, shards_of, split_into_shards
 from composable.distributed import Shards, buckets
 from composable.distributed.reduction import TreeSum, all_reduce, all_reduce_exactly
+from composable.trainer.loss_shares import LossShares, times
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.parallel import Parallel, reduce_gradients
 from composable.trainer.signals import Signals
@@ -76,16 +78,22 @@ class Reduction:
 
     def __init__(self, processes, shards=4, *, exact=False, auto=False, weight=None, passes=1):
         self.parallel = Parallel(Shards(shards, processes), exact, Signals())
-        self.passes, self.counted = passes, weight or (lambda batch: len(batch[1]))
+        counted = Declared(weight or (lambda batch: len(batch[1])))
+        self.passes, self.shares = passes, LossShares(LossWeights(counted), None)
         self.reduced = reduce_gradients(
-            self.gradients, self.parallel, self.counted, Microbatches(auto=auto)
+            self.gradients, self.parallel, self.shares, Microbatches(auto=auto)
         )
 
-    def gradients(self, state, index=0, share=None, last=True):
+    def compute_loss(self, state):
+        loss = state.loss_fn(state.forward(), state.batch)
+        return state, None, loss, loss
+
+    def gradients(self, state, index=0, step=None, last=True, empty=False):
         """Compute the gradients of a shard, in one or several backward passes."""
         total = 0.0
         for number in range(self.passes):
-            loss = state.loss_fn(state.forward(), state.batch) * share / self.passes
+            *_, loss, share = step.compute(self.compute_loss, state, state.batch, empty=empty)
+            loss = times(loss, share) / self.passes
             self.parallel.begin_backward(last and number == self.passes - 1)
             loss.backward()
             total = total + loss.detach()
@@ -167,7 +175,7 @@ def test_gradients_that_one_rank_changes_after_they_were_sent_are_sent_again():
             return state
 
         reduction.reduced = reduce_gradients(
-            changed, reduction.parallel, reduction.counted, Microbatches()
+            changed, reduction.parallel, reduction.shares, Microbatches()
         )
         return reduction(state_of(two_layers(), examples(4)))[1]
 

@@ -17,7 +17,13 @@ from composable.functional import (
     select_using_loss,
     smooth_labels,
 )
-from composable.functional._checks import check_count, check_flag, check_one_of, check_range
+from composable.functional._checks import (
+    check_count,
+    check_flag,
+    check_one_of,
+    check_order,
+    check_range,
+)
 
 X, Y = torch.eye(4), torch.arange(4)
 SMOOTH = partial(smooth_labels, Y, num_classes=4)
@@ -76,3 +82,10 @@ def test_numbers_may_be_arguments_of_a_graph():
         (clipped,) = clip_gradients([X], threshold=number)
         assert_close(average, ema({"x": X}, {"x": clipped}, smoothing=number)["x"])
         assert_close(smooth, SMOOTH(smoothing=number))
+
+
+def test_two_arguments_out_of_order_are_both_named():
+    with pytest.raises(ValueError, match=r"^start=0.9 must be at most end=0.5\.$"):
+        check_order("start", 0.9, "end", 0.5)
+
+    check_order("start", 0.5, "end", 0.5)

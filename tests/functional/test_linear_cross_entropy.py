@@ -171,3 +171,79 @@ def test_rejects_shapes_and_dtypes_that_do_not_match(given, message, unchecked):
     valid = {"inputs": torch.zeros(3, 4), "weight": torch.zeros(2, 4)}
     with pytest.raises(ValueError, match=message):
         F.linear_cross_entropy(**{**valid, "targets": torch.zeros(3).long(), **given})
+
+
+@pytest.mark.parametrize("low", ["inputs", "weight", "bias"])
+def test_dtypes_that_differ_are_promoted_as_by_torch(low):
+    (x, weight, bias), targets = arguments(torch.float32)
+    named = {"inputs": x, "weight": weight, "bias": bias}
+    mixed = {**named, low: named[low].detach().bfloat16().requires_grad_()}
+    exact = {name: one.detach().float().requires_grad_() for name, one in mixed.items()}
+
+    ours, theirs = (
+        (loss, torch.autograd.grad(loss, list(given.values())))
+        for given in (mixed, exact)
+        for loss in [F.linear_cross_entropy(**given, targets=targets, chunk_size=3)]
+    )
+
+    assert ours[0].dtype == torch.float32
+    assert_close(ours[0], theirs[0])
+    for name, grad, right in zip(mixed, ours[1], theirs[1], strict=True):
+        assert grad.dtype == mixed[name].dtype
+        assert_close(grad.float(), right, rtol=1e-2, atol=1e-2)
+
+
+def test_loss_on_the_device_meta_has_a_shape():
+    x, weight, targets = torch.zeros(5, 4), torch.zeros(3, 4), torch.zeros(5).long()
+
+    losses = F.linear_cross_entropy(
+        *(one.to("meta") for one in (x, weight, targets)), reduction="none", chunk_size=2
+    )
+
+    assert (losses.device.type, losses.shape) == ("meta", (5,))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1, 2)])
+def test_forward_mode_is_that_of_all_logits(label_smoothing, which):
+    tensors, targets = arguments()
+    given = [tensor.detach() for tensor in tensors]
+    draw = torch.Generator().manual_seed(1)
+    tangents = [torch.randn(given[i].shape, generator=draw, dtype=torch.float64) for i in which]
+
+    def along(loss):
+        def of(*some):
+            changed = [*given]
+            for i, one in zip(which, some, strict=True):
+                changed[i] = one
+            return loss(*changed)
+
+        return torch.func.jvp(of, tuple(given[i] for i in which), tuple(tangents))
+
+    ours = along(
+        lambda x, weight, bias: F.linear_cross_entropy(
+            x, weight, targets, bias=bias, label_smoothing=label_smoothing, chunk_size=4
+        )
+    )
+    theirs = along(
+        lambda x, weight, bias: cross_entropy(
+            linear(x, weight, bias), targets, label_smoothing=label_smoothing
+        )
+    )
+
+    assert_close(ours, theirs)
+
+
+def test_hessian_is_that_of_all_logits():
+    (x, weight, bias), targets = arguments()
+    x, bias = x.detach(), bias.detach()
+
+    ours, theirs = (
+        torch.func.hessian(loss)(weight.detach())
+        for loss in (
+            lambda w: F.linear_cross_entropy(x, w, targets, bias=bias, chunk_size=4),
+            lambda w: cross_entropy(linear(x, w, bias), targets),
+        )
+    )
+
+    assert_close(ours, theirs)

@@ -191,3 +191,16 @@ def test_gpt2_has_the_loss_of_the_documents(positions):
 def test_rejects_documents_that_do_not_fit(call, message, unchecked):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_documents_of_a_narrow_dtype_are_packed_like_those_of_int64(dtype):
+    # More tokens than a position of 8 bits can number, and more documents than it can count.
+    documents = [torch.arange(300).remainder(100), *torch.ones(300, 1).long()]
+    narrow = [document.to(dtype) for document in documents]
+
+    packed = F.pack_documents(narrow, 600, shift_labels=True)
+
+    wide = F.pack_documents(documents, 600, shift_labels=True)
+    assert all(torch.equal(packed[name], wide[name]) for name in wide)
+    assert {one.dtype for one in packed.values()} == {torch.int64}

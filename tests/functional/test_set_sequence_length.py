@@ -175,3 +175,12 @@ def test_rounding_delays_no_step(total):
     for k in range(total):
         exact = min(1 + Fraction(k, total) / Fraction("0.3") * 30 // 1, 31)
         assert warmed_up_length(k / total, **options) == exact
+
+
+def test_labels_without_room_for_ignored_tokens_are_refused_where_segments_overlap():
+    batch = {"input_ids": torch.arange(10).reshape(2, 5), "labels": torch.ones(2, 5).byte()}
+
+    with pytest.raises(ValueError, match=r"labels of dtype torch\.uint8 have no -100"):
+        set_sequence_length(batch, 3, truncate=False)
+
+    assert set_sequence_length(batch, 5, truncate=False)["labels"].dtype == torch.uint8

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable.integrations import LoopAdapter, adapt_loop
 from composable.utils.reproducibility import seed_context
-from tests.integrations.table import SGD, image_net
+from tests.integrations.table import SGD, image_net, own_weights
 from tests.support.data import examples
 from tests.support.models import CLASSES, weights
 
@@ -267,6 +267,6 @@ FULL = [name for name in LOOPS if "callback" not in name]
 
 def trained(t: LoopAdapter) -> list[torch.Tensor]:
     """Return the weights, and those of an evaluation."""
-    own = list(weights(t.model).values())
+    own = list(own_weights(t).values())
     with t.evaluating() as model:
         return [*own, *weights(model).values()]

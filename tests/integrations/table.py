@@ -15,7 +15,7 @@ from tests.support.algorithms import six_algorithms
 from tests.support.cases import all_cases
 from tests.support.data import examples
 from tests.support.models import CLASSES, Attention, Hidden, Places, same, weights
-from tests.support.runs import VISION
+from tests.support.runs import VISION, training_weights
 from tools.pages import INTEGRATIONS, SIX
 
 WITHIN = "a window that begins within an epoch"
@@ -164,12 +164,22 @@ def ours(
     )
     trainer.fit()
     evaluated = trainer.predict([(probe(name), None) if inputs is None else inputs])
-    return [*weights(trainer.state.model).values(), *evaluated]
+    return [*training_weights(trainer).values(), *evaluated]
+
+
+def own_weights(t):
+    """Return the weights that are trained; after a training, the model has the evaluated ones."""
+    if not t.weights.installed:
+        return weights(t.model)
+    t.state = t.weights.remove(t.state)
+    own = weights(t.model)
+    t.state = t.weights.install(t.state)
+    return own
 
 
 def evaluated(t, inputs):
-    """Return the weights of a model and its outputs in evaluation."""
-    own = weights(t.model).values()
+    """Return the weights of a model that are trained, and its outputs in evaluation."""
+    own = own_weights(t).values()
     with t.evaluating() as model:
         return [*own, model(inputs)]
 

@@ -17,6 +17,7 @@ from tests.integrations.table import SGD
 from tests.integrations.test_own_loop import LOOPS as PREPARED
 from tests.support.algorithms import six_algorithms
 from tests.support.models import same, weights
+from tests.support.runs import training_weights
 
 CLIP = GradientClipping("norm", 0.05)
 ON_GRADIENTS = [CLIP, EMA("2ba")]
@@ -39,8 +40,8 @@ def by_trainer(run, batches, **options):
         **options,
     )
     trainer.fit()
-    own = list(weights(trainer.state.model).values())
-    average = trainer.state.memory.get("EMA", {}).get("average")
+    own = list(training_weights(trainer).values())
+    average = trainer.state.averages.get("EMA")
     return [*own, *(own if average is None else (average[name] for name in weights(run.net())))]
 
 

@@ -37,7 +37,9 @@ def by_us(loop, name, **options):
         parallel=DDP(shards=loops.SIZE),
         **{**defaults, **loops.options(name), **options},
     )
-    return trainer.fit()
+    trainer.fit()
+    trainer._run.take_training_weights()
+    return trainer.state
 
 
 @cache
@@ -65,7 +67,7 @@ def test_processes_train_as_the_trainer_does_on_one(loop):
 @pytest.mark.parametrize("loop", loops.LOOPS)
 def test_averages_for_an_evaluation_are_those_of_the_trainer(loop):
     first = trained(loop)[0]["EMA"]
-    average = by_us(loop, "EMA").memory["EMA"]["average"]
+    average = by_us(loop, "EMA").averages["EMA"]
 
     assert_close(
         first["evaluated"], loops.numbers(average[n] for n, _ in net("EMA").named_parameters())

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import ResNetConfig, ResNetForImageClassification, TrainingArguments
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from composable.algorithms import EMA
+from composable.algorithms import EMA, WeightStandardization
 from composable.integrations.huggingface import LogitsModel, LoopAdapterCallback, LoopAdapterMixin
 from composable.utils.reproducibility import seed_context, seed_step
 from tests.integrations import table
@@ -114,17 +114,16 @@ class Composed(LoopAdapterMixin, Plain):
 
 
 def arguments(folder, **changes):
-    return TrainingArguments(
-        folder,
-        num_train_epochs=2,
-        lr_scheduler_type="constant",
-        max_grad_norm=0,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        **changes,
-    )
+    defaults = {
+        "num_train_epochs": 2,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    return TrainingArguments(folder, **{**defaults, **changes})
 
 
 def begin(name):
@@ -226,3 +225,75 @@ def test_averaged_weights_are_used_for_evaluation(tmp_path):
 
     assert logged[-1] == pytest.approx(expected)
     assert same(weights(t.model), before)
+
+
+def score_of(model):
+    """Return the loss that an evaluation reports, for a model of Transformers."""
+    whole = Examples()[0:14]
+    with torch.no_grad():
+        outputs = model.eval()(pixel_values=whole["pixel_values"])
+    return cross_entropy(outputs.logits, whole["labels"]).item()
+
+
+def begin_resnet():
+    return start([EMA("2ba")], resnet(), **KEYS)
+
+
+@pytest.mark.parametrize("load_best", [False, True])
+def test_every_file_has_the_weights_that_were_scored(load_best, tmp_path):
+    t = begin_resnet()
+    saving = {
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "load_best_model_at_end": load_best,
+        "metric_for_best_model": "loss",
+        "greater_is_better": True,  # so that the first is the best
+    }
+
+    made = run(Composed, t, tmp_path, adapter=t, arguments=saving)
+
+    logged = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
+    folders = sorted(tmp_path.glob("checkpoint-*"), key=lambda one: int(one.name[11:]))
+    for folder, loss in zip(folders, logged, strict=True):
+        loaded = ResNetForImageClassification.from_pretrained(folder)
+        assert score_of(loaded) == pytest.approx(loss)
+    expected = max(logged) if load_best else logged[-1]
+    assert score_of(t.model.model) == pytest.approx(expected)
+    assert made.evaluate()["eval_loss"] == pytest.approx(expected)
+    made.save_model(tmp_path / "last")
+    last = ResNetForImageClassification.from_pretrained(tmp_path / "last")
+    assert score_of(last) == pytest.approx(expected)
+
+
+def test_resumed_training_continues_from_the_training_weights(tmp_path):
+    whole = begin_resnet()
+    run(Composed, whole, tmp_path / "whole", adapter=whole)
+    first = begin_resnet()
+    run(Composed, first, tmp_path / "run", adapter=first, arguments={"save_strategy": "epoch"})
+    second = begin_resnet()
+    model = second.model.model
+    made = Composed(
+        model,
+        adapter=second,
+        args=arguments(tmp_path / "run"),
+        train_dataset=Examples(),
+        optimizers=(SGD(model.parameters()), None),
+    )
+
+    made.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+
+    assert same(weights(second.model), weights(whole.model))
+    for t in (second, whole):
+        t.state = t.weights.remove(t.state)
+    assert same(weights(second.model), weights(whole.model))
+
+
+def test_checkpoints_of_changed_models_are_not_those_of_from_pretrained(tmp_path):
+    t = start([WeightStandardization()], resnet(), **KEYS)
+
+    made = run(Composed, t, tmp_path, adapter=t, arguments={"save_strategy": "epoch"})
+
+    with pytest.raises(ValueError, match="layers were replaced: load these weights into"):
+        ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint-3")
+    with pytest.raises(RuntimeError, match="would not build this model"):
+        made.save_model(tmp_path / "last")

@@ -1,16 +1,21 @@
 """The algorithms in Lightning's Trainer."""
 
+import copy
 from functools import partial
 
 import lightning.pytorch as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch.nn.functional import cross_entropy
 
 from composable.algorithms import EMA, SWA, GradientClipping
 from composable.integrations.external_loop import UnsupportedRequestError
-from composable.integrations.lightning import LoopAdapterCallback, LoopAdapterMixin
+from composable.integrations.lightning import (
+    TRAINING_WEIGHTS,
+    LoopAdapterCallback,
+    LoopAdapterMixin,
+)
 from composable.utils.reproducibility import seed_step
 from tests.integrations.loops import dense_net
 from tests.integrations.table import (
@@ -145,9 +150,10 @@ def test_averaged_weights_are_used_for_tests_only():
 
     assert torch.equal(module.seen[-1], evaluated(t, probe())[-1])
     assert same(weights(t.model), before)
+    assert torch.equal(t.model[0].weight, t.state.averages["EMA"]["0.weight"])
 
 
-def test_weights_are_restored_after_an_exception_in_evaluation():
+def test_model_has_the_average_after_an_exception_in_evaluation():
     class Fails(Plain):
         def validation_step(self, batch, batch_idx):
             if not self.trainer.sanity_checking:
@@ -157,7 +163,9 @@ def test_weights_are_restored_after_an_exception_in_evaluation():
     with pytest.raises(KeyError):
         fit(Fails(t.model), LoopAdapterCallback(t))
 
-    average = t.state.memory["EMA"]["average"]
+    average = t.state.averages["EMA"]
+    assert same([t.model[0].weight], [average["0.weight"]])  # as after any training
+    t.state = t.weights.remove(t.state)
     assert not same([t.model[0].weight], [average["0.weight"]])
     assert torch.is_grad_enabled()
 
@@ -183,4 +191,86 @@ def test_averages_of_bfloat16_weights_are_kept_in_float32():
     fit(Plain(t.model), LoopAdapterCallback(t), precision="bf16-true", limit_val_batches=0)
 
     assert {x.dtype for x in weights(t.model).values()} == {torch.bfloat16}
-    assert {x.dtype for x in t.state.memory["EMA"]["average"].values()} == {torch.float32}
+    assert {x.dtype for x in t.state.averages["EMA"].values()} == {torch.float32}
+
+
+class Scored(Composed):
+    """Logs what its evaluation measures."""
+
+    def validation_step(self, batch, batch_idx):
+        outputs = self.net(batch[0])
+        self.seen.append(outputs)
+        self.log("score", cross_entropy(outputs, batch[1]))
+
+
+QUIET = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def score_of(net):
+    net = copy.deepcopy(net).eval()
+    with torch.no_grad():
+        sizes, losses = zip(
+            *((len(y), cross_entropy(net(x), y) * len(y)) for x, y in loader()), strict=True
+        )
+    return (sum(losses) / sum(sizes)).item()
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_every_file_has_the_weights_that_were_scored(weights_only, tmp_path):
+    t = start([EMA("2ba")], image_net())
+    module = Scored(t)
+    saver = ModelCheckpoint(
+        tmp_path, "{epoch}", monitor="score", mode="max", save_weights_only=weights_only
+    )
+    options = {**QUIET, "enable_checkpointing": True, "callbacks": [saver], "max_epochs": 2}
+    trainer = L.Trainer(**options)
+    trainer.fit(module, loader(), loader())
+
+    best = torch.load(saver.best_model_path)
+    fresh = Scored(start([EMA("2ba")], image_net()))
+    fresh.load_state_dict(best["state_dict"])
+    assert score_of(fresh.net) == pytest.approx(saver.best_model_score.item())
+    assert (TRAINING_WEIGHTS in best) is not weights_only
+    assert score_of(module.net) == pytest.approx(trainer.callback_metrics["score"].item())
+
+
+def test_file_of_the_callback_alone_continues_the_training(tmp_path):
+    def build(**options):
+        t = start([EMA("2ba")], image_net())
+        return t, Plain(t.model), {"callbacks": [LoopAdapterCallback(t)], **QUIET, **options}
+
+    whole, module, options = build(max_epochs=3)
+    L.Trainer(**options).fit(module, loader(), loader())
+    first, module, options = build(max_epochs=1)
+    trainer = L.Trainer(**options)
+    trainer.fit(module, loader(), loader())
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    saved = torch.load(tmp_path / "run.ckpt")
+    assert same([saved["state_dict"]["net.0.weight"]], [first.model[0].weight])
+    second, module, options = build(max_epochs=3)
+
+    L.Trainer(**options).fit(module, loader(), loader(), ckpt_path=tmp_path / "run.ckpt")
+
+    assert same(weights(second.model), weights(whole.model))
+    assert same(weights_of_training(second), weights_of_training(whole))
+
+
+def weights_of_training(t):
+    t.state = t.weights.remove(t.state)
+    return weights(t.model)
+
+
+def test_weights_alone_need_the_mixin(tmp_path):
+    t = start([EMA("2ba")], image_net())
+    saver = ModelCheckpoint(tmp_path, save_weights_only=True)
+    options = {**QUIET, "enable_checkpointing": True, "callbacks": [LoopAdapterCallback(t), saver]}
+    options["max_epochs"] = 1
+
+    with pytest.raises(ValueError, match=r"would save the training weights.*LoopAdapterMixin"):
+        L.Trainer(**options).fit(Plain(t.model), loader(), loader())

@@ -231,7 +231,7 @@ def test_model_with_its_own_loss_needs_no_loss_fn_and_ema_no_max_duration():
             optimizer.step()
             optimizer.zero_grad()
 
-    assert "EMA" in t.state.memory
+    assert "EMA" in t.state.averages
     assert same(
         weights(t.model), trained(WithLoss(), batches(), loss_fn=None, algorithms=algorithms)
     )

@@ -17,6 +17,8 @@ def train(wrap):
     model = linear()
     optimizer = sgd(model.parameters())
     if wrap:
+        # The process shares it, with the precision and the plugins of another test.
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
         model, optimizer = accelerate.Accelerator(cpu=True).prepare(model, optimizer)
     t = adapt_loop([GradientClipping("norm", 0.01)], model, optimizer, seed=1)
     for inputs, targets in t.epoch(batches(12)):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
+from composable import SplitLossError
 from composable.algorithms import EMA, LabelSmoothing, MixUp
 from composable.metrics import accuracy
 from composable.models import AuxiliaryLoss, Classifier, Detector
@@ -288,10 +289,15 @@ def test_detector_trains_on_the_sum_of_its_losses_and_evaluates_detections():
 def test_microbatches_of_detections_add_up_to_the_batch():
     whole, split = (
         make_trainer(Detector(Boxes()), DETECTION, loss_fn=None, max_duration="1ba", **options)
-        for options in ({}, {"grad_accum": 2})
+        for options in ({}, {"grad_accum": 2, "loss_mean_over": "examples"})
     )
 
     assert_close(split.fit().model.module.scale, whole.fit().model.module.scale)
+
+
+def test_detections_are_split_only_if_that_is_declared():
+    with pytest.raises(SplitLossError, match="the loss of Detector is None in evaluation mode"):
+        make_trainer(Detector(Boxes()), DETECTION, loss_fn=None, grad_accum=2).fit()
 
 
 @pytest.mark.parametrize(

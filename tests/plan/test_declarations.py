@@ -33,7 +33,7 @@ CLASSES = "must be a set of classes of algorithm"
         ("events", None, f"is None and {EVENTS}."),
         ("stage", "mix", "is 'mix' and must be a member of Stage, such as Stage.MIX."),
         ("stage", 40, "is 40 and must be a member of Stage"),
-        ("reads", {"weights"}, f"contains {{'weights'}} and {FIELDS}: b"),
+        ("reads", {"weights"}, f"contains {{'weights'}} and {FIELDS}: averages, b"),
         ("reads", "batch", f"is 'batch' and {FIELDS}"),
         ("writes", {"weights"}, f"contains {{'weights'}} and {FIELDS}"),
         ("writes", [["batch"]], f"contains {{['batch']}} and {FIELDS}"),

@@ -40,7 +40,8 @@ def example():
         outputs=(outputs, float("nan")),
         loss=loss.detach(),
         gradients={"0.weight": torch.zeros(2, 2)},
-        memory={"EMA": {"average": torch.zeros(3), "batches": 3}},
+        memory={"Mine": {"kept": torch.zeros(3), "batches": 3}},
+        averages={"EMA": {"0.weight": torch.zeros(3)}},
         metrics={"eval": {"loss": float("nan")}},
     )
 
@@ -77,7 +78,8 @@ CHANGES = {
     "state.outputs[0] in place": write(lambda s: s.outputs[0]),
     "state.loss in place": write(lambda s: s.loss),
     "state.gradients['0.weight'] in place": write(lambda s: s.gradients["0.weight"]),
-    "state.memory['EMA']['average'] in place": write(lambda s: s.memory["EMA"]["average"]),
+    "state.memory['Mine']['kept'] in place": write(lambda s: s.memory["Mine"]["kept"]),
+    "state.averages['EMA']['0.weight'] in place": write(lambda s: s.averages["EMA"]["0.weight"]),
     "state.optimizers[0].state[0]['momentum_buffer'] in place": write(
         lambda s: s.optimizers[0].state[s.model[0].weight]["momentum_buffer"]
     ),

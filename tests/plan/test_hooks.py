@@ -1,14 +1,29 @@
-"""Methods of callbacks that are named after no event, and callbacks that write to the loss."""
+"""Methods of callbacks that are named after no event, and callbacks that change training."""
 
 import warnings
 
 import pytest
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from composable import Callback, Event, LoggerDestination, register_global_callback
-from composable.plan.effects import ObserverError
+from composable._other_trainers import HOOKS
+from composable.algorithms import GradientClipping
+from composable.plan.effects import ObserverError, WriteGuard
 from composable.plan.global_callbacks import global_callbacks
-from composable.plan.hooks import FOREIGN
+from tests.support.models import linear
 from tests.support.runs import make_trainer
+
+
+class Named(nn.Module):
+    """A model that returns its outputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x):
+        return {"x": self.inner(x)}
 
 
 def callback(name, function=lambda self, state, logger: None, base=Callback):
@@ -123,7 +138,7 @@ def test_hooks_of_other_libraries_are_known():
         hooks = {name for name in vars(kind) if name.startswith("on_")}
 
         assert len(hooks) > 15
-        assert hooks <= {name for library in FOREIGN.values() for name in library}
+        assert hooks <= {name for library in HOOKS.values() for name in library}
 
 
 def test_callback_of_two_libraries_is_no_error():
@@ -133,7 +148,7 @@ def test_callback_of_two_libraries_is_no_error():
 
 
 def test_hooks_are_replaced_by_methods_that_exist():
-    ours = {one for hooks in FOREIGN.values() for names in hooks.values() for one in names}
+    ours = {one for hooks in HOOKS.values() for names in hooks.values() for one in names}
 
     assert ours <= {*(event.value for event in Event), "close"}
 
@@ -149,6 +164,55 @@ def test_write_that_changes_training_is_found_without_check_effects(event, field
     mine = callback(event, double)
     with pytest.raises(ObserverError, match=f"in place at {event.upper()}"):
         make_trainer(callbacks=mine, check_effects=False).fit()
+
+
+def scaled(state):
+    for parameter in state.model.parameters():
+        parameter.grad.mul_(3)
+
+
+def replaced(state):
+    for parameter in state.model.parameters():
+        parameter.grad = parameter.grad * 3
+
+
+def returned(state):
+    for gradient in (state.gradients or state.current_gradients()).values():
+        gradient.mul_(3)
+
+
+@pytest.mark.parametrize("change", [scaled, replaced, returned])
+@pytest.mark.parametrize("event", ["after_backward", "after_train_batch", "before_optimizer_step"])
+@pytest.mark.parametrize("algorithms", [(), GradientClipping("norm", 0.1)])
+def test_change_of_the_gradients_is_found_without_check_effects(event, change, algorithms):
+    mine = callback(event, lambda self, state, logger: change(state))
+    message = f"a callback changed the gradients in place at {event.upper()}"
+
+    with pytest.raises(ObserverError, match=message):
+        make_trainer(callbacks=mine, algorithms=algorithms, check_effects=False).fit()
+
+
+def test_gradients_are_guarded_for_callbacks_of_users_alone():
+    def norms(self, state, logger):
+        {name: gradient.norm() for name, gradient in state.current_gradients().items()}
+
+    assert not WriteGuard.guards(Event.AFTER_BACKWARD, of_user=False)
+    for event in ("after_backward", "after_train_batch", "before_optimizer_step"):
+        make_trainer(callbacks=callback(event, norms), check_effects=False).fit()
+
+
+def test_write_to_a_part_of_the_outputs_is_found():
+    def double(self, state, logger):
+        state.outputs["x"].mul_(2)
+
+    mine = callback("after_forward", double)
+    with pytest.raises(ObserverError, match=r"changed state\.outputs in place at AFTER_FORWARD"):
+        make_trainer(
+            Named(),
+            callbacks=mine,
+            loss_fn=lambda outputs, targets: cross_entropy(outputs["x"], targets),
+            check_effects=False,
+        ).fit()
 
 
 def test_values_computed_from_the_loss_are_fine():

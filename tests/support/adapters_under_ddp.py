@@ -216,9 +216,11 @@ def as_of_torchrun() -> None:
 
 def outcome(t: LoopAdapter) -> dict[str, Any]:
     """Return the parameters after training, those of an evaluation, and the clock."""
-    trained = numbers(t.model.parameters())
     with t.evaluating() as model:
         evaluated = numbers(model.parameters())
+    if t.weights.installed:
+        t.state = t.weights.remove(t.state)
+    trained = numbers(t.model.parameters())
     now = t.state.timestamp
     return {"trained": trained, "evaluated": evaluated, "clock": [now.batch, now.sample]}
 

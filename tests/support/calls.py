@@ -557,7 +557,8 @@ NOT_CALLED = {
     **dict.fromkeys(
         ("Algorithm", "Callback", "LoggerDestination", "InMemoryLogger", "HasTime", "IdleModel",
          "NoSync", "always", "never", "identity", "events", "seeds", "register_torch",
-         "configure_deterministic_mode", "get_random_seed", "get_rng_state", "preserve_rng"),
+         "accelerator", "configure_deterministic_mode", "get_random_seed", "get_rng_state",
+         "preserve_rng"),
         BASE,
     ),
     **dict.fromkeys(

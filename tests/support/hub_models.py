@@ -92,13 +92,12 @@ def sets_of_classes(lengths: list[int], seed: int = 0) -> dict[str, Tensor]:
 
 
 def answers(lengths: list[int], seed: int = 0) -> dict[str, Tensor]:
-    """Return texts with the positions of an answer; that of every third is cut off."""
+    """Return texts with the positions of an answer; some starts and more ends are cut off."""
     ends = torch.tensor(lengths) - 1
-    starts = ends.clamp(max=1)
-    cut = torch.arange(len(lengths)) % 3 == 2
-    positions = {"start_positions": starts, "end_positions": ends}
-    cut_off = {name: torch.where(cut, LENGTH + 1, one) for name, one in positions.items()}
-    return {**text(lengths, seed), **cut_off}
+    numbers, outside = torch.arange(len(lengths)) % 3, torch.tensor(LENGTH + 1)
+    starts = torch.where(numbers == 2, outside, ends.clamp(max=1))
+    ends = torch.where(numbers >= 1, outside, ends)
+    return {**text(lengths, seed), "start_positions": starts, "end_positions": ends}
 
 
 def choices(lengths: list[int], seed: int = 0) -> dict[str, Tensor]:

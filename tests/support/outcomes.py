@@ -22,6 +22,7 @@ def left_by(state: State) -> dict[str, Any]:
     return {
         "weights": {name: t.detach().clone() for name, t in state.model.state_dict().items()},
         "memory": state.memory,
+        "averages": state.averages,
         "metrics": state.metrics,
         "counts": {name: getattr(state.timestamp, name) for name in COUNTS},
     }

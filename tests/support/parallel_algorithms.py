@@ -60,7 +60,9 @@ def _train(case: AlgorithmCase, parallel: Any) -> dict[str, Any]:
     left = left_by(trainer.fit())
     whole = {name: _gathered(tensor) for name, tensor in left["weights"].items()}
     return {
-        "bits": digest({"weights": whole, "memory": left["memory"]}) if parallel.exact else "",
+        "bits": digest({"weights": whole, "memory": left["memory"], "averages": left["averages"]})
+        if parallel.exact
+        else "",
         "loss": left["metrics"]["eval"]["loss"],
         "norm": float(sum(t.double().square().sum() for t in whole.values())),
         "counts": left["counts"],

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composable import Callback
+from composable import Event
 from composable.distributed import Processes, buckets
 from tests.support import parallel_runs as runs
 from tests.support.models import CLASSES, SIDE
@@ -86,23 +86,19 @@ def build(model: type[nn.Module]) -> nn.Module:
     return model()
 
 
-class DoubleGradients(Callback):
-    """Changes gradients after the backward pass of each shard, on one rank."""
-
-    def after_backward(self, state: Any, logger: Any) -> None:
-        """Double those of the last layer."""
-        if Processes.current().rank == 1:
-            state.model.last.weight.grad.mul_(2.0)
+def double_gradients(event: Event, state: Any) -> Any:
+    """Double the gradients of the last layer after the backward pass of each shard, on one rank."""
+    if event is Event.AFTER_BACKWARD and Processes.current().rank == 1:
+        state.model.last.weight.grad.mul_(2.0)
+    return state
 
 
-class ReplaceGradients(Callback):
-    """Replaces gradients after the backward pass of each shard, on one rank."""
-
-    def after_backward(self, state: Any, logger: Any) -> None:
-        """Double those of the last layer, in another tensor."""
+def replace_gradients(event: Event, state: Any) -> Any:
+    """Do so in another tensor."""
+    if event is Event.AFTER_BACKWARD and Processes.current().rank == 1:
         weight = state.model.last.weight
-        if Processes.current().rank == 1:
-            weight.grad = 2.0 * weight.grad
+        weight.grad = 2.0 * weight.grad
+    return state
 
 
 def fit_in_buckets(size: int, **options: Any) -> dict[str, Any]:

@@ -54,11 +54,19 @@ def make_trainer(model: nn.Module | None = None, loader: Any = None, **options: 
     return Trainer(linear() if model is None else model, **{**defaults, **options})
 
 
+def training_weights(trainer: Trainer) -> dict[str, Tensor]:
+    """Return the weights that a run trains, where it is evaluated with others."""
+    with trainer._training():
+        return weights(trainer.state.model)
+
+
 def trained(
     model: nn.Module | None = None, loader: Any = None, **options: Any
 ) -> dict[str, Tensor]:
-    """Return the weights after training with `make_trainer(...)`."""
-    return weights(make_trainer(model, loader, **options).fit().model)
+    """Return the weights that `make_trainer(...)` has trained."""
+    trainer = make_trainer(model, loader, **options)
+    trainer.fit()
+    return training_weights(trainer)
 
 
 @attrs.frozen(eq=False, repr=False)

@@ -14,7 +14,9 @@ from composable.plan.dispatch import Dispatcher
 
 FIELDS = frozenset(field.name for field in attrs.fields(State))
 
-SETTLED = frozenset({"batch_spec", "model_call", "device", "epoch_length", "precision"})
+SETTLED = frozenset(
+    {"batch_spec", "model_call", "device", "epoch_length", "precision", "loss_module"}
+)
 """Fields that the Trainer sets before a run: no algorithm writes them or declares to read them."""
 
 TIME = frozenset({"timestamp", "previous_timestamp"})
@@ -73,6 +75,8 @@ class Trace:
         self.firings: list[Firing] = []
         self.at_work: list[Call] = []
         self.inputs: list[dict[str, Any]] = []
+        self.depth = 0
+        """How many events are being fired, one within another."""
 
     def calls(self) -> Iterator[tuple[Event, Call]]:
         """Yield each call, parts included, with its event."""
@@ -110,9 +114,15 @@ def traced() -> Iterator[Trace]:
 
     def fire_and_note(self: Dispatcher, event: Event, state: State) -> State:
         trace.firings.append(Firing(event))
-        return fire(self, event, state)
+        trace.depth += 1
+        try:
+            return fire(self, event, state)
+        finally:
+            trace.depth -= 1
 
     def call_and_note(self: Algorithm, event: Event, state: State) -> State:
+        if not trace.depth:  # the Trainer asks with which weights the state is evaluated
+            return call(self, event, state)
         before = vars(state)
         finished, began = before["timestamp"].batch, before["previous_timestamp"].batch
         batch = began if event.counts_batch else finished

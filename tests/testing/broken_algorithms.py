@@ -1,5 +1,6 @@
 """Algorithms that break one law each, with what the message of `check_algorithm` says of them."""
 
+import copy
 import itertools
 import sys
 
@@ -149,6 +150,17 @@ NORMALIZES_MICROBATCHES = variant(
     events=frozenset({Event.BEFORE_FORWARD}),
 )
 
+
+def replaces_in_place(self, state):
+    state.model[1] = torch.nn.Identity()
+    return state
+
+
+COPIES_THE_MODEL = variant(
+    lambda self, state: state.evolve(model=copy.deepcopy(state.model)), **SURGERY
+)
+REPLACES_IN_PLACE = variant(replaces_in_place, **SURGERY)
+
 # The law that each breaks, the algorithm, what the message says that was seen, and the case.
 TABLE = [
     ("frozen", ASSIGNABLE, "its field name can be assigned"),
@@ -159,6 +171,8 @@ TABLE = [
     ("value", PRINTS_AN_ADDRESS, "its repr contains a memory address"),
     ("plan", variant(stage=30), "Plan.explain() raised TypeError"),
     ("acts", DOES_NOTHING, "returned its input state"),
+    ("acts", COPIES_THE_MODEL, "returned a copy of the model in which nothing is replaced"),
+    ("effects", REPLACES_IN_PLACE, "changed state.model.1, which is another object, at INIT"),
     ("effects", WRITES_UNDECLARED, "wrote state.metrics at AFTER_DATALOADER"),
     ("effects", WRITES_IN_PLACE, "changed state.batch[0] in place at AFTER_DATALOADER"),
     ("surgery", variant(changes_the_stride, **SURGERY), "it changed 4.stride of the model"),

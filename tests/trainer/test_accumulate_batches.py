@@ -13,7 +13,6 @@ from composable.algorithms import (
     EMA,
     SAM,
     GradientClipping,
-    LayerFreezing,
     MixUp,
     SelectiveBackprop,
 )
@@ -31,13 +30,25 @@ from tests.support.models import CLASSES, FEATURES, linear, mlp, same, weights
 from tests.support.observers import Asks, Trace, Watch
 from tests.support.runs import FullMemory, make_trainer, trained
 
+
+@attrs.frozen
+class FreezesFirst(Algorithm):
+    """Freezes the first layer."""
+
+    events = frozenset({Event.BEFORE_TRAIN_BATCH})
+    writes = frozenset({"frozen"})
+
+    def apply(self, event, state):
+        return state.evolve(frozen=frozenset({"0.weight", "0.bias"}))
+
+
 DOUBLE = torch.float64
 METHODS = {
     "none": list,
     "clipping": lambda: [GradientClipping("norm", 0.1)],
     "average": lambda: [EMA("2ba")],
     "sam": lambda: [SAM()],
-    "frozen layers": lambda: [LayerFreezing(freeze_start=0.1, freeze_level=0.5)],
+    "frozen layers": lambda: [FreezesFirst()],
 }
 
 

@@ -15,6 +15,7 @@ from composable.algorithms import EMA, MixUp
 from composable.callbacks import EarlyStopper
 from composable.loggers import ConsoleLogger, InMemoryLogger
 from composable.optim import constant, cosine, linear, step
+from composable.trainer.arguments import check_device
 from composable.trainer.options import TrainerOptions
 from tests.support.data import Stream, batches
 from tests.support.models import CLASSES
@@ -202,6 +203,39 @@ def test_cuda_without_a_cuda_device_is_rejected(device):
     message = f"device='{device}' is not available: this PyTorch .* finds no .*use 'cpu', or inst"
     with pytest.raises(ValueError, match=message):
         make_trainer(device=device)
+
+
+def test_gpu_beyond_those_of_the_machine_is_rejected(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    with pytest.raises(ValueError, match=r"device='cuda:2' is not available: there are 2 CUDA dev"):
+        check_device("cuda:2")
+    assert check_device("cuda:1") == torch.device("cuda:1")
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu:1"])
+def test_accelerator_that_is_absent_is_rejected(device, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    message = f"device='{device}' is not available: this PyTorch .* finds no accelerator; use 'cpu'"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(device=device)
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu:1"])
+def test_accelerator_of_the_machine_is_accepted(device, monkeypatch):
+    found = torch.device(device)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: found)
+
+    assert check_device(device) == found
+
+
+def test_device_that_no_pytorch_has_is_rejected():
+    with pytest.raises(
+        ValueError, match="device='gpu0' must be 'cpu', 'cuda', 'cuda:1', 'mps', 'x"
+    ):
+        make_trainer(device="gpu0")
 
 
 def split(model, *kinds):
@@ -422,3 +456,23 @@ def test_multipliers_of_schedules_are_finite_numbers(build, name, value):
         (TypeError, ValueError), match=rf"{finite}|{name}=.* must be a number\. Pas"
     ):
         build(value)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, CLASSES)),
+        lambda: nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, CLASSES)),
+        lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, CLASSES)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES)),
+    ],
+)
+@pytest.mark.parametrize("call", ["fit", "eval", "predict"])
+def test_images_of_uint8_that_reach_the_model_name_the_place_to_normalize(model, call):
+    data = [(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4).long())]
+    trainer = make_trainer(model(), data, eval_dataloader=data, eval_interval=None)
+
+    with pytest.raises(RuntimeError) as caught:
+        getattr(trainer, call)(*([data] if call == "predict" else []))
+
+    assert any("Convert and normalize it in the dataset" in n for n in caught.value.__notes__)

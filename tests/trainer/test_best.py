@@ -73,7 +73,7 @@ def test_run_ends_with_the_weights_of_the_best_result(scores, at, interval, tmp_
 
     assert state.timestamp.batch == 3 * len(scores)
     assert same(weights(state.model), keeps.evaluated[at])
-    assert same(keeps.at_end, keeps.evaluated[at])
+    assert same(keeps.at_end, keeps.evaluated[3 * len(scores)])  # the training weights
     assert trainer.best.metric == "metrics/eval/score"
     assert trainer.best.mode == "max"
     assert trainer.best.value == pytest.approx(max(scores))
@@ -99,7 +99,8 @@ def test_evaluation_at_the_end_may_have_the_best_result(interval, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [EMA("1ba"), SWA(swa_start="1ba", update_interval="1ba"), EMA(ema_start="4ep")]
+    "algorithm",
+    [EMA("1ba"), SWA(swa_start="1ba", update_interval="1ba"), EMA("1ba", ema_start="4ep")],
 )
 def test_evaluation_after_the_run_uses_the_averages_of_the_best_checkpoint(algorithm, tmp_path):
     keeps = Keeps()
@@ -211,8 +212,8 @@ def test_results_that_are_never_numbers_are_a_warning(tmp_path):
         ({"save_best": "sore", "save_best_mode": "max"}, "save_best='eval/sore' must be a result"),
         ({"eval_interval": None}, "eval_interval=None for the evaluator of 'eval/score'"),
         (
-            {"save_weights_only": True, "algorithms": EMA("1ba")},
-            "save_weights_only=True with load_best_at_end=True: evaluations depend on EMA",
+            {"save_weights_only": True, "loss_fn": torch.nn.CrossEntropyLoss()},
+            "save_weights_only=True with load_best_at_end=True: evaluations depend on loss_fn",
         ),
         ({"load_best_at_end": 1}, "load_best_at_end=1 must be True or False"),
     ],

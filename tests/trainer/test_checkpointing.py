@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import time
+import warnings
 from functools import partial
 from itertools import count
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Callback, Control, Event, State
+from composable import Callback, Control, Event, State, Time
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver, EarlyStopper, UnsavedCheckpointWarning
 from composable.checkpoint import (
@@ -353,6 +354,8 @@ def test_forged_list_of_tensors_on_a_device_is_an_error(on_device, tmp_path):
 
 FORGED = [
     ("previous_timestamp", None),
+    ("max_duration", Time.parse("1dur")),
+    ("max_duration", Time.parse("0ep")),
     ("optimizers", [{"state": {}, "param_groups": [{"params": "x"}]}]),
     ("optimizers", [None]),
     ("progress", {}),
@@ -513,3 +516,56 @@ def test_checkpoint_records_the_run(tmp_path):
     assert run["versions"]["torch"] == torch.__version__
     assert run["optimizers"] == ["SGD"]
     assert {"platform", "commit", "command", "num_threads", "device"} <= run.keys()
+
+
+DAMAGES = {
+    "no tensors": lambda path: (path / "tensors.safetensors").unlink(),
+    "no manifest": lambda path: (path / "manifest.json").unlink(),
+    "other bytes": lambda path: (path / "tensors.safetensors").write_bytes(
+        (path / "tensors.safetensors").read_bytes()[:-1] + b"\xff"
+    ),
+    "empty": lambda path: [file.unlink() for file in path.iterdir()],
+}
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_put_aside_when_the_run_saves_there_again(
+    damage, background, tmp_path
+):
+    def run(duration):
+        return make_trainer(
+            save_folder=tmp_path,
+            save_interval="1ba",
+            save_in_background=background,
+            autoresume=True,
+            max_duration=duration,
+        ).fit()
+
+    run("3ba")
+    DAMAGES[damage](tmp_path / "ep1-ba3")
+    left = {path.name: path.read_bytes() for path in (tmp_path / "ep1-ba3").iterdir()}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        state = run("3ba")
+    shown = [str(one.message) for one in told if one.category is BrokenCheckpointWarning]
+    assert f"ep1-ba3 is damaged, and was renamed to {tmp_path / 'ep1-ba3.damaged-1'}" in shown[-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BrokenCheckpointWarning)  # what is aside isn't looked at
+        again = run("3ba")
+
+    aside = {path.name: path.read_bytes() for path in (tmp_path / "ep1-ba3.damaged-1").iterdir()}
+    assert aside == left
+    assert saved(tmp_path) == ["ep0-ba1", "ep0-ba2", "ep0-ba3", "ep1-ba3"]
+    assert again.timestamp.batch == 3
+    assert same(weights(state.model), trained(max_duration="3ba"))
+
+
+def test_a_folder_of_other_files_in_the_place_of_a_checkpoint_is_not_moved(tmp_path):
+    (tmp_path / "ep1-ba3").mkdir()
+    (tmp_path / "ep1-ba3" / "notes.txt").write_text("mine")
+
+    with pytest.raises(CheckpointExistsError):
+        make_trainer(save_folder=tmp_path, max_duration="3ba").fit()
+
+    assert (tmp_path / "ep1-ba3" / "notes.txt").read_text() == "mine"

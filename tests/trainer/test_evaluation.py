@@ -1,20 +1,22 @@
 """Evaluation and prediction: their results, their data, and the state that they don't change."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Evaluator, Event
+from composable import Evaluator, Event, SplitLossError
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
+from composable.trainer.guards import NonFiniteLossWarning
 from tests.support.data import batches
 from tests.support.models import CLASSES, linear, seeded
 from tests.support.observers import Raise, Watch
-from tests.support.runs import make_trainer
+from tests.support.runs import make_trainer, training_weights
 
 UNEVEN = batches([4, 4, 1])
 
@@ -101,6 +103,64 @@ def test_loss_over_tokens_is_a_mean_over_tokens(targets, mean_over):
 
     expected = cross_entropy(model(inputs), targets).item()
     assert results["eval"]["loss"] == pytest.approx(expected)
+
+
+def root(outputs, targets):
+    return cross_entropy(outputs, targets).sqrt()
+
+
+class Unsized:
+    def __iter__(self):
+        return iter(batches(12))
+
+
+@pytest.mark.parametrize("loader", [batches(12), Unsized()], ids=["sized", "unsized"])
+def test_loss_of_all_outputs_is_refused_if_they_take_too_much_memory(loader, monkeypatch):
+    trainer = make_trainer(linear(), loss_fn=root)
+    monkeypatch.setattr("composable.trainer.evaluated_loss._LIMIT", 200)
+    trainer.eval(batches(12)[:1])
+
+    with pytest.raises(SplitLossError, match=r"more than 1 GiB.*loss_mean_over="):
+        trainer.eval(loader)
+
+
+def test_loss_of_all_outputs_needs_outputs_of_one_shape():
+    def squares(outputs, targets):
+        return outputs.square().mean().sqrt()
+
+    data = [(torch.randn(2, 4), torch.zeros(2)), (torch.randn(2, 3, 4), torch.zeros(2))]
+    with pytest.raises(SplitLossError, match="can't be joined"):
+        make_trainer(linear(), loss_fn=squares).eval(data)
+
+
+def test_sum_is_evaluated_as_a_sum():
+    loss, data = partial(cross_entropy, reduction="sum"), batches(12)
+    trainer = make_trainer(linear(), loss_fn=loss)
+
+    found = trainer.eval(data)["eval"]["loss"]
+
+    expected = sum(loss(trainer.state.model(inputs), targets).item() for inputs, targets in data)
+    assert found == pytest.approx(expected)
+
+
+def test_batches_with_losses_of_different_kinds_are_refused():
+    def squares_of_short_batches(outputs, targets):
+        return outputs.square().mean() if len(outputs) < 4 else cross_entropy(outputs, targets)
+
+    with pytest.raises(SplitLossError, match=r"different|another way"):
+        make_trainer(linear(), loss_fn=squares_of_short_batches).eval(batches([8, 3]))
+
+
+def test_terms_with_different_divisors_are_means_over_all_data():
+    def loss_fn(outputs, targets):
+        return cross_entropy(outputs, targets, ignore_index=1) + outputs.square().mean() + 1
+
+    trainer = make_trainer(linear(), loss_fn=loss_fn)
+
+    found = trainer.eval(UNEVEN)["eval"]["loss"]
+
+    inputs, targets = all_at_once(UNEVEN)
+    assert found == pytest.approx(loss_fn(trainer.state.model(inputs), targets).item())
 
 
 def test_accuracy_of_maps_is_a_mean_over_each_map():
@@ -282,6 +342,8 @@ def test_loss_of_a_model_is_that_of_the_average():
 
     expected = averaged.loss(averaged(UNEVEN[0]), UNEVEN[0]).item()
     assert trainer.eval(UNEVEN[:1])["eval"]["loss"] == pytest.approx(expected)
+    assert expected == pytest.approx(model.loss(model(UNEVEN[0]), UNEVEN[0]).item())
+    model.load_state_dict(training_weights(trainer))
     assert expected != pytest.approx(model.loss(model(UNEVEN[0]), UNEVEN[0]).item())
 
 
@@ -355,3 +417,22 @@ def test_evaluators_prediction_and_training_have_their_own_random_streams():
     drawn = seen.values
     assert len(drawn) == 4
     assert not any(torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+@pytest.mark.parametrize("call", [lambda trainer: trainer.fit(), lambda trainer: trainer.eval()])
+def test_evaluation_loss_that_is_nan_is_a_warning_with_its_evaluator(call):
+    bad = batches(12)
+    bad[1][0][0, 0] = torch.nan
+    trainer = make_trainer(eval_dataloader=Evaluator("test", bad), max_duration="1ep")
+
+    message = "the loss of Evaluator 'test' is nan: look for values that are not finite in its data"
+    with pytest.warns(NonFiniteLossWarning, match=message):
+        call(trainer)
+
+
+def test_evaluation_loss_that_is_nan_since_the_weights_are_names_the_weights():
+    model = linear()
+    torch.nn.init.constant_(model.bias, torch.nan)
+
+    with pytest.warns(NonFiniteLossWarning, match=r"weights of the model .* those of 'bias'"):
+        make_trainer(model, eval_dataloader=batches(12)).eval()

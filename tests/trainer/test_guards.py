@@ -20,6 +20,7 @@ from tests.support.data import batches, examples
 from tests.support.models import conv_net, same, seeded, weights
 from tests.support.observers import Watch
 from tests.support.runs import as_on_a_gpu, make_trainer, trained
+from tests.support.signals import signals_set
 
 # --- losses ---
 
@@ -118,6 +119,58 @@ def test_skipping_many_consecutive_batches_is_an_error():
         pytest.raises(NonFiniteLossError, match="losses of 10 consecutive batches were not finite"),
     ):
         trainer.fit()
+
+
+class BreaksWeights:
+    """A loss that is finite at every batch, and whose gradient is NaN at some."""
+
+    def __init__(self, *bad):
+        self.bad, self.calls = bad, 0
+
+    def __call__(self, outputs, targets):
+        loss = nn.functional.cross_entropy(outputs, targets)
+        self.calls += 1
+        return loss + (outputs * 0).sum().sqrt() if self.calls - 1 in self.bad else loss
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_loss_that_is_nan_since_the_weights_are_names_the_weights(policy):
+    options = {"max_duration": "1ep", "nonfinite_loss": policy, "loss_fn": BreaksWeights(2)}
+
+    with pytest.raises(NonFiniteLossError) as caught:
+        make_trainer(nn.Linear(4, 3), batches([4] * 8), **options).fit()
+
+    assert str(caught.value).startswith(
+        "the loss of batch 3 was nan, because weights of the model were not finite before it, such "
+        "as those of 'weight': the step of an earlier batch, probably batch 2, made them so"
+    )
+    assert caught.value.batch == 2
+
+
+def test_weights_that_are_nan_from_the_start_are_named():
+    model = nn.Linear(4, 3)
+    nn.init.constant_(model.bias, torch.nan)
+
+    with pytest.raises(NonFiniteLossError, match=r"when training began, such as those of 'bias'"):
+        make_trainer(model, batches([4] * 8)).fit()
+
+
+def test_rollback_skips_the_batch_whose_step_broke_the_weights(tmp_path):
+    model, data = nn.Linear(4, 3), batches([4] * 8)
+    trainer = make_trainer(
+        model,
+        data,
+        max_duration="1ep",
+        nonfinite_loss="rollback",
+        save_folder=tmp_path,
+        save_interval="2ba",
+        loss_fn=BreaksWeights(4),
+    )
+
+    with pytest.warns(NonFiniteLossWarning, match="batch 4 was nan: the batch is skipped"):
+        trainer.fit()
+
+    assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
 def test_ignored_nonfinite_loss():
@@ -238,9 +291,15 @@ SIGNALS = [
 posix = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
 
 
+@pytest.fixture
+def signals():
+    with signals_set():
+        yield
+
+
 @posix
 @pytest.mark.parametrize(("number", "error"), SIGNALS)
-def test_signal_ends_and_saves_the_run_after_the_batch(number, error, tmp_path):
+def test_signal_ends_and_saves_the_run_after_the_batch(number, error, tmp_path, signals):
     options = {"save_folder": tmp_path, "save_interval": "1ep"}
     trainer = make_trainer(callbacks=[Sends(number)], **options)
 
@@ -259,7 +318,7 @@ def test_signal_ends_and_saves_the_run_after_the_batch(number, error, tmp_path):
 
 @posix
 @pytest.mark.parametrize(("number", "error"), SIGNALS)
-def test_second_signal_ends_the_run_at_once(number, error, tmp_path):
+def test_second_signal_ends_the_run_at_once(number, error, tmp_path, signals):
     trainer = make_trainer(callbacks=[Sends(number, times=2)], save_folder=tmp_path)
 
     with pytest.raises(error):

@@ -30,7 +30,10 @@ from composable.algorithms import (
     SeqLengthWarmup,
 )
 from composable.core.loss_mean import LossMeanWarning
+from composable.core.loss_weights import SplitLossError
+from composable.distributed import DDP
 from composable.metrics import accuracy, perplexity, token_accuracy
+from composable.models import HuggingFaceModel
 from tests.support.hub_models import (
     CLASSES,
     HEADS,
@@ -166,9 +169,11 @@ def test_resumed_run_equals_the_whole_run(tmp_path):
 
 
 @pytest.mark.parametrize("head", NOT_MEANS)
-def test_warns_about_a_loss_that_is_not_a_mean(head):
-    with pytest.warns(LossMeanWarning, match="is not a mean of their losses.*grad_accum"):
-        fit(NOT_MEANS[head], grad_accum=2)
+def test_loss_that_is_not_a_mean_over_its_parts_is_refused(head):
+    before, model = weights(NOT_MEANS[head].build()), NOT_MEANS[head].build()
+    with pytest.raises(SplitLossError, match="loss_mean_over="):
+        fit(NOT_MEANS[head], model=model, grad_accum=2)
+    assert_close(weights(model), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"grad_accum": 2, "loss_mean_over": "next_tokens"}])
@@ -197,9 +202,8 @@ class MeanOfExamples(transformers.GPT2LMHeadModel):
         return outputs
 
 
-@pytest.mark.parametrize("kind", [Summed, MeanOfExamples])
-def test_loss_of_a_subclass_is_tried_too(kind):
-    head = Head(kind, HEADS["causal"].config, language)
+def test_loss_of_a_subclass_is_recognized():
+    head = Head(MeanOfExamples, HEADS["causal"].config, language)
     whole = fit(head, max_duration="2ba")
 
     split = fit(head, max_duration="2ba", microbatch_size=1)
@@ -207,7 +211,38 @@ def test_loss_of_a_subclass_is_tried_too(kind):
     assert_close(weights(split.state.model), weights(whole.state.model))
 
 
-def test_trial_leaves_the_model_as_it_was():
+@pytest.mark.parametrize("adapter", [lambda model: model, HuggingFaceModel])
+@pytest.mark.parametrize("options", [{"microbatch_size": 1}, {"parallel": DDP(shards=3)}])
+def test_starts_and_ends_of_answers_have_weights_of_their_own(adapter, options):
+    head, own = HEADS["answers"], {"max_duration": "2ba"}
+    whole = fit(head, model=adapter(head.build()), **own)
+
+    split = fit(head, model=adapter(head.build()), **own, **options)
+
+    assert_close(weights(split.state.model), weights(whole.state.model))
+    assert_close(split.state.loss, whole.state.loss)
+
+
+@pytest.mark.parametrize("adapter", [lambda model: model, HuggingFaceModel])
+def test_evaluation_of_answers_is_over_all_of_them(adapter):
+    head = HEADS["answers"]
+    whole = head.batch([2, 6, 3, 5, 4])
+    parts = [{name: part.split([1, 4])[i] for name, part in whole.items()} for i in range(2)]
+    model = head.build()
+
+    found = make_trainer(adapter(model), loss_fn=None).eval(parts)["eval"]["loss"]
+
+    assert found == pytest.approx(model.eval()(**whole).loss.item())
+
+
+def test_loss_times_a_count_is_refused():
+    head = Head(Summed, HEADS["causal"].config, language)
+
+    with pytest.raises(SplitLossError, match="the loss of Summed is split, and it is unknown"):
+        fit(head, max_duration="2ba", microbatch_size=1)
+
+
+def test_recognition_leaves_the_model_as_it_was():
     modes = []
     model = HEADS["classes"].build()
     model.classifier.eval()
@@ -239,7 +274,7 @@ def test_evaluation_is_over_all_tokens_of_padded_batches():
 
 
 @pytest.mark.parametrize("head", ["causal", "sounds, a mean", "sounds, a sum"])
-def test_evaluation_of_batches_of_one_finds_the_weights_too(head):
+def test_evaluation_of_batches_of_one_is_weighted_too(head):
     head = HEADS[head]
     loader, model = [head.batch([n], seed=n) for n in (6, 2, 3)], head.build()
 
@@ -247,7 +282,10 @@ def test_evaluation_of_batches_of_one_finds_the_weights_too(head):
 
     losses = torch.stack([model.eval()(**batch).loss.detach() for batch in loader])
     weights = torch.tensor([5, 1, 2]) if head is HEADS["causal"] else torch.ones(3)
-    assert results["loss"] == pytest.approx(((losses * weights).sum() / weights.sum()).item())
+    expected = (losses * weights).sum() / weights.sum()
+    if head is HEADS["sounds, a sum"]:
+        expected = losses.sum()
+    assert results["loss"] == pytest.approx(expected.item())
 
 
 @pytest.mark.parametrize("loss_fn", [None, cross_entropy])

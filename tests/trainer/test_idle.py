@@ -60,4 +60,4 @@ def test_algorithm_that_can_act_does_not_warn(options):
 
 
 def test_average_that_starts_with_the_last_batch_acts():
-    assert "EMA" in make_trainer(algorithms=EMA("1ba", ema_start="2ep")).fit().memory
+    assert "EMA" in make_trainer(algorithms=EMA("1ba", ema_start="2ep")).fit().averages

@@ -23,6 +23,7 @@ from tests.support.data import batches
 from tests.support.models import same, weights
 from tests.support.observers import Asks, Raise, Watch
 from tests.support.runs import make_trainer, trained
+from tests.support.signals import set_signals
 
 
 def lines(path):
@@ -149,6 +150,7 @@ def test_ctrl_c_in_a_process_with_workers(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=set_signals,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     try:

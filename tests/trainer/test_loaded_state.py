@@ -89,8 +89,8 @@ ALTERED = [
     ("max_duration", None),
     ("max_duration", Time("9iter")),
     ("max_duration", Time("9tok")),
-    ("memory/EMA/average", {}),
-    (f"memory/EMA/average/{WEIGHT}", torch.zeros(2)),
+    ("averages/EMA", {}),
+    (f"averages/EMA/{WEIGHT}", torch.zeros(2)),
     ("model/without_gradients", ["other"]),
     ("model/in_evaluation", 3),
     ("requests/pending", 1 << 20),
@@ -151,7 +151,7 @@ def test_rejects_another_optimizer_class(tmp_path):
     run(save_folder=tmp_path, **options).fit()
     other = {**options, "optimizers": partial(SGD, lr=0.1), "load_path": tmp_path}
 
-    with pytest.raises(MismatchError, match=r"optimizers/0/type is Adam, .* this run is SGD"):
+    with pytest.raises(MismatchError, match=r"optimizers/0/type is 'Adam', .* this run is SGD"):
         run(**other)
 
     again = run(load_ignore_keys=["optimizers", "rates"], **other)

@@ -30,14 +30,14 @@ def test_learning_rates_of_all_optimizers_and_groups_are_logged():
 
 def test_every_fit_logs_its_hyperparameters():
     memory = InMemoryLogger()
-    trainer = make_trainer(loggers=[memory], algorithms=[EMA("10ba")], schedulers=lambda c: 1.0)
+    trainer = make_trainer(loggers=[memory], algorithms=[EMA("1ba")], schedulers=lambda c: 1.0)
     trainer.fit()
 
     given = memory.hyperparameters
     assert given["seed"] == 17
     assert given["max_duration"] == "2ep"
     assert given["optimizers"] == ["SGD"]
-    assert given["algorithms"]["EMA"].startswith("EMA(half_life=Time('10ba')")
+    assert given["algorithms"]["EMA"].startswith("EMA(half_life=Time('1ba')")
     assert given["torch"] == torch.__version__
 
     trainer.fit(duration="1ep")

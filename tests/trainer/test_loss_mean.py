@@ -1,6 +1,5 @@
-"""What the loss is a mean over: warnings where the count is probably another one."""
+"""What the loss is a mean over: recognized, declared, or refused."""
 
-import warnings
 from functools import partial
 
 import pytest
@@ -8,11 +7,16 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from composable import Event, SplitLossError
+from composable.core.loss import TargetLoss
 from composable.core.loss_mean import LossMeanWarning, count_loss_tokens
+from composable.distributed import DDP
 from composable.functional import MixedTargets
+from tests.support.data import batches
 from tests.support.hugging_face import build
-from tests.support.models import seeded, weights
-from tests.support.runs import make_trainer
+from tests.support.models import linear, same, seeded, weights
+from tests.support.observers import Watch
+from tests.support.runs import FullMemory, make_trainer
 
 TOKENS = torch.randint(1, 7, (4, 6), generator=torch.Generator().manual_seed(0))
 PADDED = TOKENS.masked_fill(torch.arange(6) > torch.tensor([[1], [5], [3], [4]]), -100)
@@ -33,27 +37,164 @@ def fit(targets=PADDED, **options):
     return weights(trainer.state.model)
 
 
-@pytest.mark.parametrize("options", [{"grad_accum": 2}, {"eval_dataloader": [(TOKENS, PADDED)]}])
-def test_warns_where_examples_are_counted_and_targets_are_ignored(options):
-    with pytest.warns(LossMeanWarning, match="loss_mean_over='tokens'") as caught:
-        fit(**options)
+def gradient_of(parts, **options):
+    """Return the change of the weights by one step of SGD on all examples."""
+    before = weights(seeded(lambda: Bigram(7, 7)))
+    options = {"optimizers": partial(torch.optim.SGD, lr=1.0), **options}
+    return {
+        name: before[name] - one for name, one in fit(train_dataloader=parts, **options).items()
+    }
 
-    assert len(caught) == 1
+
+WHOLE, PARTS = [(TOKENS, PADDED)], [(TOKENS[:1], PADDED[:1]), (TOKENS[1:], PADDED[1:])]
+
+
+@pytest.mark.parametrize(
+    ("parts", "options"),
+    [
+        (WHOLE, {"grad_accum": 3}),
+        (PARTS, {"accumulate_batches": 2}),
+        (WHOLE, {"grad_accum": 3, "loss_mean_over": "tokens"}),
+        (WHOLE, {"grad_accum": 3, "loss_mean_over": lambda batch: int((batch[1] >= 0).sum())}),
+        (WHOLE, {"grad_accum": 3, "loss_mean_over": lambda outputs, batch: (batch[1] >= 0).sum()}),
+    ],
+)
+def test_loss_over_tokens_is_recognized_or_declared(parts, options):
+    torch.testing.assert_close(gradient_of(parts, **options), gradient_of(WHOLE))
+
+
+def test_examples_are_the_mean_of_the_losses_of_equal_microbatches():
+    found = gradient_of(WHOLE, grad_accum=2, loss_mean_over="examples")
+
+    halves = [gradient_of([(TOKENS[rows], PADDED[rows])]) for rows in (slice(2), slice(2, 4))]
+    expected = {name: (halves[0][name] + halves[1][name]) / 2 for name in found}
+    torch.testing.assert_close(found, expected)
+
+
+class Masked(nn.Module):
+    """A loss that declares its weight, which a watch can't find."""
+
+    def forward(self, outputs, targets):
+        losses = cross_entropy(outputs, targets, reduction="none")
+        return losses.sum() / (targets >= 0).sum().clamp(min=1)
+
+    def loss_weight(self, outputs, batch):
+        return (batch[1] >= 0).sum()
+
+
+@pytest.mark.parametrize("options", [{"grad_accum": 4}, {"parallel": DDP(shards=3)}])
+def test_loss_declares_its_weight(options):
+    found = gradient_of(WHOLE, loss_fn=Masked(), **options)
+
+    torch.testing.assert_close(found, gradient_of(WHOLE, loss_fn=Masked()))
+
+
+def test_evaluation_uses_the_declared_weight():
+    trainer = make_trainer(Bigram(7, 7), loss_fn=Masked())
+
+    found = trainer.eval(PARTS)["eval"]["loss"]
+
+    expected = Masked()(trainer.state.model(TOKENS), PADDED).item()
+    assert found == pytest.approx(expected)
+
+
+def declaring(weight):
+    loss = Masked()
+    loss.loss_weight = lambda outputs, batch: weight
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("weight", "error", "message"),
+    [
+        (-1, ValueError, "loss_weight returned -1.0 and must return a finite number of at least 0"),
+        (float("nan"), ValueError, "loss_weight returned nan"),
+        (torch.tensor(-2.0), ValueError, "loss_weight returned -2.0"),
+        (torch.ones(2), ValueError, r"loss_weight returned a tensor of shape \(2,\)"),
+        (torch.ones((), device="meta"), ValueError, "on 'meta' and must return .* device of the"),
+        ("three", TypeError, "loss_weight returned 'three'"),
+        (None, TypeError, "loss_weight returned None"),
+    ],
+)
+def test_declared_weight_must_be_a_number(weight, error, message):
+    with pytest.raises(error, match=message):
+        fit(loss_fn=declaring(weight), grad_accum=2)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"grad_accum": 2, "loss_mean_over": "tokens"},
-        {"grad_accum": 2, "loss_mean_over": lambda batch: len(batch[0])},
-        {"grad_accum": 2, "targets": TOKENS},
+        {"loss_fn": declaring(0)},
+        {"loss_mean_over": lambda batch: 0},
+        {"loss_mean_over": lambda outputs, batch: 0},
     ],
 )
-def test_does_not_warn_elsewhere(options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LossMeanWarning)
-        fit(**options)
+def test_weights_that_are_all_zero_are_an_error(options):
+    with pytest.raises(ValueError, match="the weights of all parts of a batch add up to 0"):
+        fit(**options, grad_accum=2)
+
+
+def test_a_vector_of_losses_is_an_error_that_names_the_argument():
+    with pytest.raises(ValueError, match="loss_fn returned a tensor of shape"):
+        fit(loss_fn=partial(cross_entropy, reduction="none"), grad_accum=2)
+
+
+def test_a_part_without_weight_has_no_gradient():
+    weight = torch.ones(7)
+    weight[5] = 0.0
+    targets = TOKENS.clone()
+    targets[0] = 5
+    loss = nn.CrossEntropyLoss(weight)
+    whole, parts = ([(TOKENS, targets)], {"microbatch_size": 1})
+
+    torch.testing.assert_close(
+        gradient_of(whole, loss_fn=loss, **parts), gradient_of(whole, loss_fn=loss)
+    )
+
+
+def test_auto_refuses_only_when_it_first_splits():
+    def refused(outputs, targets):
+        return cross_entropy(outputs, targets).sqrt()
+
+    options = {"loss_fn": refused, "microbatch_size": "auto", "max_duration": "1ep"}
+    make_trainer(linear(), **options).fit()
+
+    with pytest.raises(SplitLossError):
+        make_trainer(FullMemory(linear(), 2), **options).fit()
+
+
+def test_another_loss_with_the_same_calls_is_confirmed_again():
+    def contrastive(outputs, targets):
+        return cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+    def plain(outputs, targets):
+        return cross_entropy(outputs, targets)
+
+    trainer = make_trainer(linear(), loss_fn=plain, grad_accum=2, max_duration="1ba")
+    state = trainer.fit().evolve(batch=batches(4, 4)[0])
+    trainer.train_batch(state)
+
+    with pytest.raises(SplitLossError, match="compares the examples of a batch"):
+        trainer.train_batch(state.evolve(loss_fn=TargetLoss(contrastive, state.batch_spec)))
+
+
+def test_unit_changes_no_bits():
+    def after(unit):
+        trainer = make_trainer(linear(), batches(12, 6), parallel=DDP(shards=3))
+        trainer._run.loss_shares.unit = unit
+        return weights(trainer.fit().model)
+
+    assert same(after(None), after(2.0**-20))
+    assert same(after(None), after(2.0**20))
+
+
+def test_loss_at_after_backward_is_its_share():
+    watch = Watch(Event.AFTER_BACKWARD, read=lambda state: state.loss.item())
+    trainer = make_trainer(
+        linear(), batches(7, 7), callbacks=watch, grad_accum=3, max_duration="1ba"
+    )
+    loss = trainer.fit().loss.item()
+    assert sum(watch.values) == pytest.approx(loss)
 
 
 class WithLoss(nn.Module):
@@ -97,39 +238,10 @@ def test_next_tokens_are_the_terms_of_a_model_that_shifts_its_labels():
     )
 
 
-def test_trial_finds_that_a_wrapped_model_shifts_its_labels():
+def test_loss_of_a_wrapped_model_that_shifts_its_labels_is_recognized():
     whole = trained_with_own_loss()
 
-    torch.testing.assert_close(trained_with_own_loss(grad_accum=2, loss_mean_over="trial"), whole)
-
-
-@pytest.mark.parametrize("first", [PADDED, TOKENS])
-def test_trial_finds_that_a_loss_function_is_a_mean_over_tokens(first):
-    loader = [(TOKENS, first), (TOKENS, PADDED)]
-
-    split, counted, whole = (
-        fit(train_dataloader=loader, **options)
-        for options in (
-            {"grad_accum": 2, "loss_mean_over": "trial"},
-            {"grad_accum": 2, "loss_mean_over": "tokens"},
-            {},
-        )
-    )
-
-    torch.testing.assert_close(split, whole)
-    torch.testing.assert_close(split, counted, rtol=0, atol=0)
-
-
-def test_error_of_a_trial_names_another_setting():
-    with pytest.raises(IndexError, match="Target -100 is out of bounds") as caught:
-        fit(
-            TOKENS,
-            loss_fn=partial(cross_entropy, ignore_index=0),
-            grad_accum=2,
-            loss_mean_over="trial",
-        )
-
-    assert "raised by loss_mean_over='trial'" in "".join(caught.value.__notes__)
+    torch.testing.assert_close(trained_with_own_loss(grad_accum=2), whole)
 
 
 def test_warns_where_all_tokens_are_counted_and_the_model_shifts_its_labels():

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable.algorithms import EMA, SAM
+from composable.algorithms import EMA, SAM, GradientClipping
 from composable.checkpoint import MismatchError
+from composable.functional import clip_gradients, sam_perturbation
 from composable.plan.effects import ObserverError
 from tests.support.data import batches
 from tests.support.models import linear, same, weights
@@ -60,17 +61,62 @@ def test_resumed_run_is_exact(tmp_path, form):
     assert whole.scale.item() != 1
 
 
-def test_matches_plain_loop():
+def trained_plainly(change=lambda named, compute: None):
+    """Train by hand; `change` gets the parameters, and a function that computes their gradients."""
     model, loss = linear(), Scaled()
-    optimizer = sgd([*model.parameters(), *loss.parameters()])
+    named = {**dict(model.named_parameters()), "loss_fn.scale": loss.scale}
+    optimizer = sgd(named.values())
     for inputs, targets in batches(12):
-        loss(model(inputs), targets).backward()
+
+        def compute(inputs=inputs, targets=targets):
+            optimizer.zero_grad()
+            loss(model(inputs), targets).backward()
+
+        compute()
+        change(named, compute)
         optimizer.step()
-        optimizer.zero_grad()
+    return model, loss
+
+
+def check_like(model, loss, **options):
+    """Compare a Trainer's weights with those of a model and its loss."""
     trained = Scaled()
-    trainer = make_trainer(loss_fn=trained, max_duration="1ep")
+    trainer = make_trainer(loss_fn=trained, max_duration="1ep", **options)
     assert same(weights(trainer.fit().model), weights(model))
-    assert same(weights(trained), weights(loss))
+    assert same(weights(trained)["scale"], weights(loss)["scale"])
+
+
+def test_matches_plain_loop():
+    model, loss = trained_plainly()
+    check_like(model, loss)
+    assert loss.calls == 3
+
+
+@pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
+def test_parameters_are_clipped_with_those_of_the_model(kind):
+    def clip(named, compute):
+        grads = {name: one.grad for name, one in named.items()}
+        detached = {name: one.detach() for name, one in named.items()}
+        params = detached if kind == "adaptive" else None
+        clipped = clip_gradients(grads, threshold=0.01, method=kind, params=params)
+        for name, one in named.items():
+            one.grad = clipped[name]
+
+    check_like(*trained_plainly(clip), algorithms=[GradientClipping(kind, 0.01)])
+
+
+def test_parameters_are_perturbed_with_those_of_the_model():
+    def perturb(named, compute):
+        grads = {name: one.grad for name, one in named.items()}
+        kept = {name: one.detach().clone() for name, one in named.items()}
+        worst = sam_perturbation(named, grads, rho=0.1, epsilon=1e-12)
+        for name, one in named.items():
+            one.data.copy_(worst[name])
+        compute()
+        for name, one in named.items():
+            one.data.copy_(kept[name])
+
+    check_like(*trained_plainly(perturb), algorithms=[SAM(rho=0.1, epsilon=1e-12, interval=1)])
 
 
 def test_optimizer_of_loss_alone():
@@ -97,7 +143,8 @@ def test_evaluation_and_prediction_keep_mode():
     loss = Scaled()
     trainer = make_trainer(loss_fn=loss, eval_dataloader=batches(12), max_duration="1ep")
     trainer.fit()
-    assert loss.modes == [True] * 3 + [False] * 3
+    assert loss.modes[:3] == [True] * 3
+    assert set(loss.modes[3:]) == {False}
     assert loss.training
     assert loss.calls == 3
 
@@ -127,7 +174,7 @@ def test_discarded_pass_keeps_buffers(changes):
             return loss * torch.nan if first and argument == "nonfinite_loss" else loss
 
     loss = Failing()
-    trainer = make_trainer(loss_fn=loss, max_duration="1ba", **changes)
+    trainer = make_trainer(loss_fn=loss, max_duration="1ba", loss_mean_over="examples", **changes)
     expected = {"algorithms": 1, "nonfinite_loss": 0, "microbatch_size": 2}
     with (
         pytest.warns(UserWarning, match="skipped")
@@ -139,8 +186,8 @@ def test_discarded_pass_keeps_buffers(changes):
 
 
 def test_averages_do_not_include_loss():
-    state = make_trainer(loss_fn=Scaled(), algorithms=[EMA()]).fit()
-    assert sorted(state.memory["EMA"]["average"]) == ["bias", "weight"]
+    state = make_trainer(loss_fn=Scaled(), algorithms=[EMA("1ba")]).fit()
+    assert sorted(state.averages["EMA"]) == ["bias", "weight"]
 
 
 def test_loss_of_model_is_part_of_model():

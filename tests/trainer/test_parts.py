@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from composable import Control, Time
 from composable.algorithms import EMA
 from composable.checkpoint.tree import pack, unpack
+from composable.trainer.evaluated_weights import Weights
 from composable.trainer.run import Run
 from composable.trainer.run_state import SCHEMA, capture
 from tests.support.data import batches, examples, shuffling_loader
@@ -19,8 +20,8 @@ from tests.support.outcomes import differences
 from tests.support.runs import FullMemory, make_trainer
 
 PARTS = (
-    *("rates", "data", "evaluation", "guard", "loss_scaler", "microbatches", "progress"),
-    "requests",
+    *("rates", "data", "evaluation", "guard", "loss_scaler", "loss_shares", "microbatches"),
+    *("progress", "requests", "weights"),
 )
 
 
@@ -55,6 +56,9 @@ def run():
     run.guard._consecutive = 2
     run.dispatcher.request(Control.SAVE)
     run.progress.fit_in_progress = True
+    kept = {name: tensor + 1 for name, tensor in weights(run.state.model).items()}
+    run.weights.best = Weights(kept, averages={}, memory={})
+    run.loss_shares.unit = 8.0
     return run
 
 

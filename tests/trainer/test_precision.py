@@ -68,7 +68,7 @@ def test_weights_in_16_bits_take_inputs_of_their_dtype_and_give_the_loss_float32
 
     assert set(model.seen) == {(LOW[low],) * 3}
     assert set(losses) == {torch.float32}
-    assert {one.dtype for one in state.memory["EMA"]["average"].values()} == {torch.float32}
+    assert {one.dtype for one in state.averages["EMA"].values()} == {torch.float32}
 
 
 class OwnLoss(Dtypes):

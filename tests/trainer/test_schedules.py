@@ -20,12 +20,17 @@ from composable.optim import (
     exponential,
     linear,
     multi_step,
+    one_minus_sqrt,
+    per_group,
     polynomial,
+    scale_schedule,
     step,
+    warmup_stable_decay,
 )
 from tests.support.data import Stream, batches
 from tests.support.models import CLASSES
 from tests.support.models import linear as linear_model
+from tests.support.observers import Watch
 from tests.support.runs import make_trainer, sgd
 
 STEPS = 12
@@ -223,3 +228,69 @@ def test_rate_logged_at_the_end_of_an_epoch_is_that_of_its_last_batch():
     )
 
     assert logged == [0.1 * 0.5**2, 0.1 * 0.5**5]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        linear(warmup="12sp"),
+        cosine(warmup="12sp"),
+        cosine(warmup="12sp", duration="6ba"),
+        polynomial(2.0, warmup="12sp"),
+        one_minus_sqrt(warmup="12sp"),
+        warmup_stable_decay("2ba", warmup="12sp"),
+        warmup_stable_decay("2sp", warmup="2ba"),
+        warmup_stable_decay("2sp"),
+        constant(0.5, duration="6ba", warmup="12sp"),
+        exponential(0.5, "2ba", warmup="12sp"),
+        cosine_restarts("2ba", warmup="12sp"),
+        scale_schedule(cosine(warmup="12sp"), 0.5),
+        per_group({}, default=cosine(warmup="12sp")),
+    ],
+    ids=repr,
+)
+def test_units_that_cannot_be_related_are_refused_before_any_weight_changes(schedule):
+    trainer = make_trainer(max_duration="8ba", schedulers=schedule)
+    before = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
+
+    with pytest.raises(ValueError, match=r"'\d+sp'.*cannot be related in this run"):
+        trainer.fit()
+
+    assert trainer.state.timestamp.batch == 0
+    assert all(torch.equal(before[n], v) for n, v in trainer.state.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "options", "count"),
+    [
+        (2, {"step_schedulers_every_batch": True}, 12),
+        (2, {}, 4),
+        (1, {}, 2),
+        ([cosine(), constant(0.5)], {}, 6),
+    ],
+)
+def test_hooks_fire_for_each_scheduler_right_before_and_after_its_step(schedulers, options, count):
+    model = linear_model()
+    optimizers = [torch.optim.SGD([one], lr=1.0) for one in model.parameters()]
+    if isinstance(schedulers, int):
+        schedulers = [lr_scheduler.ExponentialLR(one, 0.5) for one in (optimizers * 2)[:schedulers]]
+    seen = Watch(
+        Event.BEFORE_SCHEDULER_STEP,
+        Event.AFTER_SCHEDULER_STEP,
+        read=lambda state: [group["lr"] for o in state.optimizers for group in o.param_groups],
+    )
+
+    make_trainer(
+        model,
+        batches(12, 4),
+        optimizers=optimizers,
+        schedulers=schedulers,
+        callbacks=seen,
+        max_duration="2ep",
+        **options,
+    ).fit()
+
+    pairs = list(zip(seen.values[::2], seen.values[1::2], strict=True))
+    assert len(pairs) == count
+    if isinstance(schedulers[0], lr_scheduler.LRScheduler):
+        assert all(sum(a != b for a, b in zip(*pair, strict=True)) == 1 for pair in pairs)

@@ -99,11 +99,11 @@ def test_nested_trainers_are_not_reported():
 
 
 def test_state_is_pickled():
-    state = make_trainer(algorithms=[EMA()]).fit().evolve(loss_fn=None)
+    state = make_trainer(algorithms=[EMA("1ba")]).fit().evolve(loss_fn=None)
     loaded = pickle.loads(pickle.dumps(state))
     assert isinstance(loaded, State)
     assert same(weights(loaded.model), weights(state.model))
-    assert same(loaded.memory["EMA"]["average"], state.memory["EMA"]["average"])
+    assert same(loaded.averages["EMA"], state.averages["EMA"])
     assert loaded.timestamp == state.timestamp
     with pytest.raises(TypeError):
         loaded.memory["EMA"] = {}

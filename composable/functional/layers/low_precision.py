@@ -1,12 +1,14 @@
 """The base of the low-precision norms, and their surgery."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .._checks import LOW_PRECISION, check_module, check_precision
+from .._foreach import autocast_dtype
 from .._reclass import keeps_forward_of, reclass
 from .._surgery import replace_modules, report_nothing
 from .._warnings import NoEffectWarning, warn_user
@@ -29,22 +31,20 @@ class LowPrecision(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         device = inputs.device.type
-        autocast = torch.is_autocast_enabled(device)
-        low = self.precision
-        if low is None and autocast:
-            low = torch.get_autocast_dtype(device)
-        elif low is None and _dtype_of(self.weight) in (None, inputs.dtype):
+        autocast = autocast_dtype(device)
+        low = autocast if self.precision is None else self.precision
+        if low is None and _dtype_of(self.weight) in (None, inputs.dtype):
             low = inputs.dtype if inputs.dtype in LOW_PRECISION else None
         if self.reports_idle and self.training and not torch.compiler.is_compiling():
             self._report(inputs, low)
         if low is None or inputs.dtype not in (*LOW_PRECISION, torch.float32):
             plain: Tensor = super().forward(inputs)
             return plain
-        with torch.autocast(device, enabled=False):
+        with nullcontext() if autocast is None else torch.autocast(device, enabled=False):
             bias = getattr(self, "bias", None)  # RMS norms have none
             weight, bias = (p if p is None else p.to(low) for p in (self.weight, bias))
             outputs = self._normalized(inputs.to(low), weight, bias)
-        return outputs if autocast else outputs.to(inputs.dtype)
+        return outputs if autocast is not None else outputs.to(inputs.dtype)
 
     def _report(self, inputs: Tensor, low: torch.dtype | None) -> None:
         self.reports_idle = False

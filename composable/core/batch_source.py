@@ -1,0 +1,120 @@
+"""Where a tensor comes from in a batch: from one of its tensors, by functions of that one alone.
+
+A loss may take its targets as they are in the batch, or a column of them, or a mask of those with a
+label. What it counts in them can then be counted in every other part of the batch, too, before the
+loss of that part is computed.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.core.batch import children_of
+
+__all__ = ["Source", "Sources"]
+
+Step: TypeAlias = tuple[Any, tuple[Any, ...], tuple[tuple[str, Any], ...]]
+
+
+@attrs.frozen
+class Source:
+    """A tensor of a batch, and the functions that were applied to it.
+
+    Example:
+        >>> from composable.core.batch_source import Source
+        >>> columns = Source((1,), ((torch.Tensor.__getitem__, ((..., 0),), ()),))
+        >>> columns.of((torch.zeros(2), torch.tensor([[1, 2], [3, 4]])))
+        tensor([1, 3])
+    """
+
+    path: tuple[Any, ...]
+    """The keys from the batch to its tensor."""
+    steps: tuple[Step, ...] = ()
+    """Functions with their other arguments, apart from those that only change the shape."""
+    reshaped: bool = attrs.field(default=False, eq=False)
+    """Whether the shape was changed, so that positions are other ones."""
+
+    def of(self, batch: Any) -> Tensor:
+        """Compute the tensor for another batch.
+
+        Raises:
+            LookupError: The batch has another structure.
+        """
+        for key in self.path:
+            batch = (children_of(batch) or {})[key]
+        for function, args, kwargs in self.steps:
+            batch = function(batch, *args, **dict(kwargs))
+        return batch  # type: ignore[no-any-return]
+
+
+class Sources:
+    """The tensors of a batch, and those that are computed from one of them.
+
+    Args:
+        batch: The batch.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._known: dict[int, tuple[Tensor, int, Source]] = {}
+        for path, tensor in _tensors_in(batch):
+            self._record(tensor, Source(path))
+
+    def of(self, value: Any) -> Source | None:
+        """Return the source of a tensor, or None if it is not known to have one."""
+        held = self._known.get(id(value))
+        if held is None or held[0] is not value or held[1] != value._version:
+            return None
+        return held[2]
+
+    def follow(self, function: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Record the result of a function whose first argument has a source."""
+        source = self.of(args[0]) if args else None
+        if source is None or result is args[0] or not isinstance(result, Tensor):
+            return
+        if name in _RESHAPING:
+            self._record(result, attrs.evolve(source, reshaped=True))
+        elif name in _OF_ELEMENTS or (name in _OF_POSITIONS and not source.reshaped):
+            step = function, args[1:], tuple(kwargs.items())
+            if _is_plain(step[1:]):
+                self._record(result, attrs.evolve(source, steps=(*source.steps, step)))
+
+    def _record(self, tensor: Tensor, source: Source) -> None:
+        self._known[id(tensor)] = tensor, tensor._version, source
+
+
+_RESHAPING = frozenset(
+    ("clone", "contiguous", "detach", "flatten", "reshape", "squeeze", "unsqueeze", "view")
+)
+_OF_POSITIONS = frozenset(("__getitem__", "narrow", "pad", "select"))
+_OF_ELEMENTS = frozenset(
+    (
+        *("to", "bool", "int", "long", "half", "bfloat16", "float", "double", "type"),
+        *("clamp", "clip", "clamp_min", "clamp_max", "__invert__", "logical_not", "bitwise_not"),
+        *("eq", "ne", "gt", "ge", "lt", "le"),
+    )
+)
+FOLLOWED = _RESHAPING | _OF_POSITIONS | _OF_ELEMENTS
+"""The names of the functions that are followed."""
+
+
+def _tensors_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    if isinstance(tree, Tensor):
+        yield path, tree
+    else:
+        for key, child in (children_of(tree) or {}).items():
+            yield from _tensors_in(child, (*path, key))
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value contains no tensor, which may depend on anything."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, slice):
+        return _is_plain((value.start, value.stop, value.step))
+    plain = (int, float, str, type(None), type(...), torch.dtype, torch.device)
+    return isinstance(value, (*plain, torch.memory_format))

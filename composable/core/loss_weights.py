@@ -1,0 +1,220 @@
+"""How much the loss of a part counts in that of the whole: declared, or recognized and confirmed.
+
+A part is a microbatch, a batch of several in one step, a shard, or a batch of an evaluation. Its
+loss is a sum, divided by something: a number of examples, of labels, a sum of weights. That divisor
+is the weight of the part. It is declared by `loss_mean_over` or by a `loss_weight` of the loss or
+the model, or else found by a `LossWatch`. A loss for which it is unknown is refused.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.core.evaluation_mode import evaluation_mode
+from composable.core.loss import ModelLoss, OutputLoss, function_of
+from composable.core.loss_confirmation import (
+    UNKNOWN,
+    Confirmed,
+    LossOf,
+    terms_of,
+    without_effects,
+)
+from composable.core.loss_mean import Declared, check_weight
+from composable.core.loss_watch import LossWatch, eagerly
+from composable.core.own_loss import OwnLoss, own_loss
+from composable.core.part_weights import (
+    Count,
+    SplitLossError,
+    TermWeights,
+    Weight,
+    refused,
+    weigh,
+)
+from composable.core.state import State
+
+__all__ = ["LossWeights", "SplitLossError"]
+
+log = logging.getLogger("composable")
+
+
+@attrs.define(eq=False)
+class LossWeights:
+    """The weights of the parts of the batches of a run.
+
+    Args:
+        declared: What `loss_mean_over` declares, or None.
+        compiled: Whether the model is compiled, so that its forward pass is not watched.
+    """
+
+    declared: Declared | None = None
+    compiled: bool = False
+    agree: Callable[[bool], bool] = bool
+    """Returns whether a flag is true on any process, if they must call the model alike."""
+    _confirmed: Confirmed = attrs.field(factory=Confirmed)
+    _own: OwnLoss | None = None
+
+    def of_batches(self, state: State) -> Count | None:
+        """Return what computes the weight of a batch without its loss, if anything does."""
+        if self.declared is not None:
+            return self.declared.by_batch
+        own = self._own_loss(state)
+        return None if own is None else own.count
+
+    def watches_forward(self, state: State) -> bool:
+        """Return whether the forward pass is watched, since the loss may be computed there."""
+        if self.declared is not None or _declared_by(state) is not None:
+            return False
+        own = self._own_loss(state)
+        if own is not None:
+            return own.count is None and not own.is_sum
+        unknown = isinstance(state.loss_fn, ModelLoss) and not self._confirmed.knows(state)
+        return unknown and not self.compiled
+
+    def watch(self, state: State, batch: Any) -> LossWatch | None:
+        """Return a mode for the loss of a part; None if its weight is declared.
+
+        Args:
+            state: The state with the loss.
+            batch: The part, before algorithms replace it for the loss.
+        """
+        return None if self.declared is not None else LossWatch(batch)
+
+    def around_loss(self, state: State, watch: LossWatch | None) -> AbstractContextManager[Any]:
+        """Return a context for computing the loss of a part.
+
+        In the mode, a compiled loss function would not use its graphs.
+        """
+        outside = watch is None or _is_compiled(state.loss_fn)
+        return nullcontext() if outside else watch  # type: ignore[return-value]
+
+    def weigh(
+        self,
+        state: State,
+        outputs: Any,
+        loss: Tensor,
+        watch: LossWatch | None,
+        loss_of: LossOf,
+    ) -> Weight | TermWeights:
+        """Return the weight of a part, given its loss.
+
+        Args:
+            state: The state with the batch of the part, as the loss got it.
+            outputs: The outputs of the model.
+            loss: The loss of the part.
+            watch: The mode in which it was computed.
+            loss_of: Computes the loss of a state and outputs.
+
+        Raises:
+            SplitLossError: It is unknown, or the loss is not a mean of those of its parts.
+            TypeError: What is declared is not a number.
+            ValueError: It is negative, not a number, or on another device.
+        """
+        if self.declared is not None:
+            return Weight(self.declared.weight(outputs, state.batch, loss.device))
+        declared = _declared_by(state)
+        if declared is not None:
+            return Weight(check_weight("loss_weight", declared(outputs, state.batch), loss.device))
+        own = self._own_loss(state) or self._found_in_forward(state, outputs, loss_of)
+        if own is not None:
+            return self._weigh_own(own, state, loss, watch)
+        if watch is not None and _is_compiled(state.loss_fn):
+            with eagerly(), watch:
+                loss = loss_of(state, outputs)
+        terms = None if watch is None else watch.terms_of(loss)
+        if terms is None:
+            raise refused(state, UNKNOWN)
+        self._confirmed.confirm(state, outputs, loss_of, terms)
+        return weigh(terms, state)
+
+    def weight_of_other(
+        self, state: State, loss: Tensor, watch: LossWatch
+    ) -> Weight | TermWeights | None:
+        """Return the weight of a loss that an algorithm has computed, or None if it is unknown."""
+        terms = watch.terms_of(loss)
+        return None if terms is None else weigh(terms, state)
+
+    def _found_in_forward(self, state: State, outputs: Any, loss_of: LossOf) -> OwnLoss | None:
+        """Find how a model with a method `loss` computes it, if it does so in its forward pass."""
+        if not isinstance(state.loss_fn, ModelLoss) or self._confirmed.knows(state):
+            return None
+        with without_effects(state):
+            outside = terms_of(state, outputs, loss_of)[1]
+        return self._find(state) if outside is None else None
+
+    def _weigh_own(
+        self, own: OwnLoss, state: State, loss: Tensor, watch: LossWatch | None
+    ) -> Weight | TermWeights:
+        if own.is_sum:
+            return Weight(None, own.form, may_be_zero=False)
+        if own.count is not None:
+            return Weight(own.count(state.batch))
+        terms = None if watch is None else watch.terms_of(loss)
+        watched = terms is not None
+        if not watched:
+            with without_effects(state), evaluation_mode(state.model), torch.enable_grad():
+                terms = own_loss(state, state.batch)[1]
+        if terms is None or terms.form != own.form:
+            raise refused(state, UNKNOWN)
+        weight = weigh(terms, state)
+        if isinstance(weight, TermWeights) and not watched:
+            return weight.in_one("where the forward pass is not watched")
+        return weight
+
+    def find_own_loss(self, state: State) -> None:
+        """Find how a model of Transformers computes its loss, unless that is known.
+
+        The model is called on examples of the batch, in evaluation mode and without effects: on all
+        processes, before the first part.
+
+        Args:
+            state: The state with a batch.
+
+        Raises:
+            SplitLossError: The loss is not a mean of those of its parts, or it is unknown what it
+                is a mean over.
+        """
+        declared = self.declared is not None or _declared_by(state) is not None
+        if not declared and isinstance(state.loss_fn, OutputLoss) and not self._own_loss(state):
+            self._find(state)
+
+    def _find(self, state: State) -> OwnLoss:
+        own = OwnLoss.find(state, self.agree)
+        if own.count is None and not own.is_sum:
+            if self.compiled:
+                raise refused(
+                    state,
+                    "is computed in its compiled forward pass, and its targets don't determine "
+                    "what that is a mean over",
+                )
+            log.warning(
+                "every forward pass of %s is watched to find what its loss is a mean over, which "
+                "takes some microseconds for each operation; loss_mean_over= avoids it",
+                type(state.model).__name__,
+            )
+        self._own = own
+        return own
+
+    def _own_loss(self, state: State) -> OwnLoss | None:
+        own = self._own
+        if own is None or not isinstance(state.loss_fn, (ModelLoss, OutputLoss)):
+            return None
+        return own if own.is_of(state.model) else None
+
+
+def _declared_by(state: State) -> Callable[[Any, Any], Any] | None:
+    """Return the `loss_weight` of the loss, or of a model that computes it."""
+    own = isinstance(state.loss_fn, (ModelLoss, OutputLoss))
+    declared = getattr(state.model if own else function_of(state.loss_fn), "loss_weight", None)
+    return declared if callable(declared) else None
+
+
+def _is_compiled(loss_fn: Any) -> bool:
+    """Return whether a loss function is compiled by `torch.compile`."""
+    function = function_of(loss_fn)
+    marks = ("_torchdynamo_orig_callable", "dynamo_ctx", "_compiled_call_impl")
+    return any(getattr(function, mark, None) is not None for mark in marks)

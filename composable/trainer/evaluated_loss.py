@@ -1,0 +1,183 @@
+"""The loss of an evaluation: the loss of all of its batches.
+
+Where the weights of the batches are known it is their weighted mean, or their sum. Else the loss
+function is called once, on the outputs for all batches, which are kept on the CPU until then.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composable.core.batch import children_of, map_tensors, rebuild, tensors_of
+from composable.core.loss import TargetLoss
+from composable.core.loss_confirmation import LossOf
+from composable.core.loss_watch import LossWatch
+from composable.core.loss_weights import LossWeights
+from composable.core.part_weights import SplitLossError, TermWeights
+from composable.core.state import State
+from composable.metrics import Averages
+
+__all__ = ["EvaluatedLoss"]
+
+_LIMIT = 2**30
+
+
+class EvaluatedLoss:
+    """The loss of the batches of an evaluation.
+
+    Args:
+        weights: The weights of the batches.
+        loss_of: Computes the loss of a state and outputs.
+        averages: The averages of the evaluation, to which the loss is added.
+        loader: The loader of the evaluation.
+    """
+
+    def __init__(
+        self,
+        weights: LossWeights,
+        loss_of: LossOf,
+        averages: Averages,
+        loader: Any,
+    ) -> None:
+        self.weights, self.loss_of, self.averages = weights, loss_of, averages
+        # Of several processes, each may have a part of a single batch.
+        self.batches = _length_of(loader) if averages.processes is None else None
+        self.watch: LossWatch | None = None
+        self.form: tuple[Any, ...] | None = None
+        """What the losses of the batches so far have in common."""
+        self.kept: list[tuple[Any, Any]] = []
+        """The outputs and targets of batches with unknown weights, on the CPU."""
+        self.first: Tensor | None = None
+        """The loss of the first of them."""
+        self.reason: SplitLossError | None = None
+        """Why their weights are unknown."""
+
+    def around_outputs(self, state: State) -> AbstractContextManager[Any]:
+        """Return a context for calling the model on a batch."""
+        self.watch = None
+        if state.loss_fn is None or self.batches == 1:
+            return nullcontext()
+        if self.reason is None:
+            try:
+                self.weights.find_own_loss(state)
+            except SplitLossError as error:
+                self.reason = error
+        self.watch = self.weights.watch(state, state.batch)
+        watched = self.watch is not None and self.weights.watches_forward(state)
+        return self.watch if watched else nullcontext()  # type: ignore[return-value]
+
+    def add(self, state: State) -> None:
+        """Add the loss of a batch, given the state with the batch and the outputs.
+
+        Raises:
+            SplitLossError: Its weight is unknown, and the outputs can't be kept.
+        """
+        if state.loss_fn is None:
+            return
+        with self.weights.around_loss(state, self.watch):
+            loss: Tensor | None = self.loss_of(state, state.outputs)
+        if loss is None:  # a model may have no loss in evaluation mode
+            return
+        if self.batches == 1:
+            self.averages.add("loss", loss, 1)
+            return
+        try:
+            self.averages.add_terms("loss", self._weigh(state, loss))
+        except SplitLossError as error:
+            if self.form is not None:  # too late: earlier batches have been added
+                raise
+            self.reason = error
+            self._keep(state, loss)
+
+    def _weigh(self, state: State, loss: Tensor) -> list[tuple[Any, Any]]:
+        """Return the terms of the loss of a batch, and the weight of each."""
+        if self.reason is not None:
+            raise self.reason
+        weight = self.weights.weigh(state, state.outputs, loss, self.watch, self.loss_of)
+        if self.form is not None and self.form != weight.form:
+            raise SplitLossError(
+                "the batches of an evaluation have losses that are computed in different ways, by "
+                "other functions, options or factors; they have no common mean. Let loss_fn depend "
+                "on nothing but the outputs and the batch, or declare its weight by "
+                "loss_mean_over=."
+            )
+        self.form = weight.form
+        return weight.values if isinstance(weight, TermWeights) else [(loss, weight.value)]
+
+    def _keep(self, state: State, loss: Tensor) -> None:
+        """Keep the outputs and targets of a batch, unless it is the only one and these can't be."""
+        if self.first is not None or self.batches is not None:
+            self._check_loss(state)
+        self.first = loss if self.first is None else self.first
+        if not isinstance(state.loss_fn, TargetLoss):
+            self.kept.append((None, None))
+            return
+        pair = state.outputs, state.targets
+        size = sum(tensor.nbytes for one in (*self.kept, pair) for tensor in tensors_of(one))
+        if self.batches is not None and not self.kept:
+            size *= self.batches
+        if size > _LIMIT:
+            raise SplitLossError(
+                f"the loss of an evaluation is computed from the outputs for all batches, which "
+                f"take {size / 2**30:.3g} GiB, more than 1 GiB: {self.reason}"
+            ) from self.reason
+        self.kept.append(map_tensors(lambda tensor: tensor.detach().cpu(), pair))
+
+    def _check_loss(self, state: State) -> None:
+        if not isinstance(state.loss_fn, TargetLoss) and self.reason is not None:
+            raise self.reason
+
+    def finish(self, state: State) -> None:
+        """Add the loss of the outputs for all batches, if these were kept.
+
+        Raises:
+            SplitLossError: The outputs for several batches can't be joined.
+        """
+        if len(self.kept) == 1:
+            self.averages.add("loss", self.first, 1)  # type: ignore[arg-type]
+        if len(self.kept) < 2:
+            return
+        outputs, targets = self._joined(state)
+        with state.precision.autocast(state.device):
+            loss = state.loss_fn.function(outputs, targets)  # type: ignore[union-attr]
+        self.averages.add("loss", loss, 1)
+
+    def _joined(self, state: State) -> Any:
+        try:
+            whole = _join(self.kept)
+        except (RuntimeError, ValueError) as error:
+            raise SplitLossError(
+                f"the loss of an evaluation is computed from the outputs for all batches, which "
+                f"can't be joined ({error}): {self.reason}"
+            ) from self.reason
+        return map_tensors(lambda tensor: tensor.to(state.device), whole)
+
+
+def _length_of(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _join(trees: list[Any]) -> Any:
+    """Concatenate the tensors of trees of one structure.
+
+    Raises:
+        ValueError: A value that is not a tensor differs between the trees.
+    """
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return torch.cat(trees)
+    columns = [children_of(tree) for tree in trees]
+    if columns[0] is None:
+        if any(tree != first for tree in trees):
+            raise ValueError("values that are not tensors differ between batches")
+        return first
+    names = columns[0].keys()
+    if any(column is None or column.keys() != names for column in columns):
+        raise ValueError("their structures differ between batches")
+    joined = {name: _join([column[name] for column in columns]) for name in names}  # type: ignore[index]
+    return rebuild(first, joined)

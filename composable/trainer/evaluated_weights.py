@@ -1,0 +1,352 @@
+"""The weights with which a run is evaluated, and their exchange with those that it trains.
+
+During a call of the Trainer the model holds the training weights. Between calls it holds the
+evaluated ones: the averages of algorithms and schedule-free optimizers, or those of the best
+checkpoint. Values are exchanged in place, so that tied parameters, optimizers and CUDA graphs keep
+their tensors.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from composable.core._warnings import warn_user
+from composable.core.algorithm import leaves
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import with_tensors
+from composable.functional._lent import LentModel, local_part
+from composable.optim.schedule_free import ScheduleFree
+from composable.plan.plan import Plan
+from composable.trainer.parameters import averaged_weights
+
+__all__ = [
+    "ChangedWeightsWarning",
+    "EvaluatedWeights",
+    "Weights",
+    "averaging_names",
+    "same_bits",
+    "tensors_of",
+]
+
+
+class ChangedWeightsWarning(UserWarning):
+    """The weights of an averaging run were changed between two calls of its Trainer."""
+
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@attrs.frozen(eq=False)
+class Weights:
+    """Values of tensors by name, for the model and for the module that computes the loss.
+
+    With the averages and the memory of the algorithms that determine them, if they belong to
+    another moment than those of the state.
+    """
+
+    model: Mapping[str, Tensor] = _NONE
+    loss_fn: Mapping[str, Tensor] = _NONE
+    averages: Mapping[str, Any] | None = None
+    memory: Mapping[str, Any] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.model or self.loss_fn)
+
+
+@attrs.define(eq=False)
+class EvaluatedWeights:
+    """The evaluated weights of a run: a part that its checkpoints save.
+
+    Args:
+        plan: Returns the plan, whose changes to the model at `EVAL_START` determine the evaluated
+            weights.
+        strict: Whether to raise an error, and not to warn, if the evaluated model has other
+            parameters or buffers than the trained one, so that they cannot be exchanged.
+    """
+
+    plan: Callable[[], Plan]
+    strict: bool = False
+    best: Weights | None = None
+    """The weights of the best checkpoint, from the end of training until it continues."""
+    installed: bool = False
+    """Whether the model holds the evaluated weights."""
+    _held: list[tuple[Tensor, Tensor]] = attrs.field(factory=list)
+    """Tensors of the model, and their training values."""
+    _switched: list[ScheduleFree] = attrs.field(factory=list)
+    """The optimizers that are in evaluation mode while the weights are installed."""
+    _kept: Weights | None = None
+    """The averages and the memory of the training weights, while those of `best` are used."""
+    _left: Any = None
+    """The digest of the tensors when the last call ended, and their names and shapes."""
+
+    def of(self, state: State) -> Weights:
+        """Return the evaluated values of the tensors for which they are not those of the model."""
+        if self.best is not None:
+            return self.best
+        averages = averaged_weights(state.model, state.optimizers)
+        loss = _NONE
+        if state.loss_module is not None:
+            loss = averaged_weights(state.loss_module, state.optimizers)
+        model = with_tensors(state.model, averages) if averages else state.model
+        for algorithm in self.plan().transforms(Event.EVAL_START):
+            if "model" not in algorithm.writes:
+                continue
+            model = algorithm(Event.EVAL_START, state.evolve(model=model)).model
+        return self._in(model, state, loss)
+
+    def _in(self, model: nn.Module, state: State, loss_fn: Mapping[str, Tensor] = _NONE) -> Weights:
+        """Return the tensors of an evaluated model that differ from those of the state's."""
+        if model is not state.model and not isinstance(model, LentModel):
+            differing = tensors_of(model).keys() ^ tensors_of(state.model).keys()
+            if differing:
+                return self._report(sorted(differing))
+        return Weights(dict(_replaced(state.model, model)), loss_fn)
+
+    def _report(self, differing: list[str]) -> Weights:
+        text = (
+            "an algorithm replaced the model at EVAL_START by one with other parameters or "
+            f"buffers, {differing[:5]}, which the trained model cannot hold"
+        )
+        if self.strict:
+            raise RuntimeError(f"{text}; in an external loop, evaluate that model yourself.")
+        warn_user(
+            f"{text}: after training, and in checkpoints, it has the training weights.",
+            UserWarning,
+        )
+        return Weights()
+
+    def values(self, state: State) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return the tensors of the model that are exchanged: each, evaluated, and trained."""
+        if self.installed:
+            states = (pair for one in self._switched for pair in one.state.items())
+            trained = [(p, values["y"]) for p, values in states if "y" in values]
+            return [(tensor, tensor, value) for tensor, value in [*self._held, *trained]]
+        own = tensors_of(state.model)
+        return [(own[name], value, own[name]) for name, value in self.of(state).model.items()]
+
+    def model(self, state: State) -> nn.Module:
+        """Return a model with the evaluated weights; that of the state if it has them."""
+        weights = _NONE if self.installed else self.of(state).model
+        return with_tensors(state.model, weights) if weights else state.model
+
+    # --- exchange ---
+
+    def install(self, state: State, evaluated: nn.Module | None = None) -> State:
+        """Write the evaluated weights into the model, and return the state that belongs to them.
+
+        Args:
+            state: The state, whose model has the training weights.
+            evaluated: The model that is evaluated, if it is known; by default that of the plan.
+        """
+        self.installed = True
+        for optimizer in _schedule_free(state):
+            if all(group["train_mode"] for group in optimizer.param_groups):
+                optimizer.eval()
+                self._switched.append(optimizer)
+        weights = self.of(state) if evaluated is None else self._in(evaluated, state)
+        for module, values in _modules(state, weights):
+            own = tensors_of(module)
+            for name, value in values.items():
+                if own[name] is not value:
+                    self._exchange(own[name], value)
+        averages = bool(self._held or self._switched)
+        self._left = _names(state), _digest(state) if averages else None
+        if weights.averages is None:
+            return state
+        self._kept = Weights(averages=state.averages, memory=state.memory)
+        memory = {**state.memory, **(weights.memory or {})}
+        return state.evolve(averages=weights.averages, memory=memory)
+
+    def remove(self, state: State) -> State:
+        """Restore the training weights, and return the state that belongs to them."""
+        for tensor, value in reversed(self._held):
+            _copy(value, tensor)
+        for optimizer in self._switched:
+            optimizer.train()
+        kept = self._kept
+        self.forget()
+        if kept is None:
+            return state
+        return state.evolve(averages=kept.averages, memory=kept.memory)
+
+    def forget(self) -> None:
+        """Take the weights that the model holds for those that are trained."""
+        self.installed, self._held, self._switched, self._kept = False, [], [], None
+
+    def _exchange(self, tensor: Tensor, value: Tensor) -> None:
+        self._held.append((tensor, _kept_copy(tensor)))
+        _copy(value, tensor)
+
+    def adopt_changes(self, state: State) -> State:
+        """Return the state to continue from if the weights were changed since the last call.
+
+        The changed weights are then those that are trained, and averages start again.
+
+        Warns:
+            ChangedWeightsWarning: They were changed.
+        """
+        if self._left is None or self._left[1] is None or _digest(state) == self._left[1]:
+            return state
+        warn_user(
+            "the weights of the model were changed after the last call of the Trainer, which left "
+            "averaged ones there. Training continues from the changed weights, and the average "
+            "starts again; to keep the average, change a copy.deepcopy(model).",
+            ChangedWeightsWarning,
+        )
+        self._held, self._switched, self._kept, self.best, self._left = [], [], None, None, None
+        for optimizer in _schedule_free(state):
+            optimizer.restart_average()
+        names = averaging_names(self.plan())
+        memory = {name: value for name, value in state.memory.items() if name not in names}
+        averages = {name: value for name, value in state.averages.items() if name not in names}
+        return state.evolve(averages=averages, memory=memory)
+
+    def check_names(self, state: State) -> None:
+        """Check that the model has the tensors that it had when the last call ended.
+
+        Raises:
+            ValueError: It has others.
+        """
+        before, now = {} if self._left is None else self._left[0], _names(state)
+        for name in sorted(before.keys() | now.keys()):
+            old, new = before.get(name), now.get(name)
+            if before and _differ(old, new):
+                raise ValueError(
+                    f"the model was changed between two calls of the Trainer: {name} "
+                    f"{_described(old, new)}. The optimizer and the checkpoints belong to the "
+                    "earlier one; build a new Trainer for the changed model."
+                )
+
+    # --- checkpoints ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weights of the best checkpoint, if the run is evaluated with them."""
+        return {"best": None if self.best is None else attrs.asdict(self.best, recurse=False)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.best = None if state["best"] is None else Weights(**state["best"])
+
+
+def averaging_names(plan: Plan) -> set[str]:
+    """Return the names of the algorithms on whose averages or memory evaluations depend."""
+    parts = (leaf for algorithm in plan.algorithms for leaf in leaves(algorithm))
+    return {leaf.name for leaf in parts if Event.EVAL_START in leaf.events}
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module, by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _schedule_free(state: State) -> Iterator[ScheduleFree]:
+    return (one for one in state.optimizers if isinstance(one, ScheduleFree))
+
+
+def _modules(state: State, weights: Weights) -> Iterator[tuple[nn.Module, Mapping[str, Tensor]]]:
+    yield state.model, weights.model
+    if state.loss_module is not None:
+        yield state.loss_module, weights.loss_fn
+
+
+def _replaced(model: nn.Module, evaluated: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of the evaluated model that differ from those of the trained one."""
+    if evaluated is model:
+        return
+    own = tensors_of(model)
+    new = evaluated.tensors if isinstance(evaluated, LentModel) else tensors_of(evaluated)
+    for name, tensor in own.items():
+        other = new.get(name)
+        if other is None or other is tensor or other.shape != tensor.shape:
+            continue
+        # A copy of a model has buffers of its own.
+        if isinstance(tensor, nn.Parameter) or not same_bits(other, tensor):
+            yield name, other.detach().to(tensor.dtype)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one shape on one device have the same bits."""
+    if one.dtype != other.dtype or one.device != other.device:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+@torch.no_grad()
+def _copy(value: Tensor, tensor: Tensor) -> None:
+    local_part(tensor.detach()).copy_(local_part(value))
+
+
+def _kept_copy(tensor: Tensor) -> Tensor:
+    """Copy a tensor: to the memory of the host, if that of its device is full."""
+    local = local_part(tensor.detach())
+    try:
+        return local.clone()
+    except torch.OutOfMemoryError:
+        return local.to("cpu", copy=True)
+
+
+# --- changes between two calls ---
+
+
+def _names(state: State) -> dict[str, tuple[int, torch.Size | None]]:
+    """Return the identity and the shape, if it is known, of each parameter.
+
+    An optimizer keeps the parameters alive, so that no other has its identity.
+    """
+    named = state.model.named_parameters()
+    return {name: (id(one), None if is_lazy(one) else one.shape) for name, one in named}
+
+
+def _differ(old: Any, new: Any) -> bool:
+    if old is None or new is None or old[0] != new[0]:
+        return True
+    return None not in (old[1], new[1]) and old[1] != new[1]
+
+
+def _described(old: Any, new: Any) -> str:
+    if old is None:
+        return "is new"
+    if new is None:
+        return "is gone"
+    if old[1] == new[1] or old[1] is None:
+        return "is another parameter"
+    return f"has shape {list(new[1])}, and had {list(old[1])}"
+
+
+def _digest(state: State) -> int:
+    """Return a number that depends on every bit of the weights, and on their positions.
+
+    Counters of writes would miss those through `parameter.data`.
+    """
+    modules = [state.model, *([] if state.loss_module is None else [state.loss_module])]
+    tensors = [t for module in modules for t in tensors_of(module).values()]
+    found = [_position_sums(local_part(tensor.detach())) for tensor in tensors]
+    if not found:
+        return 0
+    sums = torch.stack([one.cpu() for one in found])
+    return int((sums * torch.arange(1, 2 * len(sums), 2)).sum())
+
+
+def _position_sums(tensor: Tensor) -> Tensor:
+    bits = _bits(tensor)
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for dim in range(bits.ndim):
+        others = [one for one in range(bits.ndim) if one != dim]
+        sums = bits.sum(others, dtype=torch.int64) if others else bits.to(torch.int64)
+        weights = torch.arange(1, len(sums) + 1, device=bits.device)
+        total = total * 1_000_003 + (sums * weights).sum()
+    return total if bits.ndim else bits.to(torch.int64)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return tensor.resolve_neg().view(_INTEGERS[tensor.element_size()])

@@ -1,0 +1,114 @@
+"""Write the evaluated weights of a run for plain PyTorch or for Transformers."""
+
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composable.checkpoint._safetensors import DTYPES, write_tensors
+from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
+from composable.core._paths import open_to_write, replacing
+from composable.core.model_call import is_transformers_model
+from composable.distributed.processes import Processes
+
+__all__ = ["export_weights"]
+
+_SUFFIX = ".safetensors"
+
+
+def export_weights(model: nn.Module, path: Path, processes: Processes, *, overwrite: bool) -> Path:
+    """Write the weights of a model; all processes call it together.
+
+    Args:
+        model: The model, whose parameters may be divided among processes.
+        path: A file with the suffix ".safetensors", or a folder for a model of Transformers.
+        processes: The processes, of which rank 0 writes.
+        overwrite: Replace the file.
+    """
+    weights = {name: _whole(name, value) for name, value in model.state_dict().items()}
+
+    def write() -> str:
+        if path.suffix == _SUFFIX:
+            _write_file(weights, path, overwrite)
+        else:
+            _write_folder(model, weights, path)
+        return str(path)
+
+    return Path(processes.on_main(write))
+
+
+def _whole(name: str, value: Any) -> Tensor:
+    """Return a tensor of the state dict, gathered from the processes that have parts of it."""
+    if not isinstance(value, Tensor):
+        raise UnsavableError(
+            f"{name} of the state dict is a {type(value).__name__}, and a file of safetensors has "
+            "tensors only; use save_checkpoint."
+        )
+    if hasattr(value, "full_tensor"):
+        value = value.full_tensor()
+    if value.dtype not in DTYPES.values():
+        raise UnsavableError(
+            f"{name} has dtype {value.dtype}, which safetensors does not support; use "
+            "save_checkpoint."
+        )
+    whole: Tensor = value.detach()
+    return whole
+
+
+def _write_file(weights: dict[str, Tensor], path: Path, overwrite: bool) -> None:
+    if os.path.lexists(path) and not overwrite:
+        raise CheckpointExistsError(f"{path} exists; pass overwrite=True to replace it.")
+    with replacing(path) as partial, open_to_write(partial, "xb") as file:
+        write_tensors(file.write, weights)
+
+
+def _write_folder(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    inner, prefix = _transformers_model(model, path)
+    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+        raise CheckpointExistsError(
+            f"{path} exists and is not an empty folder; pass another path, or empty it."
+        )
+    own = {name.removeprefix(prefix): value for name, value in weights.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(".partial", f".{path.name}.", path.parent))
+    try:
+        inner.save_pretrained(partial, state_dict={n: t.cpu() for n, t in own.items()})
+        _check_folder(inner, own, partial, path)
+        partial.chmod(0o755)
+        partial.replace(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _transformers_model(model: nn.Module, path: Path) -> tuple[Any, str]:
+    """Return the model of Transformers that has all parameters, and its path in the given one."""
+    whole = set(map(id, model.parameters()))
+    for name, module in model.named_modules():
+        if is_transformers_model(module) and whole == set(map(id, module.parameters())):
+            return module, f"{name}." if name else ""
+    raise ValueError(
+        f"path={str(path)!r} must end in {_SUFFIX!r}: a folder is written for models of "
+        f"Transformers, and {type(model).__name__} is not one."
+    )
+
+
+def _check_folder(inner: Any, weights: dict[str, Tensor], folder: Path, path: Path) -> None:
+    """Check that `from_pretrained` builds the same model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about entries that are missing: they are compared
+        loaded = type(inner).from_pretrained(folder, dtype=inner.dtype)
+    found = loaded.state_dict()
+    for name in sorted(found.keys() | weights.keys()):
+        both = name in found and name in weights
+        if both and torch.equal(found[name].cpu(), weights[name].cpu()):
+            continue
+        raise UnsavableError(
+            f"{type(inner).__name__}.from_pretrained would build another model than the trained "
+            f"one, which differs in {name}; export to a file that ends in {_SUFFIX!r}, and load it "
+            f"into the changed model. Nothing was written to {path}."
+        )

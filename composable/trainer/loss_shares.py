@@ -1,0 +1,352 @@
+"""The shares of the parts of a step in its loss, and in its gradients.
+
+A part is a microbatch, a batch of several in one step, or one of a shard. The loss of the step is
+the weighted mean of those of the parts: the share of a part is its weight / total. It acts in one
+of two ways:
+
+1. Where the weights follow from the batches, the total is known before the first backward pass, and
+   the loss of a part is multiplied by weight / total. In a sum of terms with different divisors,
+   each term is multiplied by its own share.
+2. Else by weight / unit, where the unit is a power of two near the last total. After the last part,
+   gradients and loss are multiplied by unit / total. A power of two changes no digits, so the
+   result has the same bits whatever the unit was.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.core.batch import tensors_of
+from composable.core.loss_confirmation import LossOf
+from composable.core.loss_weights import LossWeights
+from composable.core.part_weights import Count, SplitLossError, TermWeights, Weight
+from composable.core.state import State
+from composable.data.grouping import Examples, total_weight
+from composable.functional._foreach import compute_dtype
+from composable.functional._lent import local_part
+from composable.trainer.parameters import trained_parameters
+
+__all__ = ["LossShares", "StepShares", "rescale"]
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+@attrs.define(eq=False)
+class LossShares:
+    """The shares of the parts of all steps of a run.
+
+    Args:
+        weights: The weights of parts.
+        loss_of: Computes the loss of a state and outputs.
+    """
+
+    weights: LossWeights
+    loss_of: LossOf
+    unit: Any = None
+    """A power of two near the last total: a number, or a tensor on the device of the losses."""
+    factor: Any = 1.0
+    """What the gradients of the last step were multiplied by after its last part."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the unit."""
+        return {"unit": None if self.unit is None else float(self.unit)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the unit."""
+        self.unit = state["unit"]
+
+
+class StepShares:
+    """The shares of the parts of one pass over a batch.
+
+    Args:
+        run: The shares of the run.
+        state: The state with the whole batch, or the part of it that this process has.
+        first: The first part.
+        count: Number of parts, about.
+        exchange: Returns the sum of a number or a tensor over all processes.
+        known: The examples of the batch as it was loaded, if examples are counted.
+        size: The number of processes, if gradients become means over them.
+        ways: Which way is taken where weights are found by watching the loss: "either"; the
+            "first", since gradients can't be changed afterwards; or the "second", in which the
+            total is sent with the gradients.
+    """
+
+    def __init__(  # what differs between one process and several
+        self,
+        run: LossShares,
+        state: State,
+        first: Any,
+        count: int,
+        *,
+        exchange: Callable[[Any], Any] | None = None,
+        known: Examples | None = None,
+        size: int = 1,
+        ways: str = "either",
+    ) -> None:
+        self.run, self.whole = run, state.batch
+        self.number_of_parts, self.size, self.ways = count, size, ways
+        self.exchange = exchange or (lambda value: value)
+        run.weights.find_own_loss(state.evolve_unchecked(batch=first))
+        self.watches_forward = run.weights.watches_forward(state)
+        self.count = run.weights.of_batches(state)
+        self.total: Any = None
+        """The sum of the weights of all parts, or of those of each term."""
+        self.unit: Any = None
+        self.omitted = 0.0
+        """The examples of this process that algorithms have omitted since they were loaded."""
+        self.restart()
+        if known is not None and self.count is not None:
+            self.total = known.all
+            self.omitted = known.own - total_weight(self.whole, self.count)
+        elif self.count is not None:
+            self.total = self._total_of(self.count)
+
+    def restart(self) -> None:
+        """Begin again with the first part."""
+        self.form: tuple[Any, ...] | None = None
+        """What the losses of the parts have in common."""
+        self.origin: Any = None
+        """How the batch determines the weights of the parts."""
+        self.seen: Any = 0
+        """The weight of the parts so far, if the second way is taken."""
+
+    def take(self, loss: Tensor) -> Tensor:
+        """Return the weight of the parts since the last call, as a tensor like a loss."""
+        seen, self.seen = self.seen, 0
+        if isinstance(seen, Tensor):
+            return seen
+        return torch.full_like(loss, seen, dtype=torch.float64)
+
+    def compute(
+        self,
+        compute_loss: Callable[..., tuple[State, Any, Tensor, Tensor]],
+        state: State,
+        batch: Any,
+        *,
+        empty: bool,
+    ) -> tuple[State, Any, Tensor, Any]:
+        """Compute the loss of a part.
+
+        Args:
+            compute_loss: Computes outputs and loss.
+            state: The state before the forward pass.
+            batch: The part, as it is before algorithms replace it for the loss.
+            empty: Whether it has the weight 0.
+
+        Returns:
+            The state, the outputs, the loss, and its share.
+        """
+        weights, count = self.run.weights, self.count
+        if count is not None:
+            state, outputs, _, loss = compute_loss(state)
+            share = 0.0 if empty else self._share(count(batch), self.total)
+            if weights.declared is not None:
+                _clear_gradient(outputs, share)
+            return state, outputs, loss, share
+        watch = weights.watch(state, batch)
+        around = weights.around_loss(state, watch)
+        state, outputs, own, loss = compute_loss(
+            state, around if self.watches_forward else _NOTHING, around
+        )
+        weight = weights.weigh(state, outputs, own, watch, self.run.loss_of)
+        if loss is not own and watch is not None:  # of an algorithm
+            weight = weights.weight_of_other(state, loss, watch) or weight
+        if self.form is None and (count := weights.of_batches(state)) is not None:
+            self.count, self.total = count, self._total_of(count)  # now that it is known
+            return state, outputs, loss, 0.0 if empty else self._share(count(batch), self.total)
+        if isinstance(weight, TermWeights):
+            one = weight.as_one()
+            if one is None:
+                weighted = self._loss_of_terms(weight)  # an empty part exchanges the totals too
+                return state, outputs, *((loss, 0.0) if empty else (weighted, 1.0))
+            weight = one
+        share = self._share_of(weight, empty=empty)
+        if weight.may_be_zero:
+            _clear_gradient(outputs, share)
+        return state, outputs, loss, share
+
+    def finish(self, state: State, loss: Tensor, seen: Any, omitted: float = 0.0) -> Tensor:
+        """Let the gradients and the loss be those of the whole, and return the loss.
+
+        Args:
+            state: The state, with the gradients of all parts.
+            loss: The sum of the weighted losses.
+            seen: The weight of all parts on all processes, if the second way was taken.
+            omitted: The examples of all processes that algorithms have omitted.
+        """
+        factor: Any = 1.0
+        if self.unit is not None:
+            factor = _ratio(self.unit, _checked_total(seen))
+            self.run.unit = _next_unit(self.unit, seen)
+        elif omitted:
+            factor = float(self.total / (self.total - omitted))
+        self.run.factor = factor
+        if self.unit is None and not omitted:
+            return loss
+        return rescale(trained_parameters(state), loss, factor)
+
+    def _share_of(self, weight: Weight, *, empty: bool) -> Any:
+        """Return the share of a part with a weight that is known with its loss."""
+        if self.form is None:
+            self.form = weight.form
+            if weight.of_batch is not None and self.ways != "second":
+                self.total, self.origin = self._total_of_targets(weight.of_batch), weight.origin
+        elif self.form != weight.form:
+            raise _other_form()
+        if weight.value is None:
+            return 0.0 if empty else float(self.size)
+        if self.total is not None:
+            self._check_origin(weight.origin)
+            return 0.0 if empty else self._share(weight.value, self.total)
+        if self.ways == "first":
+            raise SplitLossError(
+                "the weights of the parts of a batch don't follow from its targets, and the engine "
+                "has to know them before it computes gradients; pass loss_mean_over= what the loss "
+                "is a mean over, as a function of the batch or a name."
+            )
+        value = weight.value
+        if empty:  # of the same type: processes send it to each other
+            value = torch.zeros_like(value) if isinstance(value, Tensor) else 0
+        if self.unit is None:
+            self.unit = self.run.unit
+        if self.unit is None:
+            self.unit = _power_of_two(self.exchange(value * self.number_of_parts))
+        self.seen = self.seen + value
+        return _ratio(value * self.size, self.unit)
+
+    def _loss_of_terms(self, loss: TermWeights) -> Tensor:
+        """Return the sum of the terms of a loss, each multiplied by its share."""
+        if self.form is None:
+            self.form, self.origin = loss.form, loss.origins
+            self.total = [self._total_of_term(loss, one) for one in loss.weights]
+        elif self.form != loss.form:
+            raise _other_form()
+        self._check_origin(loss.origins)
+        terms = []
+        for (value, weight), total in zip(loss.values, self.total, strict=True):
+            share = float(self.size) if weight is None else self._share(weight, total)
+            term = times(value, share)
+            terms.append(without_nothing(term, share))
+        return torch.stack(terms).sum()
+
+    def _total_of_term(self, loss: TermWeights, weight: Weight) -> Any:
+        if weight.value is None:
+            return None
+        if weight.of_batch is None:
+            raise loss.unknown("before the first backward pass, since the batch does not have them")
+        return self._total_of_targets(weight.of_batch)
+
+    def _check_origin(self, origin: Any) -> None:
+        if self.origin != origin:
+            raise SplitLossError(
+                "the parts of a batch get their targets in different ways: an algorithm has "
+                "replaced those of some parts, or their shapes differ; pass loss_mean_over= to "
+                "declare the weights of the parts."
+            )
+
+    def _share(self, weight: Any, total: Any) -> Any:
+        return _ratio(weight, _ratio(total, self.size) if self.size > 1 else total)
+
+    def _total_of(self, count: Count) -> Any:
+        return _checked_total(self.exchange(total_weight(self.whole, count)))
+
+    def _total_of_targets(self, count: Count) -> Any:
+        """Return the total of what is counted in the targets of a watched loss."""
+        try:
+            return self._total_of(count)
+        except LookupError as error:
+            raise SplitLossError(
+                "the batches of a step have different structures, and the targets of the first "
+                f"are not in the others ({error!r}); pass loss_mean_over= to declare their weights."
+            ) from error
+
+
+def _other_form() -> SplitLossError:
+    return SplitLossError(
+        "the parts of a batch have losses that are computed in different ways, by other functions, "
+        "options or factors; they have no common mean. Let loss_fn depend on nothing but the "
+        "outputs and the batch, or declare its weight by loss_mean_over=."
+    )
+
+
+def rescale(parameters: Iterable[Tensor], loss: Tensor, factor: Any) -> Tensor:
+    """Multiply the gradients of parameters by a factor, in place, and return the loss times it."""
+    gradients = [local_part(one.grad) for one in parameters if one.grad is not None]
+    kinds: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        kinds.setdefault((gradient.dtype, gradient.device, gradient.layout), []).append(gradient)
+    for kind in kinds.values():
+        torch._foreach_mul_(kind, factor)
+    return times(loss, factor)
+
+
+def times(loss: Tensor, share: Any) -> Tensor:
+    """Multiply a loss by a number, or by a tensor, which is rounded to its dtype."""
+    if isinstance(share, Tensor):
+        share = share.to(compute_dtype(loss.dtype))
+    return torch.mul(loss, share)
+
+
+def without_nothing(loss: Tensor, share: Any) -> Tensor:
+    """Return a loss times its share, or 0 where the share is 0: the mean over nothing is NaN."""
+    if isinstance(share, Tensor):
+        return torch.where(share == 0, 0.0, loss)
+    return loss if share else torch.zeros_like(loss)
+
+
+def _clear_gradient(outputs: Any, share: Any) -> None:
+    """Let a part with the share 0 have no gradient: that of 0 / 0 is NaN, and NaN times 0 too."""
+
+    def cleared(gradient: Tensor) -> Tensor:
+        if isinstance(share, Tensor):
+            return torch.where(share > 0, gradient, 0.0)
+        return torch.zeros_like(gradient)
+
+    if isinstance(share, Tensor) or not share > 0:
+        for tensor in tensors_of(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(cleared)  # type: ignore[no-untyped-call]
+
+
+def _checked_total(total: Any) -> Any:
+    """Return the sum of weights; raise an error for the number 0, which is declared.
+
+    A mean over nothing that is found in tensors is NaN, as without a split.
+    """
+    if not isinstance(total, Tensor) and not total > 0:
+        raise ValueError(
+            f"the weights of all parts of a batch add up to {total}; loss_mean_over and "
+            "loss_weight must return a number above 0 for at least one of them."
+        )
+    return total
+
+
+def _ratio(above: Any, below: Any) -> Any:
+    """Divide; the mean over nothing is NaN."""
+    if isinstance(above, Tensor):
+        return above.double() / below  # a quotient of integers would be of float32
+    if isinstance(below, Tensor):
+        return above / below.double()
+    return above / below if below else math.nan
+
+
+def _power_of_two(value: Any) -> Any:
+    """Return a power of two near a number, or 1 for 0."""
+    if not isinstance(value, Tensor):
+        return 2.0 ** math.frexp(value)[1] if value > 0 else 1.0
+    value = value.double()
+    power = torch.ldexp(torch.ones_like(value), torch.frexp(value).exponent)
+    return torch.where(value > 0, power, 1.0)
+
+
+def _next_unit(unit: Any, total: Any) -> Any:
+    """Return the unit of the next step: unchanged by a total of 0."""
+    if not isinstance(total, Tensor):
+        return _power_of_two(total) if total > 0 else unit
+    return torch.where(total > 0, _power_of_two(total), unit)

@@ -1,0 +1,166 @@
+"""Law: the loss of a whole is that of its parts, under every split, or the split is refused."""
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+from composable import SplitLossError
+from composable.algorithms import LabelSmoothing, MixUp
+from composable.distributed import DDP
+from property_tests.test_accumulation import gradients_of
+from tests.support.losses import OF_TORCH, RECOGNIZED, REFUSED, WEIGHTS, WITH_EFFECTS
+from tests.support.models import weights
+from tests.support.runs import make_trainer
+from tests.support.split_losses import LOSSES, examples, model, parts_of
+from tests.support.strategies import few
+
+sizes = st.lists(st.integers(2, 5), min_size=2, max_size=4)
+
+
+def whole_and_parts(sizes, split, **data):
+    """Return the loader of a whole batch, and one for the split, with its options."""
+    whole = [examples(sum(sizes), **data)]
+    if "accumulate_batches" not in split:
+        return whole, whole, split
+    return whole, parts_of(sizes, **data), {**split, "accumulate_batches": len(sizes)}
+
+
+@st.composite
+def all_splits(draw):
+    """Draw microbatches, accumulated batches, shards, or several of them."""
+    split = {}
+    if draw(st.booleans()):
+        split[draw(st.sampled_from(["grad_accum", "microbatch_size"]))] = draw(st.integers(1, 4))
+    if draw(st.booleans()):
+        split["accumulate_batches"] = None
+    if draw(st.booleans()):
+        split["parallel"] = DDP(shards=draw(st.integers(1, 4)))
+    return split
+
+
+def gradients(loss, loader, **options):
+    return gradients_of(model(), loader, loss_fn=loss, check_effects=False, **options)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@few
+@given(sizes=sizes, split=all_splits(), seed=st.integers(0, 99))
+@example(sizes=[5, 2], split={"microbatch_size": 1}, seed=0)
+@example(sizes=[5, 2, 3], split={"accumulate_batches": None, "grad_accum": 2}, seed=1)
+@example(sizes=[4, 5], split={"parallel": DDP(shards=3), "microbatch_size": 2}, seed=2)
+def test_loss_of_a_whole_is_that_of_its_parts_or_refused(name, sizes, split, seed):
+    loss = LOSSES[name]
+    whole, parts, options = whole_and_parts(sizes, split, seed=seed)
+
+    expected = gradients(loss, whole)
+    try:
+        found = gradients(loss, parts, **options)
+    except SplitLossError:
+        assert name in REFUSED
+        return
+
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@few
+@given(sizes=sizes, seed=st.integers(0, 99))
+@example(sizes=[5, 1, 3], seed=0)
+def test_evaluated_loss_of_a_whole_is_that_of_its_parts_or_refused(name, sizes, seed):
+    inputs, targets = examples(sum(sizes), seed)
+    loader = parts_of(sizes, seed=seed)
+
+    found = make_trainer(model(), loss_fn=LOSSES[name]).eval(loader)["eval"]["loss"]
+
+    assert found == pytest.approx(LOSSES[name](model()(inputs), targets).item(), rel=1e-6)
+
+
+SPLITS = [
+    {"microbatch_size": 3},
+    {"accumulate_batches": None},
+    {"parallel": DDP(shards=2)},
+    {"parallel": DDP(shards=2), "accumulate_batches": None, "grad_accum": 2},
+]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("name", {**REFUSED, **WITH_EFFECTS})
+def test_refusal_comes_before_any_weight_changes_and_names_the_cures(name, split):
+    loss, trained = {**REFUSED, **WITH_EFFECTS}[name], model()
+    _, parts, options = whole_and_parts([7, 6], split)
+
+    trainer = make_trainer(trained, parts, loss_fn=loss, **options)
+    with pytest.raises(SplitLossError, match=r"loss_mean_over=.*loss_weight.*don't split"):
+        trainer.fit()
+
+    assert_close(weights(trained), weights(model()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [*OF_TORCH, *RECOGNIZED])
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_losses_in_bfloat16_are_those_of_the_whole_to_rounding(name, split):
+    whole, parts, options = whole_and_parts([7, 6], split, dtype=torch.float32)
+    single = {"loss_fn": LOSSES[name], "precision": "amp_bf16", "max_duration": "1ba"}
+
+    expected = make_trainer(model(torch.float32), whole, **single).fit().loss
+    found = make_trainer(model(torch.float32), parts, **single, **options).fit().loss
+
+    assert float(found) == pytest.approx(float(expected), rel=0.02)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_losses_that_are_not_means_are_refused_in_bfloat16_too(name):
+    loader = [examples(13, dtype=torch.float32)]
+    trainer = make_trainer(
+        model(torch.float32), loader, loss_fn=REFUSED[name], precision="amp_bf16", grad_accum=3
+    )
+
+    with pytest.raises(SplitLossError):
+        trainer.fit()
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize(
+    "name", ["CrossEntropyLoss, weights, mean", "masked", "distilled", "weights and squares"]
+)
+def test_compiled_models_and_losses_are_split_alike(name):
+    whole, parts, options = whole_and_parts([7, 6], {"microbatch_size": 3})
+    expected = gradients(LOSSES[name], whole)
+
+    compiled = torch.compile(LOSSES[name], backend="eager")
+    found = gradients(compiled, parts, **options, compile={"backend": "eager"})
+
+    assert_close(found, expected)
+
+
+ALGORITHMS = [
+    [MixUp()],
+    [LabelSmoothing()],
+    [MixUp(), LabelSmoothing()],
+    [MixUp(per_sample=True)],
+    [MixUp(interpolate_loss=True)],
+]
+
+CLASS_LOSSES = {
+    "mean": nn.CrossEntropyLoss(),
+    "weights": nn.CrossEntropyLoss(WEIGHTS),
+    "ignored": nn.CrossEntropyLoss(ignore_index=1),
+    "sum": nn.CrossEntropyLoss(WEIGHTS, reduction="sum"),
+    "function": RECOGNIZED["a function"],
+}
+
+
+@pytest.mark.parametrize("algorithms", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_mixed_and_smoothed_targets_are_split_too(name, algorithms):
+    loss = CLASS_LOSSES[name]
+    whole, parts, options = whole_and_parts([7, 6], {"microbatch_size": 3})
+
+    expected = gradients(loss, whole, algorithms=algorithms)
+    found = gradients(loss, parts, algorithms=algorithms, **options)
+
+    assert_close(found, expected)

@@ -1,0 +1,210 @@
+"""The terms of a loss: what a watch follows, and what it doesn't."""
+
+import time
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from composable.core.loss_watch import LossWatch, with_divisor
+
+OUTPUTS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+TARGETS = torch.tensor([0, 1, 2, 3, -100, 1])
+MASK = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0])
+SCALE = torch.tensor(3.0)
+
+
+def entropy(outputs=OUTPUTS, **options):
+    return F.cross_entropy(outputs, TARGETS, **options)
+
+
+def in_place():
+    loss = torch.zeros(())
+    loss += entropy()
+    loss *= 2
+    loss -= 1
+    return loss
+
+
+FOLLOWED = {
+    "the call": (entropy, [(1.0, 5)], 0.0),
+    "factors": (lambda: 2 * entropy() / 4, [(0.5, 5)], 0.0),
+    "casts": (lambda: entropy().double().to(torch.float32).squeeze(), [(1.0, 5)], 0.0),
+    "constants": (lambda: 1 - entropy() + 2, [(-1.0, 5)], 3.0),
+    "sums": (lambda: sum([entropy(), 0.5 * entropy(OUTPUTS + 1)]), [(1.0, 5), (0.5, 5)], 0.0),
+    "in place": (in_place, [(2.0, 5)], -1.0),
+    "mean": (lambda: OUTPUTS.square().mean(), [(1.0, 24)], 0.0),
+    "mean over dimensions": (lambda: torch.mean(OUTPUTS, dim=(0, 1)), [(1.0, 24)], 0.0),
+    "sum": (lambda: OUTPUTS.square().sum(), [(1.0, None)], 0.0),
+    "sum by sum": (
+        lambda: (entropy(reduction="none") * MASK).sum() / MASK.sum(),
+        [(1.0, 3)],
+        0.0,
+    ),
+    "interpolation": (
+        lambda: torch.lerp(entropy(), entropy(OUTPUTS + 1), 0.25),
+        [(0.75, 5), (0.25, 5)],
+        0.0,
+    ),
+    "another divisor": (
+        lambda: with_divisor(2 * F.mse_loss(OUTPUTS, OUTPUTS * 0), OUTPUTS.mean(), 24, SCALE),
+        [(1.0, 3)],
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_follows(name):
+    function, terms, constant = FOLLOWED[name]
+
+    with LossWatch() as watch:
+        loss = function()
+
+    found = watch.terms_of(loss)
+    assert [(term.factor, term.divisor.value) for term in found.terms] == terms
+    assert found.constant == constant
+
+
+def changed_in_place():
+    loss = entropy()
+    loss += OUTPUTS.square().mean().exp()
+    return loss
+
+
+NOT_FOLLOWED = {
+    "roots": lambda: F.mse_loss(OUTPUTS, OUTPUTS * 0).sqrt(),
+    "products": lambda: entropy() * entropy(),
+    "quotients": lambda: entropy() / entropy(),
+    "a divisor with a gradient": lambda: OUTPUTS.square().sum() / OUTPUTS.exp().sum(),
+    "a clamped count": lambda: OUTPUTS.square().sum() / MASK.sum().clamp(min=1),
+    "another term": lambda: entropy() + OUTPUTS.norm(),
+    "another term, in place": changed_in_place,
+    "no reduction": lambda: entropy(reduction="none"),
+    "a part": lambda: OUTPUTS.mean(0),
+    "a copy of the values": lambda: torch.tensor(entropy().item()),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FOLLOWED)
+def test_does_not_follow(name):
+    with LossWatch() as watch:
+        loss = NOT_FOLLOWED[name]()
+
+    assert watch.terms_of(loss) is None
+
+
+BATCH = OUTPUTS.detach(), torch.stack([TARGETS, 3 - TARGETS.abs() % 4], 1)
+OTHER = torch.zeros(2, 4), torch.tensor([[0, 2], [-100, 1]])
+
+
+def by_shift(targets):
+    return F.cross_entropy(OUTPUTS[:-1], F.pad(targets[:, 0], (0, 1), value=-100)[1:-1])
+
+
+def by_mask(targets):
+    losses, kept = entropy(reduction="none"), (targets[:, 1] >= 2).float()
+    return (losses * kept).sum() / kept.sum()
+
+
+FROM_BATCH = {
+    "a column": (lambda targets: F.cross_entropy(OUTPUTS, targets[:, 0].contiguous()), 1),
+    "clamped": (
+        lambda targets: F.cross_entropy(OUTPUTS, targets[:, 1].clamp(0, 2), ignore_index=2),
+        1,
+    ),
+    "shifted": (by_shift, 0),
+    "a mask": (by_mask, 1),
+}
+
+
+@pytest.mark.parametrize("name", FROM_BATCH)
+def test_divisor_of_another_batch_follows_from_its_targets(name):
+    loss, expected = FROM_BATCH[name]
+
+    with LossWatch(BATCH) as watch:
+        found = loss(BATCH[1])
+
+    (term,) = watch.terms_of(found).terms
+    assert term.divisor.of_batch(BATCH) == term.divisor.value
+    assert term.divisor.of_batch(OTHER) == expected
+
+
+def changed(targets):
+    targets = targets.clone()
+    targets[0] = 2
+    return targets
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        lambda targets: targets[:, 0].where(MASK > 0, -100),
+        lambda targets: targets[MASK.bool()][:, 0].repeat(2),
+        lambda targets: changed(targets[:, 0]),
+        lambda targets: targets.view(-1)[:6],
+        lambda targets: targets.sum(1).clamp(0, 3),
+    ],
+)
+def test_divisor_is_unknown_for_targets_of_other_tensors_or_positions(targets):
+    with LossWatch(BATCH) as watch:
+        loss = F.cross_entropy(OUTPUTS, targets(BATCH[1]))
+
+    assert watch.terms_of(loss).terms[0].divisor.of_batch is None
+
+
+def test_calls_without_weight_have_no_gradient():
+    inputs, weight = torch.randn(3, 2, requires_grad=True), torch.tensor([1.0, 0.0])
+    with LossWatch() as watch:
+        loss = F.cross_entropy(inputs, torch.ones(3).long(), weight) + inputs.square().mean()
+    first, second = watch.terms_of(loss).terms
+
+    (torch.where(first.divisor.value == 0, 0.0, first.value) + second.value).backward()
+
+    torch.testing.assert_close(inputs.grad, inputs.detach() / 3)
+
+
+def test_factors_that_are_tensors_are_told_apart_by_their_identity():
+    def form(scale):
+        with LossWatch() as watch:
+            loss = entropy() * scale.double()
+        return watch.terms_of(loss).form
+
+    assert form(SCALE) == form(SCALE)
+    assert form(SCALE) != form(SCALE.clone())
+
+
+def test_a_changed_result_has_no_terms():
+    with LossWatch() as watch:
+        loss = entropy()
+    loss.detach().add_(1)
+
+    assert watch.terms_of(loss) is None
+
+
+def test_sees_the_same_with_and_without_a_graph():
+    def form():
+        with LossWatch() as watch:
+            loss = 2 * entropy()
+        return watch.terms_of(loss).form
+
+    with torch.no_grad():
+        without = form()
+    assert form() == without
+
+
+def test_watching_a_loss_takes_microseconds():
+    def seconds(function):
+        times = []
+        for _ in range(200):
+            start = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    def watched():
+        with LossWatch() as watch:
+            loss = entropy()
+        return watch.terms_of(loss)
+
+    assert seconds(watched) - seconds(entropy) < 500e-6

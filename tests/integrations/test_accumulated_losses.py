@@ -1,0 +1,87 @@
+"""The loss of a step of several microbatches in an external loop: that of the whole, or refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss, normalize
+
+from composable import SplitLossError
+from composable.integrations import adapt_loop
+from tests.support.models import mlp, weights
+
+TARGETS = torch.tensor([0, 1, 2, 2, 2, 0, 1, 2, -100, 2, -100, -100])
+SIZES = [[4, 4, 4], [5, 4, 3], [5, 4], [2, 2, 2]]
+
+
+def contrastive(outputs, targets):
+    one = normalize(outputs)
+    return cross_entropy(one @ one.T, torch.arange(len(one)))
+
+
+def root(outputs, targets):
+    return mse_loss(outputs, outputs.detach() * 0).sqrt()
+
+
+def without_two(outputs, targets):
+    return cross_entropy(outputs, targets.clamp(min=0), ignore_index=2)
+
+
+LOSSES = {
+    "mean": cross_entropy,
+    "weights": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])),
+    "another ignore_index": without_two,
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+}
+
+
+def parts_of(sizes):
+    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    return [
+        (inputs[end - n : end], TARGETS[end - n : end]) for n, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def whole(loss_fn, parts):
+    model = mlp()
+    inputs, targets = (torch.cat(one) for one in zip(*parts, strict=True))
+    loss = loss_fn(model(inputs), targets)
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return loss.item(), model
+
+
+def accumulated(loss_fn, parts, **options):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    t = adapt_loop([], model, optimizer, loss_fn=loss_fn, seed=17, **options)
+    for inputs, _ in t.epoch(parts, accumulate_batches=3):
+        (t.loss(model(inputs)) / 3).backward()
+        if len(t._micro.sizes) == len(parts):
+            optimizer.step()
+            optimizer.zero_grad()
+    return t.state.loss.item(), model
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("name", LOSSES)
+def test_step_is_that_of_the_whole_batch(name, sizes):
+    parts = parts_of(sizes)
+
+    loss, model = accumulated(LOSSES[name], parts)
+
+    expected, plain = whole(LOSSES[name], parts)
+    assert loss == pytest.approx(expected)
+    torch.testing.assert_close(weights(model), weights(plain))
+
+
+@pytest.mark.parametrize("loss_fn", [contrastive, root])
+def test_loss_of_the_whole_alone_is_refused_before_a_weight_changes(loss_fn):
+    model = mlp()
+    t = adapt_loop([], model, torch.optim.SGD(model.parameters()), loss_fn=loss_fn, seed=17)
+    parts = parts_of([4, 4, 4])
+
+    inputs, _ = next(t.epoch(parts, accumulate_batches=3))
+    with pytest.raises(SplitLossError, match="loss_mean_over="):
+        t.loss(model(inputs))
+    accumulated(loss_fn, parts, loss_mean_over="examples")

@@ -1,0 +1,143 @@
+"""Methods that have little effect in a run, and schedulers that count something else: said once."""
+
+import warnings
+from functools import partial
+
+import pytest
+from torch import nn
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LinearLR,
+    OneCycleLR,
+    SequentialLR,
+)
+
+from composable import Event, IdleAlgorithmWarning, during
+from composable.algorithms import EMA, LayerFreezing
+from tests.support.data import batches
+from tests.support.models import FEATURES, mlp
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer
+
+
+def deep():
+    return nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(4)), mlp())
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "ends"),
+    [
+        (mlp, {}, "1ep"),
+        (deep, {"freeze_level": 0.1}, "1ep"),
+        (deep, {"freeze_start": 0.9}, "6ba"),
+        (deep, {"freeze_start": 0.9}, "1ep"),
+    ],
+)
+def test_layer_freezing_that_freezes_nothing_warns(model, options, ends):
+    frozen = Watch(Event.AFTER_TRAIN_BATCH, read=lambda state: state.frozen)
+    loader = batches(24, 4)
+
+    with pytest.warns(IdleAlgorithmWarning, match=r"LayerFreezing freezes no layer: of the \d lay"):
+        make_trainer(
+            model(),
+            loader,
+            algorithms=LayerFreezing(**options),
+            callbacks=frozen,
+            max_duration=ends,
+        ).fit()
+
+    assert not any(frozen.values)
+
+
+@pytest.mark.parametrize("ends", ["6ba", "1ep", "24sp"])
+def test_layer_freezing_that_freezes_a_layer_is_quiet(ends):
+    frozen = Watch(Event.AFTER_TRAIN_BATCH, read=lambda state: state.frozen)
+    trainer = make_trainer(
+        deep(), batches(24, 4), algorithms=LayerFreezing(0.4), callbacks=frozen, max_duration=ends
+    )
+
+    trainer.fit()
+
+    assert any(frozen.values)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "share"),
+    [
+        (EMA("8ba"), "0.27"),
+        (EMA("2ep"), "0.4"),
+        (EMA(smoothing=0.9), "0.22"),
+        (during("0dur", "1dur", EMA("8ba")), "0.27"),
+    ],
+)
+def test_long_half_life_is_a_line_of_the_plan_and_of_the_summary(algorithm, share, capsys):
+    trainer = make_trainer(
+        mlp(), batches(24, 4), algorithms=algorithm, max_duration="5ep", progress_bar=True
+    )
+    line = f"is a half-life of {share} times this run of 5ep"
+
+    assert trainer.plan.explain().count(line) == 1
+    assert line in trainer.plan._repr_html_()
+    trainer.fit()
+    assert capsys.readouterr().err.count(line) == 1
+
+
+def test_half_life_above_the_run_warns_once():
+    trainer = make_trainer(mlp(), batches(24, 4), algorithms=EMA("7ba"), max_duration="1ep")
+
+    with pytest.warns(IdleAlgorithmWarning, match="half-life of 1.2 times this run of 1ep") as told:
+        trainer.fit()
+
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit(duration="1ep")
+
+
+def test_half_life_of_the_whole_run_is_no_warning():
+    for count in range(1, 12):
+        make_trainer(
+            mlp(), batches(24, 4), algorithms=EMA(f"{count}ba"), max_duration=f"{count}ba"
+        ).fit()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ends"), [(EMA("6ba"), "30ba"), (EMA("1ep"), "5ep"), (EMA("900ba"), "60sp")]
+)
+def test_short_half_life_and_an_unrelated_one_are_quiet(algorithm, ends):
+    trainer = make_trainer(mlp(), batches(24, 4), algorithms=algorithm, max_duration=ends)
+
+    assert "half-life" not in trainer.plan.explain()
+    trainer.fit()
+
+
+def in_parts(optimizer):
+    parts = [LinearLR(optimizer, total_iters=1), CosineAnnealingLR(optimizer, T_max=12)]
+    return SequentialLR(optimizer, parts, milestones=[1])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "named"),
+    [
+        (partial(OneCycleLR, max_lr=0.1, total_steps=12), "OneCycleLR has total_steps=12"),
+        (partial(CosineAnnealingLR, T_max=12), "CosineAnnealingLR has T_max=12"),
+        (in_parts, "SequentialLR has T_max=12"),
+    ],
+)
+@pytest.mark.parametrize("ends", ["2ep", "12ba"])
+def test_scheduler_that_counts_the_batches_of_the_run_and_steps_each_epoch(scheduler, named, ends):
+    def run(**options):
+        make_trainer(
+            mlp(), batches(24, 4), schedulers=scheduler, max_duration=ends, **options
+        ).fit()
+
+    with pytest.warns(UserWarning, match=f"{named}, the number of batches of the run, .*every_bat"):
+        run()
+
+    run(step_schedulers_every_batch=True)
+
+
+def test_scheduler_that_counts_epochs_is_quiet():
+    make_trainer(
+        mlp(), batches(24, 4), schedulers=partial(CosineAnnealingLR, T_max=2), max_duration="2ep"
+    ).fit()

@@ -1,0 +1,84 @@
+"""A run that logs to every back end at once, and may be killed.
+
+    python -m tests.support.logged_run FOLDER MOMENT
+
+Run again, it resumes. `MOMENT` is the name of an event and a number of batches, such as
+"after_save 3", at which the process kills itself, or "end". A third word is a number of seconds to
+wait before, while training continues.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from composable import Event
+from composable.loggers import JSONLinesLogger
+from tests.loggers.readers import BACK_ENDS, finish
+from tests.support.data import batches
+from tests.support.runs import make_trainer
+
+BATCHES = 12
+INTERVAL = 3  # of evaluations; the run is saved after each, and between them
+
+
+def quiet() -> None:
+    """Set up the packages without the settings and the credentials of this machine."""
+    for name in list(os.environ):
+        if name.startswith(("WANDB_", "COMET_", "MLFLOW_", "HF_MLFLOW_")):
+            del os.environ[name]
+    os.environ.update(
+        WANDB_SILENT="true",
+        WANDB_ERROR_REPORTING="false",
+        DO_NOT_TRACK="1",
+        MLFLOW_DISABLE_TELEMETRY="true",
+        COMET_LOGGING_CONSOLE="ERROR",
+    )
+
+
+def killer(moment: str) -> Any:
+    """Return a callback that kills the process at a moment."""
+    name, batch, seconds, *_ = [*moment.split(), "0", "0"]
+
+    def kill(event: Event, state: Any, logger: Any) -> None:
+        if event.value != name or state.timestamp.batch != int(batch):
+            return
+        if float(seconds):
+            threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill
+
+
+def train(folder: Path, moment: str, pause: float) -> None:
+    """Train with all back ends, from the latest checkpoint."""
+    killed = len(list(folder.glob("wandb/offline-run-*")))
+    loggers = [one.make(folder) for one in BACK_ENDS.values()]
+    loggers.append(JSONLinesLogger(folder / "metrics.jsonl"))
+
+    def breathe(event: Event, state: Any, logger: Any) -> None:
+        if event is Event.BATCH_END:
+            time.sleep(pause)
+
+    make_trainer(
+        loggers=loggers,
+        callbacks=[killer(moment), breathe],
+        train_dataloader=batches(4 * INTERVAL),
+        eval_dataloader=batches([4]),
+        save_folder=folder / "checkpoints",
+        save_interval="1ba",
+        autoresume=True,
+        max_duration=f"{BATCHES}ba",
+        check_effects=False,
+    ).fit()
+    for logger in loggers:
+        finish(logger, killed=killed)
+
+
+if __name__ == "__main__":
+    quiet()
+    train(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)

@@ -1,0 +1,47 @@
+"""The command line: help, the version, and errors of usage in one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+import composable
+from composable._version import __version__
+from composable.cli import main
+
+
+def test_no_command_prints_the_help(capsys):
+    assert main([]) == 0
+
+    output = capsys.readouterr()
+    assert output.out.startswith("usage: composable [-h] [--version] COMMAND")
+    assert all(name in output.out for name in ("checkpoint", "compare", "launch", "replay", "diff"))
+    assert output.err == ""
+
+
+def test_version_is_printed():
+    done = subprocess.run(
+        [sys.executable, "-m", "composable", "--version"], capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"composable {__version__}\n", "")
+    assert composable.__version__ == __version__
+
+
+@pytest.mark.parametrize("number", ["-1", "x", "1.5", ""])
+def test_batch_of_a_replay_is_checked_in_one_line(number, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "run", f"--batch={number}"])
+
+    assert ended.value.code == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == (
+        f"composable replay: error: argument --batch: {number!r} must be the number of a batch, "
+        "0 or more"
+    )
+
+
+def test_unknown_command_lists_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        main(["--"])
+    assert "the following arguments are required: COMMAND" in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""Weights for plain PyTorch and for Transformers."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
+
+import composable.functional as F
+from composable import Algorithm, Event
+from composable.algorithms import EMA, Alibi, BlurPool, GatedLinearUnits, GhostBatchNorm, Rotary
+from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
+from composable.models import HuggingFaceModel
+from tests.support.data import batches
+from tests.support.models import conv_net, linear, same, seeded, weights
+from tests.support.runs import make_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*was set in the config:UserWarning")
+
+TEXT = [{"input_ids": (ids := torch.arange(24).reshape(2, 12) % 17), "labels": ids}] * 3
+
+
+def gpt():
+    config = GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=17, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    return seeded(lambda: GPT2LMHeadModel(config))
+
+
+def bert():
+    config = BertConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        vocab_size=17,
+        max_position_embeddings=16,
+    )
+    return seeded(lambda: BertForMaskedLM(config))
+
+
+def on_text(model, *algorithms):
+    trainer = make_trainer(model, TEXT, loss_fn=None, algorithms=list(algorithms))
+    trainer.fit()
+    return trainer
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, HuggingFaceModel], ids=["itself", "adapter"])
+def test_folder_is_read_by_from_pretrained(wrap, tmp_path):
+    model = gpt()
+    trainer = on_text(wrap(model), EMA("2ba"))
+
+    path = trainer.export_weights(tmp_path / "a" / "model")
+
+    loaded = GPT2LMHeadModel.from_pretrained(path)
+    assert same(weights(loaded), weights(model))
+    with torch.no_grad():
+        expected = trainer.eval(TEXT[:1])["eval"]["loss"]
+        assert loaded.eval()(**TEXT[0]).loss.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("build", "algorithm"),
+    [(gpt, Alibi(16)), (gpt, Rotary()), (bert, GatedLinearUnits())],
+    ids=["alibi", "rotary", "units"],
+)
+def test_model_with_replaced_layers_is_not_exported_for_from_pretrained(build, algorithm, tmp_path):
+    model = build()
+    trainer = on_text(model, algorithm)
+
+    for save in (
+        lambda: trainer.export_weights(tmp_path / "model"),
+        lambda: model.save_pretrained(tmp_path / "model"),
+        lambda: copy.deepcopy(trainer.state.model).save_pretrained(tmp_path / "model"),
+    ):
+        with pytest.raises(RuntimeError, match=r"from_pretrained would not build.*export_weights"):
+            save()
+    assert not list(tmp_path.iterdir())
+    path = trainer.export_weights(tmp_path / "model.safetensors")
+    again = on_text(build(), algorithm).state.model
+    again.load_state_dict(load_file(path))
+    assert same(weights(again), weights(model))
+
+
+@pytest.mark.parametrize("change", [F.alibi, F.gated_linear_units], ids=["alibi", "units"])
+def test_functions_refuse_it_too_and_leave_the_old_model(change, tmp_path):
+    model = bert()
+    changed = F.alibi(model, max_sequence_length=16) if change is F.alibi else change(model)
+
+    with pytest.raises(RuntimeError, match="would not build this model"):
+        changed.save_pretrained(tmp_path / "changed")
+    model.save_pretrained(tmp_path / "model")
+    assert same(weights(BertForMaskedLM.from_pretrained(tmp_path / "model")), weights(model))
+
+
+def test_layers_that_differ_in_training_only_are_exported(tmp_path):
+    config = ResNetConfig(
+        num_channels=2, embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic"
+    )
+    model = seeded(lambda: ResNetForImageClassification(config))
+    trainer = make_trainer(
+        model,
+        [{"pixel_values": batches(images=True)[0][0], "labels": torch.tensor([0, 1, 1, 0])}],
+        loss_fn=None,
+        algorithms=[GhostBatchNorm(2)],
+    )
+    trainer.fit()
+
+    loaded = ResNetForImageClassification.from_pretrained(trainer.export_weights(tmp_path / "m"))
+
+    assert same(weights(loaded), weights(model))
+
+
+class Extra(Algorithm):
+    """Adds a layer by itself, without the functions of the library."""
+
+    events = frozenset({Event.INIT})
+    writes = frozenset({"model"})
+
+    def apply(self, event, state):
+        model = copy.deepcopy(state.model)
+        model.transformer.h[0].mlp = nn.Sequential(nn.Linear(8, 8), model.transformer.h[0].mlp)
+        return state.evolve(model=model)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_folder_that_would_be_read_as_another_model_is_not_written(tmp_path):
+    model = gpt()
+    trainer = on_text(model, Extra())
+
+    with pytest.raises(
+        UnsavableError, match=r"would build another model.*differs in transformer.h.0.mlp"
+    ):
+        trainer.export_weights(tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path):
+    trainer = make_trainer(linear())
+    file, folder = tmp_path / "model.safetensors", tmp_path / "folder"
+    file.write_text("mine")
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+
+    with pytest.raises(CheckpointExistsError, match=r"model\.safetensors exists.*overwrite=True"):
+        trainer.export_weights(file)
+    with pytest.raises(CheckpointExistsError, match="folder exists and is not an empty folder"):
+        on_text(gpt()).export_weights(folder)
+    with pytest.raises(ValueError, match=r"must end in '\.safetensors'"):
+        trainer.export_weights(tmp_path / "other")
+    assert file.read_text() == (folder / "notes.txt").read_text() == "mine"
+    trainer.export_weights(file, overwrite=True)
+    assert same(load_file(file), weights(trainer.state.model))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["folder", "model.safetensors"]
+
+
+def test_values_that_are_no_tensors_are_an_error(tmp_path):
+    class Counts(nn.Linear):
+        def get_extra_state(self):
+            return {"count": 3}
+
+        def set_extra_state(self, state):
+            pass
+
+    trainer = make_trainer(Counts(4, 3))
+
+    with pytest.raises(UnsavableError, match="_extra_state of the state dict is a dict"):
+        trainer.export_weights(tmp_path / "model.safetensors")
+
+
+def test_export_within_a_fit_is_an_error(tmp_path):
+    trainer = make_trainer()
+
+    def export(event, state, logger):
+        if event is Event.BATCH_END:
+            trainer.export_weights(tmp_path / "model.safetensors")
+
+    trainer.add_callback(export)
+    with pytest.raises(RuntimeError, match="export_weights was called while the Trainer runs"):
+        trainer.fit()
+
+
+def test_names_are_those_of_the_state_dict(tmp_path):
+    model = conv_net()
+    trainer = make_trainer(
+        model, batches(images=True), algorithms=[BlurPool(min_channels=1), EMA("2ba")]
+    )
+    trainer.fit()
+
+    found = load_file(trainer.export_weights(tmp_path / "model.safetensors"))
+
+    assert found.keys() == model.state_dict().keys()
+    assert same(found, {name: found[name] for name in found} | dict(model.state_dict()))
