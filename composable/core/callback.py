@@ -42,7 +42,7 @@ class AttachedRun(Protocol):
 
     @property
     def evaluators(self) -> tuple[Any, ...]:
-        """The `Evaluator`s, with their loaders."""
+        """The evaluators, each with its loader."""
 
     @property
     def loss_scaler(self) -> Any:

@@ -66,6 +66,14 @@ class DeepSpeed(Strategy):
         super().__attrs_post_init__()
         if not isinstance(self.config, Mapping):
             raise TypeError(f"deepspeed_config={self.config!r} must be a mapping; {{}} is valid.")
+        for name in self.config:
+            if not isinstance(name, str):
+                raise TypeError(f"deepspeed_config has the key {name!r}; keys must be strings.")
+        if not isinstance(self.config.get("zero_optimization", {}), Mapping):
+            raise TypeError(
+                f"deepspeed_config['zero_optimization']={self.config['zero_optimization']!r} must "
+                "be a mapping, such as {'stage': 2}."
+            )
         for name, instead in _INSTEAD.items():
             value = self.config.get(name)
             if value is not None and _enabled(value):

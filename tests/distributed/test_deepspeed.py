@@ -130,9 +130,17 @@ def test_argument_that_contradicts_deepspeed_is_an_error(arguments, message, mon
         TrainerOptions(nn.Linear(2, 2), **{"deepspeed_config": {}, **arguments})
 
 
-def test_configuration_of_another_type_is_an_error():
-    with pytest.raises(TypeError, match=r"deepspeed_config='ds.json' must be a mapping"):
-        TrainerOptions(nn.Linear(2, 2), deepspeed_config="ds.json")
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("ds.json", "='ds.json' must be a mapping"),
+        ({3: None}, "has the key 3; keys must be strings"),
+        ({"zero_optimization": 2}, r"\['zero_optimization'\]=2 must be a mapping"),
+    ],
+)
+def test_configuration_of_another_type_is_an_error(config, message):
+    with pytest.raises(TypeError, match=f"deepspeed_config.*{message}"):
+        TrainerOptions(nn.Linear(2, 2), deepspeed_config=config)
 
 
 def test_missing_package_is_an_error(monkeypatch):

@@ -349,7 +349,7 @@ report = composable.report
 optim, core, rng = composable.optim, composable.core, composable.utils.reproducibility
 testing, callbacks, metrics = composable.testing, composable.callbacks, composable.metrics
 OTHERS: list[Any] = [
-    (composable.Trainer, trainer_arguments, *FILES),
+    (composable.Trainer, trainer_arguments, *FILES, ImportError),  # DeepSpeed is not in all extras
     (method(a_trainer, "fit"), given(duration="1ba")),
     (method(a_trainer, "eval"), given(eval_dataloader=BATCHES)),
     (method(a_trainer, "predict"), given(dataloader=BATCHES)),
