@@ -1,219 +1,282 @@
-"""Compare methods on a byte-level language model of the standard library's source.
+"""The comparison of small language models that docs/evidence.md reports.
 
-The model has two layers, a width of 128, 4 heads and learned positions. It trains on windows of 256
-bytes, four at a time, with AdamW, 5 % warm-up and linear decay, and is evaluated on files that it
-isn't trained on. The arm "schedule-free" has no decay, and "muon" the schedule of AdamW. With a
-batch size warm-up it sees the same windows, one at a time at first. Each arm gets the same learning
-rates. The time is the CPU time of the fit.
+    python benchmarks/language.py search     # tune every arm: the same space, the same trials
+    python benchmarks/language.py compare    # train the chosen settings on four schedules
+    python benchmarks/language.py compare --store
 
-    python benchmarks/language.py plain rotary --seeds 3
-
-prints the loss in nats a byte for each arm, learning rate and seed, after --steps steps.
+The protocol is docs/protocol.md. A trial is a number of CPU seconds of training: the cost of a step
+is measured first, so that a larger batch, vocabulary or model gets fewer steps. Trials are kept in
+the folder, and the same command continues an interrupted search. The search takes about 20 minutes
+an arm on one core, the comparison about 10.
 """
 
 import argparse
 import functools
+import itertools
+import json
 import math
-import sysconfig
+import os
+import random
+import statistics
+import sys
 import time
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+import attrs
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-import composable.functional as F
-from composable import Algorithm, Trainer
-from composable.algorithms import Rotary
-from composable.functional import Rotation, register_rotary
-from composable.optim import AdamWScheduleFree, Muon
+import composable
+from composable import Callback, Logger, State, Trainer, recipes
+from composable.algorithms import Alibi
+from composable.comparison.plan.arms import Arm
+from composable.optim import AdamWScheduleFree, constant
+from composable.recipes import Recipe
 
-CONTEXT, WIDTH, HEADS, ROWS = 256, 128, 4, 4
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
+import small_gpt  # noqa: E402 (examples are no package that is installed)
+from evidence import store  # noqa: E402
 
-class Positions(nn.Embedding):
-    """Adds to each token what is learned of its position."""
+SECONDS = (10.0, 16.0, 25.0, 40.0)
+"""CPU seconds of training of the four schedules."""
+TRIALS, FINALISTS = 48, 4
+TUNING_SEEDS = (100, 101)
+STEPS = 12
+"""Steps whose cost is measured, after as many."""
+EVALUATED_CONTEXT = 256
+"""Of the arms with ALiBi, which predict with a longer context than they train with."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the positions."""
-        return x + self.weight[: x.shape[1]]
-
-
-class Attention(nn.Module):
-    """Causal attention, which rotates queries and keys where it is converted."""
-
-    rotation: Rotation | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend to earlier tokens."""
-        parts = self.parts(x).unflatten(-1, (3, HEADS, WIDTH // HEADS)).permute(2, 0, 3, 1, 4)
-        query, key, value = parts
-        if self.rotation is not None:
-            query, key = self.rotation(query), self.rotation(key)
-        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.out(attended.transpose(1, 2).flatten(2))
-
-
-@register_rotary(Positions)
-def remove_positions(positions: nn.Module, rotation: Rotation) -> nn.Module:
-    """Remove learned positions."""
-    return nn.Identity()
+SPACE: dict[str, Sequence[Any]] = {
+    "vocabulary": (256, 1024, 2048, 4096),
+    "depth": (1, 2),
+    "width": (96, 128, 192),
+    "context": (32, 64, 128),
+    "batch_tokens": (256, 512, 1024),
+    "embedding_lr": (4e-3, 8e-3, 12e-3, 16e-3, 24e-3, 32e-3),
+    "weight_decay": (0.0, 0.1),
+    "warmup": ("0.02dur", "0.05dur", "0.1dur"),
+    "initialization": ("gpt2", "fan-in"),
+}
+"""The values of every arm. Each has a space of the rate of the matrices of its own."""
+ADAMW_LR, MUON_LR = (1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3), (8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
+LONGER = {"evaluated_context": (EVALUATED_CONTEXT,)}
+BASELINE = "AdamW"
 
 
-@register_rotary(Attention)
-def add_rotation(attention: Attention, rotation: Rotation) -> nn.Module:
-    """Rotate queries and keys."""
-    attention.rotation = rotation
-    return attention
+def muon(lr: float, embedding_lr: float, weight_decay: float) -> Recipe:
+    """Return Muon for the hidden matrices, in the place of AdamW."""
+    return attrs.evolve(alibi_muon(lr, embedding_lr, weight_decay), algorithms=())
 
 
-class Block(nn.Module):
-    """A block of attention and a feed-forward block, each after a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(WIDTH), Attention())
-        self.hidden = nn.Sequential(
-            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the block."""
-        x = x + self.attention(x)
-        return x + self.hidden(x)
-
-
-def byte_model() -> nn.Module:
-    """Build the model, with small embeddings and outputs of small scale."""
-    model = nn.Sequential(
-        *(nn.Embedding(128, WIDTH), Positions(CONTEXT, WIDTH), Block(), Block()),
-        *(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 128)),
+def alibi_muon(lr: float, embedding_lr: float, weight_decay: float) -> Recipe:
+    """Return the recipe `small_gpt` for sequences that the loader cuts, without its schedule."""
+    recipe = recipes.small_gpt(
+        lr=lr,
+        adamw_lr=embedding_lr,
+        weight_decay=weight_decay,
+        max_sequence_length=EVALUATED_CONTEXT,
+        sequence_length=EVALUATED_CONTEXT,
     )
-    for module in model.modules():
-        if isinstance(module, (nn.Embedding, nn.Linear)):
-            nn.init.normal_(module.weight, std=0.02)
-    return model
+    return attrs.evolve(recipe, schedulers=None)
 
 
-@functools.cache
-def texts() -> tuple[Tensor, Tensor]:
-    """Read the source of the standard library: bytes to train on, and of every twelfth file."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(
-        path for path in folder.rglob("*.py") if not {"test", "site-packages"} & set(path.parts)
-    )
-    training = [path for number, path in enumerate(files) if number % 12]
-    return _bytes(training), _bytes(files[::12])
+def schedule_free(lr: float, embedding_lr: float, weight_decay: float) -> Recipe:
+    """Return schedule-free AdamW, whose warm-up is a number of steps."""
+    build = functools.partial(_schedule_free, lr, embedding_lr, weight_decay)
+    return Recipe([], build, constant())
 
 
-def _bytes(files: list[Path]) -> Tensor:
-    """Read files as the ids of their bytes; those that aren't ASCII are one id."""
-    text = bytearray(b"".join(path.read_bytes() for path in files))
-    return torch.frombuffer(text, dtype=torch.uint8).clamp(max=127).long()
+def _schedule_free(lr: float, embedding_lr: float, weight_decay: float, parameters: Any) -> Any:
+    groups = small_gpt.groups(parameters, lr, embedding_lr)
+    return AdamWScheduleFree(groups, weight_decay=weight_decay, warmup_steps=20)
 
 
-def windows(text: Tensor, sizes: list[int], seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Draw batches of windows of these sizes, each with the bytes that follow."""
-    generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(len(text) - CONTEXT - 1, (sum(sizes),), generator=generator)
-    rows = text[starts.unsqueeze(-1) + torch.arange(CONTEXT + 1)]
-    return [(batch[:, :-1], batch[:, 1:]) for batch in rows.split(sizes)]
-
-
-def batch_sizes(arm: str, rows: int) -> list[int]:
-    """Return the batch sizes of a number of rows: constant, or growing in the first 30 %."""
-    if arm != "batch size warm-up":
-        return [ROWS] * (rows // ROWS)
-    grow = {"duration": rows * 3 // 10, "min_batch_size": 1, "max_batch_size": ROWS}
-    sizes: list[int] = []
-    while sum(sizes) < rows:
-        size = F.warmed_up_batch_size(sum(sizes), **grow)
-        sizes.append(min(size, rows - sum(sizes)))
-    return sizes
-
-
-def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss in nats a byte."""
-    return cross_entropy(outputs.flatten(0, 1), targets.flatten())
-
-
-ARMS: dict[str, Callable[[], list[Algorithm]]] = {
-    "plain": list,
-    "rotary": lambda: [Rotary()],
-    "batch size warm-up": list,
-    "muon": list,
-    "schedule-free": list,
+ARMS: dict[str, tuple[Any, dict[str, Sequence[Any]]]] = {
+    BASELINE: ([], {"lr": ADAMW_LR}),
+    "Muon": (muon, {"lr": MUON_LR}),
+    "ALiBi": ([Alibi(EVALUATED_CONTEXT, 1.0)], {"lr": ADAMW_LR, **LONGER}),
+    "small_gpt": (alibi_muon, {"lr": MUON_LR, **LONGER}),
+    "AdamWScheduleFree": (schedule_free, {"lr": ADAMW_LR}),
 }
 
 
-def optimizer(arm: str, rate: float, steps: int) -> Callable[..., torch.optim.Optimizer]:
-    """Return the optimizer of an arm: AdamW, or one for which learning rates of AdamW fit."""
-    betas, decay = (0.9, 0.99), {"lr": rate, "weight_decay": 0.1}
-    if arm == "muon":
-        return functools.partial(Muon, adjust_lr_fn="match_rms_adamw", adamw_betas=betas, **decay)
-    if arm == "schedule-free":
-        return functools.partial(AdamWScheduleFree, betas=betas, warmup_steps=steps // 20, **decay)
-    return functools.partial(torch.optim.AdamW, betas=betas, **decay)
+# --- the search ---
 
 
-def run(arm: str, rate: float, seed: int, steps: int) -> tuple[float, float]:
-    """Train, and return the CPU seconds and the loss on the files that were held out."""
-    train, held_out = texts()
-    torch.manual_seed(seed)
+@attrs.frozen
+class Trial:
+    """One run of the search."""
 
-    sizes = batch_sizes(arm, steps * ROWS)
-    seen = [0, *accumulate(sizes)]
+    arm: str
+    settings: Mapping[str, Any]
+    seconds: float
+    seed: int
 
-    def factor(step: int) -> float:
-        done = seen[step] / seen[-1]
-        return min((done + 1 / steps) / 0.05, (1 - done) / 0.95)
 
-    trainer = Trainer(
-        byte_model(),
-        train_dataloader=windows(train, sizes, seed),
-        loss_fn=loss_of,
-        optimizers=optimizer(arm, rate, steps),
-        schedulers=None
-        if arm == "schedule-free"
-        else functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=factor),
-        algorithms=ARMS[arm](),
-        max_duration=f"{len(sizes)}ba",
-        seed=seed,
-        device="cpu",
-        progress_bar=False,
-    )
-    started = time.process_time()
-    state = trainer.fit()
-    model = state.model.eval()
-    if arm == "schedule-free":
-        state.optimizers[0].eval()
-    seconds = time.process_time() - started
-    with torch.no_grad():
-        losses = [loss_of(model(x), y).item() for x, y in windows(held_out, [ROWS] * 48, 0)]
-    return seconds, math.fsum(losses) / len(losses)
+def candidates(arm: str) -> list[dict[str, Any]]:
+    """Return random settings of an arm: the same draws for every arm, but for its own values."""
+    shared, own = random.Random(0), random.Random(1)
+    return [
+        {
+            **{name: shared.choice(values) for name, values in SPACE.items()},
+            **{name: own.choice(values) for name, values in ARMS[arm][1].items()},
+        }
+        for _ in range(TRIALS)
+    ]
+
+
+def build(trial: Trial, max_duration: str) -> Trainer:
+    """Return the Trainer of a trial."""
+    arm = Arm(trial.arm, ARMS[trial.arm][0])
+    others = {name: one for name, one in trial.settings.items() if name not in arm.takes}
+    arguments = {**arm.recipe(trial.settings).arguments(), **others}
+    return small_gpt.build(seed=trial.seed, max_duration=max_duration, **arguments)
+
+
+class StepClock(Callback):
+    """Records the CPU time at the end of each step."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Record the time."""
+        self.times.append(time.process_time())
+
+
+def step_seconds(trial: Trial) -> float:
+    """Return the CPU seconds of a step: the median of `STEPS`, after as many."""
+    trainer, clock = build(trial, "1000ba"), StepClock()
+    trainer.add_callback(clock)
+    trainer.fit(duration=f"{2 * STEPS}ba")
+    times = clock.times[STEPS - 1 :]
+    return statistics.median(after - before for before, after in itertools.pairwise(times))
+
+
+def run(trial: Trial) -> dict[str, Any]:
+    """Train a trial for its seconds, and return what the search keeps of it."""
+    torch.set_num_threads(1)
+    cost = step_seconds(trial)
+    steps = max(2, round(trial.seconds / cost))
+    trainer = build(trial, f"{steps}ba")
+    trainer.fit()
+    result = trainer.state.metrics["validation"]["nats_per_byte"]
+    return {**attrs.asdict(trial), "step_seconds": cost, "steps": steps, "result": float(result)}
+
+
+def trained(trials: Iterable[Trial], file: Path, workers: int) -> list[dict[str, Any]]:
+    """Return the results of trials, those of the file or new ones, which are added to it."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    known = {_name(one): one for one in map(json.loads, lines)}
+    trials = list(trials)
+    missing = [one for one in trials if _name(attrs.asdict(one)) not in known]
+    with (
+        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+        file.open("a") as out,
+    ):
+        for number, future in enumerate(as_completed([pool.submit(run, one) for one in missing])):
+            result = future.result()
+            known[_name(result)] = result
+            print(json.dumps(result), file=out, flush=True)
+            print(
+                f"{number + 1}/{len(missing)} {result['arm']}: {result['result']:.3f}", flush=True
+            )
+    return [known[_name(attrs.asdict(one))] for one in trials]
+
+
+def _name(trial: Mapping[str, Any]) -> str:
+    return json.dumps([trial[field.name] for field in attrs.fields(Trial)], sort_keys=True)
+
+
+def search(arms: Sequence[str], folder: Path, workers: int) -> dict[str, dict[str, Any]]:
+    """Return the settings of each arm that are best after the longest schedule."""
+    file = folder / "search.jsonl"
+    first = [
+        Trial(arm, settings, SECONDS[1], TUNING_SEEDS[0])
+        for arm in arms
+        for settings in candidates(arm)
+    ]
+    # Arms take turns, so that an interrupted search has tried about as much of each.
+    first = [one for turn in range(TRIALS) for one in first[turn::TRIALS]]
+    results = trained(first, file, workers)
+    last = [
+        Trial(arm, one["settings"], SECONDS[-1], seed)
+        for arm in arms
+        for one in sorted((r for r in results if r["arm"] == arm), key=_result)[:FINALISTS]
+        for seed in TUNING_SEEDS
+    ]
+    return best(trained(last, file, workers))
+
+
+def best(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings of each arm with the lowest mean result, and the cost of their steps."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for one in results:
+        groups.setdefault((one["arm"], json.dumps(one["settings"])), []).append(one)
+    chosen: dict[str, dict[str, Any]] = {}
+    for (arm, _), runs in sorted(groups.items(), key=lambda item: _mean(item[1], "result")):
+        cost = _mean(runs, "step_seconds")
+        chosen.setdefault(arm, {"settings": runs[0]["settings"], "step_seconds": cost})
+    return chosen
+
+
+def _result(one: Mapping[str, Any]) -> float:
+    return one["result"] if one["result"] == one["result"] else math.inf
+
+
+def _mean(runs: Sequence[Mapping[str, Any]], name: str) -> float:
+    return statistics.fmean(one[name] for one in runs)
+
+
+# --- the comparison ---
+
+
+def comparison(chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the arguments of `composable.compare` for chosen settings."""
+    return {
+        "build": small_gpt.build,
+        "arms": {arm: ARMS[arm][0] for arm in chosen},
+        "baseline": BASELINE,
+        "metric": "test/nats_per_byte",
+        "mode": "min",
+        "tuning_metric": "validation/nats_per_byte",
+        "durations": {
+            arm: [f"{round(seconds / one['step_seconds'])}ba" for seconds in SECONDS]
+            for arm, one in chosen.items()
+        },
+        "tune": {
+            arm: {name: [value] for name, value in one["settings"].items()}
+            for arm, one in chosen.items()
+        },
+        "seeds": 5,
+    }
 
 
 def main() -> None:
-    """Run the arms in turns."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("arms", nargs="*", default=list(ARMS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"{'arm':<20} {'rate':>6} {'seed':>4} {'seconds':>8} {'loss':>7}")
-    for seed in range(arguments.seeds):
-        for rate in arguments.rates:
-            for arm in arguments.arms:
-                seconds, loss = run(arm, rate, seed, arguments.steps)
-                print(f"{arm:<20} {rate:6.0e} {seed:4} {seconds:8.1f} {loss:7.3f}", flush=True)
+    """Tune, or compare."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("stage", choices=["search", "compare"])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--folder", type=Path, default=Path("comparisons/language"))
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--store", action="store_true", help="write to docs/evidence/language")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    arms = list(dict.fromkeys([BASELINE, *options.arms]))
+    chosen = search(arms, options.folder, options.workers)
+    for arm, one in chosen.items():
+        print(arm, json.dumps(one))
+    if options.stage == "compare":
+        found = composable.compare(
+            **comparison(chosen), folder=options.folder, workers=options.workers
+        )
+        if options.store:
+            store(found.study, ROOT / "docs/evidence/language")
 
 
 if __name__ == "__main__":
