@@ -39,7 +39,7 @@ from composable.recipes import Recipe
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
-import small_gpt  # noqa: E402 (examples are no package that is installed)
+import small_gpt  # noqa: E402 (a script of examples/)
 from evidence import store  # noqa: E402
 
 SECONDS = (10.0, 16.0, 25.0, 40.0)
@@ -219,18 +219,16 @@ def best(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     for one in results:
         groups.setdefault((one["arm"], json.dumps(one["settings"])), []).append(one)
     chosen: dict[str, dict[str, Any]] = {}
-    for (arm, _), runs in sorted(groups.items(), key=lambda item: _mean(item[1], "result")):
-        cost = _mean(runs, "step_seconds")
+    for (arm, _), runs in sorted(
+        groups.items(), key=lambda one: statistics.fmean(map(_result, one[1]))
+    ):
+        cost = statistics.fmean(one["step_seconds"] for one in runs)
         chosen.setdefault(arm, {"settings": runs[0]["settings"], "step_seconds": cost})
     return chosen
 
 
 def _result(one: Mapping[str, Any]) -> float:
     return one["result"] if one["result"] == one["result"] else math.inf
-
-
-def _mean(runs: Sequence[Mapping[str, Any]], name: str) -> float:
-    return statistics.fmean(one[name] for one in runs)
 
 
 # --- the comparison ---
