@@ -31,8 +31,9 @@ _OF_TEXT = frozenset(
 )
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_ADDRESS = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^/\s@'\"?#]*)@")
-_NAME = re.compile(r"""([A-Za-z_][\w.-]*)['"]?\s*[=:]\s*""")
+# Both begin where a run of their characters begins: else a long run takes quadratic time.
+_ADDRESS = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]+://)([^/\s@'\"?#]*)@")
+_NAME = re.compile(r"""(?<![\w.-])([\w.-]+)['"]?\s*[=:]\s*""")
 _VALUE = re.compile(r"""'[^']*'|"[^"]*"|[^\s,;&(){}\[\]'"]+""")
 _NO_VALUES = ("None", "True", "False", "''", '""')
 _ARGUMENT = re.compile(r"(-{0,2}[A-Za-z_][\w./-]*)=(.*)", re.DOTALL)
@@ -116,8 +117,10 @@ def _redact_named(name: Any, value: Any) -> Any:
 def _redact_text(text: str) -> str:
     text, parts, end = _ADDRESS.sub(_redact_address, text), [], 0
     for name in _NAME.finditer(text):
-        value = _VALUE.match(text, name.end()) if name.start() >= end else None
-        if value and is_secret(name[1]) and value[0] not in _NO_VALUES:
+        if name.start() < end or not is_secret(name[1]):
+            continue
+        value = _VALUE.match(text, name.end())
+        if value and value[0] not in _NO_VALUES:
             parts += [text[end : value.start()], REDACTED]
             end = value.end()
     return "".join([*parts, text[end:]])
@@ -126,6 +129,6 @@ def _redact_text(text: str) -> str:
 def _redact_address(match: re.Match[str]) -> str:
     start, user = match[1], match[2]
     # A user alone is a credential of the web only: git@ and the like are names.
-    if ":" in user or (user and start.lower() in ("http://", "https://")):
+    if ":" in user or (user and start.lower().endswith(("http://", "https://"))):
         return f"{start}{REDACTED}@"
     return match[0]

@@ -46,10 +46,21 @@ def test_names_of_secrets(secret, name):
         ("Client(api_key=None)", "Client(api_key=None)"),
         ("MixUp(alpha=0.2)", "MixUp(alpha=0.2)"),
         ("no secret: here", "no secret: [redacted]"),
+        ("--api-key=abc", "--api-key=[redacted]"),
+        ("1_api_key=abc", "1_api_key=[redacted]"),
+        ("at_https://me:abc@host", "at_https://[redacted]@host"),
+        ("-https://abc@host", "-https://[redacted]@host"),
     ],
 )
 def test_texts_lose_the_values_of_secrets(text, expected):
     assert redact(text) == expected
+
+
+@pytest.mark.parametrize("run", ["x", "x.", "x-", "x ", "x=", "x://", "'"])
+def test_long_texts_without_secrets_are_kept(run):
+    text = run * 200_000  # an hour, if the time were quadratic
+
+    assert redact(text) == text
 
 
 @pytest.mark.parametrize(
