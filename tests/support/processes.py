@@ -13,7 +13,10 @@ SECONDS = 150
 """The time limit of all processes together; one that waits for another must fail, not hang."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.support.parallel_runs"])
+# What a first step imports: a second of each process that is not forked with it.
+_context.set_forkserver_preload(
+    ["tests.support.parallel_runs", "torch._dynamo", "torch.distributed.fsdp"]
+)
 
 
 class Failed:
