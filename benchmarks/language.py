@@ -56,7 +56,7 @@ SPACE: dict[str, Sequence[Any]] = {
     "depth": (1, 2),
     "width": (96, 128, 192),
     "context": (32, 64, 128),
-    "batch_tokens": (256, 512, 1024),
+    "batch_tokens": (256, 512, 1024, 2048),
     "embedding_lr": (4e-3, 8e-3, 12e-3, 16e-3, 24e-3, 32e-3),
     "weight_decay": (0.0, 0.1),
     "warmup": ("0.02dur", "0.05dur", "0.1dur"),
