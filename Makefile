@@ -74,7 +74,7 @@ shapes:
 package:
 	$(PYTEST) tests/test_package.py
 tests:
-	$(PYTEST) -n 2 --durations=10
+	$(PYTEST) -n 2 --dist loadscope --durations=10
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks
