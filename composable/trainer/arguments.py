@@ -87,21 +87,19 @@ def check_device(device: Any) -> torch.device:
             f"device={device!r} must be 'cpu', 'cuda', 'cuda:1', 'mps', 'xpu' or another "
             "accelerator of this PyTorch."
         )
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device={device!r} is not available: this PyTorch ({torch.__version__}) finds no CUDA "
-            "device; use 'cpu', or install a CUDA build of PyTorch."
-        )
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device={device!r} is not available: there are {torch.cuda.device_count()} CUDA "
-            "devices, from 'cuda:0'; check CUDA_VISIBLE_DEVICES."
-        )
-    if chosen.type not in ("cpu", "cuda", accelerator()):
+    found = accelerator()
+    if chosen.type not in ("cpu", found):
         raise ValueError(
             f"device={device!r} is not available: this PyTorch ({torch.__version__}) finds "
-            f"{accelerator() or 'no accelerator'}; use 'cpu', or install a build of PyTorch for "
+            f"{found or 'no accelerator'}; use 'cpu', or install a build of PyTorch for "
             f"{chosen.type!r}."
+        )
+    count = torch.accelerator.device_count()
+    if chosen.type == found and (chosen.index or 0) >= count:
+        raise ValueError(
+            f"device={device!r} is not available: this machine has {count} {found} devices, from "
+            f"'{found}:0' to '{found}:{count - 1}'; check variables that hide some, such as "
+            "CUDA_VISIBLE_DEVICES."
         )
     return chosen
 

@@ -1,6 +1,8 @@
 """Each invalid argument raises an error with its name, its value, what is allowed, and a remedy."""
 
 import re
+import subprocess
+import sys
 from functools import partial
 
 import attrs
@@ -205,13 +207,23 @@ def test_cuda_without_a_cuda_device_is_rejected(device):
         make_trainer(device=device)
 
 
-def test_gpu_beyond_those_of_the_machine_is_rejected(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_device_beyond_those_of_an_accelerator_is_rejected():
+    stub = """
+import types
+import torch
 
-    with pytest.raises(ValueError, match=r"device='cuda:2' is not available: there are 2 CUDA dev"):
-        check_device("cuda:2")
-    assert check_device("cuda:1") == torch.device("cuda:1")
+calls = {"is_available": lambda: True, "device_count": lambda: 2, "_is_in_bad_fork": bool}
+torch.utils.rename_privateuse1_backend("npu")
+torch._register_device_module("npu", types.SimpleNamespace(**calls))
+from composable.trainer.arguments import check_device
+
+print(check_device("npu:1"), check_device("npu"))
+check_device("npu:2")
+"""
+    ended = subprocess.run([sys.executable, "-c", stub], capture_output=True, text=True)
+
+    assert ended.stdout == "npu:1 npu\n"
+    assert "device='npu:2' is not available: this machine has 2 npu devices" in ended.stderr
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu:1"])
@@ -227,6 +239,7 @@ def test_accelerator_of_the_machine_is_accepted(device, monkeypatch):
     found = torch.device(device)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: found)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
 
     assert check_device(device) == found
 
