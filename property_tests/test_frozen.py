@@ -59,8 +59,8 @@ def test_unknown_names_cannot_be_assigned(name, value):
 mappings = st.dictionaries(st.text(max_size=3), st.integers(), max_size=3)
 
 
-@given(mappings, st.text(max_size=3), st.sampled_from(["memory", "metrics"]))
-def test_no_item_of_memory_or_metrics_can_be_changed(mapping, name, field):
+@given(mappings, st.text(max_size=3), st.sampled_from(["memory", "metrics", "replaced_modules"]))
+def test_no_item_of_a_mapping_can_be_changed(mapping, name, field):
     outer, inner = dict(mapping), dict(mapping)
     started = State(torch.nn.Linear(1, 1), **{field: outer})
     evolved = State(torch.nn.Linear(1, 1)).evolve(**{field: outer})
@@ -78,7 +78,9 @@ def test_no_item_of_memory_or_metrics_can_be_changed(mapping, name, field):
             del frozen[name]
 
 
-CONVERTED = ("memory", "metrics", "gradients", "max_duration")
+CONVERTED = (
+    *("memory", "averages", "metrics", "gradients", "to_log", "replaced_modules", "max_duration"),
+)
 
 
 @given(st.sampled_from([field for field in FIELDS if field not in CONVERTED]), values)

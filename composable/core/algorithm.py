@@ -11,8 +11,13 @@ from composable._other_trainers import explain_arguments
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.window import Window
+from composable.functional._surgery import counting_replaced
 
 __all__ = ["Algorithm", "FunctionAlgorithm", "Remark", "Stage"]
+
+
+BEFORE_TRAINING = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
+"""The events at which modules may be replaced for good."""
 
 
 @attrs.frozen
@@ -165,7 +170,15 @@ class Algorithm:
             raise TypeError(
                 f"{type(self).__name__}.match returned {matched!r} and must return True or False."
             )
-        return self.apply(event, state)
+        if self.parts or event not in BEFORE_TRAINING:
+            return self.apply(event, state)
+        with counting_replaced() as counts:
+            new = self.apply(event, state)
+        if not counts:
+            return new
+        counts += state.replaced_modules.get(self.name, {})
+        counted = {**state.replaced_modules, self.name: dict(counts)}
+        return check_returned(new).evolve(replaced_modules=counted)
 
     def __repr__(self) -> str:
         cls = type(self)

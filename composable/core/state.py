@@ -78,6 +78,11 @@ def _as_to_log(value: Any) -> Mapping[str, Any]:
     return MappingProxyType(dict(value))
 
 
+def _as_replaced(value: Any) -> Mapping[str, Mapping[str, int]]:
+    _check_mapping("replaced_modules", value)
+    return _read_only(value)
+
+
 def _check_mapping(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}={value!r} must be a mapping, by name.")
@@ -172,6 +177,11 @@ class State:
     to_log: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_as_to_log)
     """What an algorithm logs with `log`. It is logged after the algorithms of an event, and empty
     otherwise."""
+    replaced_modules: Mapping[str, Mapping[str, int]] = attrs.field(
+        default=_EMPTY, converter=_as_replaced
+    )
+    """How many modules each algorithm replaced before training, by its name and their class. The
+    loggers get it as hyperparameters."""
 
     def evolve(self, **changes: Any) -> "State":
         """Return this state with some fields replaced.
@@ -375,6 +385,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "metrics": _as_metrics,
     "gradients": _as_gradients,
     "to_log": _as_to_log,
+    "replaced_modules": _as_replaced,
     "max_duration": _as_time,
 }
 

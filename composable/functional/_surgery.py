@@ -4,6 +4,8 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ from ._warnings import NoEffectWarning, warn_user
 __all__ = [
     "check_unwrapped",
     "copy_on_write",
+    "counting_replaced",
     "replace_modules",
     "report_nothing",
     "with_tensors",
@@ -30,6 +33,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Rule = Callable[[str, nn.Module], nn.Module]
 
 log = logging.getLogger("composable")
+_counts: ContextVar[Counter[str] | None] = ContextVar("replaced_modules", default=None)
 
 ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
@@ -218,10 +222,23 @@ def _replace(
     return done[id(module)][1]
 
 
+@contextmanager
+def counting_replaced() -> Iterator[Counter[str]]:
+    """Count the modules that `replace_modules` replaces within a block, by their class."""
+    counts: Counter[str] = Counter()
+    token = _counts.set(counts)
+    try:
+        yield counts
+    finally:
+        _counts.reset(token)
+
+
 def _log(done: dict[int, tuple[nn.Module, nn.Module]]) -> None:
-    """Log how many modules of each class were replaced."""
+    """Log and count how many modules of each class were replaced."""
     pairs = [pair for pair in done.values() if pair[0] is not pair[1]]
     kinds = Counter(tuple(type(module).__name__ for module in pair) for pair in pairs)
+    if (counts := _counts.get()) is not None:
+        counts.update(type(old).__name__ for old, _ in pairs)
     parts = [f"{count} {old} by {new}" for (old, new), count in kinds.items()]
     log.info("replaced %d modules: %s", len(pairs), ", ".join(parts))
 

@@ -72,7 +72,7 @@ class CheckedAlgorithm:
 
     def _check_fields(self, event: Event, old: State, new: State) -> None:
         written = {name for name, value in vars(new).items() if value is not vars(old)[name]}
-        for name in sorted(written - set(self.algorithm.writes) - {"to_log"}):
+        for name in sorted(written - set(self.algorithm.writes) - {"to_log", "replaced_modules"}):
             raise EffectError(
                 f"{self.name} wrote state.{name} at {event.name}, but declares only that it writes "
                 f"{sorted(self.algorithm.writes)}: add {name!r} to {self.name}.writes."

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import attrs
 
-from composable.core.algorithm import Algorithm, Stage
+from composable.core.algorithm import BEFORE_TRAINING, Algorithm, Stage
 from composable.core.event import Event
 from composable.core.time import Time, TimeUnit
 from composable.core.window import Window
@@ -14,7 +14,6 @@ from composable.plan.compatibility import Occurrence, occurrences
 __all__ = ["Row", "Span", "find_rows", "fraction_of_run"]
 
 _MAX_TURNS = 100  # of `every`; more become a condition
-_BEFORE = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
 _AFTER = frozenset({Event.FIT_END})
 
 
@@ -116,7 +115,7 @@ def _intersect(span: Span, window: Window, whole: Time, epoch_length: int | None
 
 def _once(span: Span, events: frozenset[Event]) -> list[Span] | None:
     """Return the empty span of an algorithm that acts before or after training; else None."""
-    for when, at, these in (("before", 0, _BEFORE), ("after", 1, _AFTER)):
+    for when, at, these in (("before", 0, BEFORE_TRAINING), ("after", 1, _AFTER)):
         if events <= these:
             acts = span.start <= at <= span.end and span.start <= span.end
             conditions = (f"once, {when} training", *span.conditions)

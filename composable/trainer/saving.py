@@ -120,6 +120,7 @@ class Saving:
             "epoch_length": state.epoch_length,
             "model": type(state.model).__name__,
             "algorithms": {a.name: describe_value(a) for a in plan.algorithms},
+            "replaced_modules": {n: dict(one) for n, one in state.replaced_modules.items()},
             "callbacks": {
                 n: settings_of(one) for n, one in named_callbacks(plan.callbacks).items()
             },

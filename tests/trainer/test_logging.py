@@ -1,16 +1,21 @@
 """What a run logs: the loss, the learning rates, and what it was started with."""
 
+import logging
+import re
+from collections import Counter
+
 import attrs
 import pytest
 import torch
 
-from composable import Algorithm, Event, every
+from composable import Algorithm, Event, always, chain, every, identity, when
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from composable.plan.effects import EffectError
+from tests.support.algorithm_cases import ALGORITHMS
 from tests.support.data import batches
 from tests.support.models import linear
-from tests.support.runs import make_trainer
+from tests.support.runs import PROBLEMS, make_trainer
 
 
 def test_learning_rates_of_all_optimizers_and_groups_are_logged():
@@ -118,3 +123,26 @@ def test_undeclared_fields_are_still_found_beside_logs():
 
     with pytest.raises(EffectError, match=r"wrote state\.outputs"):
         make_trainer(algorithms=Undeclared()).fit()
+
+
+@pytest.mark.filterwarnings("ignore:.*(differs from|this run of 1ba)")
+@pytest.mark.parametrize("case", ALGORITHMS, ids=lambda case: case.name)
+def test_hyperparameters_count_the_modules_that_each_algorithm_replaced(case, caplog, tmp_path):
+    problem = next(one for one in PROBLEMS if case.acts_on(one))
+
+    def counted(algorithm, length="1ba", **options):
+        memory = InMemoryLogger()
+        options |= {"algorithms": [algorithm], "loggers": memory, "max_duration": length}
+        problem.trainer(**options).fit()
+        return memory.hyperparameters["replaced_modules"]
+
+    with caplog.at_level(logging.INFO, "composable"):
+        found = counted(case.example, save_folder=tmp_path)
+
+    surgeries = [one for one in caplog.messages if one.startswith("replaced ")]
+    said = Counter()
+    for count, kind in re.findall(r"(\d+) (\w+) by ", "\n".join(surgeries)):
+        said[kind] += int(count)
+    assert found == ({case.example.name: said} if said else {})
+    assert counted(when(always, chain(identity, case.example))) == found
+    assert counted(case.example, "2ba", save_folder=tmp_path, autoresume=True) == found
