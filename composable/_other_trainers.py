@@ -404,7 +404,7 @@ CLASS_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "CutOut": _by_name(("size", "pass length")),
     "ColOut": _by_name(
         ("resize_target", "targets that are images are cut like their inputs"),
-        ("batch", "wrap {composable.functional.colout} in the dataset for cuts of each example"),
+        ("batch", "pass per_sample=True for batch=False"),
     ),
     "AugMix": _by_name(("augmentation_set", "pass augmentations")),
     "RandAugment": _by_name(

@@ -122,20 +122,27 @@ def test_holes_are_zero_in_all_channels_and_the_rest_is_unchanged(batch, options
     assert (draw[..., 1] - draw[..., 0] == options["length"]).all()
 
 
-@given(sizes, shares, shares, seeds)
-def test_colout_drops_the_same_rows_and_columns_of_images_and_maps(size, p_row, p_col, seed):
+@given(sizes, shares, shares, st.booleans(), seeds)
+def test_colout_drops_the_same_rows_and_columns_of_images_and_maps(
+    size, p_row, p_col, per_sample, seed
+):
     inputs = places(size, 2)
     options = {"p_row": p_row, "p_col": p_col}
+    batch_size = 2 if per_sample else None
 
     for maps in (lambda x: x[:, :1] * 10 + 1, lambda x: x[:, 0].long()):
-        small = F.colout(inputs, maps(inputs), **options, generator=seeded(seed))
+        small = F.colout(
+            inputs, maps(inputs), **options, per_sample=per_sample, generator=seeded(seed)
+        )
 
-        draw = F.draw_colout(size, **options, generator=seeded(seed))
-        expected = inputs[..., draw.columns]
-        if draw.rows is not None:
-            assert (draw.rows.diff() > 0).all()
-            expected = expected[..., draw.rows, :]
-        assert (draw.columns.diff() > 0).all()
+        draw = F.draw_colout(size, **options, batch_size=batch_size, generator=seeded(seed))
+        parts = list(inputs)
+        for dim, kept in ((-1, draw.columns), (-2, draw.rows)):
+            if kept is not None:
+                assert (kept.diff() > 0).all()
+                pairs = zip(parts, kept.expand(2, -1), strict=True)
+                parts = [one.index_select(dim, indices) for one, indices in pairs]
+        expected = torch.stack(parts)
         assert torch.equal(small.inputs, expected)
         assert torch.equal(small.targets, maps(expected))
 

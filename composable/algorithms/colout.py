@@ -3,7 +3,7 @@
 import attrs
 from torch import Tensor
 
-from composable.algorithms._validators import in_range
+from composable.algorithms._validators import boolean, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -21,10 +21,12 @@ class ColOut(Algorithm):
     Args:
         p_row: Share of the rows to drop, in [0, 1).
         p_col: Share of the columns to drop, in [0, 1).
+        per_sample: Draw the rows and columns of each example rather than once for the batch.
     """
 
     p_row: float = attrs.field(default=0.15, validator=in_range(0, 1, ends="[)"))
     p_col: float = attrs.field(default=0.15, validator=in_range(0, 1, ends="[)"))
+    per_sample: bool = attrs.field(default=False, validator=boolean)
 
     events = frozenset({Event.AFTER_DATALOADER})
     stage = Stage.AUGMENT
@@ -39,6 +41,7 @@ class ColOut(Algorithm):
             targets if isinstance(targets, Tensor) else None,
             p_row=self.p_row,
             p_col=self.p_col,
+            per_sample=self.per_sample,
             generator=state.generator(self.name),
         )
         if small.targets is None:

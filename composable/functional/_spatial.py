@@ -61,18 +61,43 @@ def may_write_out(tensor: Tensor) -> bool:
 
 
 def take(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
-    """Index the last dimensions, with one index for each, and keep the memory layout."""
+    """Index the last dimensions, with one index for each, and keep the memory layout.
+
+    An index is `[kept]`, or `[batch, kept]` with a row for each example.
+    """
     first = tensor.ndim - len(indices)
     # By its strides: under vmap a tensor doesn't say whether it is in channels-last.
     if first > 1 and tensor.ndim > 3 and tensor.shape[1] > 1 and tensor.stride(1) == 1:
-        return _take(tensor.movedim(1, -1), first - 1, indices).movedim(-1, 1)
+        if indices[0].ndim == 1:
+            return _take(tensor.movedim(1, -1), first - 1, indices).movedim(-1, 1)
+        # Measured: half the time of selecting pixels of few channels.
+        return take(tensor.contiguous(), indices).movedim(1, -1).contiguous().movedim(-1, 1)
     # Measured: on a CPU gather is two to five times as fast along the innermost dimension.
     *outer, last = (index.to(tensor.device, non_blocking=True) for index in indices)
     tensor = _take(tensor, first, outer)
-    return tensor.gather(-1, last.expand(*tensor.shape[:-1], len(last)))
+    wide = _broadcastable(last, tensor, tensor.ndim - 1)
+    return tensor.gather(-1, wide.expand(*tensor.shape[:-1], -1))
 
 
 def _take(tensor: Tensor, first: int, indices: Sequence[Tensor]) -> Tensor:
     for dim, index in enumerate(indices, first):
-        tensor = tensor.index_select(dim, index.to(tensor.device, non_blocking=True))
+        index = index.to(tensor.device, non_blocking=True)
+        tensor = (
+            _take_each(tensor, dim, index) if index.ndim > 1 else tensor.index_select(dim, index)
+        )
     return tensor
+
+
+def _take_each(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Index a dimension of each example; measured: on a CPU five times as fast as gather."""
+    lead, length = tensor.shape[:dim], tensor.shape[dim]
+    starts = torch.arange(lead.numel(), device=index.device).reshape(*lead, 1) * length
+    rows = (starts + _broadcastable(index, starts, dim)).flatten()
+    return tensor.flatten(0, dim).index_select(0, rows).unflatten(0, (*lead, index.shape[-1]))
+
+
+def _broadcastable(index: Tensor, tensor: Tensor, dim: int) -> Tensor:
+    """Reshape an index of a dimension for a tensor whose first dimension is the batch."""
+    shape = [1] * tensor.ndim
+    shape[0], shape[dim] = index.shape[:-1].numel(), index.shape[-1]
+    return index.reshape(shape)

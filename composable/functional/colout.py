@@ -12,14 +12,16 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from ._checks import (
+    check_count,
     check_draw,
+    check_flag,
     check_generator,
     check_one_batch,
     check_range,
     check_size,
     check_tensor,
 )
-from ._sampling import generator_device
+from ._sampling import draw_uniform, generator_device
 from ._spatial import check_spatial, is_dense, take
 from .resized import ResizedBatch
 
@@ -32,10 +34,12 @@ class ColOutDraw(NamedTuple):
     Attributes:
         rows: Indices of rows, or None for signals, which have columns only.
         columns: Indices of columns.
+
+    Draws for each example have `batch` as their first dimension.
     """
 
-    rows: Int[Tensor, " rows"] | None
-    columns: Int[Tensor, " columns"]
+    rows: Int[Tensor, "*batch rows"] | None
+    columns: Int[Tensor, "*batch columns"]
 
 
 def colout(
@@ -44,11 +48,13 @@ def colout(
     *,
     p_row: float = 0.15,
     p_col: float = 0.15,
+    per_sample: bool = False,
     generator: torch.Generator | None = None,
 ) -> ResizedBatch:
     """Drop a random subset of the rows and columns of the images of a batch.
 
-    The remaining rows and columns keep their order. The same ones are dropped from all images.
+    The remaining rows and columns keep their order. As many are dropped from every image, so that
+    their sizes stay equal.
 
     Args:
         inputs: Images `[batch, channels, height, width]`, of any dtype. The rows and columns of a
@@ -57,6 +63,7 @@ def colout(
             `[batch, classes, height, width]`, the same rows and columns are dropped.
         p_row: Share of the rows to drop, in [0, 1). At least one row is kept.
         p_col: Share of the columns to drop, in [0, 1). At least one column is kept.
+        per_sample: Draw the rows and columns of each image rather than once for the batch.
         generator: Random number generator. Default: torch's global generator.
 
     Returns:
@@ -74,7 +81,11 @@ def colout(
         torch.Size([2, 3, 17, 34])
     """
     check_spatial("inputs", inputs)
-    draw = draw_colout(inputs.shape[2:], p_row=p_row, p_col=p_col, generator=generator)
+    check_flag("per_sample", per_sample)
+    batch_size = len(inputs) if per_sample else None
+    draw = draw_colout(
+        inputs.shape[2:], p_row=p_row, p_col=p_col, batch_size=batch_size, generator=generator
+    )
     return apply_colout(inputs, targets, draw)
 
 
@@ -83,6 +94,7 @@ def draw_colout(
     *,
     p_row: float = 0.15,
     p_col: float = 0.15,
+    batch_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> ColOutDraw:
     """Draw the rows and columns to keep.
@@ -91,6 +103,7 @@ def draw_colout(
         size: Sizes of the spatial dimensions, such as `inputs.shape[2:]`.
         p_row: Share of the rows to drop, in [0, 1).
         p_col: Share of the columns to drop, in [0, 1).
+        batch_size: Number of examples, to draw for each. Default: one draw for the whole batch.
         generator: Random number generator. Default: torch's global generator.
 
     Returns:
@@ -100,7 +113,7 @@ def draw_colout(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: A share is not in [0, 1).
+        ValueError: A share is not in [0, 1), or `batch_size` is negative.
 
     Example:
         >>> draw_colout((4, 8), p_col=0.5, generator=torch.Generator().manual_seed(0)).columns
@@ -109,9 +122,11 @@ def draw_colout(
     check_size("size", size)
     check_range("p_row", p_row, 0, 1, ends="[)")
     check_range("p_col", p_col, 0, 1, ends="[)")
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
     check_generator(generator)
-    rows = _draw(size[-2], p_row, generator) if len(size) > 1 else None
-    return ColOutDraw(rows, _draw(size[-1], p_col, generator))
+    rows = _draw(size[-2], p_row, batch_size, generator) if len(size) > 1 else None
+    return ColOutDraw(rows, _draw(size[-1], p_col, batch_size, generator))
 
 
 def apply_colout(
@@ -131,7 +146,8 @@ def apply_colout(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: Inputs and targets have different batch sizes, or the inputs have no rows.
+        ValueError: Inputs, targets and draw have different batch sizes, or the inputs have no
+            rows.
 
     Example:
         >>> draw = ColOutDraw(torch.tensor([1]), torch.tensor([0, 2]))
@@ -146,6 +162,11 @@ def apply_colout(
             f"draw has rows and columns, but inputs has shape {tuple(inputs.shape)}; draw with "
             "size=inputs.shape[2:]."
         )
+    if draw.columns.ndim > 1 and len(draw.columns) != len(inputs):
+        raise ValueError(
+            f"draw is for {len(draw.columns)} examples, but inputs has {len(inputs)}; draw with "
+            "batch_size=len(inputs)."
+        )
     if targets is not None:
         check_tensor("targets", targets)
         check_one_batch(inputs, targets)
@@ -155,7 +176,12 @@ def apply_colout(
     return ResizedBatch(take(inputs, kept), targets)
 
 
-def _draw(length: int, p: float, generator: torch.Generator | None) -> Tensor:
+def _draw(
+    length: int, p: float, batch_size: int | None, generator: torch.Generator | None
+) -> Tensor:
     kept = min(length, max(1, round((1 - p) * length)))
-    order = torch.randperm(length, generator=generator, device=generator_device(generator))
-    return order[:kept].sort().values
+    if batch_size is None:
+        order = torch.randperm(length, generator=generator, device=generator_device(generator))
+    else:
+        order = draw_uniform((batch_size, length), generator=generator).argsort(1)
+    return order[..., :kept].sort().values

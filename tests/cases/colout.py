@@ -4,14 +4,26 @@ import composable.functional as F
 from composable.algorithms import ColOut
 from tests.support.arguments import seeded, with_maps
 from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_DENSE_TARGETS, NO_IMAGES, NO_PROBABILITY_BELOW_ONE, NO_TENSOR
+from tests.support.invalid import (
+    NO_DENSE_TARGETS,
+    NO_IMAGES,
+    NO_PROBABILITY_BELOW_ONE,
+    NO_TENSOR,
+    no_count,
+)
 from tests.support.meaning import hyperparameters_of
 from tests.support.runs import LANGUAGE
 
 CASE = Case(
     functions=[
         FunctionCase(F.colout, arguments=with_maps),
-        FunctionCase(F.draw_colout, arguments=((8, 8),)),
+        FunctionCase(F.colout, {"per_sample": True}, arguments=with_maps),
+        FunctionCase(
+            F.draw_colout,
+            arguments=((8, 8),),
+            # None stands for one draw for the whole batch.
+            invalid={"batch_size": tuple(v for v in no_count(0) if v is not None)},
+        ),
         FunctionCase(
             F.apply_colout,
             arguments=lambda n: (*with_maps(n), F.draw_colout((8, 8), generator=seeded())),
@@ -20,7 +32,7 @@ CASE = Case(
     ],
     algorithm=AlgorithmCase(
         ColOut,
-        {"p_row": [0.25], "p_col": [0.25, 0.0]},
+        {"p_row": [0.25], "p_col": [0.25, 0.0], "per_sample": [False, True]},
         meaning=lambda a, s: {
             "batch": tuple(
                 F.colout(

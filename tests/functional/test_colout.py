@@ -36,6 +36,19 @@ def test_kept_rows_and_columns_are_uniform():
     assert (columns / 2000 - 0.6).abs().max() < 0.05
 
 
+def test_each_example_has_its_own_rows_and_columns():
+    draw = draw_colout((4, 5), p_row=0.5, p_col=0.4, batch_size=4000, generator=seeded())
+    rows, columns = (
+        torch.zeros(4000, n).scatter(1, d, 1) for n, d in zip((4, 5), draw, strict=True)
+    )
+
+    # The shares of examples in which two rows, columns, or neighbouring examples both keep one.
+    assert (rows.mean(0) - 0.5).abs().max() < 0.05
+    assert (columns.mean(0) - 0.6).abs().max() < 0.05
+    assert (rows.T @ columns / 4000 - 0.3).abs().max() < 0.05
+    assert ((rows[1:] * rows[:-1]).mean(0) - 0.25).abs().max() < 0.05
+
+
 @pytest.mark.parametrize("shape", [(4,), (4, 10), (4, 8), (4, 10, 8), (4, 3, 4, 5)])
 def test_other_targets_are_not_modified(shape):
     targets = torch.zeros(shape)

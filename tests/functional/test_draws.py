@@ -38,7 +38,10 @@ def method(name, **options):
 
     def drawn(x, generator=None):
         sizes = {"batch_size": len(x), "size": x.shape[2:]}
-        taken = {k: v for k, v in sizes.items() if k in inspect.signature(draw).parameters}
+        required = {
+            k for k, p in inspect.signature(draw).parameters.items() if p.default is p.empty
+        }
+        taken = {k: v for k, v in sizes.items() if k in required}
         return draw(**taken, **options, generator=generator)
 
     return Method(
@@ -72,6 +75,14 @@ LINEAR = [
     method("cutout", per_sample=False),
     method("cutout", num_holes=2, length=0.3),
     method("colout", p_row=0.3, p_col=0.4),
+    Method(
+        "colout-per_sample",
+        lambda x, generator=None: F.colout(x, x[:, 0], per_sample=True, generator=generator),
+        lambda x, generator=None: F.draw_colout(
+            x.shape[2:], batch_size=len(x), generator=generator
+        ),
+        lambda x, draw: F.apply_colout(x, x[:, 0], draw),
+    ),
     Method(
         "crop",
         crop,
