@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .ema import ema as ema
     from .ema import ema_smoothing as ema_smoothing
     from .factorize import factorize as factorize
+    from .factorize_layer import factorize_layer as factorize_layer
     from .fixres import fixres as fixres
     from .fixres import fixres_scale as fixres_scale
     from .frozen_layers import FrozenLayers as FrozenLayers

@@ -153,7 +153,7 @@ def factorize(  # noqa: PLR0913
             return module  # type: ignore[no-any-return]
         if init != "random":
             for layer in (first, last):
-                _check_values(name, layer.weight)
+                check_values(name, layer.weight)
         return build_pair(merge_pair(module) if pair else module, rank, init, generator)
 
     new, count = replace_modules(model, rule)
@@ -190,7 +190,7 @@ def _is_plain(module: nn.Module, shared: set[int]) -> bool:
     return not (more or module._buffers or module._modules or "forward" in vars(module))
 
 
-def _check_values(name: str, weight: Tensor) -> None:
+def check_values(name: str, weight: Tensor) -> None:
     path = f"{name}.weight".lstrip(".")
     if weight.is_meta:
         raise ValueError(

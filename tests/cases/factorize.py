@@ -2,10 +2,13 @@
 
 from math import nan
 
+import torch
+from torch import nn
+
 import composable.functional as F
 from composable.algorithms import Factorize
 from tests.support.cases import ONE_FAILS, SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import no_count
+from tests.support.invalid import NO_TENSOR, no_count
 from tests.support.meaning import drawn_surgery
 
 NO_RANK = (0, -1, 0.0, 1.0, 1.5, -0.5, nan, "3", None, True)
@@ -23,6 +26,18 @@ CASE = Case(
             ],
         ),
         FunctionCase(F.factorize, {"init": "random"}, needs={"min_channels": 4}),
+        FunctionCase(
+            F.factorize_layer,
+            needs={"rank": 2},
+            arguments=lambda n: (nn.Linear(6, 4), torch.randn(n + 1, 6)),
+            inputs=lambda n: torch.randn(n, 6),
+            invalid={
+                "layer": (3, None, nn.ReLU(), nn.Linear),
+                "inputs": (*NO_TENSOR, torch.ones(2, 5)),
+                "targets": (3, "x", [1.0], torch.ones(2, 5)),
+                "rank": no_count(1),
+            },
+        ),
     ],
     algorithm=AlgorithmCase(
         Factorize,
