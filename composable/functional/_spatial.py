@@ -93,7 +93,8 @@ def _take_each(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     lead, length = tensor.shape[:dim], tensor.shape[dim]
     starts = torch.arange(lead.numel(), device=index.device).reshape(*lead, 1) * length
     rows = (starts + _broadcastable(index, starts, dim)).flatten()
-    return tensor.flatten(0, dim).index_select(0, rows).unflatten(0, (*lead, index.shape[-1]))
+    taken = tensor.flatten(0, dim).index_select(0, rows)
+    return taken.reshape(*lead, index.shape[-1], *tensor.shape[dim + 1 :])
 
 
 def _broadcastable(index: Tensor, tensor: Tensor, dim: int) -> Tensor:
