@@ -144,7 +144,18 @@ class LossWeights:
             return None
         with without_effects(state):
             outside = terms_of(state, outputs, loss_of)[1]
-        return self._find(state) if outside is None else None
+        if outside is not None:
+            return None
+        try:
+            return self._find(state)
+        except (SplitLossError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # detectors return no losses in evaluation mode, for example
+            raise refused(
+                state,
+                "fails in evaluation mode, in which it is found what it is a mean over "
+                f"({type(error).__name__}: {error})",
+            ) from error
 
     def _weigh_own(
         self, own: OwnLoss, state: State, loss: Tensor, watch: LossWatch | None

@@ -295,9 +295,23 @@ def test_microbatches_of_detections_add_up_to_the_batch():
     assert_close(split.fit().model.module.scale, whole.fit().model.module.scale)
 
 
-def test_detections_are_split_only_if_that_is_declared():
-    with pytest.raises(SplitLossError, match="the loss of Detector is None in evaluation mode"):
-        make_trainer(Detector(Boxes()), DETECTION, loss_fn=None, grad_accum=2).fit()
+class OwnDetector(Detector):
+    """A wrapper whose loss is defined in training mode only."""
+
+    def loss(self, outputs, batch):
+        return sum(outputs.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Detector, "the loss of Detector is None in evaluation mode"),
+        (OwnDetector, r"the loss of OwnDetector fails in evaluation mode.*no attribute 'values'"),
+    ],
+)
+def test_detections_are_split_only_if_that_is_declared(kind, message):
+    with pytest.raises(SplitLossError, match=message):
+        make_trainer(kind(Boxes()), DETECTION, loss_fn=None, grad_accum=2).fit()
 
 
 @pytest.mark.parametrize(
