@@ -45,7 +45,7 @@ from composable.optim import linear, muon_groups
 from composable.utils.reproducibility import seed_context
 
 PARTS = {0: "validation", 3: "train", 6: "test", 9: "train"}  # of every twelve files
-EVALUATED, SPAN = 32, 4096  # spans of validation and of the test, and their length in bytes
+SPAN = 4096  # bytes of validation and of the test that are evaluated together
 IGNORED = -100
 HEAD = 32  # the width of an attention head
 
@@ -69,11 +69,11 @@ def texts() -> dict[str, list[str]]:
     return parts
 
 
-def spans(part: str) -> list[str]:
+def spans(part: str, count: int) -> list[str]:
     """Return spans of a part of the text, spread over its files: the same for any vocabulary."""
     text = "".join(texts()[part]).encode()
-    starts = range(0, len(text) - SPAN, max(1, (len(text) - SPAN) // EVALUATED))
-    return [text[at : at + SPAN].decode(errors="ignore") for at in starts[:EVALUATED]]
+    starts = range(0, len(text) - SPAN, max(1, (len(text) - SPAN) // count))
+    return [text[at : at + SPAN].decode(errors="ignore") for at in starts[:count]]
 
 
 @functools.cache
@@ -133,19 +133,22 @@ class Windows(Dataset):
         return row[:-1], row[1:]
 
 
-def evaluator(name: str, vocabulary: int, context: int, interval: str) -> Evaluator:
+def evaluator(
+    name: str, vocabulary: int, context: int, count: int = 32, interval: str = "1dur"
+) -> Evaluator:
     """Return an evaluator of nats per byte, which predicts every byte of the spans once.
 
     Args:
         name: "validation" or "test".
         vocabulary: The size of the vocabulary.
         context: The number of tokens of a window.
+        count: The number of spans.
         interval: How often it is evaluated.
     """
     encode = tokenizer(vocabulary).encode
     before = encode("\n").ids
     windows, tokens, size = [], 0, 0
-    for span in spans(name):
+    for span in spans(name, count):
         ids = torch.tensor(before + encode(span).ids)
         tokens, size = tokens + len(ids) - 1, size + len(span.encode())
         windows += [
@@ -342,6 +345,7 @@ def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
     width: int = 128,
     context: int = 64,
     evaluated_context: int | None = None,
+    evaluated_spans: int = 32,
     batch_tokens: int = 512,
     lr: float = 2e-3,
     embedding_lr: float = 24e-3,
@@ -364,6 +368,7 @@ def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
         width: The size of the hidden states, a multiple of 32.
         context: The number of tokens of a training window.
         evaluated_context: That of an evaluated window. Default: `context`.
+        evaluated_spans: The number of spans of 4,096 bytes that are evaluated.
         batch_tokens: The number of tokens of a batch.
         lr: The learning rate of hidden matrices under AdamW, unless `optimizers` are given.
         embedding_lr: That of all other parameters.
@@ -388,8 +393,8 @@ def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
             windows, max(1, batch_tokens // context), shuffle=True, drop_last=True
         ),
         eval_dataloader=[
-            evaluator("validation", vocabulary, evaluated, "1dur"),
-            evaluator("test", vocabulary, evaluated, eval_interval),
+            evaluator("validation", vocabulary, evaluated, evaluated_spans),
+            evaluator("test", vocabulary, evaluated, evaluated_spans, eval_interval),
         ],
         loss_fn=loss_of,
         optimizers=optimizers or functools.partial(adamw, lr, embedding_lr, weight_decay),

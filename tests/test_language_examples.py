@@ -1,14 +1,10 @@
-"""The byte-level language models of the examples, and the demo."""
-
-import subprocess
-import sys
+"""The byte-level language model of the examples."""
 
 import pytest
 import torch
 
 from composable.algorithms import Alibi, GradientClipping, Rotary
-from composable.comparison import Comparison
-from examples import byte_gpt, demo
+from examples import byte_gpt
 
 
 @pytest.fixture
@@ -145,36 +141,3 @@ def test_gradients_are_clipped_once(short_texts):
 
     assert clipping([]) == [GradientClipping("norm", 1.0)]
     assert clipping([GradientClipping("value", 0.5)]) == [GradientClipping("value", 0.5)]
-
-
-# --- the demo ---
-
-
-def test_every_arm_has_settings_and_the_losing_arm_is_among_them():
-    assert (
-        demo.SETTINGS.keys()
-        == demo.ARMS.keys()
-        == {
-            demo.LEARNED,
-            demo.ROTARY,
-            demo.WARMUP,
-            "small_gpt",
-        }
-    )
-    assert demo.BATCHES.keys() <= demo.ARMS.keys()
-
-
-def test_the_demo_runs(tmp_path):
-    command = [sys.executable, demo.__file__, "--seeds", "1", "--share", "0.001"]
-
-    ran = subprocess.run(
-        [*command, "--folder", tmp_path], capture_output=True, text=True, timeout=600
-    )
-
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("verdict\n") == 2  # a table for each baseline
-    assert all(arm.split(",")[0] in ran.stdout for arm in demo.ARMS)
-    for baseline in ("learned", "rotary"):
-        assert (tmp_path / baseline / "report.html").is_file()
-    protocol = Comparison.load(tmp_path / "rotary").study.protocol
-    assert (protocol.baseline, protocol.arms) == (demo.ROTARY, (demo.ROTARY, *protocol.arms[1:]))

@@ -21,7 +21,6 @@ def short_texts(monkeypatch, tmp_path):
     }
     monkeypatch.setattr(small_gpt, "texts", lambda: parts)
     monkeypatch.setattr(small_gpt, "SPAN", 300)
-    monkeypatch.setattr(small_gpt, "EVALUATED", 3)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for function in (small_gpt.tokenizer, small_gpt.training_tokens):
         function.cache_clear()
@@ -30,7 +29,14 @@ def short_texts(monkeypatch, tmp_path):
         function.cache_clear()
 
 
-SMALL = {"vocabulary": 300, "width": 32, "context": 16, "batch_tokens": 64}
+SPANS = 3
+SMALL = {
+    "vocabulary": 300,
+    "width": 32,
+    "context": 16,
+    "batch_tokens": 64,
+    "evaluated_spans": SPANS,
+}
 
 
 def built(algorithms=(), seed=0, **options):
@@ -97,13 +103,13 @@ def test_a_window_is_followed_by_its_next_token():
 @pytest.mark.parametrize("vocabulary", [256, 300])
 @pytest.mark.parametrize("context", [16, 64])
 def test_every_byte_of_the_spans_is_predicted_once(vocabulary, context):
-    evaluator = small_gpt.evaluator("test", vocabulary, context, "1dur")
+    evaluator = small_gpt.evaluator("test", vocabulary, context, SPANS)
 
     targets = torch.cat([one.flatten() for _, one in evaluator.dataloader])
     predicted = targets[targets != small_gpt.IGNORED].tolist()
 
     text = small_gpt.tokenizer(vocabulary).decode(predicted)
-    assert text == "".join(small_gpt.spans("test"))
+    assert text == "".join(small_gpt.spans("test", SPANS))
 
 
 @pytest.mark.parametrize("vocabulary", [256, 300])
@@ -111,7 +117,7 @@ def test_a_model_that_knows_nothing_needs_the_same_nats_for_a_byte(vocabulary):
     trainer = trained(lr=0.0, embedding_lr=0.0, vocabulary=vocabulary)
 
     tokens = small_gpt.tokenizer(vocabulary).encode
-    spans = small_gpt.spans("test")
+    spans = small_gpt.spans("test", SPANS)
     count = sum(len(tokens(one).ids) for one in spans)
     size = sum(map(len, spans))
     expected = torch.tensor(float(vocabulary)).log() * count / size

@@ -1,0 +1,25 @@
+"""The demo runs to its end, and its arms are those of its text."""
+
+import subprocess
+import sys
+
+import pytest
+
+from composable.comparison import Comparison
+from examples import demo
+
+
+def test_the_demo_runs(tmp_path):
+    command = [sys.executable, demo.__file__, "--seeds", "1", "--share", "0.01"]
+
+    ran = subprocess.run(
+        [*command, "--folder", tmp_path], capture_output=True, text=True, timeout=600
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert all(arm in ran.stdout for arm in ("baseline", *demo.ARMS))
+    assert "--- the model before training\n" + demo.PROMPT in ran.stdout
+    assert ran.stdout.endswith(f"The plot: {tmp_path / 'plot.png'}\n")
+    assert (tmp_path / "report.html").is_file()
+    protocol = Comparison.load(tmp_path).study.protocol
+    assert protocol.target == pytest.approx(demo.gzip_nats())
