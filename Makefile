@@ -4,7 +4,7 @@
 #
 # make CHECK      run one check: format lint types imports words docs shapes package tests
 # make campaign   kill runs and forge checkpoints, many of each, try every way out of a run, and
-#                 split every loss in every way
+#                 split every loss in every way, and find known speed-ups in simulated studies
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make fix        format the code and apply the linter's automatic fixes
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
@@ -84,6 +84,7 @@ campaign: $(VENV)/.ready
 	$(BIN)/python -m tools.kill_campaign --runs 200
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	CAMPAIGN=1 $(PYTEST) property_tests/test_ways_out.py property_tests/test_split_losses.py
+	CAMPAIGN=1 $(PYTEST) property_tests/test_known_speedups.py
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
 

@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
         help="compare methods on a model and data: which of them shorten training",
         description=(
             "Trains the arms of a comparison with several seeds and schedules, and reports which "
-            "of them reach the target in less time than the baseline. FUNCTION, by default "
+            "of them reach the same results in less time than the baseline. FUNCTION, by default "
             "'build', takes the algorithms, the seed and hyperparameters, and returns a Trainer. "
             "The arms are a mapping of the script, 'arms', or those of --arm and --recipe. The "
             "script is executed, except for the block of __name__ == '__main__'. The same command "
@@ -73,7 +73,7 @@ def _measures(group: Any) -> None:
     group.add_argument(
         "--target",
         type=float,
-        help="the result to reach; default: the baseline's mean on its longest schedule",
+        help="a result at which to measure; default: all that the baseline and an arm reach",
     )
     group.add_argument(
         "--tuning-metric",

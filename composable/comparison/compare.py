@@ -71,9 +71,9 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     """Find out which methods shorten training, on a model and data of your own.
 
     Each arm is trained with the same seeds on schedules of several lengths. An arm pays if it
-    reaches the target in less time than the baseline, with 95 % confidence. Times are numbers of
-    steps times their cost, which is measured after training, for all arms in turn, so that other
-    load on the machine has little effect.
+    reaches the same results in less time than the baseline, with 95 % confidence. Times are
+    numbers of steps times their cost, which is measured after training, for all arms in turn, so
+    that other load on the machine has little effect.
 
     Finished trials are kept in the folder: the same call resumes an interrupted comparison, and
     changed or added arms, seeds and durations reuse what has not changed.
@@ -88,8 +88,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         metric: The reported result, by its logged name, such as "test/accuracy".
         mode: Whether the "min" or the "max" of the metric is best. Default: determined by the
             metric, or by its name.
-        target: The result to reach. Default: the mean final result of the baseline on its longest
-            schedule.
+        target: A result at which to measure the speed-up. Default: all results that the baseline
+            and an arm reach, and the mean over them.
         baseline: What to compare with: the name of one of the arms, or an arm of its own. Default:
             no algorithms.
         durations: The lengths of the schedules, such as ["2ep", "4ep", "8ep"]. Default: a quarter,
@@ -132,7 +132,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         ValueError: An argument is invalid, the algorithms of an arm cannot be combined, or the
             Trainer cannot be compared: it ignores its seed, or does not log the metric.
         TypeError: An argument is of the wrong type.
-        ImportError: cloudpickle, SciPy or matplotlib is not installed.
+        ImportError: cloudpickle, Jinja, pandas, SciPy or matplotlib is not installed.
         NothingToCompareError: No trial of the baseline or of the other arms has a result.
 
     Example:
@@ -210,7 +210,8 @@ def _check_process() -> None:
 
 def _check_packages() -> None:
     """Check before training that the analysis afterwards can run."""
-    missing = [one for one in ("cloudpickle", "scipy") if importlib.util.find_spec(one) is None]
+    needed = ("cloudpickle", "jinja2", "pandas", "scipy")
+    missing = [one for one in needed if importlib.util.find_spec(one) is None]
     if missing:
         raise ImportError(
             f"a comparison needs {' and '.join(missing)}: pip install composable[compare]. It is "

@@ -7,7 +7,6 @@ import attrs
 
 from composable.comparison.analysis.analyze import analyze
 from composable.comparison.analysis.findings import Analysis, Estimate, Verdict
-from composable.comparison.analysis.rebase import rebase
 from composable.comparison.records import Study
 from composable.comparison.study_file import read_study, write_study
 from composable.core._paths import check_no_link, write_atomically
@@ -68,28 +67,28 @@ class Comparison:
         return self.analysis[arm].verdict
 
     def speedup(self, arm: str) -> Estimate | None:
-        """Return the baseline's time to the target divided by the arm's, with its interval.
+        """Return the baseline's time to a result divided by the arm's, with its interval.
 
         Args:
             arm: The name of the arm.
 
         Returns:
-            The estimate, which is above 1 if the arm is faster. None for the baseline, and if the
-            baseline does not reach the target.
+            The mean over the results that both reach, or the value at the target; above 1 if the
+            arm is faster. None for the baseline, and without two schedules and seeds.
+            `analysis[arm].curve` has the speed-up by result.
 
         Raises:
             ValueError: There is no such arm.
         """
         self._check_arm(arm)
-        return self.analysis[arm].time.ratio
+        return self.analysis[arm].speedup
 
     def against(self, baseline: str, *, target: float | None = None) -> "Comparison":
         """Return the comparison of the same trials with another baseline; none is repeated.
 
         Args:
             baseline: The name of one of the arms, but not of the A/A arm.
-            target: The result to reach. Default: the mean final result of the new baseline on its
-                longest schedule.
+            target: The result to reach. Default: all results that both reach.
 
         Raises:
             ValueError: There is no such arm.
@@ -97,22 +96,22 @@ class Comparison:
         self._check_arm(baseline)
         if baseline == self.study.protocol.repeated:
             raise ValueError(f"baseline={baseline!r} is the A/A arm, which has seeds of its own.")
-        return Comparison(rebase(self.study, baseline, target))
+        return Comparison(_rebase(self.study, baseline, target))
 
     def table(self) -> str:
         """Return a text table of the arms, of at most 100 columns, with notes below it."""
-        from composable.comparison.output.table import format_comparison
+        from composable.comparison.output.text import format_text
 
-        return format_comparison(self.study, self.analysis)
+        return format_text(self.study, self.analysis)
 
     def markdown(self) -> str:
         """Return a block of Markdown for a README or the card of a method."""
-        from composable.comparison.output.markdown import format_markdown
+        from composable.comparison.output.text import format_markdown
 
         return format_markdown(self.study, self.analysis)
 
     def plot(self, path: str | Path | None = None) -> "Figure":
-        """Plot the metric against the seconds of training.
+        """Plot the speed-up by result, and the metric against the seconds of training.
 
         Args:
             path: A file to write, such as "plot.svg"; matplotlib derives the format from its
@@ -143,7 +142,7 @@ class Comparison:
             The folder.
 
         Raises:
-            ImportError: matplotlib is not installed; the first three files are written.
+            ImportError: matplotlib or Jinja is not installed; the first three files are written.
             OSError: A file cannot be written.
         """
         from composable.comparison.output.page import render_page
@@ -166,7 +165,7 @@ class Comparison:
         return self.table()
 
     def _repr_html_(self) -> str:
-        from composable.comparison.output.notebook import render_notebook
+        from composable.comparison.output.page import render_notebook
 
         return render_notebook(self.study, self.analysis)
 
@@ -174,3 +173,27 @@ class Comparison:
         names = [found.arm for found in self.analysis.arms]
         if arm not in names:
             raise ValueError(f"arm={arm!r} must be one of {names}.")
+
+
+def _rebase(study: Study, baseline: str, target: float | None) -> Study:
+    """Return the study with another baseline, without the A/A arm of its own one."""
+    protocol = study.protocol
+    dropped = None if baseline == protocol.baseline else protocol.repeated
+    others = [arm for arm in protocol.arms if arm not in (baseline, dropped)]
+    durations = protocol.durations_of(baseline)
+    own = {arm: protocol.durations_of(arm) for arm in others}
+    return Study(
+        attrs.evolve(
+            protocol,
+            arms=(baseline, *others),
+            baseline=baseline,
+            repeated=None if dropped else protocol.repeated,
+            target=target,
+            durations=durations,
+            own_durations={arm: one for arm, one in own.items() if one != durations},
+            grids={arm: one for arm, one in protocol.grids.items() if arm != dropped},
+            chosen={arm: one for arm, one in protocol.chosen.items() if arm != dropped},
+        ),
+        tuple(one for one in study.results if one.trial.arm != dropped),
+        tuple(one for one in study.costs if one.arm != dropped),
+    )

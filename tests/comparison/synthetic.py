@@ -29,7 +29,7 @@ def draw_study(  # noqa: PLR0913
     *,
     seeds: int = 5,
     steps: Sequence[int] = STEPS,
-    target: float | None = 2.35,
+    target: float | None = None,
     shared: float = 0.02,
     own: float = 0.02,
     step_costs: Mapping[str, float] | None = None,

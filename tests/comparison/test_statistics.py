@@ -1,57 +1,137 @@
-import math
 import random
+from math import log
 
-import attrs
+import numpy as np
 import pytest
 from scipy import stats
 
+from composable.comparison.analysis.distance import Curve, extension, measure, shares_of
 from composable.comparison.analysis.statistics import (
-    Spread,
+    Part,
     cost_ratio,
     holm,
-    lower_bound,
-    paired_estimate,
+    intervals_of,
+    mean_interval,
     power_of,
 )
-from composable.comparison.analysis.times import Curve, compare_times, crossing_time
+
+EXACT = Part(0.0, 1)
 
 
-def test_the_interval_and_the_p_value_are_those_of_the_paired_t_test() -> None:
-    arm, base = [2.1, 2.4, 2.2, 2.9], [2.0, 2.1, 2.3, 2.2]
-    expected = stats.ttest_rel(arm, base)
-    found = paired_estimate([a - b for a, b in zip(arm, base, strict=True)])
-    assert found.p == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
+def curve(costs: list[float], results: list[float], noise: float = 0.01) -> Curve:
+    """Return a curve of four seeds with some noise, whose mean is exact."""
+    offsets = noise * np.array([-1.0, 1.0, -2.0, 2.0])
+    rows = [np.roll(offsets, i) + one for i, one in enumerate(results)]
+    return Curve(np.log(costs), np.asarray(rows))
 
 
-def test_a_shared_error_widens_the_interval() -> None:
-    assert paired_estimate([1.0, 2.0], 3.0).low < paired_estimate([1.0, 2.0]).low
+def test_the_interval_of_a_mean_is_that_of_the_t_test() -> None:
+    expected = stats.ttest_1samp([1.0, 2.0, 4.0], 0.0).confidence_interval()
+    assert mean_interval([1.0, 2.0, 4.0]) == pytest.approx(tuple(expected))
+    assert mean_interval([1.0]) == (None, None)
 
 
-def test_the_bootstrap_is_repeatable_and_narrower_with_few_pairs() -> None:
-    found = paired_estimate([1.0, 2.0, 4.0], resamples=500)
-    assert found == paired_estimate([1.0, 2.0, 4.0], resamples=500)
-    assert found.low < found.resampled[0] < found.resampled[1] < found.high
+def test_errors_of_several_sources_add_up() -> None:
+    (found,) = intervals_of(np.array([[1.0]]), [Part(0.04, 4), Part(0.09, 9)])
+    degrees = 0.13**2 / (0.04**2 / 4 + 0.09**2 / 9)
+    assert found.high - 1 == pytest.approx(stats.t.ppf(0.975, degrees) * 0.13**0.5)
 
 
-@pytest.mark.parametrize("same", [[1.5], [1.5, 1.5, 1.5]])
-def test_without_spread_there_is_no_p_value(same: list[float]) -> None:
-    found = paired_estimate(same)
-    assert (found.value, found.low, found.high, found.p) == (1.5, None, None, None)
+def test_an_interval_covers_those_of_the_alternatives() -> None:
+    (found,) = intervals_of(np.array([[1.0], [-2.0]]), [Part(0.01, 4)])
+    assert found.value == 1
+    assert found.low < -2
+    assert found.p == 1
 
 
-def test_no_difference_at_all_has_p_1() -> None:
-    assert paired_estimate([0.0, 0.0, 0.0]).p == 1.0
+def test_an_effect_without_a_spread_has_no_p_value() -> None:
+    effect, none = intervals_of(np.array([[0.7, 0.0]]), [EXACT])
+    assert effect.p is None
+    assert none.p == 1
 
 
-def test_no_pairs_give_no_estimate() -> None:
-    assert paired_estimate([]).value is None
-    assert lower_bound([1.0]) is None
+def test_the_mean_distance_is_the_ratio_of_costs() -> None:
+    base, arm = curve([1, 2, 4], [1, 2, 3]), curve([0.5, 1, 2], [1, 2, 3])
+    found = measure(base, arm, cost=EXACT)
+    assert found is not None
+    assert found.mean.value == pytest.approx(log(2))
+    assert [one.value for one in found.at] == pytest.approx([log(2)] * 33)
+    assert found.results[0] == pytest.approx(1)
+    assert found.results[-1] == pytest.approx(3)
 
 
-def test_the_lower_bound_is_one_sided() -> None:
-    expected = stats.ttest_1samp([1.0, 2.0, 3.0], 0.0, alternative="greater")
-    assert lower_bound([1.0, 2.0, 3.0]) == pytest.approx(expected.confidence_interval(0.95).low)
+def test_swapped_roles_give_the_reciprocal() -> None:
+    base, arm = curve([1, 2, 4], [1, 2, 3]), curve([1, 3, 5], [1.5, 2.2, 3.5])
+    there, back = measure(base, arm, cost=EXACT), measure(arm, base, cost=EXACT)
+    assert there is not None
+    assert back is not None
+    assert there.mean.low == pytest.approx(-back.mean.high)
+    assert there.mean.value == pytest.approx(-back.mean.value)
+
+
+def test_the_error_of_costs_widens_the_interval() -> None:
+    base, arm = curve([1, 2, 4], [1, 2, 3]), curve([1, 2, 4], [1, 2, 3])
+    found = measure(base, arm, cost=Part(0.01, 11))
+    assert found is not None
+    assert found.mean.high == pytest.approx(stats.t.ppf(0.975, 11) * 0.1)
+
+
+def test_unpaired_seeds_have_wider_intervals_than_paired_ones() -> None:
+    base, arm = curve([1, 2, 4], [1, 2, 3]), curve([0.5, 1, 2], [1, 2, 3])
+    paired, unpaired = (measure(base, arm, paired=p, cost=EXACT) for p in (True, False))
+    assert paired is not None
+    assert unpaired is not None
+    assert unpaired.mean.high > paired.mean.high + 0.001
+
+
+def test_results_that_get_worse_count_as_a_plateau() -> None:
+    base = curve([1, 2, 4, 8], [1, 2.2, 1.8, 3])
+    found = measure(base, curve([1, 2, 4, 8], [1, 2, 2, 3]), cost=EXACT)
+    assert found is not None
+    assert found.mean.value == pytest.approx(0, abs=1e-6)
+
+
+def test_noise_as_large_as_the_range_gives_no_distance() -> None:
+    noisy = curve([1, 2, 4], [1, 1.1, 1.2], noise=0.5)
+    assert measure(noisy, curve([1, 2, 4], [1, 2, 3]), cost=EXACT) is None
+
+
+@pytest.mark.parametrize(("results", "kind"), [([4, 5, 6], "at least"), ([-2, -1, 0], "at most")])
+def test_curves_that_do_not_overlap_give_a_bound(results: list[float], kind: str) -> None:
+    base, arm = curve([1, 2, 4], [1, 2, 3]), curve([0.5, 1, 8], results)
+    found = measure(base, arm, cost=EXACT)
+    assert found is not None
+    assert found.kind == kind
+    end = log(0.5) if kind == "at least" else log(8)
+    assert found.mean.value == pytest.approx(log(2) - end, abs=0.01)
+
+
+def test_a_target_is_the_only_result() -> None:
+    base, arm = curve([1, 2, 4], [1, 2, 3]), curve([0.5, 1, 2], [1.5, 2.5, 3.5])
+    found = measure(base, arm, level=2.0, cost=EXACT)
+    assert found is not None
+    assert found.results == (2.0,)
+    assert found.mean.value == found.at[0].value
+    kinds = [getattr(measure(base, arm, level=at, cost=EXACT), "kind", None) for at in (1.2, 3.2)]
+    assert kinds == ["at least", "at least"]  # the arm's first schedule; the baseline never
+    assert measure(base, arm, level=9.0, cost=EXACT) is None
+
+
+def test_shares_of_the_range_of_the_baseline() -> None:
+    base = curve([1, 2, 4], [1, 2, 3])
+    assert shares_of(base, curve([1, 2, 4], [2, 3, 4])) == pytest.approx((0.5, 1, 0.5), abs=0.01)
+    costly = curve([2, 4, 8], [2, 3, 4])  # it may cost more where the baseline takes less than 2
+    assert shares_of(base, costly) == pytest.approx((0.5, 0.5, 0.5), abs=0.01)
+    slower = curve([1, 4, 16], [0, 1, 2])
+    assert shares_of(base, slower) == pytest.approx((0.5, 0.5, 1), abs=0.01)
+
+
+def test_the_schedule_to_add_is_beyond_the_end_with_the_larger_gap() -> None:
+    base = curve([1, 2, 4], [1, 2, 3])
+    assert extension(base, curve([1, 2, 4], [2, 3, 4]), None) == pytest.approx(1 / 2, rel=0.05)
+    assert extension(base, curve([1, 2, 4], [0, 1, 2]), None) == pytest.approx(2, rel=0.05)
+    assert extension(base, curve([1, 2, 4], [0, 2, 4]), None) is None
+    assert extension(base, curve([1, 2, 4], [90, 91, 92]), None) == pytest.approx(1 / 8)
 
 
 def test_holm_steps_down_and_stays_monotone() -> None:
@@ -60,92 +140,29 @@ def test_holm_steps_down_and_stays_monotone() -> None:
     assert holm([]) == ()
 
 
-def test_the_power_at_the_detectable_effect_is_80_percent() -> None:
-    found = power_of(Spread(0.1), 4, 1.3)
-    rng, effect = random.Random(0), math.log(found.detectable)
-    draws = [[rng.gauss(effect, 0.1) for _ in range(4)] for _ in range(4000)]
-    hits = (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05).mean()
-    assert hits == pytest.approx(0.8, abs=0.025)
+def test_the_power_is_that_of_simulated_tests() -> None:
+    found = power_of(0.2, 0.05, 5, 0.1)
+    rng = np.random.default_rng(0)
+    shared, pairs = rng.normal(0, 0.05, 4000), rng.normal(log(found.detectable), 0.2, (4000, 5))
+    errors = (pairs.var(axis=1, ddof=1) / 5 + 0.05**2) ** 0.5
+    shown = abs(pairs.mean(axis=1) + shared) / errors > stats.t.ppf(0.975, 4)
+    assert shown.mean() == pytest.approx(0.8, abs=0.05)
 
 
-def test_seeds_do_not_reduce_an_error_that_they_share() -> None:
-    alone, shared = power_of(Spread(0.1), 4, 1.2), power_of(Spread(0.1, shared=0.05), 4, 1.2)
-    assert shared.detectable == pytest.approx(alone.detectable ** math.sqrt(2))
-    assert shared.seeds_for_observed > alone.seeds_for_observed
-    assert power_of(Spread(0.1, shared=0.2), 4, 1.2).seeds_for_observed is None
+def test_more_seeds_than_a_thousand_are_not_given() -> None:
+    assert power_of(0.1, 1.0, 5, 0.1).seeds_for_observed is None
 
 
-def test_more_seeds_than_a_thousand_are_not_named() -> None:
-    assert power_of(Spread(5.0), 3, 1.0001).seeds_for_observed is None
-    assert power_of(Spread(0.1), 3, None).seeds_for_observed is None
+def test_a_ratio_of_costs_has_the_error_of_its_rounds() -> None:
+    rng = random.Random(0)
 
+    def rounds(cost: float) -> list[list[float]]:
+        return [[cost * (1 + rng.expovariate(50)) for _ in range(20)] for _ in range(2)]
 
-def test_the_uncertainty_of_a_cost_shrinks_with_its_noise() -> None:
-    base = [[1.0, 1.02, 1.01, 1.3, 1.0, 1.01]]
-    found, error = cost_ratio(base, [[2 * one for one in base[0]]], 2.0)
-    assert found.value == 2.0
-    assert error == pytest.approx(0.0, abs=1e-12)  # the rounds are paired
-    _, noisy = cost_ratio(base, [[2.0, 2.5, 2.1, 1.9, 2.2, 2.4]], 2.0)
-    assert noisy > 0.01
-
-
-BASE = Curve((0.0, 1.0, 2.0), ((1.0, 1.2, 1.1), (2.0, 2.2, 2.1), (3.0, 3.2, 3.1)))
-
-
-def test_the_mean_crosses_between_schedules_only() -> None:
-    assert crossing_time(BASE, 1.6) == pytest.approx(0.5)
-    assert crossing_time(BASE, 3.2) is None
-    assert crossing_time(BASE, 1.0) == -float("inf")
-
-
-def test_a_shifted_curve_has_the_ratio_of_the_shift() -> None:
-    noisy = ((2.0, 2.1, 2.2), (3.05, 3.1, 3.2), (4.0, 4.1, 4.3))
-    found = compare_times(BASE, Curve((0.0, 1.0, 2.0), noisy), 2.6)
-    assert found.ratio.value == pytest.approx(2.718, rel=0.05)
-    assert found.gain > 0
-    assert found.ratio.p < 0.05
-
-
-def test_the_error_of_the_costs_is_a_part_of_the_spread_that_pairs_share() -> None:
-    arm = Curve((0.0, 1.0, 2.0), ((1.1, 1.2, 1.0), (2.1, 2.0, 2.2), (3.2, 3.1, 3.0)))
-    exact, rough = (compare_times(BASE, arm, None, cost_error=one).spread for one in (0.0, 0.1))
-    assert (exact.shared, rough.shared) == pytest.approx((0.0, 0.1))
-    assert exact.pair == rough.pair > 0
-
-
-def test_an_arm_that_ends_too_early_and_is_worse_shows_nothing() -> None:
-    short = Curve((0.0, 0.5), ((0.9, 1.0, 1.2), (1.3, 1.5, 1.2)))
-    assert compare_times(BASE, short, None).ratio.p == 1.0
-
-
-def draw_pair(seed: int) -> tuple[Curve, Curve]:
-    """Draw the curves of a baseline and of an arm that is a little better or worse."""
-    rng = random.Random(seed)
-    shift, times = rng.uniform(-0.3, 0.5), (0.0, 0.7, 1.4)
-    base = [[time + rng.gauss(0, 0.1) for _ in range(4)] for time in times]
-    arm = [[one + shift + rng.gauss(0, 0.15) for one in row] for row in base]
-    return Curve(times, tuple(map(tuple, base))), Curve(times, tuple(map(tuple, arm)))
-
-
-def test_the_interval_contains_1_if_and_only_if_the_p_value_is_at_least_5_percent() -> None:
-    outside = 0
-    for seed in range(300):
-        found = compare_times(*draw_pair(seed), 1.0)
-        if found is not None:
-            low, high = found.ratio.low or 0.0, found.ratio.high or math.inf
-            assert (low <= 1 <= high) == (found.ratio.p >= 0.05) or 1 in (low, high)
-            outside += found.ratio.p < 0.05
-    assert 30 < outside < 270
-
-
-def test_a_baseline_that_does_not_reach_the_target_gives_no_ratio() -> None:
-    assert compare_times(BASE, BASE, 9.0) is None
-    assert compare_times(BASE, BASE, 0.5) is None
-
-
-def test_an_arm_that_is_always_better_has_an_open_bound() -> None:
-    better = attrs.evolve(BASE, results=((5.0, 5.3, 5.1), (6.0, 6.1, 6.3), (7.0, 7.2, 7.3)))
-    found = compare_times(BASE, better, None).ratio
-    assert found.value is None
-    assert found.high is None
-    assert found.low == pytest.approx(7.389, rel=1e-3)
+    found, part = cost_ratio(rounds(1.0), rounds(2.0), 2.0)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 2.0 < found.high < 2.1
+    assert part.degrees == 19
+    assert 0 < part.variance < 0.01**2
+    assert cost_ratio([[1.0]], [[2.0]], 2.0)[0].p is None

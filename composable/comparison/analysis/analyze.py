@@ -1,106 +1,76 @@
-"""The analysis of a study: measures, intervals and verdicts, from its reporting trials alone.
+"""The analysis of a study: speed-ups, intervals and verdicts, from its reporting trials alone.
 
-The times are those of the calibrated step costs, so that a busy machine does not decide.
-
-Several schedules: the verdict rests on the time at which the mean final result over the seeds, as
-a function of the log time of the schedules, reaches the target. Its p value is that of the paired
-t test, over the seeds, of the final results at the baseline's time to target. The default target
-is the baseline's result on its longest schedule: it is estimated, so the test pairs with the
-baseline's results and not with their mean. Arms may have schedules of other lengths: only their
-times are compared.
-
-One schedule of both arms, or a target that the baseline's shortest schedule passes already: the
-verdict rests on the first crossings within the runs of the longest schedule, if the target is a
-given number and all runs of both arms reached it; otherwise, with one schedule of the baseline, on
-the final results by the cost of the steps: better at no more time pays, worse at no less time
-costs.
-
-A target that the baseline does not reach: an arm pays if its mean reaches the target and is better
-at the time of the baseline's longest schedule.
-
-A run that did not finish counts as one that does not reach the target: its schedule does not pass.
+The times are those of the measured step costs, so that a busy machine does not decide.
 """
 
-from collections.abc import Mapping, Sequence
-from math import inf, log
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from math import exp, sqrt
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
+from composable.comparison.analysis.curves import (
+    Schedule,
+    compare_step_costs,
+    curves_of,
+    schedules_of,
+)
+from composable.comparison.analysis.distance import (
+    CONTRAST,
+    Distance,
+    Shares,
+    extension,
+    measure,
+    shares_of,
+)
 from composable.comparison.analysis.findings import (
     Analysis,
     ArmAnalysis,
-    CrossingTimes,
     Estimate,
-    Target,
+    Power,
+    Quality,
+    SpeedupAt,
+    Verdict,
 )
-from composable.comparison.analysis.grid_edges import edge_notes
-from composable.comparison.analysis.measures import (
-    Context,
-    compare_step_costs,
-    find_crossings,
-    find_power,
-    find_quality,
-    find_time,
-    pair_seeds,
-    steps_of,
-)
-from composable.comparison.analysis.schedules import Schedule, curve_of, schedules_of
-from composable.comparison.analysis.statistics import holm
-from composable.comparison.analysis.times import Curve, TimeComparison, compare_times, crossing_time
+from composable.comparison.analysis.statistics import Interval, Part, holm, mean_interval, power_of
 from composable.comparison.analysis.verdicts import (
+    COVERED,
     MINIMAL_SEEDS,
-    ArmFacts,
     Case,
-    Evidence,
     judge,
     show_estimate,
+    show_number,
 )
 from composable.comparison.records import Protocol, Study, TrialResult
+from composable.core.time import Time, TimeUnit
 
 __all__ = ["analyze"]
+
+_NO_SHARES = Shares(0.0, 0.0, 0.0)
+_TWO = (
+    "needs at least two schedules on which all runs finished, such as "
+    'durations=["5ep", "10ep", "20ep"], and two seeds'
+)
 
 
 @attrs.frozen
 class _Draft:
-    """An arm's measures before the correction over the arms."""
+    """An arm before the correction over the arms."""
 
     found: ArmAnalysis
-    evidence: Evidence
-    facts: ArmFacts
+    distance: Distance | None
+    shares: Shares
+    noisy: bool
+    """Whether the results of a curve's schedules differ by too little for their noise."""
 
 
-@attrs.frozen
-class _Timing:
-    """The schedules of all arms, with times of one kind: calibrated ones or the trials' own."""
-
-    schedules: Mapping[str, tuple[Schedule, ...]]
-    context: Context
-    baseline: ArmFacts
-
-    @classmethod
-    def of(cls, study: Study, resamples: int) -> "_Timing":
-        """Return the schedules of a study: without costs, with the trials' own seconds."""
-        protocol, schedules = study.protocol, schedules_of(study)
-        baseline = schedules.get(protocol.baseline, ())
-        sign = 1 if protocol.mode == "max" else -1
-        context = Context(protocol, sign, _target(protocol, baseline), baseline, resamples)
-        plain = attrs.evolve(context, resamples=0)
-        return cls(schedules, context, _draft(plain, protocol.baseline, baseline).facts)
-
-    def is_calibrated(self, arm: str) -> bool:
-        """Whether the times of an arm and of the baseline are calibrated."""
-        both = *self.context.baseline, *self.schedules[arm]
-        return all(one.cost is not None for one in both)
-
-
-def analyze(study: Study, *, resamples: int = 2000) -> Analysis:
+def analyze(study: Study) -> Analysis:
     """Measure the arms of a study against its baseline, and judge whether they pay.
 
     Args:
-        study: The protocol, the results of its trials, and the calibrated step costs.
-        resamples: The resamples of the bootstrap for the percentile intervals; 0 omits them.
+        study: The protocol, the results of its trials, and the measured step costs.
 
     Returns:
         The analysis, which follows from the study alone: the same study gives the same analysis.
@@ -111,50 +81,43 @@ def analyze(study: Study, *, resamples: int = 2000) -> Analysis:
             metric is not logged.
     """
     protocol = study.protocol
-    calibrated = _Timing.of(study, resamples)
-    present = [arm for arm in protocol.arms if calibrated.schedules.get(arm)]
-    timings = dict.fromkeys(present, calibrated)
-    if not all(map(calibrated.is_calibrated, present)):
-        own = _Timing.of(attrs.evolve(study, costs=()), resamples)
-        timings.update({arm: own for arm in present if not calibrated.is_calibrated(arm)})
-    drafts = {
-        arm: _draft(timing.context, arm, timing.schedules[arm]) for arm, timing in timings.items()
-    }
+    measured = schedules_of(study)
+    _check_baseline(protocol, measured.get(protocol.baseline, ()))
+    own = schedules_of(attrs.evolve(study, costs=()))
+    drafts = {}
+    for arm in protocol.arms:
+        if measured.get(arm):
+            is_measured = all(
+                one.cost is not None for one in (*measured[protocol.baseline], *measured[arm])
+            )
+            drafts[arm] = _draft(protocol, arm, measured if is_measured else own)
     compared = [arm for arm in drafts if drafts[arm].found.role == "arm"]
-    corrected = dict(zip(compared, holm([drafts[arm].evidence.p for arm in compared]), strict=True))
+    corrected = dict(zip(compared, holm([drafts[arm].found.p for arm in compared]), strict=True))
     arms = tuple(
-        _judged(timings[arm], draft, corrected[arm], len(compared))
-        if arm in corrected
-        else draft.found
+        _judged(protocol, draft, corrected[arm], len(compared)) if arm in corrected else draft.found
         for arm, draft in drafts.items()
     )
-    noise = _noise_floor(drafts.get(protocol.repeated or ""))
-    context = calibrated.context
+    repeated = drafts.get(protocol.repeated or "")
+    noise = None if repeated is None else repeated.found.speedup
     return Analysis(
         protocol.metric,
         protocol.mode,
         protocol.clock,
-        context.target,
+        protocol.target,
         arms,
         len(compared),
         noise,
-        _notes(context, noise, [arm for arm in protocol.arms if arm not in drafts]),
+        _notes(protocol, noise, [arm for arm in protocol.arms if arm not in drafts]),
     )
 
 
-def _target(protocol: Protocol, baseline: Sequence[Schedule]) -> Target:
-    started = [one for one in baseline if any(value is not None for value in one.finals.values())]
-    if not started:
-        errors = sorted({run.error for one in baseline for run in one.runs.values() if run.error})
+def _check_baseline(protocol: Protocol, schedules: Sequence[Schedule]) -> None:
+    if not any(value is not None for one in schedules for value in one.finals.values()):
+        errors = sorted({run.error for one in schedules for run in one.runs.values() if run.error})
         raise ValueError(
             f"the baseline {protocol.baseline!r} has no finished reporting trial to compare with"
             + (f": {errors[0]}" if errors else ".")
         )
-    if protocol.target is not None:
-        return Target(protocol.target)
-    longest = ([one for one in started if one.complete] or started)[-1]
-    values = [value for value in longest.finals.values() if value is not None]
-    return Target(fmean(sorted(values)), longest.duration)
 
 
 def _role(protocol: Protocol, arm: str) -> Literal["baseline", "repeated", "arm"]:
@@ -163,119 +126,142 @@ def _role(protocol: Protocol, arm: str) -> Literal["baseline", "repeated", "arm"
     return "repeated" if arm == protocol.repeated else "arm"
 
 
-def _draft(context: Context, arm: str, schedules: tuple[Schedule, ...]) -> _Draft:
-    protocol = context.protocol
+def _draft(protocol: Protocol, arm: str, every: Mapping[str, Sequence[Schedule]]) -> _Draft:
+    schedules, sign = every[arm], 1 if protocol.mode == "max" else -1
+    base, curve, paired = curves_of(every[protocol.baseline], schedules, sign)
     role = _role(protocol, arm)
-    pairs = pair_seeds(context.baseline, schedules, role == "repeated")
-    cost, cost_error = compare_step_costs(context, schedules)
-    base_curve = curve_of(context.baseline, [one for one, _ in pairs], context.sign)
-    curve = curve_of(schedules, [one for _, one in pairs], context.sign)
-    base_crossing, _ = find_crossings(context, context.baseline, None, pairs, 0.0)
-    crossing, spread = find_crossings(context, schedules, base_crossing, pairs, cost_error)
-    times = _compare(context, base_curve, curve, cost_error)
-    evidence = _evidence(context, base_curve, curve, times, (base_crossing, crossing), cost_error)
-    qualities = tuple(find_quality(context, one, pairs) for one in schedules)
-    time = find_time(context, qualities, base_curve, curve, times)
-    is_baseline = role == "baseline"
-    if is_baseline:
-        time, crossing = attrs.evolve(time, ratio=None), attrs.evolve(crossing, ratio=None)
-        qualities = tuple(attrs.evolve(one, difference=None) for one in qualities)
+    cost, error = compare_step_costs(every[protocol.baseline], schedules)
+    level = None if protocol.target is None else sign * protocol.target
+    distance, shares, needs, noisy = None, _NO_SHARES, None, False
+    if base is not None and curve is not None and role != "baseline":
+        distance = measure(base, curve, level=level, paired=paired, cost=error)
+        shares = shares_of(base, curve)
+        noisy = min(base.contrast, curve.contrast) < CONTRAST
+        if level is not None or shares.both < COVERED:
+            needs = _schedule_to_add(schedules, extension(base, curve, level))
+    seeds = 0 if curve is None else curve.seeds
     found = ArmAnalysis(
-        arm,
-        role,
-        protocol.chosen.get(arm, {}),
-        qualities,
-        time,
-        crossing,
-        schedules[-1].seconds / max(steps_of(schedules[-1]), 1),
-        None if is_baseline else cost,
-        None if is_baseline else find_power(times, spread, crossing, len(pairs)),
-        None if is_baseline else evidence.p,
-        None,
-        "",
-        _arm_notes(context, arm, schedules),
+        arm=arm,
+        role=role,
+        settings=protocol.chosen.get(arm, {}),
+        qualities=tuple(map(_quality, schedules)),
+        speedup=None if distance is None else _estimate(distance.mean, distance.kind, seeds),
+        curve=() if distance is None else tuple(_points(distance, sign, seeds)),
+        covered=1.0 if role == "baseline" else shares.both,
+        at_least=None,
+        needs=needs,
+        step_cost=schedules[-1].seconds / max(schedules[-1].steps, 1),
+        step_cost_ratio=None if role == "baseline" else cost,
+        power=None if distance is None else _power(distance, error, seeds),
+        p=None if distance is None else distance.mean.p,
+        verdict=None,
+        why="",
+        notes=tuple(_arm_notes(protocol, arm, schedules)),
     )
-    reaches = any(
-        one.mean is not None and context.sign * (one.mean - context.target.value) >= 0
-        for one in qualities
-    )
-    return _Draft(found, evidence, ArmFacts(time, crossing, qualities[-1], reaches))
+    return _Draft(found, distance, shares, noisy)
 
 
-def _judged(timing: _Timing, draft: _Draft, p: float | None, compared: int) -> ArmAnalysis:
+def _estimate(log_ratio: Interval, kind: str, seeds: int) -> Estimate:
+    """Return a ratio; one of bounds is open on the other side."""
+    value, low, high = (exp(one) for one in log_ratio[:3])
+    if log_ratio.p is None and kind == "distance":
+        return Estimate(value, None, None, None, seeds)
+    return Estimate(
+        value if kind == "distance" else None,
+        None if kind == "at most" else low,
+        None if kind == "at least" else high,
+        log_ratio.p,
+        seeds,
+    )
+
+
+def _points(distance: Distance, sign: int, seeds: int) -> list[SpeedupAt]:
+    if distance.kind != "distance":
+        return []
+    return [
+        SpeedupAt(sign * result, _estimate(one, "distance", seeds))
+        for result, one in zip(distance.results, distance.at, strict=True)
+    ]
+
+
+def _power(distance: Distance, error: Part, seeds: int) -> Power | None:
+    if distance.kind != "distance" or distance.mean.p is None:
+        return None
+    return power_of(distance.pair, sqrt(error.variance), seeds, distance.mean.value)
+
+
+def _quality(schedule: Schedule) -> Quality:
+    values = [value for value in schedule.finals.values() if value is not None]
+    low, high = mean_interval(values) if schedule.complete else (None, None)
+    mean = fmean(values) if schedule.complete else None
+    return Quality(schedule.duration, schedule.seconds, schedule.finals, mean, low, high)
+
+
+def _schedule_to_add(schedules: Sequence[Schedule], factor: float | None) -> str | None:
+    """Return the length of a schedule beyond the shortest or the longest one."""
+    if factor is None:
+        return None
+    time = Time.parse(schedules[0 if factor < 1 else -1].duration)
+    value = float(time.value) * factor
+    if time.unit in (TimeUnit.DURATION, TimeUnit.SECOND):
+        return str(Time(Fraction(f"{value:.2g}"), time.unit))
+    added = Time(max(1, round(value)), time.unit)
+    return None if str(added) in [one.duration for one in schedules] else str(added)
+
+
+def _judged(protocol: Protocol, draft: _Draft, p: float | None, compared: int) -> ArmAnalysis:
+    found = draft.found
+    if draft.distance is None or found.speedup is None:
+        why = _why_not(protocol, draft)
+        return attrs.evolve(found, verdict=Verdict.NO_EVIDENCE, why=why)
     case = Case(
-        draft.evidence,
+        draft.distance.kind,
+        found.speedup,
+        found.at_results,
         p,
         compared,
-        timing.context.target.value,
-        draft.facts,
-        timing.baseline,
-        draft.found.step_cost_ratio,
+        draft.shares,
+        protocol.target,
+        found.needs,
     )
-    verdict, why = judge(case)
-    return attrs.evolve(draft.found, p=p, verdict=verdict, why=why)
+    verdict, bound, why = judge(case)
+    return attrs.evolve(found, p=p, verdict=verdict, at_least=bound, why=why)
 
 
-def _compare(
-    context: Context, baseline: Curve | None, arm: Curve | None, cost_error: float
-) -> TimeComparison | None:
-    if baseline is None or arm is None:
-        return None
-    return compare_times(baseline, arm, context.level, cost_error, context.resamples)
+def _why_not(protocol: Protocol, draft: _Draft) -> str:
+    """Return why there is no speed-up."""
+    needs = draft.found.needs
+    if draft.shares is _NO_SHARES:
+        return _TWO
+    if draft.noisy:
+        return (
+            "the results of its schedules, or of the baseline's, differ by too little for their "
+            "noise: add shorter schedules, or seeds"
+        )
+    if protocol.target is None:
+        reason = "its curve and the baseline's hardly reach the same results"
+    else:
+        reason = f"its curve and the baseline's end before {show_number(protocol.target)}"
+    return f"{reason}; add its schedule of {needs}" if needs else reason
 
 
-def _evidence(
-    context: Context,
-    baseline: Curve | None,
-    arm: Curve | None,
-    times: TimeComparison | None,
-    crossings: tuple[CrossingTimes, CrossingTimes],
-    cost_error: float,
-) -> Evidence:
-    if baseline is None or arm is None:
-        return Evidence("none", None, 0.0, 0)
-    pairs = len(arm.results[0])
-    several = max(len(baseline.log_times), len(arm.log_times)) > 1
-    if several and times is not None:
-        return Evidence("time", times.ratio.p, times.gain, pairs)
-    ratio = crossings[1].ratio
-    all_reached = all(one.reached == one.runs for one in crossings)
-    if not context.target.estimated and all_reached and ratio and ratio.value is not None:
-        return Evidence("crossing", ratio.p, log(ratio.value), ratio.seeds)
-    easy = context.level is not None and crossing_time(baseline, context.level) == -inf
-    equal_time = compare_times(baseline, arm, None, cost_error)
-    if equal_time is None or (easy and len(baseline.log_times) > 1):
-        return Evidence("none", None, 0.0, pairs)
-    return Evidence("quality", equal_time.ratio.p, equal_time.gain, pairs)
-
-
-def _noise_floor(repeated: _Draft | None) -> Estimate | None:
-    if repeated is None:
-        return None
-    if repeated.found.time.ratio is not None:
-        return repeated.found.time.ratio
-    # A ratio over the pairs that reached the target would ignore the others.
-    return repeated.found.crossing.ratio if repeated.evidence.kind == "crossing" else None
-
-
-def _arm_notes(context: Context, arm: str, schedules: Sequence[Schedule]) -> tuple[str, ...]:
-    notes = edge_notes(context.protocol, arm)
+def _arm_notes(protocol: Protocol, arm: str, schedules: Sequence[Schedule]) -> Iterator[str]:
+    yield from _edges(protocol, arm)
     for schedule in schedules:
         runs = schedule.runs.values()
         lost = sorted({_cause(run) for run in runs if run.outcome != "finished"})
         missing = sum(value is None for value in schedule.finals.values())
         if missing:
             how = f" ({'; '.join(lost)})" if lost else " (the result is not finite)"
-            notes.append(
+            yield (
                 f"{missing} of {len(runs)} runs of {schedule.duration} did not finish{how}: "
-                "they count as not reaching the target"
+                "this schedule is not part of the curve"
             )
     if any(one.cost is None for one in schedules):
-        notes.append(
-            "the step cost is not calibrated: times are the seconds of the trials themselves, for "
+        yield (
+            "the step cost is not measured: times are the seconds of the trials themselves, for "
             "the baseline as well"
         )
-    return tuple(notes)
 
 
 def _cause(run: TrialResult) -> str:
@@ -284,21 +270,32 @@ def _cause(run: TrialResult) -> str:
     return f"{run.outcome}: {lines[0]}" if lines else run.outcome
 
 
-def _notes(context: Context, noise: Estimate | None, absent: Sequence[str]) -> tuple[str, ...]:
-    notes = list(context.protocol.notes)
-    if context.target.estimated:
-        longest = context.target.duration == context.protocol.durations[-1]
-        schedule = "its longest schedule" if longest else context.target.duration
-        notes.append(
-            f"the target is the baseline's mean final result on {schedule}: it is estimated from "
-            "the same runs, and the intervals include its uncertainty"
-        )
+def _edges(protocol: Protocol, arm: str) -> Iterator[str]:
+    """Yield a warning for each chosen number that is the lowest or highest of its grid."""
+    for name, values in protocol.grids.get(arm, {}).items():
+        chosen = protocol.chosen.get(arm, {}).get(name)
+        numbers = sorted({value for value in values if _is_number(value)})
+        if len(numbers) < max(2, len(set(map(repr, values)))) or chosen not in numbers:
+            continue
+        if chosen in (numbers[0], numbers[-1]):
+            end, beyond = ("lowest", "lower") if chosen == numbers[0] else ("highest", "higher")
+            yield (
+                f"{name}={chosen!r} is the {end} value that was tried: a {beyond} one may be better"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _notes(protocol: Protocol, noise: Estimate | None, absent: Sequence[str]) -> tuple[str, ...]:
+    notes = list(protocol.notes)
     if noise is not None and noise.p is not None and noise.p < 0.05:
         notes.append(
             f"the baseline differs from itself with other seeds: {show_estimate(noise)}; with a "
             "correct procedure this happens once in 20 comparisons, so distrust small effects"
         )
-    if len(context.protocol.seeds) < MINIMAL_SEEDS:
+    if len(protocol.seeds) < MINIMAL_SEEDS:
         notes.append(f"fewer than {MINIMAL_SEEDS} seeds: there are no verdicts")
     notes += [f"arm {arm!r} has no reporting trial" for arm in absent]
     return tuple(notes)

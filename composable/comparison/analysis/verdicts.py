@@ -1,95 +1,137 @@
 """Verdicts on arms, and the sentences that give their reasons."""
 
-from typing import Literal
+from collections.abc import Sequence
 
 import attrs
 
-from composable.comparison.analysis.findings import (
-    CrossingTimes,
-    Estimate,
-    Quality,
-    TimeToTarget,
-    Verdict,
-)
+from composable.comparison.analysis.distance import Kind, Shares
+from composable.comparison.analysis.findings import Estimate, SpeedupAt, Verdict
 
-__all__ = [
-    "MINIMAL_SEEDS",
-    "ArmFacts",
-    "Case",
-    "Evidence",
-    "judge",
-    "show_estimate",
-    "show_number",
-]
+__all__ = ["COVERED", "MINIMAL_SEEDS", "Case", "judge", "show_estimate", "show_number"]
 
 MINIMAL_SEEDS = 3
-"""With fewer pairs, the verdict is "no evidence"."""
+"""With fewer seeds, the verdict is "no evidence"."""
 _LEVEL = 0.05
-
-
-@attrs.frozen
-class Evidence:
-    """The test on which a verdict rests.
-
-    - "time": the times at which the mean final results over the schedules reach the target;
-    - "crossing": the first crossings of the runs of the longest schedule;
-    - "quality": the final results at the baseline's time, by the cost of the steps;
-    - "none": too few runs finished, or the baseline's shortest schedule passes the target.
-    """
-
-    kind: Literal["time", "crossing", "quality", "none"]
-    p: float | None
-    gain: float
-    """Above 0, the arm is better."""
-    pairs: int
-
-
-@attrs.frozen
-class ArmFacts:
-    """The measures of an arm or of the baseline that a sentence names."""
-
-    time: TimeToTarget
-    crossing: CrossingTimes
-    longest: Quality
-    reaches: bool
-    """Whether the mean of a schedule is at least as good as the target."""
+COVERED = 0.8
+"""The share of the baseline's range below which a verdict is a bound."""
+_EVERYWHERE = 0.95
+"""The share of it on which an arm has to be faster for a bound: all but the noise."""
 
 
 @attrs.frozen
 class Case:
-    """An arm to judge: its evidence, corrected over the arms, and its measures."""
+    """An arm to judge."""
 
-    evidence: Evidence
+    kind: Kind
+    speedup: Estimate
+    curve: Sequence[SpeedupAt]
+    """The speed-up at five results, from the worst to the best."""
     p: float | None
+    """After the correction over the arms."""
     compared: int
-    target: float
-    arm: ArmFacts
-    baseline: ArmFacts
-    step_cost_ratio: Estimate | None
+    shares: Shares
+    target: float | None
+    needs: str | None
 
 
-def judge(case: Case) -> tuple[Verdict, str]:
-    """Return the verdict on an arm, and the sentence that gives the reason.
+def judge(case: Case) -> tuple[Verdict, float | None, str]:
+    """Return the verdict on an arm, its bound, and the sentence that gives the reason.
 
-    An arm pays if it is better with p < 0.05 after Holm's correction and its mean reaches the
-    target; it costs if it is worse and the baseline's mean reaches the target.
+    An arm pays, or costs, if its speed-up differs from 1 with p < 0.05 after Holm's correction.
+    Where the curves share less than 80 % of the baseline's range, it pays only if it is faster on
+    the whole of it, since its cheapest schedule passes the other results at less cost: at least by
+    the lower end of the interval. It costs only if its most expensive schedule does not reach the
+    other results at more cost.
     """
-    sentence = _SENTENCES[case.evidence.kind](case)
-    if case.evidence.pairs < MINIMAL_SEEDS:
-        number = case.evidence.pairs
-        pairs = "1 pair" if number == 1 else f"{number or 'no'} pairs"
-        few = f"{pairs} of finished runs: a verdict needs {MINIMAL_SEEDS} seeds"
-        return Verdict.NO_EVIDENCE, f"{sentence}; {few}"
-    if case.p is None and case.evidence.kind != "none":
-        same = "every seed gives the same difference, so there is no spread to judge by"
-        return Verdict.NO_EVIDENCE, f"{sentence}; {same}"
-    if case.p is None or case.p >= _LEVEL:
-        return Verdict.NO_EVIDENCE, sentence
-    if case.evidence.gain > 0 and case.arm.reaches:
-        return Verdict.PAYS, sentence
-    if case.evidence.gain < 0 and case.baseline.reaches:
-        return Verdict.COSTS, sentence
-    return Verdict.NO_EVIDENCE, sentence
+    verdict, bound = _verdict(case)
+    found = _bounded(case, bound) if bound else _SENTENCES[case.kind](case)
+    return verdict, bound, "; ".join([f"{found}{_p(case)}", *_remarks(case, verdict)])
+
+
+def _verdict(case: Case) -> tuple[Verdict, float | None]:
+    ratio = case.speedup
+    shown = case.p is not None and case.p < _LEVEL and ratio.seeds >= MINIMAL_SEEDS
+    pays = ratio.low is not None and ratio.low > 1
+    costs = ratio.high is not None and ratio.high < 1
+    if not shown or not (pays or costs):
+        return Verdict.NO_EVIDENCE, None
+    verdict, bound = (Verdict.PAYS, ratio.low) if pays else (Verdict.COSTS, ratio.high)
+    if case.target is not None or case.shares.both >= COVERED:
+        return verdict, None
+    if (case.shares.faster if pays else case.shares.slower) >= _EVERYWHERE:
+        return verdict, bound
+    return Verdict.NO_EVIDENCE, None
+
+
+def _distance(case: Case) -> str:
+    if case.target is not None:
+        return f"{show_estimate(case.speedup)} at {show_number(case.target)}"
+    first, last = case.curve[0], case.curve[-1]
+    ends = " and ".join(f"{_ratio(one)} at {show_number(one.result)}" for one in (first, last))
+    share = f"{case.shares.both:.0%} of the baseline's range of results"
+    return f"{show_estimate(case.speedup)} over {share}, {ends}"
+
+
+def _bounded(case: Case, bound: float) -> str:
+    word = "at least" if bound > 1 else "at most"
+    if case.kind != "distance":
+        return _SENTENCES[case.kind](case)
+    return f"{word} {bound:.2f}x: {_distance(case)}"
+
+
+def _faster(case: Case) -> str:
+    where = "the baseline's longest one" if case.target is None else show_number(case.target)
+    reached = "is better than" if case.target is None else "reaches"
+    return f"{show_estimate(case.speedup)}, since its shortest schedule {reached} {where}"
+
+
+def _slower(case: Case) -> str:
+    where = (
+        "the result of the baseline's shortest one"
+        if case.target is None
+        else show_number(case.target)
+    )
+    return f"{show_estimate(case.speedup)}, since its longest schedule does not reach {where}"
+
+
+_SENTENCES = {"distance": _distance, "at least": _faster, "at most": _slower}
+
+
+def _remarks(case: Case, verdict: Verdict) -> list[str]:
+    """Return where an arm pays and where not, and what would show more."""
+    remarks = []
+    faster = [one for one in case.curve if one.speedup.low is not None and one.speedup.low > 1]
+    slower = [one for one in case.curve if one.speedup.high is not None and one.speedup.high < 1]
+    if faster and slower:
+        remarks.append(f"faster {_between(faster)}, slower {_between(slower)}")
+    elif verdict is Verdict.PAYS and len(faster) < len(case.curve):
+        remarks.append(f"shown {_between(faster)}" if faster else "shown for the mean only")
+    if case.speedup.seeds < MINIMAL_SEEDS:
+        remarks.append(f"a verdict needs {MINIMAL_SEEDS} seeds")
+    elif case.p is None:
+        remarks.append("every seed gives the same difference: there is no spread to judge by")
+    elif verdict is Verdict.NO_EVIDENCE and case.p < _LEVEL:
+        remarks.append("the curves share too little of the baseline's range for a verdict")
+    if case.needs is not None:
+        remarks.append(f"add its schedule of {case.needs} to compare more results")
+    return remarks
+
+
+def _between(points: Sequence[SpeedupAt]) -> str:
+    first, last = show_number(points[0].result), show_number(points[-1].result)
+    return f"at {first}" if first == last else f"at {first} to {last}"
+
+
+def _p(case: Case) -> str:
+    if case.p is None:
+        return ""
+    size = "p < 0.0001" if case.p < 0.0001 else f"p = {case.p:.2g}"
+    many = f" after Holm's correction over {case.compared} arms" if case.compared > 1 else ""
+    return f", {size}{many}"
+
+
+def _ratio(point: SpeedupAt) -> str:
+    return f"{point.speedup.value:.2f}x"
 
 
 def show_number(value: float) -> str:
@@ -114,101 +156,9 @@ def show_estimate(ratio: Estimate) -> str:
         >>> show_estimate(Estimate(None, 2.6, None, 0.001, 5))
         'at least 2.60x'
     """
-    low, high = ratio.low, ratio.high
-    if low is not None and high is not None:
-        bounds = f"{low:.2f} to {high:.2f}"
-    elif low is not None:
-        bounds = f"at least {low:.2f}" if ratio.value is not None else f"at least {low:.2f}x"
-    elif high is not None:
-        bounds = f"at most {high:.2f}" if ratio.value is not None else f"at most {high:.2f}x"
-    else:
-        bounds = "no interval"
-    return bounds if ratio.value is None else f"{ratio.value:.2f}x ({bounds})"
-
-
-def _p(case: Case) -> str:
-    if case.p is None:
-        return ""
-    size = "p < 0.0001" if case.p < 0.0001 else f"p = {case.p:.2g}"
-    many = f" after Holm's correction over {case.compared} arms" if case.compared > 1 else ""
-    return f", {size}{many}"
-
-
-def _time(case: Case) -> str:
-    target, arm, base = show_number(case.target), case.arm.time, case.baseline.time
-    against = "" if base.interpolated is None else f" against {show_number(base.interpolated)} s"
-    ratio = "" if arm.ratio is None else f": {show_estimate(arm.ratio)}"
-    if arm.interpolated is not None:
-        return f"reaches {target} in {show_number(arm.interpolated)} s{against}{ratio}{_p(case)}"
-    if case.arm.reaches:
-        return f"reaches {target} on its shortest schedule already{against}{ratio}{_p(case)}"
-    within = show_number(case.arm.longest.seconds)
-    sentence = f"mean does not reach {target} within {within} s{against}{ratio}{_p(case)}"
-    own = case.arm.longest.duration != case.baseline.longest.duration
-    if own and base.interpolated is not None and case.arm.longest.seconds < base.interpolated:
-        return f"{sentence}; its schedules end before that time: add longer ones"
-    return sentence
-
-
-def _crossing(case: Case) -> str:
-    arm, base = case.arm.crossing, case.baseline.crossing
-    means = [show_number(one.mean) for one in (arm, base) if one.mean is not None]
-    ratio = "" if arm.ratio is None else f": {show_estimate(arm.ratio)}"
-    return (
-        f"runs of {case.arm.longest.duration} first reach {show_number(case.target)} after "
-        f"{' s against '.join(means)} s{ratio}{_p(case)}"
-    )
-
-
-def _quality(case: Case) -> str:
-    parts = [
-        f"{_reached(case.arm.crossing)} {show_number(case.target)} within "
-        f"{show_number(case.arm.crossing.within)} s, and "
-        f"{case.baseline.crossing.reached} of {case.baseline.crossing.runs} of the baseline's"
-    ]
-    if not case.arm.reaches and not case.baseline.reaches:
-        parts.append("neither mean reaches it, so there is no statement about the time")
-    elif case.arm.crossing.reached < case.arm.crossing.runs:
-        parts.append("no statement about the time")
-    arm, base = case.arm.longest, case.baseline.longest
-    if arm.mean is not None and base.mean is not None:
-        parts.append(f"mean final result {_means(case, arm, base)}{_p(case)}")
-    return "; ".join(parts)
-
-
-def _means(case: Case, arm: Quality, base: Quality) -> str:
-    """Return the results that the test compares: those nearest to the baseline's time."""
-    if arm.mean is None or base.mean is None:
-        return ""
-    means, cost = (show_number(arm.mean), show_number(base.mean)), case.step_cost_ratio
-    if arm.duration == base.duration:
-        dear = "" if cost is None or cost.value is None else f" at {cost.value:.2f}x the step cost"
-        return f"{means[0]} against {means[1]}{dear}"
-    seconds = show_number(arm.seconds), show_number(base.seconds)
-    if arm.seconds <= base.seconds:
-        return f"{means[0]} after {seconds[0]} s against {means[1]} after {seconds[1]} s"
-    gain = "better" if case.evidence.gain > 0 else "worse"
-    difference = show_number(abs(case.evidence.gain))
-    return f"{difference} {gain} at the time nearest to the baseline's {seconds[1]} s"
-
-
-def _none(case: Case) -> str:
-    for name, facts in (("", case.arm), ("baseline ", case.baseline)):
-        results = facts.longest.results.values()
-        failed = sum(one is None for one in results)
-        if failed:
-            return (
-                f"{failed} of {len(results)} {name}runs of {facts.longest.duration} did not "
-                "finish and count as not reaching the target; no statement about the time"
-            )
-    return (
-        f"{_reached(case.arm.crossing)} {show_number(case.target)}; the baseline's shortest "
-        "schedule passes it already: compare shorter schedules, or set a harder target"
-    )
-
-
-def _reached(crossing: CrossingTimes) -> str:
-    return f"{crossing.reached} of {crossing.runs} runs reached"
-
-
-_SENTENCES = {"time": _time, "crossing": _crossing, "quality": _quality, "none": _none}
+    if ratio.value is not None:
+        interval = "no interval" if ratio.low is None else f"{ratio.low:.2f} to {ratio.high:.2f}"
+        return f"{ratio.value:.2f}x ({interval})"
+    if ratio.low is not None:
+        return f"at least {ratio.low:.2f}x"
+    return "no bound" if ratio.high is None else f"at most {ratio.high:.2f}x"

@@ -1,1 +1,1 @@
-"""The forms of a result: table, plot, Markdown, notebook and page."""
+"""The forms of a result: text, Markdown, plot, notebook and page."""

@@ -1,0 +1,60 @@
+"""Law: the analysis finds the speed-ups of simulated studies, and no others."""
+
+import os
+from functools import partial
+
+import pytest
+from scipy import stats
+
+from composable.comparison.analysis.analyze import analyze
+from composable.comparison.analysis.findings import Verdict
+from tests.comparison.known_answers import ANSWERS, NOISE, THREE, Answer, answer, rates, tuned
+from tests.comparison.synthetic import draw_study
+
+FULL = os.environ.get("CAMPAIGN") == "1"
+"""Whether to draw 2,000 studies of each kind: `make campaign`."""
+STUDIES = 2000 if FULL else 40
+COVERAGE, WRONG, FOUND = 0.94, 0.04, 0.95
+
+
+def at_most(rate: float, bound: float) -> bool:
+    """Whether a rate is below a bound; of few studies, whether this is credible (1 in 1,000)."""
+    if FULL:
+        return rate <= bound
+    return bool(round(rate * STUDIES) <= stats.binom.ppf(0.999, STUDIES, bound))
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_intervals_and_verdicts_are_right(name: str) -> None:
+    known = ANSWERS[name]
+    found = rates(known, STUDIES)
+    print(f"{name}: covered {found.covered:.3f}, pays {found.pays:.3f}, costs {found.costs:.3f}")
+    assert at_most(1 - found.covered, 1 - COVERAGE)
+    if known.speedup <= 1:
+        assert at_most(found.pays, WRONG)
+    if known.speedup >= 1:
+        assert at_most(found.costs, WRONG)
+    if "step cost" in name:
+        assert at_most(1 - found.pays, 1 - FOUND)
+
+
+def test_eight_arms_without_a_speed_up_rarely_show_one() -> None:
+    arms = dict.fromkeys("abcdefgh", 1.0)
+    wrong = {Verdict.PAYS: 0, Verdict.COSTS: 0}
+    for seed in range(STUDIES // 4):
+        found = analyze(draw_study(seed, arms, steps=THREE, shared=NOISE, own=NOISE))
+        for verdict in wrong:
+            wrong[verdict] += any(arm.verdict is verdict for arm in found.arms)
+    print(f"eight nulls: {wrong}")
+    assert all(count <= stats.binom.ppf(0.999, STUDIES // 4, WRONG) for count in wrong.values())
+
+
+def test_other_rates_are_reported() -> None:
+    reported = {f"3 seeds, {one}": answer(*one, seeds=3) for one in ((1, 1), (1, 0.5), (1.3, 2))}
+    for trials in (1, 2, 4):
+        draw = partial(tuned, trials=trials)
+        reported[f"settings chosen with {trials} seeds, whose speeds differ"] = Answer(1.0, draw)
+    for name, known in reported.items():
+        found = rates(known, STUDIES // 4)
+        print(f"{name}: {found}")
+        assert found.covered > 0.7

@@ -1,0 +1,100 @@
+"""Simulated studies whose speed-ups are known, and how often the analysis finds them."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from composable.comparison.analysis.analyze import analyze
+from composable.comparison.analysis.findings import Verdict
+from composable.comparison.records import Study
+
+from .synthetic import draw_study, loss_after
+
+THREE, TWO = (100, 200, 400), (100, 400)
+NOISE = 0.1 * (loss_after(100) - loss_after(400)) / 2**0.5
+"""Of the seeds that arms share, and of each run: together a tenth of the baseline's range."""
+
+
+class Answer(NamedTuple):
+    """Studies with one arm, and its speed-up."""
+
+    speedup: float
+    draw: Callable[[int], Study]
+
+
+class Rates(NamedTuple):
+    """The shares of studies with a result."""
+
+    covered: float
+    """The interval has the speed-up, of those with an interval."""
+    verdicts: Mapping[Verdict | None, float]
+
+    @property
+    def pays(self) -> float:
+        return self.verdicts.get(Verdict.PAYS, 0.0)
+
+    @property
+    def costs(self) -> float:
+        return self.verdicts.get(Verdict.COSTS, 0.0)
+
+
+def answer(speed: float, cost: float, steps: Sequence[int] = THREE, **changes: Any) -> Answer:
+    """Return studies of an arm whose steps are worth `speed` of the baseline's, at `cost`."""
+    settings = {"shared": NOISE, "own": NOISE, "step_costs": {"arm": 0.01 * cost}, **changes}
+    return Answer(
+        speed / cost, lambda seed: draw_study(seed, {"arm": speed}, steps=steps, **settings)
+    )
+
+
+def tuned(seed: int, *, trials: int) -> Study:
+    """Draw a study of equal arms, whose settings are chosen by noisy tuning trials."""
+    rng = random.Random(-seed)
+
+    def chosen() -> float:
+        speeds = (1.0, 0.95, 0.9)
+        losses = [loss_after(400, one) + rng.gauss(0, NOISE / trials**0.5) for one in speeds]
+        return speeds[losses.index(min(losses))]
+
+    return draw_study(seed, {"arm": chosen() / chosen()}, steps=THREE, shared=NOISE, own=NOISE)
+
+
+ANSWERS: dict[str, Answer] = {
+    "the baseline": answer(1, 1),
+    "the baseline with other seeds": answer(1, 1, repeated="arm"),
+    "half the step cost": answer(1, 1 / 2),
+    "a third of the step cost": answer(1, 1 / 3),
+    "half the step cost, two schedules": answer(1, 1 / 2, TWO),
+    "twice as good a step": answer(2, 1),
+    "2x better a step at 2x the cost": answer(2, 2),
+    "2x better a step at 2x the cost, two schedules": answer(2, 2, TWO),
+    "1.3x better a step at 2x the cost": answer(1.3, 2),
+    "2x, on schedules of its own": answer(8, 4, own_steps={"arm": (12, 25, 50)}),
+    "no speed-up, on schedules of its own": answer(4, 4, own_steps={"arm": (20, 40, 80)}),
+    "no speed-up, at a given target": answer(1, 1, target=loss_after(220)),
+    "1.5x, at a given target": answer(1.5, 1, target=loss_after(220)),
+    "steps measured with 5 % of noise": answer(1, 1, cost_noise=0.05),
+    "little noise": answer(2, 2, TWO, shared=NOISE / 20, own=NOISE / 20),
+}
+
+
+def rates(one: Answer, studies: int, first: int = 0) -> Rates:
+    """Analyze some studies."""
+    covered, verdicts = [], Counter[Verdict | None]()
+    for seed in range(first, first + studies):
+        found = analyze(one.draw(seed))["arm"]
+        verdicts[_verdict(found)] += 1
+        if found.speedup is not None:
+            low, high = found.speedup.low or 0.0, found.speedup.high or float("inf")
+            covered.append(low <= one.speedup <= high)
+    shares = {verdict: count / studies for verdict, count in verdicts.items()}
+    return Rates(sum(covered) / len(covered), shares)
+
+
+def _verdict(found: Any) -> Verdict | None:
+    """Return the verdict; of the A/A arm that of its interval."""
+    if found.role == "arm" or found.speedup is None:
+        return found.verdict
+    if (found.speedup.low or 0) > 1:
+        return Verdict.PAYS
+    return Verdict.COSTS if (found.speedup.high or 2) < 1 else Verdict.NO_EVIDENCE
