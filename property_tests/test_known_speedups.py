@@ -2,13 +2,26 @@
 
 import os
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy import stats
 
+import composable
 from composable.comparison.analysis.analyze import analyze
 from composable.comparison.analysis.findings import Verdict
-from tests.comparison.known_answers import ANSWERS, NOISE, THREE, Answer, answer, rates, tuned
+from tests.comparison.known_answers import (
+    ANSWERS,
+    NOISE,
+    THREE,
+    Answer,
+    TwoForwardPasses,
+    answer,
+    build_wide,
+    rates,
+    tuned,
+)
 from tests.comparison.synthetic import draw_study
 
 FULL = os.environ.get("CAMPAIGN") == "1"
@@ -58,3 +71,16 @@ def test_other_rates_are_reported() -> None:
         found = rates(known, STUDIES // 4)
         print(f"{name}: {found}")
         assert found.covered > 0.7
+
+
+def test_an_arm_whose_forward_pass_is_doubled_costs(tmp_path: Path) -> None:
+    arms: dict[str, Any] = {"two passes": [TwoForwardPasses()]}
+    found = composable.compare(
+        build_wide, arms, metric="test/loss", workers=2, folder=tmp_path, progress_bar=False
+    )
+    arm = found.analysis["two passes"]
+    assert arm.verdict is Verdict.COSTS
+    assert arm.covered == 1
+    assert arm.speedup is not None
+    assert arm.step_cost_ratio is not None
+    assert (arm.speedup.value or 0) * (arm.step_cost_ratio.value or 0) == pytest.approx(1)

@@ -3,12 +3,19 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import attrs
+import torch
+from torch import nn
+
+from composable import Algorithm, Evaluator, Event, Trainer
 from composable.comparison.analysis.analyze import analyze
 from composable.comparison.analysis.findings import Verdict
 from composable.comparison.records import Study
 
+from .small import clouds
 from .synthetic import draw_study, loss_after
 
 THREE, TWO = (100, 200, 400), (100, 400)
@@ -98,3 +105,34 @@ def _verdict(found: Any) -> Verdict | None:
     if (found.speedup.low or 0) > 1:
         return Verdict.PAYS
     return Verdict.COSTS if (found.speedup.high or 2) < 1 else Verdict.NO_EVIDENCE
+
+
+@attrs.frozen(repr=False)
+class TwoForwardPasses(Algorithm):
+    """Computes the outputs once more, for nothing."""
+
+    events = frozenset({Event.BEFORE_FORWARD})
+    reads = frozenset({"model", "batch"})
+    writes = frozenset[str]()
+
+    def apply(self, event: Event, state: Any) -> Any:
+        with torch.no_grad():
+            state.model(state.batch[0])
+        return state
+
+
+def build_wide(algorithms: Sequence[Algorithm], seed: int) -> Trainer:
+    """Return a Trainer whose forward pass costs more than everything around it."""
+    model = nn.Sequential(nn.Linear(2, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.Linear(1024, 2))
+    return Trainer(
+        model,
+        train_dataloader=clouds(0),
+        eval_dataloader=[
+            Evaluator(name, clouds(i, 2)) for i, name in ((1, "validation"), (2, "test"))
+        ],
+        loss_fn=nn.functional.cross_entropy,
+        optimizers=partial(torch.optim.SGD, lr=0.001),
+        max_duration="4ep",
+        algorithms=algorithms,
+        seed=seed,
+    )

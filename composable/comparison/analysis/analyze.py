@@ -214,16 +214,8 @@ def _judged(protocol: Protocol, draft: _Draft, p: float | None, compared: int) -
     if draft.distance is None or found.speedup is None:
         why = _why_not(protocol, draft)
         return attrs.evolve(found, verdict=Verdict.NO_EVIDENCE, why=why)
-    case = Case(
-        draft.distance.kind,
-        found.speedup,
-        found.at_results,
-        p,
-        compared,
-        draft.shares,
-        protocol.target,
-        found.needs,
-    )
+    distance, target = draft.distance, protocol.target
+    case = Case(found, found.speedup, distance.kind, draft.shares, target, p, compared)
     verdict, bound, why = judge(case)
     return attrs.evolve(found, p=p, verdict=verdict, at_least=bound, why=why)
 

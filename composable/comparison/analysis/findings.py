@@ -74,8 +74,6 @@ class Power:
     """The smallest speed-up that is found with probability 0.8, such as 1.2."""
     seeds_for_observed: int | None
     """The seeds needed to find the observed speed-up; None for more than 1,000."""
-    seeds_for_tenth: int | None
-    """The seeds needed to find a speed-up of 1.1; None for more than 1,000."""
 
 
 @attrs.frozen

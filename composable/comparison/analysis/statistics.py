@@ -130,24 +130,21 @@ def power_of(pair: float, shared: float, seeds: int, effect: float) -> Power:
     Example:
         >>> from composable.comparison.analysis.statistics import power_of
         >>> found = power_of(0.1, 0.0, 5, 0.1823)
-        >>> round(found.detectable, 3), found.seeds_for_observed, found.seeds_for_tenth
-        (1.183, 5, 11)
+        >>> round(found.detectable, 3), found.seeds_for_observed
+        (1.183, 5)
     """
     from scipy.optimize import brentq
 
     def error(count: int) -> float:
         return hypot(pair / sqrt(count), shared)
 
-    def needed(size: float) -> int | None:
-        counts = range(2, 1001)
-        lacking = bisect_left(
-            counts, _POWER, key=lambda count: _power(abs(size) / error(count), count)
-        )
-        return counts[lacking] if lacking < len(counts) else None
-
+    counts = range(2, 1001)
+    lacking = bisect_left(
+        counts, _POWER, key=lambda count: _power(abs(effect) / error(count), count)
+    )
     shift = brentq(lambda one: _power(one, seeds) - _POWER, 0.0, _LARGEST_SHIFT)
     smallest = exp(min(shift * error(seeds), 500.0))
-    return Power(smallest, needed(effect), needed(log(1.1)))
+    return Power(smallest, counts[lacking] if lacking < len(counts) else None)
 
 
 def _power(shift: float, seeds: int) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import attrs
 
 from composable.comparison.analysis.distance import Kind, Shares
-from composable.comparison.analysis.findings import Estimate, SpeedupAt, Verdict
+from composable.comparison.analysis.findings import ArmAnalysis, Estimate, SpeedupAt, Verdict
 
 __all__ = ["COVERED", "MINIMAL_SEEDS", "Case", "judge", "show_estimate", "show_number"]
 
@@ -22,16 +22,14 @@ _EVERYWHERE = 0.95
 class Case:
     """An arm to judge."""
 
-    kind: Kind
+    found: ArmAnalysis
     speedup: Estimate
-    curve: Sequence[SpeedupAt]
-    """The speed-up at five results, from the worst to the best."""
+    kind: Kind
+    shares: Shares
+    target: float | None
     p: float | None
     """After the correction over the arms."""
     compared: int
-    shares: Shares
-    target: float | None
-    needs: str | None
 
 
 def judge(case: Case) -> tuple[Verdict, float | None, str]:
@@ -44,7 +42,9 @@ def judge(case: Case) -> tuple[Verdict, float | None, str]:
     other results at more cost.
     """
     verdict, bound = _verdict(case)
-    found = _bounded(case, bound) if bound else _SENTENCES[case.kind](case)
+    found = _SENTENCES[case.kind](case)
+    if bound is not None and case.kind == "distance":
+        found = f"at {'least' if bound > 1 else 'most'} {bound:.2f}x: {found}"
     return verdict, bound, "; ".join([f"{found}{_p(case)}", *_remarks(case, verdict)])
 
 
@@ -66,32 +66,26 @@ def _verdict(case: Case) -> tuple[Verdict, float | None]:
 def _distance(case: Case) -> str:
     if case.target is not None:
         return f"{show_estimate(case.speedup)} at {show_number(case.target)}"
-    first, last = case.curve[0], case.curve[-1]
-    ends = " and ".join(f"{_ratio(one)} at {show_number(one.result)}" for one in (first, last))
+    first, last = case.found.at_results[0], case.found.at_results[-1]
+    ends = " and ".join(
+        f"{one.speedup.value:.2f}x at {show_number(one.result)}" for one in (first, last)
+    )
     share = f"{case.shares.both:.0%} of the baseline's range of results"
     return f"{show_estimate(case.speedup)} over {share}, {ends}"
 
 
-def _bounded(case: Case, bound: float) -> str:
-    word = "at least" if bound > 1 else "at most"
-    if case.kind != "distance":
-        return _SENTENCES[case.kind](case)
-    return f"{word} {bound:.2f}x: {_distance(case)}"
-
-
 def _faster(case: Case) -> str:
-    where = "the baseline's longest one" if case.target is None else show_number(case.target)
-    reached = "is better than" if case.target is None else "reaches"
-    return f"{show_estimate(case.speedup)}, since its shortest schedule {reached} {where}"
+    reached = "is better than the baseline's longest one"
+    if case.target is not None:
+        reached = f"reaches {show_number(case.target)}, or the baseline's longest one does not"
+    return f"{show_estimate(case.speedup)}, since its shortest schedule {reached}"
 
 
 def _slower(case: Case) -> str:
-    where = (
-        "the result of the baseline's shortest one"
-        if case.target is None
-        else show_number(case.target)
-    )
-    return f"{show_estimate(case.speedup)}, since its longest schedule does not reach {where}"
+    missed = "the result of the baseline's shortest one"
+    if case.target is not None:
+        missed = f"{show_number(case.target)}, or the baseline's shortest one does"
+    return f"{show_estimate(case.speedup)}, since its longest schedule does not reach {missed}"
 
 
 _SENTENCES = {"distance": _distance, "at least": _faster, "at most": _slower}
@@ -100,11 +94,17 @@ _SENTENCES = {"distance": _distance, "at least": _faster, "at most": _slower}
 def _remarks(case: Case, verdict: Verdict) -> list[str]:
     """Return where an arm pays and where not, and what would show more."""
     remarks = []
-    faster = [one for one in case.curve if one.speedup.low is not None and one.speedup.low > 1]
-    slower = [one for one in case.curve if one.speedup.high is not None and one.speedup.high < 1]
+    faster = [
+        one for one in case.found.at_results if one.speedup.low is not None and one.speedup.low > 1
+    ]
+    slower = [
+        one
+        for one in case.found.at_results
+        if one.speedup.high is not None and one.speedup.high < 1
+    ]
     if faster and slower:
         remarks.append(f"faster {_between(faster)}, slower {_between(slower)}")
-    elif verdict is Verdict.PAYS and len(faster) < len(case.curve):
+    elif verdict is Verdict.PAYS and len(faster) < len(case.found.at_results):
         remarks.append(f"shown {_between(faster)}" if faster else "shown for the mean only")
     if case.speedup.seeds < MINIMAL_SEEDS:
         remarks.append(f"a verdict needs {MINIMAL_SEEDS} seeds")
@@ -112,8 +112,8 @@ def _remarks(case: Case, verdict: Verdict) -> list[str]:
         remarks.append("every seed gives the same difference: there is no spread to judge by")
     elif verdict is Verdict.NO_EVIDENCE and case.p < _LEVEL:
         remarks.append("the curves share too little of the baseline's range for a verdict")
-    if case.needs is not None:
-        remarks.append(f"add its schedule of {case.needs} to compare more results")
+    if case.found.needs is not None:
+        remarks.append(f"add its schedule of {case.found.needs} to compare more results")
     return remarks
 
 
@@ -128,10 +128,6 @@ def _p(case: Case) -> str:
     size = "p < 0.0001" if case.p < 0.0001 else f"p = {case.p:.2g}"
     many = f" after Holm's correction over {case.compared} arms" if case.compared > 1 else ""
     return f", {size}{many}"
-
-
-def _ratio(point: SpeedupAt) -> str:
-    return f"{point.speedup.value:.2f}x"
 
 
 def show_number(value: float) -> str:
