@@ -10,7 +10,7 @@ curve bends between its schedules is not known, so an interval covers those of t
 interpolations: one that bends more, over 1 / sqrt(cost), and straight lines.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import exp, log, sqrt
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -100,8 +100,7 @@ class Shares(NamedTuple):
 class _Line:
     """The cost at which a monotone curve reaches a result."""
 
-    def __init__(self, curve: Curve, shape: Shape = "smooth") -> None:
-        from scipy.interpolate import PchipInterpolator
+    def __init__(self, curve: Curve) -> None:
         from scipy.optimize import isotonic_regression
 
         _, np = import_scipy()
@@ -109,30 +108,31 @@ class _Line:
         hair = max(1e-9 * np.ptp(means), 1e-12 * np.abs(means).max(), 1e-300)
         self.results = means + hair * np.arange(len(means))  # ties are parted
         self.costs = curve.log_costs
-        if shape == "straight":
-            self._inner: Callable[[Array], Array] = lambda at: np.interp(
-                at, self.results, self.costs
-            )
-        elif shape == "bent":
-            bent = PchipInterpolator(self.results, -np.exp(-self.costs / 2))
-            self._inner = lambda at: -2 * np.log(-bent(at))
-        else:
-            self._inner = PchipInterpolator(self.results, self.costs)
 
     @property
     def ends(self) -> tuple[float, float]:
         """The worst and the best result."""
         return float(self.results[0]), float(self.results[-1])
 
-    def cost(self, results: Array, *, extend: bool = False) -> Array:
+    def cost(self, results: Array, shape: Shape = "smooth", *, extend: bool = False) -> Array:
         """Return the log costs; beyond the ends those of the ends, or on a straight line."""
         _, np = import_scipy()
         inside = np.clip(results, *self.ends)
         if not extend:
-            return self._inner(inside)
+            return self._inner(inside, shape)
         slopes = np.diff(self.costs) / np.diff(self.results)
         slope = np.where(results > inside, slopes[-1], slopes[0])
-        return self._inner(inside) + slope * (results - inside)
+        return self._inner(inside, shape) + slope * (results - inside)
+
+    def _inner(self, results: Array, shape: Shape) -> Array:
+        from scipy.interpolate import PchipInterpolator
+
+        _, np = import_scipy()
+        if shape == "straight":
+            return np.interp(results, self.results, self.costs)
+        if shape == "bent":
+            return -2 * np.log(-PchipInterpolator(self.results, -np.exp(-self.costs / 2))(results))
+        return PchipInterpolator(self.results, self.costs)(results)
 
 
 def measure(
@@ -157,14 +157,20 @@ def measure(
     if kind is None or (kind == "distance" and min(baseline.contrast, arm.contrast) < CONTRAST):
         return None
 
-    def sample(one: Curve, other: Curve, whole: bool) -> Array:
-        """Return the distances and their mean, by interpolation."""
-        found = [_gains(one, other, kind, level, shape, whole) for shape in get_args(Shape)]
-        return np.asarray([[row.mean(), *row] for row in found])
+    def sample(one: Curve, other: Curve, whole: bool = False) -> Array:
+        """Return the mean distance and the distances, by interpolation."""
+        base, line = _Line(one), _Line(other)
+        at = _results(base, line, kind, level)
+        extend = level is not None and not whole  # without a seed, a curve may end before the level
+        rows = [
+            base.cost(at, shape, extend=extend) - line.cost(at, shape, extend=extend)
+            for shape in get_args(Shape)
+        ]
+        return np.asarray([[row.mean(), *row] for row in rows])
 
-    whole = sample(baseline, arm, True)
+    whole = sample(baseline, arm, whole=True)
     parts = [
-        Part(_jackknife([sample(*pair, False) for pair in pairs]), len(pairs) - 1)
+        Part(_jackknife([sample(*pair) for pair in pairs]), len(pairs) - 1)
         for pairs in _replicates(baseline, arm, paired)
     ]
     if not all(np.isfinite(part.variance).all() for part in parts):
@@ -214,15 +220,6 @@ def _results(base: _Line, arm: _Line, kind: Kind, level: float | None) -> Array:
     if kind == "distance":
         low, high = max(low, arm.ends[0]), min(high, arm.ends[1])
     return np.linspace(low, high, POINTS) if low < high else np.full(POINTS, np.nan)
-
-
-def _gains(
-    baseline: Curve, arm: Curve, kind: Kind, level: float | None, shape: Shape, whole: bool
-) -> Array:
-    """Return the distances at the results; at a given one, a part of the seeds may not reach it."""
-    base, other = _Line(baseline, shape), _Line(arm, shape)
-    results, extend = _results(base, other, kind, level), level is not None and not whole
-    return base.cost(results, extend=extend) - other.cost(results, extend=extend)
 
 
 def shares_of(baseline: Curve, arm: Curve) -> Shares:
