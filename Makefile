@@ -1,4 +1,4 @@
-# make demo       install what the demo needs, then compare recipes on a small GPT; no downloads
+# make demo       install what the demo needs, then compare methods on a small GPT; no downloads
 # make demo-digits   the same, then train on digits with six methods, and without each
 # make test       install everything, then run every check, exactly as CI does
 #
