@@ -84,6 +84,15 @@ def test_unpaired_seeds_have_wider_intervals_than_paired_ones() -> None:
     assert unpaired.mean.high > paired.mean.high + 0.001
 
 
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    offsets = np.array([0.01, -0.02, 0.03, -0.01])
+    base = curve([1, 2, 4], [1, 2, 3], noise=0.0)
+    arm = Curve(base.log_costs, base.results + offsets)  # each seed shifts the whole curve
+    found = measure(base, arm, cost=EXACT)
+    assert found is not None
+    assert found.pair == pytest.approx(log(2) * offsets.std(ddof=1), rel=0.01)
+
+
 def test_results_that_get_worse_count_as_a_plateau() -> None:
     base = curve([1, 2, 4, 8], [1, 2.2, 1.8, 3])
     found = measure(base, curve([1, 2, 4, 8], [1, 2, 2, 3]), cost=EXACT)
