@@ -253,3 +253,42 @@ def test_counts_the_tokens_of_mixed_targets_by_their_weights():
     pair = MixedTargets(torch.tensor([[1, -100]]), torch.tensor([[-100, -100]]), torch.tensor(0.75))
 
     assert count_loss_tokens(pair).item() == 0.75
+
+
+def by_counted(count):
+    """Return a loss that is divided by a count of some of the examples."""
+    return lambda outputs, targets: (
+        cross_entropy(outputs, targets, reduction="sum") / count((targets > 0).sum())
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (lambda count: count, "by a count that is 0 for a part of a batch"),
+        (lambda count: max(1, count.item()), "is split, and it is unknown"),
+        (lambda count: max(1, int(count)), "is split, and it is unknown"),
+        (lambda count: max(1, count), "is split, and it is unknown"),
+        (lambda count: count.clamp(min=1), "is split, and it is unknown"),
+    ],
+)
+def test_quotient_by_a_count_that_is_0_for_some_parts_is_refused(count, message):
+    data = [(torch.eye(4), torch.tensor([0, 2, 1, 0]))]
+    options = {"loss_fn": by_counted(count), "max_duration": "1ep"}
+
+    with pytest.raises(SplitLossError, match=message):
+        make_trainer(linear(), data, microbatch_size=1, **options).fit()
+    examples = [(x[None], y[None]) for x, y in zip(*data[0], strict=True)]
+    parts, whole = (make_trainer(linear(), **options).eval(one)["eval"] for one in (examples, data))
+    assert parts["loss"] == pytest.approx(whole["loss"])
+
+
+def test_quotient_by_a_count_is_split_where_each_part_has_some():
+    data = [(torch.eye(4), torch.tensor([0, 2, 1, 0]))]
+    options = {"loss_fn": by_counted(lambda count: count), "max_duration": "1ep"}
+
+    whole, split = (
+        make_trainer(linear(), data, grad_accum=n, **options).fit().model for n in (1, 2)
+    )
+
+    torch.testing.assert_close(weights(split), weights(whole))
