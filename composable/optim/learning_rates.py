@@ -10,8 +10,10 @@ import attrs
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from typing_extensions import TypedDict
 
 from composable.core._warnings import warn_user
+from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
 from composable.optim import periodic, schedules
 from composable.optim import scheduler as composer_names
@@ -22,6 +24,13 @@ from composable.optim.schedule import Schedule
 __all__ = ["LearningRates"]
 
 Step: TypeAlias = Callable[[HasTime], None]
+
+
+class RatesState(TypedDict):
+    """The states of the torch schedulers, and the recorded rates."""
+
+    schedulers: list[Mapping[str, Any]]
+    last_lrs: dict[str, Number]
 
 
 @attrs.define(eq=False)
@@ -180,14 +189,14 @@ class LearningRates:
         """Record the learning rates of the step, for the loggers."""
         self.last_lrs = self.read()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> RatesState:
         """Return the states of the torch schedulers and the recorded rates."""
         return {
             "schedulers": [scheduler.state_dict() for scheduler in self.steppers],
             "last_lrs": self.last_lrs,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: RatesState) -> None:
         """Restore what `state_dict` returned."""
         for scheduler, values in zip(self.steppers, state["schedulers"], strict=True):
             scheduler.load_state_dict(values)

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+from typing_extensions import TypedDict
 
 from composable.core._notes import add_origin_note
 from composable.core.algorithm import Algorithm, check_returned
@@ -11,6 +13,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
+from composable.core.stateful import Kind, is_count
 from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook, WriteGuard
 from composable.plan.plan import Plan
 
@@ -19,6 +22,17 @@ __all__ = ["Dispatcher"]
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 Listeners: TypeAlias = tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]
+
+
+_ALL = sum(one.value for one in Control)
+
+
+class RequestsState(TypedDict):
+    """The bits of the pending requests."""
+
+    pending: Annotated[
+        int, Kind("requests of callbacks", lambda value: is_count(value) and value <= _ALL)
+    ]
 
 
 class Dispatcher:
@@ -163,11 +177,11 @@ class Dispatcher:
         self.requests = Control.NONE
         self.pending = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> RequestsState:
         """Return the pending requests."""
         return {"pending": self.requests.value}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: RequestsState) -> None:
         """Restore the pending requests."""
         self.clear()
         self.request(Control(state["pending"]))

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from composable.core.state import State
-from composable.trainer.loaded_state import check_structure
+from composable.trainer.structure import check_structure
 
 __all__ = ["divided_parameters"]
 

@@ -14,6 +14,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from typing_extensions import TypedDict
 
 from composable.core._warnings import warn_user
 from composable.core.algorithm import leaves
@@ -57,6 +58,21 @@ class Weights:
 
     def __bool__(self) -> bool:
         return bool(self.model or self.loss_fn)
+
+
+class BestState(TypedDict):
+    """The fields of `Weights`."""
+
+    model: dict[str, Any]
+    loss_fn: dict[str, Any]
+    averages: dict[str, Any]
+    memory: dict[str, Any]
+
+
+class WeightsState(TypedDict):
+    """The weights of the best checkpoint, if the run is evaluated with them."""
+
+    best: BestState | None
 
 
 @attrs.define(eq=False)
@@ -225,11 +241,12 @@ class EvaluatedWeights:
 
     # --- checkpoints ---
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> WeightsState:
         """Return the weights of the best checkpoint, if the run is evaluated with them."""
-        return {"best": None if self.best is None else attrs.asdict(self.best, recurse=False)}
+        best: Any = None if self.best is None else attrs.asdict(self.best, recurse=False)
+        return {"best": best}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: WeightsState) -> None:
         """Restore what `state_dict` returned."""
         self.best = None if state["best"] is None else Weights(**state["best"])
 

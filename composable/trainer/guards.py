@@ -9,10 +9,12 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from composable.core._notes import add_note
 from composable.core._warnings import warn_user
 from composable.core.state import State
+from composable.core.stateful import Count
 from composable.functional._lent import is_divided
 from composable.optim.stepping import count_skipped_step
 from composable.plan.dispatch import Dispatcher
@@ -57,6 +59,15 @@ class SkipBatch(Exception):
     def __init__(self, loss: Tensor) -> None:
         super().__init__()
         self.loss = loss
+
+
+class GuardState(TypedDict):
+    """The counts of a guard, and the batches to skip."""
+
+    num_skipped: Count
+    num_rollbacks: Count
+    skipped_batches: list[Count]
+    consecutive: Count
 
 
 @attrs.define(eq=False)
@@ -159,7 +170,7 @@ class NonFiniteGuard:
         self.skipped_batches.add(error.batch)
         self._pending.clear()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> GuardState:
         """Return the counts and the batches to skip."""
         return {
             "num_skipped": self.num_skipped,
@@ -168,7 +179,7 @@ class NonFiniteGuard:
             "consecutive": self._consecutive,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: GuardState) -> None:
         """Restore what `state_dict` returned."""
         self.num_skipped, self.num_rollbacks = state["num_skipped"], state["num_rollbacks"]
         self.skipped_batches = set(state["skipped_batches"])

@@ -1,239 +1,83 @@
 """Checks of a loaded state against the run that was built, before anything is changed.
 
-The hashes of a checkpoint say that its bytes are those that were written. They do not say that a
-run wrote them, nor that it was this run. So the structure, the types and the counts of everything
-are compared, and each error names the path in the file.
+A checkpoint may be intact, and that of another run. So after its structure, the names, shapes and
+counts of everything are compared, and each error names the path in the file.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from types import NoneType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor, nn
 
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
-from composable.core.control import Control
-from composable.core.time import Time, Timestamp
+from composable.core.state import State
+from composable.core.time import Timestamp
 from composable.data.order import check_loader_state, get_generators, is_stateful
 from composable.plan.compatibility import occurrences
 from composable.trainer.arguments import check_countable, check_duration, check_iterations
-from composable.trainer.optimizer_state import alike
+from composable.trainer.evaluated_weights import tensors_of
+from composable.trainer.optimizer_state import alike, check_optimizer, parameter_names
 from composable.trainer.run import Run
+from composable.trainer.structure import ENGINE, check_structure, short, structure
 from composable.trainer.training_data import TrainingData
 
-__all__ = ["check_run_state", "check_structure"]
+__all__ = ["check", "check_model", "loss_module"]
 
 
-# --- the structure ---
-
-
-@attrs.frozen
-class _Kind:
-    """What a value must be, in words and as a test."""
-
-    name: str
-    fits: Callable[[Any], bool]
-
-
-@attrs.frozen
-class _Each:
-    """A list, or a dictionary with names as keys, whose values are all of one kind."""
-
-    kind: Any
-    container: Any = list
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
-
-
-def _is_number(value: Any) -> bool:
-    single = isinstance(value, Tensor) and value.numel() == 1
-    return single or (isinstance(value, (int, float)) and not isinstance(value, bool))
-
-
-def _is_scale(value: Any) -> bool:
-    return isinstance(value, float) and 0 < value < 2.0**128
-
-
-def _is_best(value: Any) -> bool:
-    names = {"model", "loss_fn", "averages", "memory"}
-    return isinstance(value, dict) and value.keys() == names and all(map(_is_dict, value.values()))
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_first_batch(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and value.keys() == {"epoch", "step", "digest"}
-        and _is_count(value["epoch"])
-        and _is_count(value["step"])
-        and isinstance(value["digest"], str)
-    )
-
-
-_ANY = _Kind("anything", lambda _: True)
-_COUNT = _Kind("a non-negative integer", _is_count)
-_FLAG = _Kind("True or False", lambda value: isinstance(value, bool))
-_NUMBER = _Kind("a number", _is_number)
-_TEXT = _Kind("a string", lambda value: isinstance(value, str))
-_TENSOR = _Kind("a tensor", lambda value: isinstance(value, Tensor))
-_MAPPING = _Kind("a dictionary", lambda value: isinstance(value, Mapping))
-_LOADER = _Kind("a dictionary or None", lambda value: isinstance(value, (Mapping, NoneType)))
-_SIZE = _Kind("a positive integer or None", lambda v: v is None or (_is_count(v) and v > 0))
-_SCALE = _Kind("a positive number or None", lambda v: v is None or _is_scale(v))
-_BEST = _Kind("the weights of a checkpoint or None", lambda v: v is None or _is_best(v))
-_TIME = _Kind("a Time or None", lambda value: isinstance(value, (Time, NoneType)))
-_CALL = _Kind("a time or None", lambda value: isinstance(value, (str, NoneType)))
-_LOSS = _Kind("a number in a tensor, or None", lambda v: v is None or _is_number(v))
-_ALL = sum(one.value for one in Control)
-_REQUESTS = _Kind("requests of callbacks", lambda value: _is_count(value) and value <= _ALL)
-
-_FIRST = _Kind(
-    "the epoch, the step and the digest of a batch, or None",
-    lambda value: value is None or _is_first_batch(value),
-)
-
-_ADDED = {"first_batch"}
-"""Entries that the checkpoints of earlier versions lack."""
-
-_MODULE = {
-    "weights": _Each(_ANY, dict),
-    "buffers": _Each(_TENSOR, dict),
-    "without_gradients": _Each(_TEXT),
-    "in_evaluation": _Each(_TEXT),
-}
-_STRUCTURE: dict[str, Any] = {
-    "model": _MODULE,
-    "loss_fn": _MODULE,
-    "raw": {"model": _Each(_TENSOR, dict), "loss_fn": _Each(_TENSOR, dict)},
-    "optimizers": _Each(
-        {
-            "type": _TEXT,
-            "parameters": _Each(_Each(_TEXT)),
-            "state": _MAPPING,
-            "param_groups": _Each(_MAPPING),
-        }
-    ),
-    "loss": _LOSS,
-    "memory": _Each(_ANY, dict),
-    "averages": _Each(_Each(_TENSOR, dict), dict),
-    "metrics": _Each(_Each(_ANY, dict), dict),
-    "rates": {"schedulers": _Each(_MAPPING), "last_lrs": _Each(_NUMBER, dict)},
-    "data": {
-        "loader": _LOADER,
-        "generators": _Each(_TENSOR),
-        "batches_per_step": _SIZE,
-        "shards": _SIZE,
-        "first_batch": _FIRST,
-    },
-    "evaluation": {"last_run": _Each(_COUNT, dict)},
-    "guard": {
-        "num_skipped": _COUNT,
-        "num_rollbacks": _COUNT,
-        "skipped_batches": _Each(_COUNT),
-        "consecutive": _COUNT,
-    },
-    "loss_scaler": {"scale": _SCALE, "streak": _COUNT, "num_skipped": _COUNT},
-    "loss_shares": {"unit": _SCALE},
-    "microbatches": {"size": _SIZE},
-    "progress": {
-        "requested_duration": _TIME,
-        "num_fits": _COUNT,
-        "fit_in_progress": _FLAG,
-        "calls": _Each(_CALL),
-    },
-    "requests": {"pending": _REQUESTS},
-    "weights": {"best": _BEST},
-    "callbacks": _Each(_ANY, dict),
-}
-
-
-def check_structure(saved: Mapping[str, Any], path: str) -> None:
-    """Check the entries of a state and their types.
+def check(run: Run, saved: Mapping[str, Any], path: str) -> None:
+    """Check every value of a state against a run, before anything is changed.
 
     Args:
+        run: A run that was built like the saved one.
         saved: What `composable.trainer.run_state.capture` returned.
         path: Where it was read, for errors.
 
     Raises:
-        DamagedCheckpointError: An entry is missing or unexpected, or has another type.
+        MismatchError: The saved state is that of another run.
+        DamagedCheckpointError: A value is not what a run saves.
     """
-    for name, kind in _STRUCTURE.items():
-        if name in saved:
-            _check_kind(saved[name], kind, f"{path}: state/{name}")
-    for i, optimizer in enumerate(saved.get("optimizers", ())):
-        for j, group in enumerate(optimizer["param_groups"]):
-            where = f"{path}: state/optimizers/{i}/param_groups/{j}/params"
-            _check_kind(group.get("params"), _Each(_COUNT), where)
-        _check_lengths(optimizer, f"{path}: state/optimizers/{i}/parameters")
-
-
-def _check_kind(value: Any, kind: Any, where: str) -> None:
-    if isinstance(kind, _Kind):
-        if not kind.fits(value):
-            raise DamagedCheckpointError(f"{where} is {_short(value)}, and must be {kind.name}.")
-    elif isinstance(kind, _Each):
-        if not isinstance(value, kind.container):
-            plain = "a dictionary" if kind.container is dict else "a list"
-            raise DamagedCheckpointError(f"{where} is {_short(value)}, and must be {plain}.")
-        items: Any = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, one in items:
-            if isinstance(value, dict) and not isinstance(name, str):
-                raise DamagedCheckpointError(f"{where} has the key {_short(name)}: not a string.")
-            _check_kind(one, kind.kind, f"{where}/{str(name)[:80]}")
-    else:
-        added = _ADDED & kind.keys()
-        if not isinstance(value, dict) or value.keys() | added != kind.keys():
-            has = sorted(map(str, value))[:12] if isinstance(value, dict) else _short(value)
-            raise DamagedCheckpointError(f"{where} is {has}, and must have {sorted(kind)}.")
-        for name in value:
-            _check_kind(value[name], kind[name], f"{where}/{name}")
-
-
-def _check_lengths(optimizer: Mapping[str, Any], where: str) -> None:
-    named = [len(names) for names in optimizer["parameters"]]
-    numbered = [len(group["params"]) for group in optimizer["param_groups"]]
-    if named != numbered:
-        raise DamagedCheckpointError(
-            f"{where} names {named} parameters, and the groups have {numbered}."
+    if missing := sorted(structure().keys() - {ENGINE} - saved.keys()):
+        raise MismatchError(
+            f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the same "
+            "names in load_ignore_keys= to leave them unchanged."
         )
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, (str, int, float, NoneType)):
-        try:
-            return repr(value)[:80]
-        except ValueError:  # an integer with too many digits to print
-            return "an integer"
-    return f"a {type(value).__name__}"
-
-
-# --- the run ---
-
-
-def check_run_state(run: Run, saved: Mapping[str, Any], path: str) -> None:
-    """Check the parts of a state that belong to no optimizer against the run.
-
-    Args:
-        run: The run that was built.
-        saved: A state whose structure was checked.
-        path: Where it was read, for errors.
-
-    Raises:
-        MismatchError: The state belongs to another run.
-        DamagedCheckpointError: The state contradicts itself.
-    """
+    check_structure(saved, path)
+    state = run.state
+    for key, module in (("model", state.model), ("loss_fn", loss_module(state))):
+        check_model(module, saved[key], path, key)
+        _check_values(module, saved["raw"][key], f"{path}: state/raw/{key}")
+    for name, average in saved["averages"].items():
+        _check_values(state.model, average, f"{path}: state/averages/{name}", every=True)
+    best = saved["weights"]["best"]
+    if best is not None:
+        _check_values(state.model, best["model"], f"{path}: state/weights/best/model")
+        _check_values(loss_module(state), best["loss_fn"], f"{path}: state/weights/best/loss_fn")
+    _check_count("optimizers", state.optimizers, saved["optimizers"], f"{path}: state/optimizers")
+    names = parameter_names(state.model, state.loss_module)
+    for i, (optimizer, values) in enumerate(
+        zip(state.optimizers, saved["optimizers"], strict=True)
+    ):
+        check_optimizer(optimizer, values, names, f"{path}: state/optimizers/{i}")
+    schedulers, where = saved["rates"]["schedulers"], f"{path}: state/rates/schedulers"
+    _check_count("torch schedulers", run.rates.steppers, schedulers, where)
+    own, where = get_generators(run.data.loader), f"{path}: state/data/generators"
+    _check_count("generators of the loader", own, saved["data"]["generators"], where)
     for name in ("timestamp", "previous_timestamp"):
         _check_timestamp(saved[name], f"{path}: state/{name}")
     for fault in _faults(run, saved):
         raise MismatchError(f"{path}: state/{fault} Build the Trainer as in the saved run.")
-    progress, name = saved["progress"], f"{path}: state/max_duration"
+    _check_duration(run, saved, f"{path}: state/max_duration")
+
+
+def loss_module(state: State) -> nn.Module:
+    """Return the module that computes the loss, or one without tensors."""
+    return nn.Module() if state.loss_module is None else state.loss_module
+
+
+def _check_duration(run: Run, saved: Mapping[str, Any], name: str) -> None:
+    """Check the duration that the run will have."""
+    progress = saved["progress"]
     unchanged = run.progress.requested_duration == progress["requested_duration"]
     time = saved["max_duration"] if unchanged else run.state.max_duration
     if time is None and (progress["requested_duration"] is not None or progress["fit_in_progress"]):
@@ -326,8 +170,8 @@ def _scheduler_faults(own: Any, saved: Mapping[str, Any], where: str) -> Iterato
         yield f"{where} and this run's {type(own).__name__} differ in the entries {differing[:5]}."
     for name in state.keys() & saved.keys():
         if not alike(state[name], saved[name]):
-            wanted = _short(state[name])
-            yield f"{where}/{name} is {_short(saved[name])}, and must be like {wanted}."
+            wanted = short(state[name])
+            yield f"{where}/{name} is {short(saved[name])}, and must be like {wanted}."
 
 
 def _memory_faults(run: Run, memory: Mapping[str, Any]) -> Iterator[str]:
@@ -340,3 +184,57 @@ def _memory_faults(run: Run, memory: Mapping[str, Any]) -> Iterator[str]:
                 one.check_memory(memory[one.name], run.state)
             except ValueError as error:
                 yield f"memory/{one.name} is not a memory of {type(one).__name__}: {error}"
+
+
+def check_model(model: nn.Module, saved: Mapping[str, Any], path: str, what: str = "model") -> None:
+    """Check that the saved names, shapes and dtypes are those of the model or the loss."""
+    own = {**model.state_dict(), **dict(model.named_buffers())}
+    theirs = {**saved["weights"], **saved["buffers"]}
+    differences = list(_differences(own, theirs, what))
+    if differences:
+        more = f"; and {len(differences) - 5} more" if differences[5:] else ""
+        shown = "; ".join(differences[:5]) + more
+        raise MismatchError(
+            f"{path} was saved from another {what}: {shown}. Build the {what} and its algorithms "
+            "as in the saved run; load_ignore_keys= skips entries, and load_weights_only=True "
+            "loads the weights alone."
+        )
+
+
+def _check_values(
+    module: nn.Module, saved: Mapping[str, Any], where: str, *, every: bool = False
+) -> None:
+    """Check that saved tensors are values of tensors of a module, or of all of them."""
+    own = tensors_of(module)
+    for name, value in saved.items():
+        if name not in own or not isinstance(value, Tensor) or value.shape != own[name].shape:
+            wanted = f"a tensor of shape {list(own[name].shape)}" if name in own else "absent"
+            raise MismatchError(f"{where}/{name[:80]} must be {wanted}, as in this model.")
+    if every and (missing := sorted(own.keys() - saved.keys())):
+        raise MismatchError(f"{where} has no {missing[0]}, which this model has.")
+
+
+def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> Iterator[str]:
+    for name in own.keys() - theirs.keys():
+        yield f"{name} is missing in the file"
+    for name in theirs.keys() - own.keys():
+        yield f"{name} is in the file, and the {what} has no such tensor"
+    for name in own.keys() & theirs.keys():
+        ours, saved = own[name], theirs[name]
+        if isinstance(ours, Tensor) is not isinstance(saved, Tensor):
+            yield f"{name} is a {type(saved).__name__} there and a {type(ours).__name__} here"
+        if not (isinstance(ours, Tensor) and isinstance(saved, Tensor)):
+            continue
+        if ours.shape != saved.shape:
+            yield f"{name} has shape {tuple(saved.shape)} there and {tuple(ours.shape)} here"
+        elif ours.dtype != saved.dtype:
+            yield f"{name} has dtype {saved.dtype} there and {ours.dtype} here"
+
+
+def _check_count(what: str, own: Sequence[Any], saved: Sequence[Any], where: str) -> None:
+    """Check that there are as many as were saved."""
+    if len(own) != len(saved):
+        raise MismatchError(
+            f"{where} was saved from another run: it has {len(saved)} {what}, and this run has "
+            f"{len(own)}. Build the Trainer as in the saved run."
+        )

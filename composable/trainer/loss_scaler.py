@@ -1,14 +1,15 @@
 """Loss scaling in a run: scale the loss, unscale gradients, skip the steps that overflow."""
 
 from collections.abc import Callable
-from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from composable.core.precision import Precision
 from composable.core.state import State
+from composable.core.stateful import Count, Factor
 from composable.functional._lent import local_part
 from composable.optim.loss_scaling import unscale_, update_scale
 from composable.optim.stepping import count_skipped_step
@@ -31,6 +32,14 @@ class Overflow(Exception):
     def __init__(self, loss: Tensor) -> None:
         super().__init__()
         self.loss = loss
+
+
+class ScalerState(TypedDict):
+    """The scale, if there is one, and the counts of steps."""
+
+    scale: Factor
+    streak: Count
+    num_skipped: Count
 
 
 @attrs.define(eq=False)
@@ -103,7 +112,7 @@ class LossScaler:
             )
         return {"precision/loss_scale": scale, "precision/skipped": self.num_skipped}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ScalerState:
         """Return the scale, and the counts of steps."""
         return {
             "scale": self.scale.item() if self.enabled else None,
@@ -111,7 +120,7 @@ class LossScaler:
             "num_skipped": self.num_skipped,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: ScalerState) -> None:
         """Restore what `state_dict` returned; a run that scaled nothing has no scale to restore."""
         if self.enabled and state["scale"] is not None:
             self.scale, self.streak = self._tensor(state["scale"]), state["streak"]

@@ -20,12 +20,14 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from composable.core.batch import tensors_of
 from composable.core.loss_confirmation import LossOf
 from composable.core.loss_weights import LossWeights
 from composable.core.part_weights import Count, SplitLossError, TermWeights, Weight
 from composable.core.state import State
+from composable.core.stateful import Factor
 from composable.data.grouping import Examples, total_weight
 from composable.functional._foreach import compute_dtype
 from composable.functional._lent import local_part
@@ -34,6 +36,12 @@ from composable.trainer.parameters import trained_parameters
 __all__ = ["LossShares", "StepShares", "rescale"]
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+class SharesState(TypedDict):
+    """The unit, once it is known."""
+
+    unit: Factor
 
 
 @attrs.define(eq=False)
@@ -52,11 +60,11 @@ class LossShares:
     factor: Any = 1.0
     """What the gradients of the last step were multiplied by after its last part."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> SharesState:
         """Return the unit."""
         return {"unit": None if self.unit is None else float(self.unit)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: SharesState) -> None:
         """Restore the unit."""
         self.unit = state["unit"]
 

@@ -5,17 +5,25 @@ from typing import Any
 
 import attrs
 import torch
+from typing_extensions import TypedDict
 
 from composable.core.batch import microbatch_sizes
 from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
+from composable.core.stateful import Size
 from composable.data.grouping import BatchGroup, batches_of
 from composable.trainer.guards import Buffers, halve_microbatch
 from composable.trainer.loss_shares import LossShares, StepShares
 from composable.trainer.parameters import zero_grad
 
 __all__ = ["Microbatches", "accumulate", "each_batch", "fit_memory"]
+
+
+class MicrobatchesState(TypedDict):
+    """The size that fits into memory, if it is searched for."""
+
+    size: Size
 
 
 @attrs.define(eq=False)
@@ -57,11 +65,11 @@ class Microbatches:
         sizes = microbatch_sizes(spec.count(batch), parts=self.count, size=self.size)
         return [batch] if len(sizes) == 1 else spec.split(batch, sizes)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> MicrobatchesState:
         """Return the size that fits into memory."""
         return {"size": self.size if self.auto else None}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: MicrobatchesState) -> None:
         """Restore the size that fits into memory."""
         if self.auto:
             self.size = state["size"]

@@ -23,7 +23,7 @@ from composable.core.state import State
 from composable.trainer._differences import ChangedRunWarning, compare
 from composable.trainer.divided_parts import divided_parameters
 from composable.trainer.reading import Reader, replaced_while_read
-from composable.trainer.run_state import ENGINE, SCHEMA
+from composable.trainer.structure import check_entries
 
 if TYPE_CHECKING:
     from composable.checkpoint.files import Contents
@@ -351,15 +351,7 @@ def _check_types(path: Path, tree: dict[str, Any]) -> None:
     state = tree["state"]
     if not isinstance(tree["run"], dict) or not isinstance(state, dict):
         raise DamagedCheckpointError(f"{path} is damaged: its state is a {type(state).__name__}.")
-    types = {**SCHEMA, ENGINE: dict}
-    for name, value in state.items():
-        if name not in types:
-            raise DamagedCheckpointError(f"{path} is damaged: unknown entry {name[:80]!r}.")
-        if not isinstance(value, types[name]):
-            raise DamagedCheckpointError(
-                f"{path} is damaged: {name} is a {type(value).__name__}, not "
-                f"{getattr(types[name], '__name__', 'one of its types')}."
-            )
+    check_entries(state, str(path))
     for name in ("timestamp", "key"):
         if name not in state:
             raise DamagedCheckpointError(f"{path} is damaged: it has no {name}.")

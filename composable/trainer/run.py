@@ -1,12 +1,14 @@
 """A run: its state, its step, and the parts that are saved with it."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from functools import cache
+from typing import Any
 
 import attrs
 from torch import nn
+from typing_extensions import TypedDict
 
 from composable.callbacks.speed_monitor import SpeedMonitor
 from composable.core._warnings import warn_user
@@ -14,6 +16,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.loss_weights import LossWeights
 from composable.core.state import FLOPS, State
+from composable.core.stateful import Count, Stateful
 from composable.core.time import Time, TimeUnit, reached
 from composable.distributed.starting import failing_together
 from composable.metrics import Evaluator
@@ -34,10 +37,10 @@ from composable.trainer.training_data import TrainingData
 __all__ = [
     "Checkpoints",
     "Evaluation",
-    "Part",
     "Progress",
     "Run",
     "UnsupportedRequestWarning",
+    "parts",
 ]
 
 
@@ -45,17 +48,10 @@ class UnsupportedRequestWarning(UserWarning):
     """A callback requested something that this run cannot do."""
 
 
-class Part(Protocol):
-    """A part of a run that a checkpoint saves, by the protocol of `torch.nn.Module`."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the part must remember: plain containers and tensors."""
-
-    def load_state_dict(self, state: Any, /) -> None:
-        """Restore what `state_dict` returned."""
+_PART = "name of the part in a checkpoint"
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Run:
     """What a run consists of. The `Trainer` builds it, and the loop drives it.
 
@@ -63,18 +59,21 @@ class Run:
     """
 
     state: State
-    dispatcher: Dispatcher
-    data: TrainingData
-    rates: LearningRates
-    evaluation: "Evaluation"
+    rates: LearningRates = attrs.field(metadata={_PART: "rates"})
+    data: TrainingData = attrs.field(metadata={_PART: "data"})
+    evaluation: "Evaluation" = attrs.field(metadata={_PART: "evaluation"})
+    guard: NonFiniteGuard = attrs.field(metadata={_PART: "guard"})
+    loss_scaler: LossScaler = attrs.field(metadata={_PART: "loss_scaler"})
+    loss_shares: LossShares = attrs.field(metadata={_PART: "loss_shares"}, init=False)
+    """The shares of the parts of a batch in its loss."""
+    microbatches: Microbatches = attrs.field(metadata={_PART: "microbatches"})
+    progress: "Progress" = attrs.field(metadata={_PART: "progress"})
+    dispatcher: Dispatcher = attrs.field(metadata={_PART: "requests"})
+    weights: EvaluatedWeights = attrs.field(metadata={_PART: "weights"}, init=False)
     checkpoints: "Checkpoints"
-    guard: NonFiniteGuard
-    microbatches: Microbatches
-    progress: "Progress"
     log_interval: Time
     iteration_length: int | None
     forward: ForwardPass
-    loss_scaler: LossScaler
     rollback: Callable[[NonFiniteLossError], State] | None = None
     signals: Signals = attrs.field(factory=Signals)
     parallel: Parallel | None = None
@@ -82,10 +81,7 @@ class Run:
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     fire_each: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event for each batch of the loader that belongs to the step."""
-    loss_shares: LossShares = attrs.field(init=False)
-    """The shares of the parts of a batch in its loss."""
     step: Step = attrs.field(init=False)
-    weights: EvaluatedWeights = attrs.field(init=False)
     monitor: SpeedMonitor | None = attrs.field(init=False)
     """The callback that counts floating-point operations, or None."""
 
@@ -116,20 +112,9 @@ class Run:
         )
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Stateful]:
         """The parts that a checkpoint saves, by their names in it."""
-        return {
-            "rates": self.rates,
-            "data": self.data,
-            "evaluation": self.evaluation,
-            "guard": self.guard,
-            "loss_scaler": self.loss_scaler,
-            "loss_shares": self.loss_shares,
-            "microbatches": self.microbatches,
-            "progress": self.progress,
-            "requests": self.dispatcher,
-            "weights": self.weights,
-        }
+        return {name: getattr(self, field.name) for name, field in parts().items()}
 
     def take_training_weights(self) -> None:
         """Let the model hold the weights that are trained; they may have been changed."""
@@ -216,6 +201,19 @@ class Run:
         raise self.signals.interruption()
 
 
+@cache
+def parts() -> dict[str, "attrs.Attribute[Any]"]:
+    """Return the fields of a run that a checkpoint saves, by their names in it."""
+    fields = attrs.fields(attrs.resolve_types(Run))
+    return {field.metadata[_PART]: field for field in fields if _PART in field.metadata}
+
+
+class EvaluationState(TypedDict):
+    """The batch after which each evaluator was last run."""
+
+    last_run: dict[str, Count]
+
+
 @attrs.define(eq=False)
 class Evaluation:
     """The evaluators of a run, and the batch after which each was last run."""
@@ -257,11 +255,11 @@ class Evaluation:
         state = run.fire(Event.EVAL_AFTER_ALL, state)
         return outer.evolve(memory=state.memory, metrics=state.metrics)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> EvaluationState:
         """Return the batch after which each evaluator was last run."""
         return {"last_run": self.last_run}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: EvaluationState) -> None:
         """Restore what `state_dict` returned."""
         self.last_run = dict(state["last_run"])
 
@@ -315,6 +313,15 @@ class Checkpoints:
         return bool(self._saved_at != _progress_marker(run, state))
 
 
+class ProgressState(TypedDict):
+    """The fields of `Progress`."""
+
+    requested_duration: Time | None
+    num_fits: Count
+    fit_in_progress: bool
+    calls: list[str | None]
+
+
 @attrs.define(eq=False)
 class Progress:
     """The calls of `fit`."""
@@ -353,12 +360,16 @@ class Progress:
         """Record a call of `fit`."""
         self.calls.append(_text(duration))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ProgressState:
         """Return everything."""
-        names = ("requested_duration", "num_fits", "fit_in_progress", "calls")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "requested_duration": self.requested_duration,
+            "num_fits": self.num_fits,
+            "fit_in_progress": self.fit_in_progress,
+            "calls": self.calls,
+        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: ProgressState) -> None:
         """Restore the calls of `fit`; a changed `max_duration` of the user stays."""
         self.num_fits, self.fit_in_progress = state["num_fits"], state["fit_in_progress"]
         self.calls = list(state["calls"])

@@ -5,8 +5,7 @@ Then every value is restored. So nothing needs to know what an algorithm did to 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import NoneType
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,64 +13,27 @@ from torch import Tensor, nn
 
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.callback import Callback
-from composable.core.key import Key
 from composable.core.state import State
-from composable.core.time import Time, Timestamp
-from composable.data.order import get_generators
 from composable.functional._lent import divided_like, is_divided
 from composable.optim.schedule_free import ScheduleFree
 from composable.trainer.evaluated_weights import Weights, same_bits, tensors_of
-from composable.trainer.loaded_state import check_run_state, check_structure
+from composable.trainer.loaded_state import check_model, loss_module
 from composable.trainer.optimizer_state import (
     capture_optimizer,
-    check_optimizer,
     parameter_names,
     restore_optimizer,
 )
 from composable.trainer.run import Run
 
 __all__ = [
-    "ENGINE",
-    "SCHEMA",
     "best_weights",
     "capture",
     "capture_weights",
-    "check",
     "named_callbacks",
     "restore",
     "split_averages",
     "upgraded",
 ]
-
-SCHEMA: dict[str, type | tuple[type, ...]] = {
-    "model": dict,
-    "raw": dict,
-    "timestamp": Timestamp,
-    "key": Key,
-    "loss_fn": dict,
-    "optimizers": list,
-    "loss": (Tensor, NoneType),
-    "memory": dict,
-    "averages": dict,
-    "metrics": dict,
-    "previous_timestamp": Timestamp,
-    "max_duration": (Time, NoneType),
-    "rates": dict,
-    "data": dict,
-    "evaluation": dict,
-    "guard": dict,
-    "loss_scaler": dict,
-    "loss_shares": dict,
-    "microbatches": dict,
-    "progress": dict,
-    "requests": dict,
-    "weights": dict,
-    "callbacks": dict,
-}
-"""What a complete checkpoint has, and of which type: fields of the state, and parts of the run."""
-
-ENGINE = "engine"
-"""What a complete checkpoint has in addition if DeepSpeed computed the steps."""
 
 
 def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, Any]:
@@ -83,13 +45,13 @@ def capture(run: Run, state: State, callbacks: Iterable[Callback]) -> dict[str, 
         callbacks: The callbacks whose state is saved.
     """
     names = parameter_names(state.model, state.loss_module)
-    evaluated, loss_module = run.weights.of(state), _loss_module(state)
+    evaluated, loss = run.weights.of(state), loss_module(state)
     return {
         **capture_weights(run, state),
-        "loss_fn": _capture_model(loss_module, evaluated.loss_fn),
+        "loss_fn": _capture_model(loss, evaluated.loss_fn),
         "raw": {
             "model": _replaced(state.model, evaluated.model),
-            "loss_fn": _replaced(loss_module, evaluated.loss_fn),
+            "loss_fn": _replaced(loss, evaluated.loss_fn),
         },
         "optimizers": [capture_optimizer(one, names) for one in state.optimizers],
         "loss": None if state.loss is None else state.loss.detach(),
@@ -113,11 +75,6 @@ def capture_weights(run: Run, state: State) -> dict[str, Any]:
         "timestamp": state.timestamp,
         "key": state.key,
     }
-
-
-def _loss_module(state: State) -> nn.Module:
-    """Return the module that computes the loss, or one without tensors."""
-    return nn.Module() if state.loss_module is None else state.loss_module
 
 
 def _capture_model(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -153,47 +110,6 @@ def named_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
         number = count[callback.name]
         named[callback.name if number == 1 else f"{callback.name} {number}"] = callback
     return named
-
-
-def check(run: Run, saved: Mapping[str, Any], path: str) -> None:
-    """Check every value of a state against a run, before anything is changed.
-
-    Args:
-        run: A run that was built like the saved one.
-        saved: What `capture` returned.
-        path: Where it was read, for errors.
-
-    Raises:
-        MismatchError: The saved state is that of another run.
-        DamagedCheckpointError: A value is not what a run saves.
-    """
-    if missing := sorted(SCHEMA.keys() - saved.keys()):
-        raise MismatchError(
-            f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the same "
-            "names in load_ignore_keys= to leave them unchanged."
-        )
-    check_structure(saved, path)
-    state = run.state
-    for key, module in (("model", state.model), ("loss_fn", _loss_module(state))):
-        _check_model(module, saved[key], path, key)
-        _check_values(module, saved["raw"][key], f"{path}: state/raw/{key}")
-    for name, average in saved["averages"].items():
-        _check_values(state.model, average, f"{path}: state/averages/{name}", every=True)
-    best = saved["weights"]["best"]
-    if best is not None:
-        _check_values(state.model, best["model"], f"{path}: state/weights/best/model")
-        _check_values(_loss_module(state), best["loss_fn"], f"{path}: state/weights/best/loss_fn")
-    _check_count("optimizers", state.optimizers, saved["optimizers"], f"{path}: state/optimizers")
-    names = parameter_names(state.model, state.loss_module)
-    for i, (optimizer, values) in enumerate(
-        zip(state.optimizers, saved["optimizers"], strict=True)
-    ):
-        check_optimizer(optimizer, values, names, f"{path}: state/optimizers/{i}")
-    schedulers, where = saved["rates"]["schedulers"], f"{path}: state/rates/schedulers"
-    _check_count("torch schedulers", run.rates.steppers, schedulers, where)
-    own, where = get_generators(run.data.loader), f"{path}: state/data/generators"
-    _check_count("generators of the loader", own, saved["data"]["generators"], where)
-    check_run_state(run, saved, path)
 
 
 def restore(run: Run, saved: Mapping[str, Any], path: str) -> None:
@@ -245,7 +161,7 @@ def best_weights(state: State, saved: Mapping[str, Any], names: set[str], path: 
         )
     found = {}
     for key, module in modules.items():
-        _check_model(module, saved[key], path, key)
+        check_model(module, saved[key], path, key)
         own, values = tensors_of(module), {**saved[key]["weights"], **saved[key]["buffers"]}
         found[key] = {name: divided_like(values[name], own[name]) for name in own}
     averages = {n: v for n, v in saved.get("averages", {}).items() if n in names}
@@ -256,13 +172,17 @@ def best_weights(state: State, saved: Mapping[str, Any], names: set[str], path: 
 
 
 def upgraded(saved: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return a state in the current format; earlier versions kept averages in the memory.
+    """Return a state in the current format.
+
+    Earlier versions kept averages in the memory, and did not record the first batch.
 
     Args:
         saved: What `capture` returned, now or in an earlier version, whose `model` had the weights
             that are trained.
         names: The algorithms that average weights.
     """
+    if "data" in saved:
+        saved = {**saved, "data": {"first_batch": None, **saved["data"]}}
     if not is_old(saved):
         return dict(saved)
     new: dict[str, Any] = {
@@ -294,7 +214,7 @@ def _restore(run: Run, saved: Mapping[str, Any]) -> None:
     state = run.state
     raw = saved["raw"]
     live = _restore_model(state.model, saved["model"], raw["model"])
-    live |= _restore_model(_loss_module(state), saved["loss_fn"], raw["loss_fn"])
+    live |= _restore_model(loss_module(state), saved["loss_fn"], raw["loss_fn"])
     names = parameter_names(state.model, state.loss_module)
     for optimizer, values in zip(state.optimizers, saved["optimizers"], strict=True):
         restore_optimizer(optimizer, values, names)
@@ -312,56 +232,6 @@ def _restore(run: Run, saved: Mapping[str, Any]) -> None:
         metrics=saved["metrics"],
     )
     run.checkpoints.mark_saved(run, run.state)
-
-
-# --- the model ---
-
-
-def _check_model(
-    model: nn.Module, saved: Mapping[str, Any], path: str, what: str = "model"
-) -> None:
-    """Check that the saved names, shapes and dtypes are those of the model or the loss."""
-    own = {**model.state_dict(), **dict(model.named_buffers())}
-    theirs = {**saved["weights"], **saved["buffers"]}
-    differences = list(_differences(own, theirs, what))
-    if differences:
-        more = f"; and {len(differences) - 5} more" if differences[5:] else ""
-        shown = "; ".join(differences[:5]) + more
-        raise MismatchError(
-            f"{path} was saved from another {what}: {shown}. Build the {what} and its algorithms "
-            "as in the saved run; load_ignore_keys= skips entries, and load_weights_only=True "
-            "loads the weights alone."
-        )
-
-
-def _check_values(
-    module: nn.Module, saved: Mapping[str, Any], where: str, *, every: bool = False
-) -> None:
-    """Check that saved tensors are values of tensors of a module, or of all of them."""
-    own = tensors_of(module)
-    for name, value in saved.items():
-        if name not in own or not isinstance(value, Tensor) or value.shape != own[name].shape:
-            wanted = f"a tensor of shape {list(own[name].shape)}" if name in own else "absent"
-            raise MismatchError(f"{where}/{name[:80]} must be {wanted}, as in this model.")
-    if every and (missing := sorted(own.keys() - saved.keys())):
-        raise MismatchError(f"{where} has no {missing[0]}, which this model has.")
-
-
-def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> Iterator[str]:
-    for name in own.keys() - theirs.keys():
-        yield f"{name} is missing in the file"
-    for name in theirs.keys() - own.keys():
-        yield f"{name} is in the file, and the {what} has no such tensor"
-    for name in own.keys() & theirs.keys():
-        ours, saved = own[name], theirs[name]
-        if isinstance(ours, Tensor) is not isinstance(saved, Tensor):
-            yield f"{name} is a {type(saved).__name__} there and a {type(ours).__name__} here"
-        if not (isinstance(ours, Tensor) and isinstance(saved, Tensor)):
-            continue
-        if ours.shape != saved.shape:
-            yield f"{name} has shape {tuple(saved.shape)} there and {tuple(ours.shape)} here"
-        elif ours.dtype != saved.dtype:
-            yield f"{name} has dtype {saved.dtype} there and {ours.dtype} here"
 
 
 def _restore_model(
@@ -414,12 +284,3 @@ def _relink(tree: Any, live: Mapping[int, Tensor]) -> Any:
     if type(tree) in (list, tuple):
         return type(tree)(_relink(value, live) for value in tree)
     return live.get(id(tree), tree) if isinstance(tree, Tensor) else tree
-
-
-def _check_count(what: str, own: Sequence[Any], saved: Sequence[Any], where: str) -> None:
-    """Check that there are as many as were saved."""
-    if len(own) != len(saved):
-        raise MismatchError(
-            f"{where} was saved from another run: it has {len(saved)} {what}, and this run has "
-            f"{len(own)}. Build the Trainer as in the saved run."
-        )

@@ -36,21 +36,21 @@ from composable.trainer.description import (
 )
 from composable.trainer.evaluated_weights import averaging_names
 from composable.trainer.guards import NonFiniteLossError
+from composable.trainer.loaded_state import check
 from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.resume import ResumePoint, latest_valid
 from composable.trainer.run import Run
 from composable.trainer.run_lock import RunLock
 from composable.trainer.run_state import (
-    ENGINE,
     capture,
     capture_weights,
-    check,
     named_callbacks,
     restore,
     upgraded,
 )
 from composable.trainer.session import Session
+from composable.trainer.structure import ENGINE
 
 __all__ = ["Saving"]
 

@@ -7,10 +7,12 @@ from typing import Any, TypeAlias
 import attrs
 from torch import Tensor
 from torch.utils.data import DataLoader
+from typing_extensions import TypedDict
 
 from composable.core._warnings import warn_user
 from composable.core.batch_spec import BatchSpec
 from composable.core.state import State
+from composable.core.stateful import Count, Size
 from composable.data.digest import digest_of
 from composable.data.fetching import copy_loader, has_plain_order, is_map_style
 from composable.data.grouping import (
@@ -39,6 +41,24 @@ Loaded: TypeAlias = tuple[Any, int, int]
 """A batch, and the numbers of its examples and tokens."""
 
 
+class FirstBatch(TypedDict):
+    """The epoch of a first batch, the number of its step, and its digest."""
+
+    epoch: Count
+    step: Count
+    digest: str
+
+
+class DataState(TypedDict):
+    """The state of the loader, and of its generators at the start of the epoch."""
+
+    loader: Mapping[Any, Any] | None
+    generators: list[Tensor]
+    batches_per_step: Size
+    shards: Size
+    first_batch: FirstBatch | None
+
+
 @attrs.define(eq=False)
 class TrainingData:
     """The training loader, and the position in it."""
@@ -57,8 +77,8 @@ class TrainingData:
     _generators: list[Tensor] | None = None
     """The states of the loader's own generators at the start of the epoch; None between epochs."""
     _prefetcher: Prefetcher | None = None
-    _first_batch: Mapping[str, Any] | None = None
-    """The epoch of the last first batch, the number of its step, and its digest."""
+    _first_batch: FirstBatch | None = None
+    """The last first batch."""
     _compares: bool = False
     """Whether the first batch is to be compared with that of the saved run."""
 
@@ -206,7 +226,7 @@ class TrainingData:
     def _epoch_generators(self) -> list[Tensor]:
         return get_generator_states(self.loader) if self._generators is None else self._generators
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> DataState:
         """Return the state of the loader, and of its generators at the start of the epoch."""
         return {
             "loader": self._read_loader_state(),
@@ -216,10 +236,10 @@ class TrainingData:
             "first_batch": self._first_batch,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: DataState) -> None:
         """Restore what `state_dict` returned."""
         self._loader_state, self._generators = state["loader"], state["generators"]
-        self._first_batch, self._compares = state.get("first_batch"), True
+        self._first_batch, self._compares = state["first_batch"], True
         self._prefetcher = None
 
 

@@ -335,7 +335,7 @@ def written(path, tree, on_device=()):
         ({"state": {}}, "was not written by a Trainer"),
         ({"run": {}, "state": {}}, "is damaged: it has no timestamp"),
         ({"run": {}, "state": [1, 2]}, "is damaged: its state is a list"),
-        ({"run": {}, "state": {"timestamp": 3}}, "is damaged: timestamp is a int, not Timesta"),
+        ({"run": {}, "state": {"timestamp": 3}}, "state/timestamp is 3, and must be a Timesta"),
         ({"run": {}, "state": {"code": "import os"}}, "is damaged: unknown entry 'code'"),
     ],
 )

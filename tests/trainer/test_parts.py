@@ -10,10 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Control, Time
 from composable.algorithms import EMA
+from composable.checkpoint import DamagedCheckpointError
 from composable.checkpoint.tree import pack, unpack
 from composable.trainer.evaluated_weights import Weights
 from composable.trainer.run import Run
-from composable.trainer.run_state import SCHEMA, capture
+from composable.trainer.run_state import capture
+from composable.trainer.structure import ENGINE, check_structure, structure
 from tests.support.data import batches, examples, shuffling_loader
 from tests.support.models import linear, same, weights
 from tests.support.outcomes import differences
@@ -98,15 +100,33 @@ def test_state_of_the_parts(run):
     assert saved["requests"] == {"pending": Control.SAVE.value}
 
 
-def test_schema_lists_what_is_captured(run):
+def test_what_is_captured_has_the_declared_structure(run):
     captured = capture(run, run.state, ())
 
-    assert captured.keys() == SCHEMA.keys()
-    for name, value in through_a_file(captured).items():
-        assert isinstance(value, SCHEMA[name]), name
+    assert captured.keys() == structure().keys() - {ENGINE}
+    check_structure(through_a_file(captured), "ep1")
     assert tuple(run.parts) == PARTS
-    assert set(PARTS) <= SCHEMA.keys()
     assert {"requests"} == run.parts.keys() - {field.name for field in attrs.fields(Run)}
+
+
+WRONG = {
+    "guard": ({"num_skipped": True}, "guard/num_skipped is True, and must be a non-negative int"),
+    "progress": ({"calls": ["1ep", 2]}, "progress/calls/1 is 2, and must be a string or None"),
+    "evaluation": ({"last_run": [1]}, "evaluation/last_run is a list, and must be a dictionary"),
+    "microbatches": ({"other": 1}, r"microbatches has the unknown entries \['other'\]"),
+    "data": ({"first_batch": {"epoch": 0}}, "data/first_batch/step is missing"),
+    "weights": ({"best": 3}, "weights/best must be a dictionary"),
+    "loss_scaler": ({"scale": -1.0}, "loss_scaler/scale is -1.0, and must be a positive number"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_structure_of_a_part_is_checked(name, run):
+    changed, message = WRONG[name]
+    saved = {**run.parts[name].state_dict(), **changed}
+
+    with pytest.raises(DamagedCheckpointError, match=f"ep1: state/{message}"):
+        check_structure({name: saved}, "ep1")
 
 
 SPLITS = [{}, {"grad_accum": 2}, {"microbatch_size": 3}, {"microbatch_size": "auto"}]
