@@ -66,7 +66,7 @@ def measure(rounds: int, folder: Path) -> dict[str, list[float]]:
         "torch.save": partial(torch_save, sync=False),
         "torch.save and fsync": partial(torch_save, sync=True),
         **{
-            name: partial(saver.save, trainer.state, run, lambda weights_only: tree)
+            name: partial(saver.manager.save, trainer.state, run, lambda weights_only: tree)
             for name, saver in savers.items()
         },
     }

@@ -16,6 +16,7 @@ from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
+from composable.checkpoint.manager import CheckpointManager
 from composable.checkpoint.tree import RUN, pack
 from composable.core._printable import printable, shorten
 from composable.core._secrets import REDACTED
@@ -301,7 +302,7 @@ class DryRunOptions(TrainerOptions):
         if isinstance(callback, (CheckpointSaver, RunRecorder)):
             callback = copy.copy(callback)
         if isinstance(callback, CheckpointSaver):
-            callback.dry_run = self.on_save
+            callback.manager = CheckpointManager(callback, self.on_save)
         elif isinstance(callback, RunRecorder):
             callback.observer = self.observer()
         return callback

@@ -8,9 +8,6 @@ if TYPE_CHECKING:
     from composable.callbacks.activation_monitor import ActivationMonitor as ActivationMonitor
     from composable.callbacks.check_loss import CheckLoss as CheckLoss
     from composable.callbacks.checkpoint_saver import CheckpointSaver as CheckpointSaver
-    from composable.callbacks.checkpoint_saver import (
-        UnsavedCheckpointWarning as UnsavedCheckpointWarning,
-    )
     from composable.callbacks.compute_norm import ComputeNorm as ComputeNorm
     from composable.callbacks.early_stopper import EarlyStopper as EarlyStopper
     from composable.callbacks.export_for_inference import ExportError as ExportError
@@ -30,5 +27,6 @@ if TYPE_CHECKING:
     from composable.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
     from composable.callbacks.threshold_stopper import ThresholdStopper as ThresholdStopper
     from composable.callbacks.time_split import TimeSplit as TimeSplit
+    from composable.checkpoint.manager import UnsavedCheckpointWarning as UnsavedCheckpointWarning
 else:
     export_lazily(__name__)

@@ -12,7 +12,6 @@ __all__ = [
     "declared_modes",
     "find_result",
     "full_name",
-    "is_better",
     "known_mode",
     "mode_of",
 ]
@@ -107,16 +106,6 @@ def _watched(callback: Any) -> tuple[str, str | None]:
     if hasattr(callback, "monitor"):
         return "monitor", f"{callback.dataloader_label}/{callback.monitor}"
     return "metric", getattr(callback, "metric", None)
-
-
-def is_better(mode: str, value: float, best: float | None, min_delta: float = 0.0) -> bool:
-    """Return whether a value is better than the best one by more than `min_delta`.
-
-    NaN never is, and any other value is better than None.
-    """
-    if best is None:
-        return value == value
-    return (best - value if mode == "min" else value - best) > min_delta
 
 
 def full_name(argument: str, metric: Any) -> str:

@@ -6,9 +6,9 @@ from fractions import Fraction
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from composable.callbacks._results import is_better
 from composable.callbacks._watched_result import WatchedResult
 from composable.core.callback import check_keys
+from composable.core.results import is_better
 from composable.core.time import Time, TimeLike, check_time, progress
 from composable.functional._checks import check_range
 

@@ -13,6 +13,7 @@ from composable.distributed import Processes
 from composable.functional._checks import check_count, check_range
 
 if TYPE_CHECKING:
+    from composable.core.callback import AttachedRun
     from composable.core.logger import Logger
     from composable.core.state import State
 
@@ -189,6 +190,10 @@ class SpeedMonitor(Callback):
         return rates
 
     # --- floating-point operations ---
+
+    def attach(self, run: "AttachedRun") -> None:
+        """Let the run count the floating-point operations."""
+        run.count_flops_with(self)
 
     def counts(self, state: "State") -> bool:
         """Return whether this monitor counts floating-point operations."""

@@ -52,6 +52,17 @@ class AttachedRun(Protocol):
     def gradient_factor(self) -> Any:
         """What the gradients of the last step were multiplied by after its last part."""
 
+    @property
+    def checkpoints(self) -> Any:
+        """How the run is saved: `managers`, a list to which a callback adds its manager."""
+
+    @property
+    def recorders(self) -> list[Any]:
+        """What records the run: its beginning and its end."""
+
+    def count_flops_with(self, counter: Any, /) -> None:
+        """Count floating-point operations with a callback, unless an earlier one does."""
+
     def evaluated_model(self, state: State, /) -> nn.Module:
         """Return a model with the weights with which a state is evaluated, to be read only."""
 

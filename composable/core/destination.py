@@ -26,6 +26,19 @@ class LoggerDestination(Callback):
 
     drops_silently: ClassVar[bool] = False
     """Whether the `Logger` does not warn of what this class does not support."""
+    keeps_history: ClassVar[bool] = False
+    """Whether everything that was logged can be read from it: the history of the run."""
+
+    def run_entries(self) -> Mapping[str, Any]:
+        """Return what the record of a run has of this logger, as JSON, by the name of the entry."""
+        return {}
+
+    def continue_run(self, entries: Mapping[str, Any]) -> None:
+        """Continue the logs of a run that was killed without a checkpoint.
+
+        Args:
+            entries: What `run_entries` returned in that run.
+        """
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Record metrics: numbers or tensors of one element, by name."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["LOGGED", "Results", "logged_name"]
+__all__ = ["LOGGED", "Results", "is_better", "logged_name"]
 
 LOGGED = "metrics/"
 """The beginning of the name under which a result is logged."""
@@ -39,3 +39,13 @@ class Results(dict[str, Any]):
             if metric != own and metric in results:
                 return results[metric]
         raise KeyError(name)
+
+
+def is_better(mode: str, value: float, best: float | None, min_delta: float = 0.0) -> bool:
+    """Return whether a value is better than the best one by more than `min_delta`.
+
+    NaN never is, and any other value is better than None.
+    """
+    if best is None:
+        return value == value
+    return (best - value if mode == "min" else value - best) > min_delta

@@ -380,6 +380,15 @@ class BackEndLogger(LoggerDestination):
             self._attempt(self._remember_run)
         return self._run if self._is_open else None
 
+    def run_entries(self) -> Mapping[str, Any]:
+        """Return what identifies the open run."""
+        return {"logger_runs": self.describe_run()}
+
+    def continue_run(self, entries: Mapping[str, Any]) -> None:
+        """Continue the run of the back end that the killed run had begun."""
+        if entries.get("logger_runs") is not None:
+            self.load_state_dict({"run": entries["logger_runs"], "steps": {}})
+
     def state_dict(self) -> dict[str, Any]:
         """Write the buffered metrics, and return the id of the run and its last steps."""
         self._open_late()

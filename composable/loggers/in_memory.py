@@ -35,6 +35,8 @@ class InMemoryLogger(LoggerDestination):
         ([0.5, 0.25], {'loss': 0.25})
     """
 
+    keeps_history = True
+
     def __init__(self) -> None:
         self.hyperparameters: dict[str, Any] = {}
         self.images: list[tuple[Timestamp, dict[str, Tensor]]] = []

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from numbers import Integral, Real
 from pathlib import Path
@@ -275,6 +276,15 @@ class JSONLinesLogger(LoggerDestination):
             aside = next_name(self.path)
             with open_to_write(aside, "xb") as other:
                 shutil.copyfileobj(file, other)
+
+    def run_entries(self) -> Mapping[str, Any]:
+        """Return the position in the file, and its path."""
+        return {"metrics_files": self.state_dict(), "metrics_paths": str(self.path.absolute())}
+
+    def continue_run(self, entries: Mapping[str, Any]) -> None:
+        """Move the lines aside that the killed run wrote, if the file is the one it wrote."""
+        with suppress(ValueError, AttributeError):  # another file, or one without such lines
+            self.move_aside(entries.get("metrics_files"))  # type: ignore[arg-type]
 
     def close_file(self) -> None:
         """Close the file; the next write opens it again."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from composable.callbacks.checkpoint_saver import UnsavedCheckpointWarning
 from composable.checkpoint import folders
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
+from composable.checkpoint.manager import UnsavedCheckpointWarning
 from composable.core._hashing import hash_prefix
 from composable.core._paths import check_no_link, open_to_write, truncate
 from composable.core._warnings import warn_user
@@ -26,6 +26,7 @@ from composable.runs.environment import describe_script
 from composable.runs.events import EVENTS, EventLog
 
 if TYPE_CHECKING:
+    from composable.core.callback import AttachedRun
     from composable.core.logger import Logger
 
 __all__ = ["RunRecorder"]
@@ -90,6 +91,10 @@ class RunRecorder(Callback):
         self._trained = False
         self._rates: dict[str, Any] | None = None
         self._results: Mapping[str, Any] = {}
+
+    def attach(self, run: "AttachedRun") -> None:
+        """Let the run say when it begins and ends."""
+        run.recorders.append(self)
 
     # --- the configuration ---
 

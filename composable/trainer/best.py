@@ -5,8 +5,8 @@ from pathlib import Path
 
 import attrs
 
-from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint.errors import MissingCheckpointError
+from composable.checkpoint.manager import CheckpointManager
 from composable.core._warnings import warn_user
 from composable.core.results import LOGGED
 from composable.core.state import State
@@ -41,21 +41,22 @@ class Best:
     checkpoint: Path
 
 
-def find_best(savers: Sequence[CheckpointSaver], loaded: Path | None) -> Best | None:
-    """Return the best checkpoint of the first saver that selects one.
+def find_best(managers: Sequence[CheckpointManager], loaded: Path | None) -> Best | None:
+    """Return the best checkpoint of the first manager that selects one.
 
     Args:
-        savers: The savers of the run.
+        managers: What writes the checkpoints of the run.
         loaded: The checkpoint from which the run was resumed, beside which the best one may be.
     """
-    for saver in savers:
-        if saver.best is None or saver.metric is None or saver.mode is None:
+    for manager in managers:
+        metric, mode = manager.settings.metric, manager.settings.mode
+        if manager.best is None or metric is None or mode is None:
             continue
-        name, value = saver.best
-        path = saver.folder / name
+        name, value = manager.best
+        path = manager.settings.folder / name
         if loaded is not None and not is_checkpoint(path) and is_checkpoint(loaded.parent / name):
             path = loaded.parent / name
-        return Best(f"{LOGGED}{saver.metric}", saver.mode, value, path)
+        return Best(f"{LOGGED}{metric}", mode, value, path)
     return None
 
 
@@ -85,13 +86,13 @@ def load_best(
     return best_weights(state, point.tree, names, str(best.checkpoint))
 
 
-def check_complete(state: State, savers: Sequence[CheckpointSaver]) -> None:
+def check_complete(state: State, managers: Sequence[CheckpointManager]) -> None:
     """Check that the best checkpoint will have everything on which evaluations depend.
 
     Raises:
-        ValueError: A saver excludes the parameters of the loss.
+        ValueError: A checkpoint excludes the parameters of the loss.
     """
-    partial = any(one.metric is not None and one.weights_only for one in savers)
+    partial = any(one.settings.metric is not None and one.settings.weights_only for one in managers)
     if partial and state.loss_module is not None:
         raise ValueError(
             "save_weights_only=True with load_best_at_end=True: evaluations depend on loss_fn, "

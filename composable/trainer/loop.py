@@ -133,8 +133,8 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         previous_timestamp=before.timestamp,
         loss_fn=before.loss_fn,
     )
-    if run.monitor is not None:
-        state = run.count_flops(run.monitor, state)
+    if run.flops_counter is not None:
+        state = run.count_flops(run.flops_counter, state)
     if rates.steps_each_batch:
         state = schedule(run, state, rates.steps_of_batch())
     state = fire(BATCH_END, state)

@@ -1,16 +1,16 @@
 """A run: its state, its step, and the parts that are saved with it."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 from torch import nn
 from typing_extensions import TypedDict
 
-from composable.callbacks.speed_monitor import SpeedMonitor
+from composable.checkpoint.manager import CheckpointManager
 from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
@@ -51,6 +51,26 @@ class UnsupportedRequestWarning(UserWarning):
 _PART = "name of the part in a checkpoint"
 
 
+class FlopsCounter(Protocol):
+    """Counts floating-point operations, such as a `SpeedMonitor`."""
+
+    def counts(self, state: State, /) -> bool:
+        """Return whether it does, in this run."""
+
+    def flops_of(self, state: State, /) -> float:
+        """Return the floating-point operations of a batch."""
+
+
+class Recorder(Protocol):
+    """Records a run, such as a `RunRecorder`."""
+
+    def begin(self, description: Mapping[str, Any], state: State, /) -> None:
+        """Record the configuration."""
+
+    def end(self, state: State, error: BaseException | None, /) -> None:
+        """Record the end of training, and the error that caused it."""
+
+
 @attrs.define(eq=False, kw_only=True)
 class Run:
     """What a run consists of. The `Trainer` builds it, and the loop drives it.
@@ -82,8 +102,8 @@ class Run:
     fire_each: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event for each batch of the loader that belongs to the step."""
     step: Step = attrs.field(init=False)
-    monitor: SpeedMonitor | None = attrs.field(init=False)
-    """The callback that counts floating-point operations, or None."""
+    recorders: list[Recorder] = attrs.field(factory=list)
+    flops_counter: FlopsCounter | None = None
 
     def __attrs_post_init__(self) -> None:
         self.loss_shares = LossShares(self.evaluation.weights, self.forward.loss)
@@ -95,10 +115,11 @@ class Run:
 
     def compose(self) -> None:
         """Compose the step for the plan that the dispatcher has now, and connect its callbacks."""
+        self.checkpoints.managers.clear()
+        self.recorders.clear()
+        self.flops_counter = None
         for callback in self.dispatcher.plan.callbacks:
             callback.attach(self)
-        monitors = [one for one in self.dispatcher.plan.callbacks if isinstance(one, SpeedMonitor)]
-        self.monitor = next((one for one in monitors if one.counts(self.state)), None)
         self.step = build_step(
             self.dispatcher,
             self.rates,
@@ -168,9 +189,14 @@ class Run:
             return self.parallel.seconds
         return time.perf_counter() - started
 
-    def count_flops(self, monitor: SpeedMonitor, state: State) -> State:
+    def count_flops_with(self, counter: FlopsCounter) -> None:
+        """Count floating-point operations with a callback, unless an earlier one does."""
+        if self.flops_counter is None and counter.counts(self.state):
+            self.flops_counter = counter
+
+    def count_flops(self, counter: FlopsCounter, state: State) -> State:
         """Add the floating-point operations of a batch to those of the run."""
-        flops = monitor.flops_of(state)
+        flops = counter.flops_of(state)
         return state.remember(FLOPS, (state.flops or 0.0) + flops) if flops else state
 
     def finished(self, state: State) -> bool:
@@ -196,7 +222,7 @@ class Run:
             KeyboardInterrupt: The signal was SIGINT.
             Preempted: The signal was SIGTERM.
         """
-        if self.checkpoints.save_function is not None and self.checkpoints.outdated(self, state):
+        if self.checkpoints.possible and self.checkpoints.outdated(self, state):
             self.state = self.checkpoints.save(self, state)
         raise self.signals.interruption()
 
@@ -269,11 +295,19 @@ class Checkpoints:
     """How the run is saved, and whether anything was done since."""
 
     save_function: Callable[[State], Any] | None = None
-    save_last: Callable[[], bool] = bool
-    """Whether the end of training is saved."""
+    """The user's, which saves the state if no callback does."""
+    save_with: Callable[[CheckpointManager, State], None] | None = None
+    """Saves the run with a manager."""
+    managers: list[CheckpointManager] = attrs.field(factory=list)
+    """Those of the callbacks of the current plan."""
     load_best: Callable[[State], None] | None = None
     """Lets the run be evaluated with its best weights from the end of training on, if requested."""
     _saved_at: Any = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether the run can be saved."""
+        return bool(self.managers or self.save_function)
 
     def save_requested(self, run: Run, state: State, event: Event) -> State:
         """Fire a checkpoint event, and save if a callback requested it."""
@@ -281,7 +315,7 @@ class Checkpoints:
         run.join_requests(event)
         if not (run.dispatcher.pending and run.dispatcher.pop(Control.SAVE)):
             return state
-        if self.save_function is None:
+        if not self.possible:
             _warn_unsupported("Control.SAVE", "a save_folder, or saver=, a function of the state")
             return state
         state = self.save(run, state)
@@ -290,7 +324,8 @@ class Checkpoints:
 
     def save_end(self, run: Run, state: State) -> State:
         """Save the end of training, unless it has just been saved, and load the best weights."""
-        if self.save_last() and self.outdated(run, state):
+        due = any(one.settings.save_interval or one.improved for one in self.managers)
+        if due and self.outdated(run, state):
             state = self.save(run, state)
         if self.load_best is not None:
             self.load_best(state)
@@ -301,7 +336,10 @@ class Checkpoints:
         run.guard.flush()  # every checkpoint is safe to resume from
         state = run.fire(Event.BEFORE_SAVE, state)
         self.mark_saved(run, state)
-        self.save_function(state)  # type: ignore[misc]
+        for manager in [one for one in self.managers if one.wanted] or self.managers:
+            self.save_with(manager, state)  # type: ignore[misc]
+        if not self.managers:
+            self.save_function(state)  # type: ignore[misc]
         return run.fire(Event.AFTER_SAVE, state)
 
     def mark_saved(self, run: Run, state: State) -> None:

@@ -9,23 +9,21 @@ from typing import Any
 import attrs
 import torch
 
-from composable.callbacks.checkpoint_saver import CheckpointSaver, Saved
 from composable.checkpoint.errors import (
     CheckpointError,
     MismatchError,
     UnwritableCheckpointError,
 )
 from composable.checkpoint.folders import make_folder
+from composable.checkpoint.manager import CheckpointManager, Saved
 from composable.core._notes import add_note
 from composable.core.callback import Callback
+from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.deepspeed import DeepSpeedEngine
 from composable.functional._lent import is_divided
-from composable.loggers._back_end import BackEndLogger
-from composable.loggers.json_lines import JSONLinesLogger
 from composable.runs.environment import describe_environment
-from composable.runs.recorder import RunRecorder
 from composable.trainer.best import Best, check_best, check_complete, find_best, load_best
 from composable.trainer.description import (
     describe_hyperparameters,
@@ -53,6 +51,9 @@ from composable.trainer.session import Session
 from composable.trainer.structure import ENGINE
 
 __all__ = ["Saving"]
+
+_ENTRIES = ("metrics_files", "metrics_paths", "logger_runs")
+"""What the record of a run has of its loggers."""
 
 
 class Saving:
@@ -88,26 +89,22 @@ class Saving:
         self._callback_states: dict[str, Any] = {}
         self._callback_settings: dict[str, Any] = {}
         self._loaded: Path | None = None
+        run.checkpoints.save_with = self.save
         if options.nonfinite_loss == "rollback" and not options.dry_run:
             run.rollback = self.roll_back
         if options.load_best_at_end and not options.dry_run:
-            check_complete(run.state, self.savers)
+            check_complete(run.state, self.managers)
             run.checkpoints.load_best = self._load_best
 
     @property
-    def savers(self) -> list[CheckpointSaver]:
-        """The callbacks that write checkpoints."""
-        return [c for c in self.session.own_plan.callbacks if isinstance(c, CheckpointSaver)]
-
-    @property
-    def recorders(self) -> list[RunRecorder]:
-        """The callbacks that record the run."""
-        return [c for c in self.session.own_plan.callbacks if isinstance(c, RunRecorder)]
+    def managers(self) -> list[CheckpointManager]:
+        """What writes the checkpoints."""
+        return self.run.checkpoints.managers
 
     @property
     def best(self) -> Best | None:
         """The best checkpoint so far."""
-        return find_best(self.savers, self._loaded)
+        return find_best(self.managers, self._loaded)
 
     def describe(self, state: State) -> dict[str, Any]:
         """Describe the run as plain values."""
@@ -161,17 +158,15 @@ class Saving:
 
     def begin(self, description: dict[str, Any], state: State) -> None:
         """Record the configuration of a run, its plan, and its metrics files."""
-        if not self.recorders:
+        if not self.run.recorders:
             return
-        files = self._metrics_files()
+        entries = {name: one.run_entries() for name, one in self._loggers().items()}
         record = {
             **description,
-            "metrics_files": {name: one.state_dict() for name, one in files.items()},
-            "metrics_paths": {name: str(one.path.absolute()) for name, one in files.items()},
-            "logger_runs": {name: one.describe_run() for name, one in self._back_ends().items()},
+            **{key: {n: one[key] for n, one in entries.items() if key in one} for key in _ENTRIES},
             "plan": describe_plan(self.session.own_plan, state),
         }
-        for recorder in self.recorders:
+        for recorder in self.run.recorders:
             recorder.begin(record, state)
 
     @contextmanager
@@ -186,16 +181,12 @@ class Saving:
         self._record_end(None)
 
     def _record_end(self, error: BaseException | None) -> None:
-        for recorder in self.recorders:
+        for recorder in self.run.recorders:
             recorder.end(self.run.state, error)
 
-    def _metrics_files(self) -> dict[str, JSONLinesLogger]:
+    def _loggers(self) -> dict[str, LoggerDestination]:
         named = named_callbacks(self.session.callbacks)
-        return {name: one for name, one in named.items() if isinstance(one, JSONLinesLogger)}
-
-    def _back_ends(self) -> dict[str, BackEndLogger]:
-        named = named_callbacks(self.session.callbacks)
-        return {name: one for name, one in named.items() if isinstance(one, BackEndLogger)}
+        return {name: one for name, one in named.items() if isinstance(one, LoggerDestination)}
 
     def _continue_logs(self) -> None:
         """Continue the logs of this run, which was killed without a checkpoint.
@@ -208,15 +199,11 @@ class Saving:
             last = read_records(self.lock.folder)[-1]  # type: ignore[union-attr]
         except CheckpointError:
             return
-        began, runs = last.get("metrics_files"), last.get("logger_runs")
-        if last["batch"] or not isinstance(began, dict):
+        if last["batch"]:
             return
-        for name, logger in self._metrics_files().items():
-            with suppress(ValueError, AttributeError):  # another file, or one without such lines
-                logger.move_aside(began.get(name))  # type: ignore[arg-type]
-        for name, back_end in self._back_ends().items():
-            if isinstance(runs, dict) and runs.get(name) is not None:
-                back_end.load_state_dict({"run": runs[name], "steps": {}})
+        for name, logger in self._loggers().items():
+            found = {key: last[key] for key in _ENTRIES if isinstance(last.get(key), dict)}
+            logger.continue_run({key: named.get(name) for key, named in found.items()})
 
     # --- save ---
 
@@ -249,16 +236,14 @@ class Saving:
             return self._engine.writes_together(weights_only)
         return is_divided(self.run.state.model)
 
-    def save(self, state: State) -> None:
-        """Call the savers that requested a save, or all if another callback requested it."""
-        for saver in [one for one in self.savers if one.wanted] or self.savers:
-            together = self._writes_together(saver.weights_only)
-            saver.save(
-                state,
-                self.describe(state),
-                lambda only: self.capture(only, state),
-                together=together,
-            )
+    def save(self, manager: CheckpointManager, state: State) -> None:
+        """Save the run with a manager."""
+        manager.save(
+            state,
+            self.describe(state),
+            lambda only: self.capture(only, state),
+            together=self._writes_together(manager.settings.weights_only),
+        )
 
     def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
         """Write a checkpoint between two calls."""
@@ -275,16 +260,7 @@ class Saving:
 
     # --- restore ---
 
-    def connect(self) -> None:
-        """Connect the savers to the run, and restore the states of callbacks."""
-        if self.savers:
-            self.run.checkpoints.save_function = self.save
-            self.run.checkpoints.save_last = lambda: any(
-                one.save_interval or one.improved for one in self.savers
-            )
-        self._load_callbacks()
-
-    def _load_callbacks(self) -> None:
+    def load_callbacks(self) -> None:
         """Restore the states of callbacks that have none yet: all of them, or none.
 
         Raises:
@@ -325,7 +301,7 @@ class Saving:
         point = self._values_of(point)
         tree = point.without(ignored, self.capture(False)) if ignored else point.tree
         self._restore(tree, point)
-        self.connect()
+        self.load_callbacks()
         run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
         run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
         self.resumed = True
@@ -339,8 +315,8 @@ class Saving:
             check_best(self.best)
 
     def _load_best(self, state: State) -> None:
-        for saver in self.savers:
-            saver.finish()
+        for manager in self.managers:
+            manager.finish()
         self.options.processes.barrier()  # rank 0 has written it
         names, reader = averaging_names(self.run.dispatcher.plan), self.options.reader
         self.run.weights.best = load_best(state, names, self.best, reader, run=self.run_id)
@@ -352,9 +328,9 @@ class Saving:
             NonFiniteLossError: There is none.
         """
         run = self.run
-        for saver in self.savers:
-            saver.finish()
-        point = latest_valid(self.savers[0].folder, self.options.reader, run=self.run_id)
+        for manager in self.managers:
+            manager.finish()
+        point = latest_valid(self.managers[0].settings.folder, self.options.reader, run=self.run_id)
         if point is None:
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
             raise error
@@ -400,7 +376,7 @@ class Saving:
         self._callback_states, self._loaded = dict(tree["callbacks"]), point.path
         settings = point.description.get("callbacks")
         self._callback_settings = settings if isinstance(settings, dict) else {}
-        self._load_callbacks()
+        self.load_callbacks()
         restore(self.run, tree, str(point.path))
 
 

@@ -80,9 +80,9 @@ class FitSummary:
             yield f"best: {best.metric} {_short(best.value)}, saved in {best.checkpoint}{loaded}"
 
     def _saved(self) -> Iterator[str]:
-        for saver in self.saving.savers:
-            if saver.latest is not None:
-                yield f"last checkpoint: {saver.folder / saver.latest}"
+        for manager in self.saving.managers:
+            if manager.latest is not None:
+                yield f"last checkpoint: {manager.latest}"
 
     def _problems(self) -> Iterator[str]:
         guard, scaler = self.run.guard, self.run.loss_scaler
@@ -98,14 +98,14 @@ class FitSummary:
             yield f"{_count(self.warnings.total(), 'warning')}: {kinds}"
 
     def _next(self) -> str:
-        savers = self.saving.savers
-        if not savers:
+        managers = self.saving.managers
+        if not managers:
             return "next: trainer.save_checkpoint(path); nothing was saved without a save_folder"
-        folder = savers[0].folder
+        folder = managers[0].settings.folder
         if find_spec("composable.cli.report") is not None:
             return f"next: composable report {folder}"
-        if savers[0].latest is not None:
-            return f"next: composable checkpoint inspect {folder / savers[0].latest}"
+        if managers[0].latest is not None:
+            return f"next: composable checkpoint inspect {managers[0].latest}"
         return f"next: Trainer(..., load_path={str(folder)!r}) resumes the run"
 
 

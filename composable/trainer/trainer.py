@@ -88,7 +88,7 @@ class Trainer(RunView):
                 if point is not None:
                     self._saving.resume(point)
                 options.attach(self._run)
-                self._saving.connect()
+                self._saving.load_callbacks()
             self._given = GivenModel(options.model, weakref.ref(self))
             if options.divides_model:
                 self._given.withdraw(self._run.state.model, _DIVIDED)
@@ -141,7 +141,6 @@ class Trainer(RunView):
         if not repeats:
             progress.add_call(longer)
         saving, session, signals = self._saving, self._session, run.signals
-        saves = run.checkpoints.save_function is not None
         with (
             self._training(),  # first, so that it ends last
             summarized(run, saving),
@@ -150,7 +149,7 @@ class Trainer(RunView):
             saving.locked(),
             saving.recording_end(),
             session.running(),
-            signals.handled(saves=saves),
+            signals.handled(saves=run.checkpoints.possible),
         ):
             run.weights.best = None
             run.state = state = run.state.evolve(max_duration=state.max_duration)
@@ -330,7 +329,7 @@ class Trainer(RunView):
         """
         observer = as_observer(callback)
         self._session.add(observer)
-        self._saving.connect()
+        self._saving.load_callbacks()
         return observer
 
     def save_checkpoint(

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from composable.core._facts import state_facts
 from composable.core._html import details, panel, table
 from composable.core.state import State
-from composable.loggers.in_memory import InMemoryLogger
 from composable.plan.plan import Plan
 from composable.trainer.best import Best
 from composable.trainer.run import Run
@@ -13,6 +12,7 @@ from composable.trainer.saving import Saving
 from composable.trainer.session import Session
 
 if TYPE_CHECKING:
+    from composable.loggers.in_memory import InMemoryLogger
     from composable.plan.timeline import Timeline
 
 __all__ = ["RunView"]
@@ -36,15 +36,15 @@ class RunView:
         return self._run.state
 
     @property
-    def history(self) -> InMemoryLogger:
+    def history(self) -> "InMemoryLogger":
         """Everything that was logged, also before a resume: the first `InMemoryLogger` of the run.
 
         Raises:
             AttributeError: The run has none.
         """
         for one in self._session.own_plan.destinations:
-            if isinstance(one, InMemoryLogger):
-                return one
+            if one.keeps_history:
+                return one  # type: ignore[return-value]
         raise AttributeError(
             "this run keeps no history; pass loggers=InMemoryLogger() to the Trainer."
         )

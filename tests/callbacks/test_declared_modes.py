@@ -64,7 +64,7 @@ def test_best_result_is_the_declared_one(declared, name, given, best, by, tmp_pa
 
     trainer.fit()
 
-    found = watcher.best if isinstance(watcher, EarlyStopper) else watcher._best[1]
+    found = watcher.best if isinstance(watcher, EarlyStopper) else watcher.manager.best[1]
     assert found == best
 
 

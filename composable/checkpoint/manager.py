@@ -1,0 +1,342 @@
+"""Writes the checkpoints of a run to a folder, and deletes old ones."""
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import NoneType
+from typing import Any, Protocol
+
+import attrs
+from torch import Tensor
+
+from composable.checkpoint import folders
+from composable.checkpoint.errors import BrokenCheckpointWarning, CheckpointError
+from composable.checkpoint.filters import expanded, without
+from composable.core._printable import shorten
+from composable.core._warnings import warn_user
+from composable.core.results import is_better
+from composable.core.state import State
+from composable.distributed.processes import Processes
+
+__all__ = ["FIELDS", "CheckpointManager", "Saved", "UnsavedCheckpointWarning"]
+
+FIELDS = ("epoch", "batch", "sample", "token", "iteration")
+"""The fields of a file name."""
+
+
+class UnsavedCheckpointWarning(UserWarning):
+    """A checkpoint could not be written, and training continues without it."""
+
+
+class Settings(Protocol):
+    """The arguments of a `CheckpointSaver`."""
+
+    folder: Path
+    save_interval: Any
+    filename: str
+    num_checkpoints_to_keep: int | None
+    overwrite: bool
+    weights_only: bool
+    ignore_keys: tuple[str, ...]
+    background: bool
+    on_error: str
+    metric: str | None
+    mode: str | None
+
+
+class CheckpointManager:
+    """Writes the checkpoints that a `CheckpointSaver` requests, and deletes old ones.
+
+    Args:
+        settings: What to save, where, and how much of it to keep.
+        dry_run: Called in the place of writing, with the name and a function that captures the run.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        dry_run: Callable[[str, Callable[[], Mapping[str, Any]]], object] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.dry_run = dry_run
+        self.wanted = False
+        """Whether a save is requested and not yet done."""
+        self.measured: float | None = None
+        """The result of the current weights, if they were evaluated."""
+        self.best: tuple[str, float] | None = None
+        """The name of the best checkpoint so far, and its result."""
+        self._kept: list[str] = []
+        self._batch: int | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+
+    @property
+    def latest(self) -> Path | None:
+        """The path of the latest checkpoint."""
+        return self.settings.folder / self._kept[-1] if self._kept else None
+
+    @property
+    def improved(self) -> bool:
+        """Whether the last result is better than that of the best checkpoint."""
+        if self.measured is None:
+            return False
+        return is_better(
+            str(self.settings.mode), self.measured, None if self.best is None else self.best[1]
+        )
+
+    def make_folder(self) -> None:
+        """Create the folder, once: if it vanishes later, its disk may have been unmounted."""
+        if self.dry_run is None and Processes.current().is_main:
+            self._settle(lambda: folders.make_folder(self.settings.folder))
+
+    def name_of(self, state: State) -> str:
+        """Return the name of the checkpoint of a state."""
+        now = state.timestamp
+        return self.settings.filename.format(**{field: getattr(now, field) for field in FIELDS})
+
+    def save(
+        self,
+        state: State,
+        run: Mapping[str, Any],
+        take: Callable[[bool], Mapping[str, Any]],
+        *,
+        together: bool = False,
+    ) -> None:
+        """Save a checkpoint, and delete old ones beyond the number to keep.
+
+        Args:
+            state: The current state of the run.
+            run: The description of the run; its `id` is unique.
+            take: A function that returns the tree to save, or only the weights if called with
+                True.
+            together: Whether the tree has parts of several processes, which write it together.
+
+        Raises:
+            CheckpointError: The checkpoint could not be written, and `on_error` is "raise".
+        """
+        self.wanted = False
+        self.finish()  # one at a time, in order
+        name, batch, before = self.name_of(state), state.timestamp.batch, self._memory()
+        replaced = self._kept[-1] if self._kept and self._batch == batch else None
+        self._kept = [*(one for one in self._kept if one != name), name]
+        self._batch = batch
+        if self.improved:
+            self.best = name, self.measured  # type: ignore[assignment]
+        if self.dry_run is not None:
+            self.dry_run(name, lambda: take(False))
+            return
+        if not (Processes.current().is_main or together):
+            self._forget_old(replaced)  # rank 0 writes
+            return
+        tree = without(take(self.settings.weights_only), expanded(self.settings.ignore_keys))
+        complete = not (self.settings.weights_only or self.settings.ignore_keys)
+        saved = Saved.of(state, run, tree, complete=complete, best=self._describe_best())
+
+        def write(saved: Saved) -> None:
+            try:
+                self.write(name, saved)
+            except CheckpointError:
+                self._kept, self.best, self._batch = before
+                raise
+            self._drop_old(saved.info["run"], replaced)
+
+        # The parts of several processes are written together, between their steps.
+        if not self.settings.background or together:
+            self._settle(lambda: write(saved))
+            return
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing = self._thread.submit(write, saved.copied())
+
+    def _memory(self) -> tuple[list[str], tuple[str, float] | None, int | None]:
+        return self._kept, self.best, self._batch
+
+    def _describe_best(self) -> dict[str, Any] | None:
+        if self.best is None:
+            return None
+        name, value = self.best
+        exact = value if math.isfinite(value) else str(value)  # JSON has no infinities
+        return {
+            "metric": self.settings.metric,
+            "mode": self.settings.mode,
+            "checkpoint": name,
+            "value": exact,
+        }
+
+    def write(self, name: str, saved: "Saved") -> Path:
+        """Write one checkpoint."""
+        target = self.settings.folder / name
+        processes = Processes.current()
+        if processes.is_main and not self.settings.overwrite:
+            _put_aside(target)
+        own = self.settings.overwrite or (
+            processes.is_main and _run_of(target) == saved.info["run"]
+        )
+        return saved.write(target, overwrite=own)
+
+    def _drop_old(self, run: str, replaced: str | None) -> None:
+        """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
+        for name in self._forget_old(replaced):
+            if Processes.current().is_main:
+                folders.delete(self.settings.folder / name, run)
+
+    def _forget_old(self, replaced: str | None) -> list[str]:
+        """Drop the names beyond the number to keep, and return them."""
+        if self.settings.num_checkpoints_to_keep is None:
+            return []
+        best, newest = self.best[0] if self.best else None, self._kept[-1]
+        old = [replaced] if replaced not in (None, best, newest) else []
+        recent = [name for name in self._kept if name not in (best, *old)]
+        old += recent[: -self.settings.num_checkpoints_to_keep]
+        self._kept = [name for name in self._kept if name not in old]
+        return old
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self._settle(writing.result)
+
+    def _settle(self, result: Callable[[], None]) -> None:
+        try:
+            result()
+        except CheckpointError as error:
+            if self.settings.on_error == "raise":
+                raise
+            message = f"a checkpoint could not be saved, training continues: {error}"
+            warn_user(message, UnsavedCheckpointWarning)
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written, and stop the thread."""
+        try:
+            self.finish()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the names of the kept checkpoints and the best one."""
+        return {
+            "kept": list(self._kept),
+            "batch": self._batch,
+            "best": self.best,
+            "measured": self.measured,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: A name is a path, or another value is not what `state_dict` returns.
+        """
+        kept, batch, best, measured = (state[name] for name in self.state_dict())
+        if not isinstance(kept, list) or not all(map(folders.is_plain_name, kept)):
+            raise ValueError(f"kept={_short(kept)} must be a list of names of checkpoints.")
+        if not isinstance(batch, (int, NoneType)):
+            raise ValueError(f"batch={_short(batch)} must be a number or None.")
+        if best is not None and not _is_best(best):
+            raise ValueError(f"best={_short(best)} must be the name of a checkpoint and a metric.")
+        if not isinstance(measured, (float, int, NoneType)):
+            raise ValueError(f"measured={_short(measured)} must be a number or None.")
+        self._kept, self._batch, self.best, self.measured = list(kept), batch, best, measured
+
+
+def _is_best(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and folders.is_plain_name(value[0])
+        and isinstance(value[1], (int, float))
+    )
+
+
+def _short(value: Any) -> str:
+    return shorten(value, 200)
+
+
+@attrs.frozen(eq=False)
+class Saved:
+    """The contents of a checkpoint."""
+
+    tensors: Mapping[str, Tensor]
+    data: Any
+    info: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        state: State,
+        run: Mapping[str, Any],
+        tree: Mapping[str, Any],
+        *,
+        complete: bool,
+        best: Mapping[str, Any] | None = None,
+    ) -> "Saved":
+        """Pack the tree of a run at `state`.
+
+        Args:
+            state: The state of the run.
+            run: The description of the run.
+            tree: What to save.
+            complete: Whether training can resume from it.
+            best: The metric, name and value of the best checkpoint so far.
+        """
+        now = state.timestamp
+        from composable.checkpoint.tree import RUN, pack  # on use: it is slow to import
+
+        tensors, data = pack({"run": run, "timestamp": now, "state": tree}, RUN)
+        data["on_device"] = sorted(n for n, one in tensors.items() if one.device.type != "cpu")
+        return cls(
+            tensors,
+            data,
+            {
+                "run": run["id"],
+                "batch": now.batch,
+                "epoch": now.epoch,
+                "complete": complete,
+                **({} if best is None else {"best": best}),
+            },
+        )
+
+    def write(self, path: Path, *, overwrite: bool) -> Path:
+        """Write a checkpoint: all processes together if tensors are divided, otherwise rank 0."""
+        from composable.checkpoint import files  # on use: it is slow to import
+
+        processes = Processes.current()
+        divided = any(hasattr(tensor, "device_mesh") for tensor in self.tensors.values())
+        if not (divided or processes.is_main):  # the parts of the processes were excluded
+            return path
+        return files.write(
+            path,
+            self.tensors,
+            self.data,
+            overwrite=overwrite,
+            info=self.info,
+            processes=processes if divided else None,
+        )
+
+    def copied(self) -> "Saved":
+        """Return the same contents with copies of the tensors, which training does not change."""
+        copies = {name: one.to("cpu", copy=True) for name, one in self.tensors.items()}
+        return attrs.evolve(self, tensors=copies)
+
+
+def _put_aside(target: Path) -> None:
+    found = folders.put_aside(target)
+    if found is not None:
+        aside, fault = found
+        warn_user(
+            f"{target} is damaged, and was renamed to {aside}, so that training continues: {fault}",
+            BrokenCheckpointWarning,
+        )
+
+
+def _run_of(checkpoint: Path) -> Any:
+    """Return the id of the run that wrote a checkpoint, or None if there is no valid one."""
+    from composable.checkpoint import files  # on use: it is slow to import
+
+    try:
+        return files.verify(checkpoint).info.get("run")
+    except CheckpointError:
+        return None
