@@ -7,6 +7,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from composable.callbacks._results import find_result, full_name, known_mode, mode_of
+from composable.checkpoint.filters import check_patterns
 from composable.checkpoint.manager import FIELDS, CheckpointManager
 from composable.core._printable import shorten
 from composable.core._warnings import warn_user
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from composable.core.callback import AttachedRun
     from composable.core.logger import Logger
 
-__all__ = ["CheckpointSaver", "check_patterns"]
+__all__ = ["CheckpointSaver"]
 
 
 class CheckpointSaver(Callback):
@@ -185,15 +186,6 @@ class CheckpointSaver(Callback):
 
 
 # --- arguments ---
-
-
-def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
-    """Return patterns of paths as a tuple."""
-    if isinstance(patterns, str):
-        return (patterns,)
-    if not isinstance(patterns, Sequence) or not all(isinstance(one, str) for one in patterns):
-        raise TypeError(f"{name}={patterns!r} must be a list of patterns, such as ['optimizers'].")
-    return tuple(patterns)
 
 
 def _check_filename(filename: Any) -> str:

@@ -1,10 +1,10 @@
 """Filter trees by patterns of paths."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["covers", "expanded", "matches", "replaced", "without"]
+__all__ = ["check_patterns", "covers", "expanded", "matches", "replaced", "without"]
 
 
 def matches(path: tuple[Any, ...], patterns: Iterable[str]) -> bool:
@@ -90,3 +90,12 @@ def replaced(tree: Any, other: Any, patterns: Iterable[str], path: tuple[Any, ..
         elif key in tree:
             result[key] = replaced(tree[key], other.get(key), patterns, inner)
     return result
+
+
+def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
+    """Return patterns of paths as a tuple."""
+    if isinstance(patterns, str):
+        return (patterns,)
+    if not isinstance(patterns, Sequence) or not all(isinstance(one, str) for one in patterns):
+        raise TypeError(f"{name}={patterns!r} must be a list of patterns, such as ['optimizers'].")
+    return tuple(patterns)

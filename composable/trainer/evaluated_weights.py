@@ -31,6 +31,7 @@ __all__ = [
     "EvaluatedWeights",
     "Weights",
     "averaging_names",
+    "loss_module",
     "same_bits",
     "tensors_of",
 ]
@@ -255,6 +256,11 @@ def averaging_names(plan: Plan) -> set[str]:
     """Return the names of the algorithms on whose averages or memory evaluations depend."""
     parts = (leaf for algorithm in plan.algorithms for leaf in leaves(algorithm))
     return {leaf.name for leaf in parts if Event.EVAL_START in leaf.events}
+
+
+def loss_module(state: State) -> nn.Module:
+    """Return the module that computes the loss, or one without tensors."""
+    return nn.Module() if state.loss_module is None else state.loss_module
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

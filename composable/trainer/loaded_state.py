@@ -11,18 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
-from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.data.order import check_loader_state, get_generators, is_stateful
 from composable.plan.compatibility import occurrences
 from composable.trainer.arguments import check_countable, check_duration, check_iterations
-from composable.trainer.evaluated_weights import tensors_of
+from composable.trainer.evaluated_weights import loss_module, tensors_of
 from composable.trainer.optimizer_state import alike, check_optimizer, parameter_names
 from composable.trainer.run import Run
 from composable.trainer.structure import ENGINE, check_structure, short, structure
 from composable.trainer.training_data import TrainingData
 
-__all__ = ["check", "check_model", "loss_module"]
+__all__ = ["check", "check_model"]
 
 
 def check(run: Run, saved: Mapping[str, Any], path: str) -> None:
@@ -68,11 +67,6 @@ def check(run: Run, saved: Mapping[str, Any], path: str) -> None:
     for fault in _faults(run, saved):
         raise MismatchError(f"{path}: state/{fault} Build the Trainer as in the saved run.")
     _check_duration(run, saved, f"{path}: state/max_duration")
-
-
-def loss_module(state: State) -> nn.Module:
-    """Return the module that computes the loss, or one without tensors."""
-    return nn.Module() if state.loss_module is None else state.loss_module
 
 
 def _check_duration(run: Run, saved: Mapping[str, Any], name: str) -> None:

@@ -16,7 +16,8 @@ from composable.callbacks._results import (
     full_name,
     mode_of,
 )
-from composable.callbacks.checkpoint_saver import CheckpointSaver, check_patterns
+from composable.callbacks.checkpoint_saver import CheckpointSaver
+from composable.checkpoint.filters import check_patterns
 from composable.core.batch_spec import BatchSpec
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike

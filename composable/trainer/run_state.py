@@ -16,8 +16,8 @@ from composable.core.callback import Callback
 from composable.core.state import State
 from composable.functional._lent import divided_like, is_divided
 from composable.optim.schedule_free import ScheduleFree
-from composable.trainer.evaluated_weights import Weights, same_bits, tensors_of
-from composable.trainer.loaded_state import check_model, loss_module
+from composable.trainer.evaluated_weights import Weights, loss_module, same_bits, tensors_of
+from composable.trainer.loaded_state import check_model
 from composable.trainer.optimizer_state import (
     capture_optimizer,
     parameter_names,

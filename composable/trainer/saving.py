@@ -15,7 +15,8 @@ from composable.checkpoint.errors import (
     UnwritableCheckpointError,
 )
 from composable.checkpoint.folders import make_folder
-from composable.checkpoint.manager import CheckpointManager, Saved
+from composable.checkpoint.manager import CheckpointManager
+from composable.checkpoint.saved import Saved
 from composable.core._notes import add_note
 from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
