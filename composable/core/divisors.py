@@ -38,8 +38,6 @@ class Divisor:
     """Computes the divisor from targets like those of the call, if they determine it."""
     source: Source | None = None
     """Where the targets come from in the batch, if that is known."""
-    above: Tensor | None = None
-    """The sum that is divided, if it may be more than 0 where the divisor is 0."""
 
     @property
     def may_be_zero(self) -> bool:

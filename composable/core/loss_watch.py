@@ -28,8 +28,7 @@ class LossWatch(TorchFunctionMode):
 
     It keeps the results of the calls, which are tensors without dimensions, their targets, and what
     is computed from the tensors of the batch alone, not the outputs of the model. Where a divisor
-    may be 0, the call has the gradient 0 if it is, and not NaN. Once the loss has read a number
-    from a tensor, a quotient by a number is unknown: it may be that one.
+    may be 0, the call has the gradient 0 if it is, and not NaN.
 
     Args:
         batch: The batch of the loss.
@@ -49,7 +48,6 @@ class LossWatch(TorchFunctionMode):
         self._known: dict[int, tuple[Tensor, int, Terms]] = {}
         self._origins: dict[int, tuple[Tensor, Any]] = {}
         self._sources = Sources(batch)
-        self._has_read = False
         if _has_compiler():
             _hide_from_compiler()
 
@@ -63,8 +61,6 @@ class LossWatch(TorchFunctionMode):
     ) -> Any:
         """Call a function of PyTorch, and record what its result is."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        compares = name in _COMPARISONS and self._of(args[0]) is not None  # max(1, count) does
-        self._has_read |= compares or name in _READS
         follow = _FOLLOWED.get(name)
         if follow is not None:
             result = self._call_followed(follow, func, name, args, kwargs)
@@ -100,8 +96,6 @@ class LossWatch(TorchFunctionMode):
             args = _cleared(args[0], args[1]), args[1]
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor) or result.numel() != 1:
-            return result
-        if self._has_read and follow is _divided and _number(args[-1]) is not None:
             return result
         terms = follow(Call(result, origins, kwargs, before, self._sources))
         if terms is not None:
@@ -249,10 +243,7 @@ def _mean_of_sums(result: Tensor, above: Terms, below: Terms) -> Terms | None:
         return None
     counted = count.divisor
     options = ("mean", *above.form)
-    above_value = above.terms[0].value.detach()
-    divisor = Divisor(
-        count.result, options, counted.targets, Tensor.sum, counted.source, above_value
-    )
+    divisor = Divisor(count.result, options, counted.targets, Tensor.sum, counted.source)
     return Terms((Term(result, divisor),))
 
 
@@ -337,8 +328,6 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-_COMPARISONS = frozenset(("gt", "ge", "lt", "le"))
-_READS = frozenset(("item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__"))
 _UNCHANGED = (
     *("to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"),
     *("squeeze", "reshape", "view", "flatten", "contiguous", "clone"),

@@ -4,19 +4,15 @@ A loss with a single divisor has one weight. In a sum of terms with different di
 has its own.
 """
 
-import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 import attrs
-import torch
 
 from composable.core.batch_spec import BatchSpec
-from composable.core.divisors import Divisor
 from composable.core.loss import ModelLoss, OutputLoss, function_of
 from composable.core.loss_terms import Term, Terms
-from composable.core.precision import widest_float
 from composable.core.state import State
 
 __all__ = ["Count", "SplitLossError", "TermWeights", "Weight", "name_of", "refused", "weigh"]
@@ -136,12 +132,11 @@ def weigh(terms: Terms, state: State) -> Weight | TermWeights:
     first = divisors[0]
     if terms.is_sum:
         return Weight(None, form, may_be_zero=False)
-    values = [_value_of(one, state) for one in divisors]
     if terms.single and first.value is not None:
         source = first.source
         as_loaded = source is not None and not source.steps
         return Weight(
-            values[0],
+            first.value,
             form,
             any(one.may_be_zero for one in divisors),
             first.of_batch if as_loaded else None,
@@ -151,29 +146,13 @@ def weigh(terms: Terms, state: State) -> Weight | TermWeights:
         raise refused(state, "is a sum and a constant, which is not one for each of its parts")
     if not all(term.is_intact for term in terms.terms):
         raise refused(state, "has terms that are changed in place after they were added")
-    weights = tuple(_of_term(*pair, state) for pair in zip(terms.terms, values, strict=True))
+    weights = tuple(_of_term(term, state) for term in terms.terms)
     return TermWeights(terms, weights, name_of(state))
 
 
-def _value_of(divisor: Divisor, state: State) -> Any:
-    """Return the divisor; NaN for a mean of something over nothing, which is refused on a CPU."""
-    if divisor.above is None:
-        return divisor.value
-    lost = (divisor.value == 0) & (divisor.above != 0)
-    if lost.device.type != "cpu":  # without reading it
-        return torch.where(lost, math.nan, divisor.value.to(widest_float(lost.device)))
-    if lost:
-        raise refused(
-            state,
-            f"divides {float(divisor.above):.6g} by a count that is 0 for a part of a batch, so it "
-            "does not follow from its values for the parts",
-        )
-    return divisor.value
-
-
-def _of_term(term: Term, value: Any, state: State) -> Weight:
+def _of_term(term: Term, state: State) -> Weight:
     divisor = term.divisor
-    of_batch, origin = divisor.of_batch, divisor.source
+    value, of_batch, origin = divisor.value, divisor.of_batch, divisor.source
     if of_batch is None and isinstance(value, int):
         return _by_examples(term, value, state.batch_spec, state.batch)
     return Weight(value, term.form, divisor.may_be_zero, of_batch, origin)

@@ -78,7 +78,6 @@ NOT_FOLLOWED = {
     "quotients": lambda: entropy() / entropy(),
     "a divisor with a gradient": lambda: OUTPUTS.square().sum() / OUTPUTS.exp().sum(),
     "a clamped count": lambda: OUTPUTS.square().sum() / MASK.sum().clamp(min=1),
-    "a number that was read": lambda: OUTPUTS.square().sum() / max(1, int(MASK.sum())),
     "another term": lambda: entropy() + OUTPUTS.norm(),
     "another term, in place": changed_in_place,
     "no reduction": lambda: entropy(reduction="none"),
