@@ -38,8 +38,8 @@ class ColOutDraw(NamedTuple):
     Draws for each example have `batch` as their first dimension.
     """
 
-    rows: Int[Tensor, "*batch rows"] | None
-    columns: Int[Tensor, "*batch columns"]
+    rows: Int[Tensor, "... rows"] | None
+    columns: Int[Tensor, "... columns"]
 
 
 def colout(

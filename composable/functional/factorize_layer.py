@@ -106,7 +106,8 @@ def _outputs_of(layer: Any, inputs: Tensor) -> Tensor:
         outputs: Tensor = layer.forward(inputs.to(layer.weight))
     except RuntimeError as error:
         raise ValueError(
-            f"inputs of shape {tuple(inputs.shape)} must be a batch of inputs of {layer}: {error}"
+            f"inputs of shape {tuple(inputs.shape)} must be a batch of inputs of "
+            f"layer={layer}: {error}"
         ) from error
     return outputs
 
@@ -118,6 +119,8 @@ def _check_data(name: str, value: Any, shape: tuple[int, ...] | None = None) -> 
             f"{name} has shape {tuple(value.shape)} and must have {tuple(shape)}, that of the "
             "outputs of the layer."
         )
+    if value.is_meta:
+        raise ValueError(f"{name} is on the meta device and must have values.")
     if not value.numel() or not value.isfinite().all():
         raise ValueError(f"{name} must have values, and all must be finite, to fit a layer to.")
 
