@@ -346,6 +346,7 @@ def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
     context: int = 64,
     evaluated_context: int | None = None,
     evaluated_spans: int = 32,
+    parts: Sequence[str] = ("validation", "test"),
     batch_tokens: int = 512,
     lr: float = 2e-3,
     embedding_lr: float = 24e-3,
@@ -369,6 +370,7 @@ def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
         context: The number of tokens of a training window.
         evaluated_context: That of an evaluated window. Default: `context`.
         evaluated_spans: The number of spans of 4,096 bytes that are evaluated.
+        parts: The parts of the text that are evaluated: "validation", "test" or both.
         batch_tokens: The number of tokens of a batch.
         lr: The learning rate of hidden matrices under AdamW, unless `optimizers` are given.
         embedding_lr: That of all other parameters.
@@ -387,14 +389,15 @@ def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
     evaluated = evaluated_context or context
     sizes = Sizes(vocabulary, depth, width, max(context, evaluated), positions, initialization)
     windows = Windows(training_tokens(vocabulary), context)
+    intervals = {"validation": "1dur", "test": eval_interval}
     return Trainer(
         small_gpt(sizes, seed),
         train_dataloader=DataLoader(
             windows, max(1, batch_tokens // context), shuffle=True, drop_last=True
         ),
         eval_dataloader=[
-            evaluator("validation", vocabulary, evaluated, evaluated_spans),
-            evaluator("test", vocabulary, evaluated, evaluated_spans, eval_interval),
+            evaluator(part, vocabulary, evaluated, evaluated_spans, intervals[part])
+            for part in parts
         ],
         loss_fn=loss_of,
         optimizers=optimizers or functools.partial(adamw, lr, embedding_lr, weight_decay),
