@@ -2,7 +2,7 @@
 
     python benchmarks/evidence.py language-methods    # rotary positions with one more method
     python benchmarks/evidence.py digits              # methods alone, six of them together
-    python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
+    python benchmarks/evidence.py mnist               # a convolutional network and its parts
     python benchmarks/evidence.py --list
 
 Each writes its study, table and plot to comparisons/<name>, or to --folder; with --store, what the
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 
 import composable
 from composable import Algorithm
@@ -37,20 +36,20 @@ from composable.algorithms import (
     FixRes,
     GhostBatchNorm,
     GyroDropout,
+    LabelSmoothing,
     LayerFreezing,
+    MixUp,
     ProgressiveResizing,
     RandAugment,
     Rotary,
     SelectiveBackprop,
     SqueezeExcite,
-    StochasticDepth,
     WeightStandardization,
     WhitenedFirstLayer,
 )
 from composable.comparison import Comparison, Study
 from composable.optim import (
     AdamWScheduleFree,
-    SGDScheduleFree,
     constant,
     warmup_stable_decay,
 )
@@ -144,60 +143,53 @@ def digits() -> dict[str, Any]:
     }
 
 
-def resnet_muon(lr: float = 12e-3) -> Recipe:
-    """Return `small_resnet` without its memory format."""
-    return attrs.evolve(small_resnet(lr=lr), algorithms=())
+def mnist() -> dict[str, Any]:
+    """Compare a convolutional network to four parts, each alone and left out, and to others."""
+    import mnist as example
 
-
-def sgd_schedule_free(lr: float = 1.0) -> Recipe:
-    """Return schedule-free SGD."""
-    options = {"weight_decay": 5e-4, "warmup_steps": 25}
-    return Recipe([], partial(SGDScheduleFree, lr=lr, **options), constant())
-
-
-def vision() -> dict[str, Any]:
-    """Compare a small residual network to a recipe, and to methods alone."""
-    import residual_net
-
-    methods = named(
-        [
-            ChannelsLast(),
-            ProgressiveResizing(),
-            FixRes(),
-            BlurPool(),
-            StochasticDepth(target=residual_net.BLOCKS, drop_rate=0.1),
-            WhitenedFirstLayer(
-                lambda: torch.stack([x for x, _ in residual_net.images()["train"]][:1000])
-            ),
-        ]
-    )
-    sgd, muon_rates = {"lr": [0.1, 0.3, 0.6]}, {"lr": [6e-3, 12e-3, 24e-3]}
+    parts = {
+        "ChannelsLast": ChannelsLast(),
+        "LabelSmoothing": LabelSmoothing(0.2),
+        "WhitenedFirstLayer": WhitenedFirstLayer(example.sample),
+    }
+    others = [MixUp(), EMA(half_life="20ba"), BlurPool(), ProgressiveResizing(), FixRes()]
+    adamw, muon = {"lr": [5e-3, 1e-2, 2e-2]}, {"lr": [12e-3, 24e-3, 48e-3]}
+    without = {
+        f"without {name}": partial(with_muon, [one for key, one in parts.items() if key != name])
+        for name in parts
+    }
+    shifts = {"shift": [0, 2]}
     return {
-        "build": residual_net.build,
+        "build": example.build,
         "arms": {
-            "small_resnet": small_resnet,
-            "Muon": resnet_muon,
-            "SGDScheduleFree": sgd_schedule_free,
-            **methods,
+            **{name: [one] for name, one in parts.items()},
+            "Muon": partial(with_muon, []),
+            "all four": partial(with_muon, list(parts.values())),
+            **without,
+            "without Muon": list(parts.values()),
+            **named(others),
         },
         "metric": "test/accuracy",
         "tuning_metric": "validation/accuracy",
-        "durations": ["2ep", "4ep", "8ep"],
+        "durations": ["1ep", "2ep", "4ep"],
         "tune": {
-            **dict.fromkeys(["baseline", *methods], sgd),
-            "small_resnet": muon_rates,
-            "Muon": muon_rates,
-            "SGDScheduleFree": {"lr": [1.0, 3.0, 6.0]},
+            **dict.fromkeys(["baseline", *parts, "without Muon", *named(others)], adamw | shifts),
+            **dict.fromkeys(["Muon", "all four", *without], muon | shifts),
         },
-        "seeds": 4,
-        "tuning_seeds": 1,
+        "seeds": 50,
+        "tuning_seeds": 3,
     }
+
+
+def with_muon(algorithms: list[Algorithm], lr: float = 24e-3) -> Recipe:
+    """Return algorithms with the optimizer and the schedule of `small_resnet`."""
+    return attrs.evolve(small_resnet(lr=lr), algorithms=algorithms)
 
 
 STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "language-methods": language_methods,
     "digits": digits,
-    "vision": vision,
+    "mnist": mnist,
 }
 
 

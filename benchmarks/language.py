@@ -2,6 +2,7 @@
 
     python benchmarks/language.py search     # tune every arm: the same space, the same trials
     python benchmarks/language.py compare    # train the chosen settings on four schedules
+    python benchmarks/language.py more       # twice as long, and on another text
     python benchmarks/language.py compare --store
 
 The protocol is docs/protocol.md. A trial is a number of CPU seconds of training: the cost of a step
@@ -16,9 +17,11 @@ import itertools
 import json
 import math
 import os
+import platform
 import random
 import statistics
 import sys
+import sysconfig
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -46,6 +49,7 @@ SECONDS = (10.0, 16.0, 25.0, 40.0)
 """CPU seconds of training of the four schedules."""
 TRIALS, FINALISTS = 48, 4
 TUNING_SEEDS = (100, 101)
+MORE_SEEDS = 3
 STEPS = 12
 """Steps whose cost is measured, after as many."""
 EVALUATED_CONTEXT = 256
@@ -128,6 +132,7 @@ class Trial:
     settings: Mapping[str, Any]
     seconds: float
     seed: int
+    part: str = "validation"
 
 
 def candidates(arm: str) -> list[dict[str, Any]]:
@@ -151,7 +156,7 @@ def build(trial: Trial, max_duration: str) -> Trainer:
     others = {name: one for name, one in trial.settings.items() if name not in arm.takes}
     arguments = {**arm.recipe(trial.settings).arguments(), **others}
     return small_gpt.build(
-        seed=trial.seed, max_duration=max_duration, parts=["validation"], **arguments
+        seed=trial.seed, max_duration=max_duration, parts=[trial.part], **arguments
     )
 
 
@@ -182,18 +187,25 @@ def run(trial: Trial) -> dict[str, Any]:
     steps = max(2, round(trial.seconds / cost))
     trainer = build(trial, f"{steps}ba")
     trainer.fit()
-    result = trainer.state.metrics["validation"]["nats_per_byte"]
+    result = trainer.state.metrics[trial.part]["nats_per_byte"]
     return {**attrs.asdict(trial), "step_seconds": cost, "steps": steps, "result": float(result)}
 
 
-def trained(trials: Iterable[Trial], file: Path, workers: int) -> list[dict[str, Any]]:
+def read_from(source: tuple[str, Path]) -> None:
+    """Train the models of this process on the Python files of a folder."""
+    small_gpt.SOURCE = source
+
+
+def trained(
+    trials: Iterable[Trial], file: Path, workers: int, source: tuple[str, Path] = small_gpt.SOURCE
+) -> list[dict[str, Any]]:
     """Return the results of trials, those of the file or new ones, which are added to it."""
     lines = file.read_text().splitlines() if file.exists() else []
     known = {_name(one): one for one in map(json.loads, lines)}
     trials = list(trials)
     missing = [one for one in trials if _name(attrs.asdict(one)) not in known]
     with (
-        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+        ProcessPoolExecutor(workers, get_context("spawn"), read_from, (source,)) as pool,
         file.open("a") as out,
     ):
         for number, future in enumerate(as_completed([pool.submit(run, one) for one in missing])):
@@ -207,7 +219,8 @@ def trained(trials: Iterable[Trial], file: Path, workers: int) -> list[dict[str,
 
 
 def _name(trial: Mapping[str, Any]) -> str:
-    return json.dumps([trial[field.name] for field in attrs.fields(Trial)], sort_keys=True)
+    fields = attrs.fields(Trial)
+    return json.dumps([trial.get(one.name, one.default) for one in fields], sort_keys=True)
 
 
 def search(arms: Sequence[str], folder: Path, workers: int) -> dict[str, dict[str, Any]]:
@@ -272,10 +285,33 @@ def comparison(chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) -> dict[str, Any]:
+    """Train the chosen settings for twice the longest schedule, and on another text."""
+
+    def trials(seconds: Iterable[float]) -> list[Trial]:
+        return [
+            Trial(arm, chosen[arm]["settings"], duration, seed, "test")
+            for duration in seconds
+            for seed in range(MORE_SEEDS)
+            for arm in chosen
+        ]
+
+    python = (
+        f"python-{platform.python_version()}",
+        Path(sysconfig.get_path("stdlib")),
+    )
+    return {
+        "twice as long": trained(trials([2 * SECONDS[-1]]), folder / "more.jsonl", workers),
+        "other text": trained(
+            trials(SECONDS[::3]), folder / "other-text.jsonl", workers, source=python
+        ),
+    }
+
+
 def main() -> None:
     """Tune, or compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("stage", choices=["search", "compare"])
+    parser.add_argument("stage", choices=["search", "compare", "more"])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--folder", type=Path, default=Path("comparisons/language"))
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
@@ -286,6 +322,9 @@ def main() -> None:
     chosen = search(arms, options.folder, options.workers)
     for arm, one in chosen.items():
         print(arm, json.dumps(one))
+    if options.stage == "more":
+        results = more(chosen, options.folder, options.workers)
+        (options.folder / "more.json").write_text(json.dumps(results, indent=1) + "\n")
     if options.stage == "compare":
         found = composable.compare(
             **comparison(chosen), folder=options.folder, workers=options.workers

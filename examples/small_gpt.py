@@ -48,22 +48,25 @@ PARTS = {0: "validation", 3: "train", 6: "test", 9: "train"}  # of every twelve 
 SPAN = 4096  # bytes of validation and of the test that are evaluated together
 IGNORED = -100
 HEAD = 32  # the width of an attention head
+SOURCE = (f"torch-{torch.__version__}", Path(torch.__file__).parent)
+"""The name of the text, by which its tokens are cached, and its folder."""
 
 
 # --- data ---
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the Python files in a folder, in sorted order, without tests."""
-    found = (path for path in folder.rglob("*.py") if not {"test", "tests"} & set(path.parts))
-    return sorted(found)
+    """Return the Python files in a folder, in sorted order, without tests and packages."""
+    skipped = {"test", "tests", "site-packages"}
+    found = folder.rglob("*.py")
+    return sorted(one for one in found if not skipped & set(one.relative_to(folder).parts))
 
 
 @functools.cache
 def texts() -> dict[str, list[str]]:
     """Read the files of "train", "validation" and "test"."""
     parts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
-    for number, path in enumerate(files(Path(torch.__file__).parent)):
+    for number, path in enumerate(files(SOURCE[1])):
         if part := PARTS.get(number % 12):
             parts[part].append(path.read_text(encoding="utf-8"))
     return parts
@@ -105,9 +108,9 @@ def training_tokens(vocabulary: int) -> Tensor:
 
 
 def cached(name: str) -> Path:
-    """Return the path of a cached file, which belongs to one version of PyTorch."""
+    """Return the path of a cached file, which belongs to one version of the text."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "composable" / f"torch-{torch.__version__}"
+    folder = root / "composable" / SOURCE[0]
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
 

@@ -63,7 +63,7 @@ def test_validation_and_test_files_are_apart_from_those_of_training(tmp_path, mo
     for number in range(24):
         (tmp_path / f"{number:02}.py").write_text(str(number), encoding="utf-8")
     monkeypatch.undo()
-    monkeypatch.setattr(small_gpt.torch, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(small_gpt, "SOURCE", ("text", tmp_path))
 
     parts = small_gpt.texts.__wrapped__()
 
