@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from composable.comparison.records import Study
 from composable.comparison.table import NOTHING, headline, verdict_name
-from composable.comparison.verdict import Analysis, ArmAnalysis, Verdict, show_ratio
+from composable.comparison.verdict import Analysis, ArmAnalysis, Verdict, show_number, show_ratio
 from composable.core._printable import printable
 from composable.plan.plotting import save_figure
 
@@ -27,10 +27,7 @@ _THEME = {_INK: "ink", _FAINT: "faint", _GRID: "line", "#ffffff": "card"}
 # Of Okabe and Ito, which people with any color vision distinguish.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
-# Inches; a figure of 7 inches has 700 pixels in a README.
-_WIDTH, _PANEL, _BETWEEN, _LEFT, _RIGHT = 7.0, 2.8, 0.62, 0.72, 2.05
-_LINE, _NAME = 0.15, 26  # the height of a line, and the letters in it
-_LABEL = 3 * _LINE
+_NAME, _LABEL = 28, 0.14  # letters of a label, and its height as a share of the axes
 _TITLE, _SIZE, _SMALL = 10.5, 8.5, 8  # points
 
 
@@ -46,61 +43,40 @@ class _Line(NamedTuple):
         return tuple(zip(*self.points, strict=True))
 
 
-def draw_plot(study: Study, analysis: Analysis, *, transparent: bool = False) -> Figure:
+def draw_plot(study: Study, analysis: Analysis) -> Figure:
     """Draw the speed-up by result, and the mean final results by cost.
 
     Of many arms, the five with the smallest p values are drawn, and the baseline.
-
-    Args:
-        study: The study.
-        analysis: Its analysis.
-        transparent: Omit the white background.
     """
     drawn = _drawn(analysis)
     speedups = [_Line(arm, color, _speedups(arm)) for arm, color in drawn]
     results = [_Line(arm, color, _results(arm)) for arm, color in drawn]
     panels = [(_draw_speedups, speedups), (_draw_results, results)]
     panels = [(draw, kept) for draw, lines in panels if (kept := [x for x in lines if x.points])]
-    title = textwrap.wrap(printable(headline(study, analysis)), 76)
-    caption = textwrap.wrap(printable(_caption(study, analysis, len(drawn))), 112)
-    top, bottom = 0.22 + 0.19 * len(title), 0.62 + _LINE * len(caption)
-    total = top + bottom + len(panels) * (_PANEL + _BETWEEN) - _BETWEEN
-    figure = Figure(figsize=(_WIDTH, total), facecolor="none" if transparent else "white")
+    # A figure of 7 inches has 700 pixels in a README.
+    figure = Figure(figsize=(7.0, 1.0 + 3.1 * len(panels)), layout="constrained")
+    place: dict[str, Any] = {"x": 0.01, "ha": "left"}
+    title = textwrap.fill(printable(headline(study, analysis)), 76)
+    figure.suptitle(title, size=_TITLE, weight="bold", color=_INK, **place)
+    caption = textwrap.fill(printable(_caption(study, analysis, len(drawn))), 112)
+    figure.supxlabel(caption, size=_SMALL, color=_FAINT, **place)
     for i, (draw, lines) in enumerate(panels):
-        y = total - top - _PANEL - i * (_PANEL + _BETWEEN)
-        width = (_WIDTH - _LEFT - _RIGHT) / _WIDTH
-        axes = figure.add_axes((_LEFT / _WIDTH, y / total, width, _PANEL / total))
+        axes = figure.add_subplot(len(panels), 1, i + 1)
         draw(axes, lines, study)
         _label(axes, lines, with_verdict=i == 0)
-    style: dict[str, Any] = {"x": 0.12 / _WIDTH, "linespacing": 1.2}
-    words: dict[str, Any] = {"va": "top", "size": _TITLE, "weight": "bold", "color": _INK}
-    figure.text(y=1 - 0.1 / total, s="\n".join(title), **words, **style)
-    words = {"va": "bottom", "size": _SMALL, "color": _FAINT}
-    figure.text(y=0.08 / total, s="\n".join(caption), **words, **style)
     return figure
 
 
 def render_figure(figure: Figure, suffix: str) -> bytes:
-    """Return a figure as the content of a file.
-
-    Args:
-        figure: The figure.
-        suffix: The suffix of the file, such as ".svg".
-
-    Raises:
-        ValueError: matplotlib does not support the suffix.
-    """
-    supported = figure.canvas.get_supported_filetypes()
-    kind = suffix.lstrip(".").lower()
-    if kind not in supported:
-        raise ValueError(f"path must end with one of {sorted(supported)}, not {suffix!r}.")
+    """Return a figure as the content of a file with a suffix, such as ".svg"."""
     buffer = BytesIO()
-    save_figure(figure, buffer, kind)
+    save_figure(figure, buffer, suffix.lstrip(".").lower())
     return buffer.getvalue()
 
 
 def render_inline(figure: Figure) -> str:
     """Return a figure as an SVG element, whose colors follow the theme of the page."""
+    figure.set_facecolor("none")
     svg = render_figure(figure, ".svg").decode()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     for color, variable in _THEME.items():
@@ -121,6 +97,9 @@ def _drawn(analysis: Analysis) -> list[tuple[ArmAnalysis, str]]:
 
 
 def _speedups(arm: ArmAnalysis) -> list[tuple[float, float, float, float]]:
+    """Return the speed-up by result; at a target alone, the second panel shows more."""
+    if len(arm.curve) < 2:
+        return []
     return sorted(
         (point.result, point.speedup.value or 0.0, point.speedup.low, point.speedup.high or inf)
         for point in arm.curve
@@ -182,10 +161,6 @@ def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
     axes.set_yscale("log")
     for one in lines:
         x, y, low, high = one.columns
-        if len(x) == 1:
-            error = [[y[0] - low[0]], [high[0] - y[0]]]
-            axes.errorbar(x, y, error, fmt="o", markersize=4.5, color=one.color)
-            continue
         shown = one.arm.verdict in (Verdict.PAYS, Verdict.COSTS)
         if shown:
             axes.fill_between(x, low, high, color=one.color, alpha=0.16, linewidth=0)
@@ -207,10 +182,14 @@ def _draw_results(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
         axes.plot(x, y, linewidth=1.6, marker="o", markersize=4, color=one.color)
     means = [point[1] for one in lines for point in one.points]
     margin = 0.08 * (max(means) - min(means)) or 0.1 * abs(means[0]) or 1.0
-    axes.set_ylim(min(means) - margin, max(means) + margin)
+    low, high = min(means) - margin, max(means) + margin
+    axes.set_ylim(low, high)
     _logarithmic(axes.xaxis)
-    if study.protocol.target is not None:
-        axes.axhline(study.protocol.target, color=_FAINT, linewidth=1, linestyle=(0, (4, 3)))
+    target = study.protocol.target
+    if target is not None and low <= target <= high:
+        axes.axhline(target, color=_FAINT, linewidth=1, linestyle=(0, (4, 3)))
+        place = {"transform": axes.get_yaxis_transform(), "va": "bottom", "size": _SMALL}
+        axes.text(0.01, target, f"target {show_number(target)}", color=_FAINT, **place)
 
 
 # --- labels ---
@@ -219,43 +198,29 @@ def _draw_results(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
 def _label(axes: "Axes", lines: Sequence[_Line], *, with_verdict: bool) -> None:
     """Write the names beside the axes, at the height of the ends of the curves."""
     to_axes = axes.transData + axes.transAxes.inverted()
-    ends = [_PANEL * to_axes.transform(one.points[-1][:2])[1] for one in lines]
-    for one, center in zip(lines, spread(ends, _LABEL, _PANEL), strict=True):
-        name = textwrap.wrap(printable(one.arm.arm), _NAME) or [""]
-        if len(name) > 2:
-            name[1:] = [textwrap.shorten(" ".join(name[1:]), _NAME, placeholder=" …")]
-        ratio = one.arm.speedup.value if one.arm.speedup else None
-        facts = [show_ratio(ratio), verdict_name(one.arm)] if with_verdict else []
-        told = ", ".join(fact for fact in facts if fact != NOTHING)
-        axes.text(
-            1.035,
-            center / _PANEL,
-            "\n".join([*name, *([told] if told else [])]),
-            transform=axes.transAxes,
-            size=_SIZE,
-            color=one.color,
-            va="center",
-            linespacing=1.15,
-        )
+    ends = [to_axes.transform(one.points[-1][:2])[1] for one in lines]
+    for one, center in zip(lines, spread(ends, _LABEL), strict=True):
+        told = [textwrap.shorten(printable(one.arm.arm), _NAME, placeholder=" …")]
+        if with_verdict:
+            ratio = one.arm.speedup.value if one.arm.speedup else None
+            facts = show_ratio(ratio), verdict_name(one.arm)
+            told.append(", ".join(fact for fact in facts if fact != NOTHING))
+        style: dict[str, Any] = {"transform": axes.transAxes, "va": "center", "size": _SIZE}
+        axes.text(1.03, center, "\n".join(told), color=one.color, **style)
 
 
-def spread(wanted: Sequence[float], height: float, room: float) -> list[float]:
-    """Return centers near the wanted ones that don't overlap, from 0 to `room`.
-
-    Args:
-        wanted: The wanted center of each label.
-        height: The height of a label; all together have at most `room`.
-        room: The height of the axes.
+def spread(wanted: Sequence[float], height: float) -> list[float]:
+    """Return centers of labels near the wanted ones, from 0 to 1, that don't overlap.
 
     Example:
         >>> from composable.comparison.plot import spread
-        >>> spread([1.0, 1.0, 3.0], 0.5, 4.0)
-        [1.0, 1.5, 3.0]
+        >>> spread([0.25, 0.25, 0.75], 0.125)
+        [0.25, 0.375, 0.75]
     """
     centers, floor = [0.0] * len(wanted), 0.0
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     for above, i in zip(reversed(range(len(wanted))), order, strict=True):
-        ceiling = room - height * above
+        ceiling = 1 - height * above
         centers[i] = min(max(wanted[i], floor + height / 2), ceiling - height / 2)
         floor = centers[i] + height / 2
     return centers

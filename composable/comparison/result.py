@@ -189,7 +189,7 @@ class Comparison:
         from composable.comparison.plot import draw_plot, render_inline
         from composable.comparison.table import format_html
 
-        figure = draw_plot(self.study, self.analysis, transparent=True)
+        figure = draw_plot(self.study, self.analysis)
         return format_html(self.study, self.analysis, render_inline(figure))
 
     def __repr__(self) -> str:

@@ -84,13 +84,6 @@ def intervals_of(estimates: Array, parts: Sequence[Part]) -> list[Interval]:
         estimates: Values by alternative and estimate; the first alternative is the value.
         parts: Independent parts of their variances, whose degrees of freedom are combined
             (Welch and Satterthwaite).
-
-    Example:
-        >>> import numpy as np
-        >>> from composable.comparison.statistics import Part, intervals_of
-        >>> (found,) = intervals_of(np.array([[2.0]]), [Part(np.array([[1 / 3]]), 2)])
-        >>> round(found.low, 3), round(found.high, 3), round(found.p, 3)
-        (-0.484, 4.484, 0.074)
     """
     variance = sum(part.variance + np.zeros_like(estimates) for part in parts)
     weights = sum(part.variance**2 / part.degrees for part in parts)
@@ -146,10 +139,7 @@ def cost_ratio(
 
 
 def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
-    """Correct p values for their number (Holm, 1979), so that the familywise error rate holds.
-
-    Args:
-        p_values: One per arm; None counts as an arm without evidence.
+    """Correct p values for their number (Holm, 1979); None counts as an arm without evidence.
 
     Example:
         >>> from composable.comparison.statistics import holm
@@ -180,16 +170,9 @@ def power_of(pair: float, shared: float, seeds: int, effect: float) -> Power:
 
     Args:
         pair: The standard deviation of the effect of one pair of seeds.
-        shared: A standard error that all pairs share, such as that of a cost; one of both is
-            above 0.
+        shared: A standard error that all pairs share, such as that of a cost.
         seeds: The number of pairs, at least 2.
         effect: The observed log ratio.
-
-    Example:
-        >>> from composable.comparison.statistics import power_of
-        >>> found = power_of(0.1, 0.0, 5, 0.1823)
-        >>> round(found.detectable, 3), found.seeds_for_observed
-        (1.183, 5)
     """
 
     def error(count: int) -> float:
@@ -216,14 +199,10 @@ def _power(shift: float, seeds: int) -> float:
 
 @attrs.frozen(eq=False, slots=False)
 class Curve:
-    """The final results of an arm.
-
-    Args:
-        log_costs: The logarithms of the costs of the schedules, ascending.
-        results: The results, by schedule and seed; higher is better.
-    """
+    """The final results of an arm, by schedule and seed; higher is better."""
 
     log_costs: Array
+    """Of the schedules, ascending."""
     results: Array
 
     @property
@@ -387,16 +366,10 @@ def shares_of(baseline: Curve, arm: Curve) -> Shares:
 
 
 def extension(baseline: Curve, arm: Curve, level: float | None) -> float | None:
-    """Return how much longer, or shorter, a schedule of the arm would have to be.
+    """Return how much longer, or shorter, a schedule of the arm would have to be, at most 8 times.
 
-    Args:
-        baseline: The curve of the baseline.
-        arm: That of the arm.
-        level: The result to reach. Default: those of the baseline.
-
-    Returns:
-        Below 1 for a schedule shorter than the first one, above 1 for one that is longer than the
-        last one, at most by a factor of 8; None if the arm reaches the result already.
+    Below 1 for a schedule shorter than the first one, above 1 for one that is longer than the last
+    one; None if the arm reaches the level, or else all results of the baseline, already.
     """
     worst, best = baseline.ends if level is None else (level, level)
     missing = arm.ends[0] - worst, best - arm.ends[1]

@@ -1,8 +1,7 @@
 """The records of a comparison as JSON, and the file of a study.
 
-A number that is not finite is the text "NaN", "Infinity" or "-Infinity". Where a field may hold any
-plain value, objects with one key mark what JSON does not have: `{"$float": "NaN"}` and
-`{"$tuple": [1, 2]}`.
+A number that is not finite is a text, such as "nan". Where a field may hold any plain value,
+objects with one key mark what JSON does not have: `{"$float": "nan"}` and `{"$tuple": [1, 2]}`.
 """
 
 import json
@@ -35,14 +34,6 @@ __all__ = [
 T = TypeVar("T")
 
 _HEADER = {"format": "composable study", "version": 1}
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_NUMBER = (int, float)
-_NAMES: dict[Any, str] = {
-    list: "a list",
-    int: "an integer",
-    str: "a string",
-    _NUMBER: f"a number, or one of {list(_NOT_FINITE)}",
-}
 
 
 class InvalidRecordError(ValueError):
@@ -120,7 +111,7 @@ def encode(record: Any) -> Any:
         >>> from composable.comparison.records import Seconds
         >>> from composable.comparison.study_file import encode
         >>> encode(Seconds(1.5, 0.2, float("inf"), 0.0))
-        {'setup': 1.5, 'warmup': 0.2, 'training': 'Infinity', 'evaluation': 0.0}
+        {'setup': 1.5, 'warmup': 0.2, 'training': 'inf', 'evaluation': 0.0}
     """
     return _converter().unstructure(record)
 
@@ -195,22 +186,20 @@ def _without_former(result: Any) -> Any:
     return {key: result[key] for key in result.keys() - {"together"}}
 
 
-def _checked(kind: Any, value: Any) -> Any:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{shorten(value)} must be {_NAMES[kind]}")
+def _checked(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:
+        raise ValueError(f"{shorten(value)} must be of the type {kind.__name__}")
     return value
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, str) and value in _NOT_FINITE:
-        return _NOT_FINITE[value]
-    return float(_checked(_NUMBER, value))
+    if not isinstance(value, (int, float, str)) or isinstance(value, bool):
+        raise ValueError(f"{shorten(value)} must be a number")
+    return float(value)  # of text too: "nan", and "NaN" in older files
 
 
 def _finite(value: float) -> float | str:
-    if math.isfinite(value):
-        return float(value)
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return float(value) if math.isfinite(value) else str(float(value))
 
 
 def _marked(value: Any) -> Any:
@@ -218,10 +207,11 @@ def _marked(value: Any) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"$float": _finite(value)}
-    if type(value) in (list, tuple):
-        items = [_marked(one) for one in value]
-        return items if type(value) is list else {"$tuple": items}
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if type(value) is list:
+        return [_marked(one) for one in value]
+    if type(value) is tuple:
+        return {"$tuple": [_marked(one) for one in value]}
     if isinstance(value, Mapping) and all(map(_is_name, value)):
         return {key: _marked(one) for key, one in value.items()}
     raise InvalidRecordError(
@@ -238,15 +228,12 @@ def _plain(value: Any) -> Any:
             return [_plain(one) for one in value]
         case {"$tuple": list(items), **others} if not others:
             return tuple(map(_plain, items))
-        case {"$float": str(name), **others} if name in _NOT_FINITE and not others:
-            return _NOT_FINITE[name]
+        case {"$float": str(text), **others} if not others:
+            return float(text)
         case dict() if all(map(_is_name, value)):
             return {key: _plain(one) for key, one in value.items()}
         case dict():
-            raise ValueError(
-                f"{shorten(value)} is invalid: the keys with '$' are '$tuple' of a list, and "
-                f"'$float' of one of {list(_NOT_FINITE)}"
-            )
+            raise ValueError(f"{shorten(value)} has an unknown key that begins with '$'")
     return value
 
 

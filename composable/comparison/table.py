@@ -4,7 +4,6 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from math import floor, isfinite, log10
 from statistics import fmean
 from typing import Any
 
@@ -85,11 +84,11 @@ def _costs(study: Study, analysis: Analysis) -> DataFrame:
             {
                 "arm": arm.arm,
                 "final result": f"{_final(arm.qualities[-1])} at {arm.qualities[-1].duration}",
-                "step": _seconds(arm.step_cost),
+                "step, ms": f"{1e3 * arm.step_cost:.3g}",
                 "step / baseline": ""
                 if arm.role == "baseline"
                 else str(arm.step_cost_ratio or NOTHING),
-                "set-up": _seconds(_mean_setup(study, arm)),
+                "set-up, ms": _mean_setup(study, arm),
                 "detectable": show_ratio(detectable),
                 "seeds": ">1000" if seeds is None else str(seeds or NOTHING),
             }
@@ -136,7 +135,7 @@ def headline(study: Study, analysis: Analysis) -> str:
     if not paying:
         return f"No evidence that an arm trains faster than {baseline}"
     best = max(paying, key=lambda arm: arm.at_least or (arm.speedup and arm.speedup.low) or 0.0)
-    goal = "" if target is None else f" to {study.protocol.metric} {target:g}"
+    goal = "" if target is None else f" to {study.protocol.metric} {show_number(target)}"
     ratio = best.speedup if best.at_least is None else f"at least {show_ratio(best.at_least)}"
     return f"{best.arm} trains {ratio} as fast as {baseline}{goal}"
 
@@ -298,24 +297,11 @@ def _final(quality: Quality) -> str:
     if quality.mean is None:
         finished = sum(value is not None for value in quality.results.values())
         return f"{finished} of {len(quality.results)} finished"
-    half = 0.0 if quality.low is None or quality.high is None else (quality.high - quality.low) / 2
-    if not half:
-        return show_number(quality.mean)
-    decimals = min(max(1 - floor(log10(half)), 0), 8)
-    return f"{quality.mean:.{decimals}f} ± {half:.{decimals}f}"
+    spread = "" if quality.high is None else f" ± {quality.high - quality.mean:.2g}"
+    return f"{quality.mean:.4g}{spread}"
 
 
-def _seconds(seconds: float | None) -> str:
-    """Return a time in a unit of its size."""
-    if seconds is None or not isfinite(seconds):
-        return NOTHING
-    scale, unit = (1e3, "ms") if 0 < seconds < 1 else (1.0, "s")
-    if seconds >= 120:
-        scale, unit = (1 / 60, "min") if seconds < 7200 else (1 / 3600, "h")
-    return f"{seconds * scale:.3g} {unit}"
-
-
-def _mean_setup(study: Study, arm: ArmAnalysis) -> float | None:
+def _mean_setup(study: Study, arm: ArmAnalysis) -> str:
     """Return the mean seconds of set-up, compilation and first steps on the longest schedule."""
     place = (arm.arm, arm.qualities[-1].duration, "reporting", "finished")
     runs = [
@@ -323,4 +309,4 @@ def _mean_setup(study: Study, arm: ArmAnalysis) -> float | None:
         for one in study.results
         if (one.trial.arm, one.trial.duration, one.trial.purpose, one.outcome) == place
     ]
-    return fmean(runs) if runs else None
+    return f"{1e3 * fmean(runs):.3g}" if runs else NOTHING

@@ -167,19 +167,13 @@ class Analysis:
 
 
 def judge(found: ArmAnalysis, target: float | None, p: float | None, compared: int) -> ArmAnalysis:
-    """Return an arm with its verdict, and the sentence that gives the reason.
+    """Return an arm with its verdict after the correction, and the sentence that gives the reason.
 
     An arm pays, or costs, if its speed-up differs from 1 with p < 0.05 after Holm's correction.
     Where the curves share less than 80 % of the baseline's range, it pays only if it is faster on
     the whole of it, since its cheapest schedule passes the other results at less cost: at least by
     the lower end of the interval. It costs only if its most expensive schedule does not reach the
     other results at more cost.
-
-    Args:
-        found: The arm.
-        target: The result at which the speed-up is measured.
-        p: The p value after the correction.
-        compared: The number of arms that the correction counts.
     """
     ratio, goal = found.speedup, None if target is None else show_number(target)
     if ratio is None or found.shares is None:
@@ -231,26 +225,23 @@ def _why_not(found: ArmAnalysis, goal: str | None) -> str:
     return f"its curve and the baseline's {reason}{added}"
 
 
+_ENDS = {
+    "at least": "shortest schedule is better than the baseline's longest one",
+    "at most": "longest schedule is worse than the baseline's shortest one",
+}
+
+
 def _describe(found: ArmAnalysis, goal: str | None) -> str:
-    if found.kind == "distance" and goal is not None:
-        return f"{found.speedup} at {goal}"
-    if found.kind == "distance":
-        ends = " and ".join(
-            f"{show_ratio(one.speedup.value)} at {show_number(one.result)}"
-            for one in (found.curve[0], found.curve[-1])
-        )
-        return (
-            f"{found.speedup} over {found.covered:.0%} of the baseline's range of results, {ends}"
-        )
-    if found.kind == "at least":
-        reached = "is better than the baseline's longest one"
-        if goal is not None:
-            reached = f"reaches {goal}, or the baseline's longest one does not"
-        return f"{found.speedup}, since its shortest schedule {reached}"
-    missed = "the result of the baseline's shortest one"
     if goal is not None:
-        missed = f"{goal}, or the baseline's shortest one does"
-    return f"{found.speedup}, since its longest schedule does not reach {missed}"
+        ends = "" if found.kind == "distance" else ", by the ends of the curves"
+        return f"{found.speedup} at {goal}{ends}"
+    if found.kind != "distance":
+        return f"{found.speedup}, since its {_ENDS[found.kind or 'at least']}"
+    ends = " and ".join(
+        f"{show_ratio(one.speedup.value)} at {show_number(one.result)}"
+        for one in (found.curve[0], found.curve[-1])
+    )
+    return f"{found.speedup} over {found.covered:.0%} of the baseline's range of results, {ends}"
 
 
 def _remarks(found: ArmAnalysis, seeds: int, verdict: Verdict, p: float | None) -> Iterator[str]:
@@ -278,24 +269,12 @@ def _between(points: Sequence[SpeedupAt]) -> str:
 
 
 def show_number(value: float) -> str:
-    """Show a number with three significant digits.
-
-    Example:
-        >>> from composable.comparison.verdict import show_number
-        >>> show_number(13.76), show_number(1234.5), show_number(0.00123)
-        ('13.8', '1234', '0.00123')
-    """
+    """Show a number with three significant digits, such as "13.8" and "0.00123"."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def show_ratio(ratio: float | None) -> str:
-    """Show a ratio with at least two digits.
-
-    Example:
-        >>> from composable.comparison.verdict import show_ratio
-        >>> show_ratio(2.051), show_ratio(12.3), show_ratio(None)
-        ('2.05x', '12.3x', '–')
-    """
+    """Show a ratio with at least two digits, such as "2.05x" and "12.3x"."""
     if ratio is None:
         return "–"
     return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"

@@ -124,7 +124,8 @@ def test_the_plot_names_every_arm_and_hides_no_label(comparison):
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
     whole = figure.bbox
-    texts = [one for axes in figure.axes for one in axes.texts] + figure.texts
+    texts = [one for axes in figure.axes for one in axes.texts]
+    texts += [*figure.texts, figure._suptitle, figure._supxlabel]
     for box in [one.get_window_extent(renderer) for one in texts if one.get_text()]:
         assert whole.x0 <= box.x0
         assert box.x1 <= whole.x1
@@ -159,7 +160,7 @@ def test_of_many_arms_the_plot_shows_those_with_the_clearest_effects():
     labels = {one.get_text().split("\n")[0] for one in figure.axes[1].texts}
     assert {"baseline", "fast", "slow"} <= labels
     assert sum(label.startswith("null") for label in labels) == 3
-    assert "6 of 15 arms" in figure.texts[-1].get_text().replace("\n", " ")
+    assert "6 of 15 arms" in figure.get_supxlabel().replace("\n", " ")
 
 
 def test_saving_and_loading_gives_the_same_result(comparison, tmp_path):
@@ -263,10 +264,8 @@ def test_the_format_of_a_plot_is_its_suffix(tmp_path):
     comparison = make("two arms")
     comparison.plot(tmp_path / "a.svg")
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
-    with pytest.raises(ValueError, match=r"path must end with one of .*'svg'.*, not '.doc'"):
+    with pytest.raises(ValueError, match="'doc' is not supported"):
         comparison.plot(tmp_path / "a.doc")
-    with pytest.raises(ValueError, match="must end with"):
-        comparison.plot(tmp_path / "a")
     assert [file.name for file in tmp_path.iterdir()] == ["a.svg"]
 
 
