@@ -84,7 +84,7 @@ def render_inline(figure: Figure) -> str:
     return svg
 
 
-# --- what is drawn ---
+# --- drawn arms ---
 
 
 def _drawn(analysis: Analysis) -> list[tuple[ArmAnalysis, str]]:
@@ -201,7 +201,7 @@ def _label(axes: "Axes", lines: Sequence[_Line], *, with_verdict: bool) -> None:
     ends = [to_axes.transform(one.points[-1][:2])[1] for one in lines]
     for one, center in zip(lines, spread(ends, _LABEL), strict=True):
         told = [textwrap.shorten(printable(one.arm.arm), _NAME, placeholder=" …")]
-        if with_verdict:
+        if with_verdict and one.arm.role == "arm":
             ratio = one.arm.speedup.value if one.arm.speedup else None
             facts = show_ratio(ratio), verdict_name(one.arm)
             told.append(", ".join(fact for fact in facts if fact != NOTHING))
