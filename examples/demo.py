@@ -3,8 +3,8 @@
     python examples/demo.py                # about two minutes on two idle cores
     python examples/demo.py --seeds 5
 
-How long until a small GPT predicts Python code so well that it would fit in a quarter of its
-size? The baseline is AdamW with rotary positions. `small_gpt` is a recipe, ALiBi and Muon; SAM takes two
+How long until a small GPT predicts Python code so well that it would fit in a quarter of its size?
+The baseline is AdamW with rotary positions. `small_gpt` is a recipe, ALiBi and Muon; SAM takes two
 passes a step. `composable.compare` trains each on three schedules and compares the times to that
 result. Nothing is tuned here, so the ratios show how a comparison works; docs/evidence.md has those
 of a search. The same command continues an interrupted demo, and reuses finished runs.

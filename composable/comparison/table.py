@@ -4,6 +4,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from math import floor, log10
 from statistics import fmean
 from typing import Any
 
@@ -42,8 +43,8 @@ _LEGEND = (
     "speed-up: the baseline's cost of reaching a result divided by the arm's, the mean over the "
     "results that both reach, with its 95 % interval. worst to best result: the speed-up at the "
     "worst of them, in the middle, and at the best. covered: the share of the baseline's range of "
-    "results that the arm reaches as well. p: after Holm's correction over the arms. set-up: with "
-    "compilation and the first steps; not part of the cost. detectable: the smallest speed-up that "
+    "results that the arm reaches as well. p: after Holm's correction over the arms. step, set-up: "
+    "in milliseconds; set-up has the compilation and the first steps, and is not part of the cost. detectable: the smallest speed-up that "
     "this number of seeds finds with probability 0.8. seeds: those that find the observed one."
 )
 
@@ -62,11 +63,11 @@ def _arms(analysis: Analysis) -> DataFrame:
         [
             {
                 "arm": arm.arm,
-                "speed-up": "" if arm.role == "baseline" else str(arm.speedup or NOTHING),
+                "speed-up": _unless_baseline(arm, arm.speedup),
                 "worst to best result": " ".join(
                     show_ratio(point.speedup.value) for point in arm.at_results[::2]
                 ),
-                "covered": "" if arm.role == "baseline" else f"{arm.covered:.0%}",
+                "covered": _unless_baseline(arm, f"{arm.covered:.0%}"),
                 "p": "" if arm.p is None else "<0.001" if arm.p < 0.001 else f"{arm.p:.2g}",
                 "verdict": verdict_name(arm),
             }
@@ -84,11 +85,9 @@ def _costs(study: Study, analysis: Analysis) -> DataFrame:
             {
                 "arm": arm.arm,
                 "final result": f"{_final(arm.qualities[-1])} at {arm.qualities[-1].duration}",
-                "step, ms": f"{1e3 * arm.step_cost:.3g}",
-                "step / baseline": ""
-                if arm.role == "baseline"
-                else str(arm.step_cost_ratio or NOTHING),
-                "set-up, ms": _mean_setup(study, arm),
+                "step": show_number(1e3 * arm.step_cost),
+                "step / baseline": _unless_baseline(arm, arm.step_cost_ratio),
+                "set-up": _mean_setup(study, arm),
                 "detectable": show_ratio(detectable),
                 "seeds": ">1000" if seeds is None else str(seeds or NOTHING),
             }
@@ -102,7 +101,9 @@ def _trials(study: Study, results: Sequence[TrialResult]) -> DataFrame:
     for result in results:
         trial, metric = result.trial, study.protocol.tuning_metric
         value = result.curve[-1].metrics.get(metric) if result.curve else None
-        chosen = dict(study.protocol.chosen.get(trial.arm, {})) == dict(trial.settings)
+        chosen = (
+            trial.purpose == "tuning" and study.protocol.chosen.get(trial.arm) == trial.settings
+        )
         rows.append(
             {
                 "arm": trial.arm,
@@ -280,6 +281,10 @@ def _table(frame: DataFrame) -> str:
 # --- cells ---
 
 
+def _unless_baseline(arm: ArmAnalysis, value: object) -> str:
+    return "" if arm.role == "baseline" else str(value or NOTHING)
+
+
 def _fact(value: Any) -> str:
     if isinstance(value, Mapping):
         return "; ".join(f"{name}: {_fact(one)}" for name, one in value.items()) or NOTHING
@@ -297,8 +302,11 @@ def _final(quality: Quality) -> str:
     if quality.mean is None:
         finished = sum(value is not None for value in quality.results.values())
         return f"{finished} of {len(quality.results)} finished"
-    spread = "" if quality.high is None else f" ± {quality.high - quality.mean:.2g}"
-    return f"{quality.mean:.4g}{spread}"
+    half = 0.0 if quality.high is None else quality.high - quality.mean
+    if not half:
+        return show_number(quality.mean)
+    decimals = min(max(1 - floor(log10(half)), 0), 8)
+    return f"{quality.mean:.{decimals}f} ± {half:.{decimals}f}"
 
 
 def _mean_setup(study: Study, arm: ArmAnalysis) -> str:
@@ -309,4 +317,4 @@ def _mean_setup(study: Study, arm: ArmAnalysis) -> str:
         for one in study.results
         if (one.trial.arm, one.trial.duration, one.trial.purpose, one.outcome) == place
     ]
-    return f"{1e3 * fmean(runs):.3g}" if runs else NOTHING
+    return show_number(1e3 * fmean(runs)) if runs else NOTHING

@@ -56,6 +56,7 @@ class Estimate:
     seeds: int
 
     def __str__(self) -> str:
+        """Return such as "2.05x (1.80 to 2.33)" or "at least 1.80x"."""
         low, high = (show_ratio(one).removesuffix("x") for one in (self.low, self.high))
         if self.value is not None:
             interval = "no interval" if self.low is None else f"{low} to {high}"
