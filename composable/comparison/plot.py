@@ -169,8 +169,7 @@ def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
     axes.set_ylim(max(min(values) / 1.6, 1 / 64), min(max(values) * 1.6, 64.0))
     _logarithmic(axes.yaxis)
     axes.axhline(1.0, color=_INK, linewidth=1.2)
-    name, right = printable(study.protocol.baseline[:40]), axes.get_yaxis_transform()
-    axes.text(0.01, 1.02, name, transform=right, va="bottom", size=_SMALL, color=_FAINT)
+    _name(axes, 1.02, printable(study.protocol.baseline[:40]))
 
 
 def _draw_results(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
@@ -188,17 +187,22 @@ def _draw_results(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
     target = study.protocol.target
     if target is not None and low <= target <= high:
         axes.axhline(target, color=_FAINT, linewidth=1, linestyle=(0, (4, 3)))
-        place = {"transform": axes.get_yaxis_transform(), "va": "bottom", "size": _SMALL}
-        axes.text(0.01, target, f"target {show_number(target)}", color=_FAINT, **place)
+        _name(axes, target, f"target {show_number(target)}")
 
 
 # --- labels ---
 
 
+def _name(axes: "Axes", y: float, name: str) -> None:
+    """Write the name of a horizontal line above its start."""
+    place = axes.get_yaxis_transform()
+    axes.text(0.01, y, name, transform=place, va="bottom", size=_SMALL, color=_FAINT)
+
+
 def _label(axes: "Axes", lines: Sequence[_Line], *, with_verdict: bool) -> None:
     """Write the names beside the axes, at the height of the ends of the curves."""
     to_axes = axes.transData + axes.transAxes.inverted()
-    ends = [to_axes.transform(one.points[-1][:2])[1] for one in lines]
+    ends = [float(to_axes.transform(one.points[-1][:2])[1]) for one in lines]
     for one, center in zip(lines, spread(ends, _LABEL), strict=True):
         told = [textwrap.shorten(printable(one.arm.arm), _NAME, placeholder=" …")]
         if with_verdict and one.arm.role == "arm":

@@ -28,8 +28,9 @@ def _extra() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        package = (error.name or "a package").partition(".")[0]
         raise ImportError(
-            f"a comparison needs {error.name}: pip install composable[compare]. It is an extra, "
+            f"a comparison needs {package}: pip install composable[compare]. It is an extra, "
             "which the library does not install by default."
         ) from error
 
