@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import composable
 from composable.algorithms import SAM
 from composable.recipes import Recipe, small_gpt
@@ -48,6 +50,7 @@ ARMS: dict[str, Any] = {"small_gpt": muon, "SAM": [SAM()]}
 
 def samples(steps: int) -> tuple[str, str]:
     """Return what the recipe writes before and after one more training."""
+    torch.set_num_threads(1)  # as in the compared runs: threads wait for one another if others run
     trainer = example.build(seed=0, max_duration=f"{steps}ba", **muon().arguments())
     write = functools.partial(
         example.complete, trainer.state.model, PROMPT, example.Sizes().vocabulary, count=40
