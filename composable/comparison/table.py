@@ -44,7 +44,7 @@ _LEGEND = (
     "results that both reach, with its 95 % interval. worst to best result: the speed-up at the "
     "worst of them, in the middle, and at the best. covered: the share of the baseline's range of "
     "results that the arm reaches as well. p: after Holm's correction over the arms. step, set-up: "
-    "in milliseconds; set-up has the compilation and the first steps, and is no part of the cost. "
+    "in milliseconds; set-up has the compilation and first steps, and does not count as a cost. "
     "detectable: the smallest speed-up that this number of seeds finds with probability 0.8. "
     "seeds: those that find the observed one."
 )
