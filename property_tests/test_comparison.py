@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composable.comparison.analysis.analyze import analyze
-from composable.comparison.analysis.findings import Analysis
+from composable.comparison.analysis import analyze
 from composable.comparison.records import Evaluation, StepCost, Study, TrialResult
+from composable.comparison.verdict import Analysis
 from tests.comparison.synthetic import draw_study
 
 

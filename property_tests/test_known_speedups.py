@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 import composable
-from composable.comparison.analysis.analyze import analyze
-from composable.comparison.analysis.findings import Verdict
+from composable.comparison.analysis import analyze
+from composable.comparison.verdict import Verdict
 from tests.comparison.known_answers import (
     ANSWERS,
     NOISE,

@@ -7,7 +7,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composable.comparison.encoding import InvalidRecordError
 from composable.comparison.records import (
     Evaluation,
     Protocol,
@@ -17,7 +16,7 @@ from composable.comparison.records import (
     Trial,
     TrialResult,
 )
-from composable.comparison.study_file import format_study, parse_study
+from composable.comparison.study_file import InvalidRecordError, format_study, parse_study
 
 NAMES = st.sampled_from(["baseline", "EMA + MixUp", "ä\ud800\n", "a/a"])
 DURATIONS = st.sampled_from(["10ba", "2ep", "0.5dur", "1h30m"])

@@ -56,7 +56,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     package = ROOT / "composable"
     sources = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.py")}
     pages = {
-        "composable/comparison/output/page.html",
+        "composable/comparison/page.html",
         "composable/report/report.css",
         "composable/report/report.js",
     }

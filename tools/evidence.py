@@ -6,7 +6,7 @@ from functools import cached_property
 import attrs
 
 from composable.comparison import Comparison
-from composable.comparison.analysis.findings import ArmAnalysis
+from composable.comparison.verdict import ArmAnalysis
 from tests.support.cases import ROOT, Case
 
 __all__ = ["STUDIES", "Evidence", "card_lines", "describe_verdict", "grade", "link", "page_lines"]

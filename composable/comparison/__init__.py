@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from composable.comparison.analysis.findings import Verdict as Verdict
     from composable.comparison.compare import compare as compare
     from composable.comparison.records import Study as Study
     from composable.comparison.records import Trial as Trial
     from composable.comparison.records import TrialResult as TrialResult
     from composable.comparison.result import Comparison as Comparison
+    from composable.comparison.verdict import Verdict as Verdict
 else:
     export_lazily(__name__)

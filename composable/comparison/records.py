@@ -1,9 +1,14 @@
 """The records of a comparison: its protocol, its trials and their results, as JSON stores them."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import isfinite
+from typing import Any, Literal
 
 import attrs
+
+from composable.core._printable import shorten
+from composable.core.time import Time
 
 __all__ = [
     "Evaluation",
@@ -21,6 +26,34 @@ Purpose = Literal["tuning", "reporting"]
 Outcome = Literal["finished", "diverged", "failed", "stopped"]
 
 
+def _check(fits: Callable[[Any], bool], wanted: str) -> Callable[[Any, Any, Any], None]:
+    """Return a validator, which also checks what is read from files."""
+
+    def check(_: object, field: Any, value: Any) -> None:
+        if not fits(value):
+            raise ValueError(f"{field.name}={shorten(value)} must be {wanted}")
+
+    return check
+
+
+def _is_duration(value: str) -> bool:
+    try:
+        Time.parse(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _are_ascending(values: Sequence[float]) -> bool:
+    return list(values) == sorted(values) and all(0 <= one <= 1 for one in values)
+
+
+_duration = _check(_is_duration, "a duration, such as '300ba'")
+_durations = attrs.validators.deep_iterable(_duration)
+_amount = _check(lambda value: not value < 0, "at least 0")
+_ascending = _check(_are_ascending, "ascending, from 0 to 1")
+
+
 @attrs.frozen
 class Trial:
     """One run to train."""
@@ -28,7 +61,7 @@ class Trial:
     arm: str
     settings: Mapping[str, Any]
     """The tuned hyperparameters: plain values by name."""
-    duration: str
+    duration: str = attrs.field(validator=_duration)
     """The `max_duration` of the run, such as "300ba"."""
     seed: int
     purpose: Purpose
@@ -38,10 +71,10 @@ class Trial:
 class Evaluation:
     """The results of one evaluation during a trial."""
 
-    batch: int
+    batch: int = attrs.field(validator=_amount)
     progress: float
     """The fraction of the duration, from 0 to 1."""
-    seconds: float
+    seconds: float = attrs.field(validator=_amount)
     """The seconds of training before it, without set-up, compilation and evaluation."""
     metrics: Mapping[str, float]
     """Results by logged name, such as "test/accuracy"."""
@@ -51,12 +84,12 @@ class Evaluation:
 class Seconds:
     """The seconds of a trial by part."""
 
-    setup: float
+    setup: float = attrs.field(validator=_amount)
     """Building the Trainer and starting `fit`."""
-    warmup: float
+    warmup: float = attrs.field(validator=_amount)
     """The first steps, which compile and allocate, beyond the cost of other steps."""
-    training: float
-    evaluation: float
+    training: float = attrs.field(validator=_amount)
+    evaluation: float = attrs.field(validator=_amount)
 
 
 @attrs.frozen
@@ -65,14 +98,20 @@ class TrialResult:
 
     trial: Trial
     outcome: Outcome
-    batches: int
+    batches: int = attrs.field(validator=_amount)
     seconds: Seconds
-    curve: tuple[Evaluation, ...]
+    curve: tuple[Evaluation, ...] = attrs.field(
+        validator=_check(
+            lambda curve: (
+                _are_ascending([one.progress for one in curve])
+                and all(one.batch <= later.batch for one, later in pairwise(curve))
+            ),
+            "in order of batches, and of progress from 0 to 1",
+        )
+    )
     """In order of batches; the last one of a finished trial is its final result."""
     error: str | None = None
     """The type and the message of the exception of a failed trial."""
-    FORMER_FIELDS: ClassVar[tuple[str, ...]] = ("together",)
-    """Fields of earlier releases, which are ignored in files."""
 
 
 @attrs.frozen
@@ -81,10 +120,12 @@ class StepCost:
 
     arm: str
     settings: Mapping[str, Any]
-    duration: str
-    progress: tuple[float, ...]
+    duration: str = attrs.field(validator=_duration)
+    progress: tuple[float, ...] = attrs.field(validator=_ascending)
     """The points, ascending, within 0 and 1."""
-    seconds: tuple[tuple[float, ...], ...]
+    seconds: tuple[tuple[float, ...], ...] = attrs.field(
+        validator=_check(lambda rows: not any(one < 0 for row in rows for one in row), "at least 0")
+    )
     """For each point, the seconds of one step in each interleaved round."""
 
 
@@ -102,9 +143,11 @@ class Protocol:
     tuning_metric: str
     """The metric on which settings are chosen."""
     mode: Literal["min", "max"]
-    target: float | None
-    """None: the baseline's mean final result on its longest schedule."""
-    durations: tuple[str, ...]
+    target: float | None = attrs.field(
+        validator=_check(lambda value: value is None or isfinite(value), "finite, or None")
+    )
+    """The result at which the speed-up is measured; None: all results that both curves reach."""
+    durations: tuple[str, ...] = attrs.field(validator=_durations)
     """The schedules of the baseline's reported trials, from the shortest to the longest."""
     seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
@@ -120,8 +163,17 @@ class Protocol:
     """Warnings of the protocol, such as a budget that ended."""
     command: str | None = None
     """The command line that repeats the comparison; None for a call from Python."""
-    own_durations: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    own_durations: Mapping[str, tuple[str, ...]] = attrs.field(
+        factory=dict,
+        validator=attrs.validators.deep_mapping(attrs.validators.instance_of(str), _durations),
+    )
     """The schedules of arms that do not have those of the baseline."""
+
+    def __attrs_post_init__(self) -> None:
+        if len(set(self.arms)) < len(self.arms):
+            raise ValueError(f"arms={list(self.arms)!r} must differ from one another")
+        named = (self.baseline, *self.grids, *self.chosen, *self.own_durations)
+        _check_arms(self, named)
 
     def durations_of(self, arm: str) -> tuple[str, ...]:
         """Return the schedules of an arm, from the shortest to the longest."""
@@ -136,3 +188,13 @@ class Study:
     results: tuple[TrialResult, ...]
     """Tuning and reporting trials, also failed ones."""
     costs: tuple[StepCost, ...]
+
+    def __attrs_post_init__(self) -> None:
+        named = (*(one.trial.arm for one in self.results), *(one.arm for one in self.costs))
+        _check_arms(self.protocol, named)
+
+
+def _check_arms(protocol: Protocol, named: Iterable[str]) -> None:
+    arms = {*protocol.arms, protocol.repeated}
+    if unknown := sorted(set(named) - arms):
+        raise ValueError(f"arm {unknown[0]!r} must be one of {list(protocol.arms)}")

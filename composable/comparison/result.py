@@ -1,12 +1,12 @@
 """The result of `compare`: a study and its analysis, as text, pictures and files."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
-from composable.comparison.analysis.analyze import analyze
-from composable.comparison.analysis.findings import Analysis, Estimate, Verdict
 from composable.comparison.records import Study
 from composable.comparison.study_file import read_study, write_study
 from composable.core._paths import check_no_link, write_atomically
@@ -15,9 +15,24 @@ from composable.functional._checks import as_path
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from composable.comparison.verdict import Analysis, Estimate, Verdict
+
 __all__ = ["Comparison"]
 
 _PICTURES = ("plot.png", "plot.svg", "report.html")
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    """Name the extra if one of its packages is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "a package").partition(".")[0]
+        raise ImportError(
+            f"a comparison needs {package}: pip install composable[compare]. It is an extra, "
+            "which the library does not install by default."
+        ) from error
 
 
 @attrs.frozen(repr=False)
@@ -26,7 +41,11 @@ class Comparison:
 
     Args:
         study: The protocol and the results of the trials.
-        analysis: The analysis of the study. Default: that of `analyze(study)`.
+
+    Raises:
+        ImportError: SciPy is not installed.
+        ValueError: The baseline has no finished reporting trial, a run has two results, or the
+            metric is not logged.
 
     Example:
         >>> from composable.comparison import Comparison
@@ -36,9 +55,14 @@ class Comparison:
     """
 
     study: Study
-    analysis: Analysis = attrs.field(
-        default=attrs.Factory(lambda self: analyze(self.study), takes_self=True)
-    )
+    analysis: "Analysis" = attrs.field(init=False)
+    """The speed-ups, intervals and verdicts, which follow from the study."""
+
+    @analysis.default
+    def _analyze(self) -> "Analysis":
+        with _extra():
+            from composable.comparison.analysis import analyze
+        return analyze(self.study)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Comparison":
@@ -54,7 +78,7 @@ class Comparison:
         path = as_path("folder", folder)
         return cls(read_study(path / "study.json" if path.is_dir() else path))
 
-    def verdict(self, arm: str) -> Verdict | None:
+    def verdict(self, arm: str) -> "Verdict | None":
         """Return whether an arm pays; None for the baseline and the A/A arm.
 
         Args:
@@ -63,10 +87,10 @@ class Comparison:
         Raises:
             ValueError: There is no such arm.
         """
-        self._check_arm(arm)
+        self._check_arm("arm", arm)
         return self.analysis[arm].verdict
 
-    def speedup(self, arm: str) -> Estimate | None:
+    def speedup(self, arm: str) -> "Estimate | None":
         """Return the baseline's time to a result divided by the arm's, with its interval.
 
         Args:
@@ -80,7 +104,7 @@ class Comparison:
         Raises:
             ValueError: There is no such arm.
         """
-        self._check_arm(arm)
+        self._check_arm("arm", arm)
         return self.analysis[arm].speedup
 
     def against(self, baseline: str, *, target: float | None = None) -> "Comparison":
@@ -93,21 +117,25 @@ class Comparison:
         Raises:
             ValueError: There is no such arm.
         """
-        self._check_arm(baseline)
+        self._check_arm("baseline", baseline)
         if baseline == self.study.protocol.repeated:
             raise ValueError(f"baseline={baseline!r} is the A/A arm, which has seeds of its own.")
         return Comparison(_rebase(self.study, baseline, target))
 
-    def table(self) -> str:
-        """Return a text table of the arms, of at most 100 columns, with notes below it."""
-        from composable.comparison.output.text import format_text
+    def table(self, *, details: bool = True) -> str:
+        """Return a text table of the arms, of at most 100 columns.
 
-        return format_text(self.study, self.analysis)
+        Args:
+            details: Add the reasons, the costs and the notes below it.
+        """
+        with _extra():
+            from composable.comparison.table import format_text
+        return format_text(self.study, self.analysis, details=details)
 
     def markdown(self) -> str:
         """Return a block of Markdown for a README or the card of a method."""
-        from composable.comparison.output.text import format_markdown
-
+        with _extra():
+            from composable.comparison.table import format_markdown
         return format_markdown(self.study, self.analysis)
 
     def plot(self, path: str | Path | None = None) -> "Figure":
@@ -124,8 +152,8 @@ class Comparison:
             ImportError: matplotlib is not installed.
             ValueError: matplotlib does not support the suffix of `path`.
         """
-        from composable.comparison.output.plot import draw_plot, render_figure
-
+        with _extra():
+            from composable.comparison.plot import draw_plot, render_figure
         figure = draw_plot(self.study, self.analysis)
         if path is not None:
             file = as_path("path", path)
@@ -142,11 +170,9 @@ class Comparison:
             The folder.
 
         Raises:
-            ImportError: matplotlib or Jinja is not installed; the first three files are written.
+            ImportError: matplotlib is not installed; the first three files are written.
             OSError: A file cannot be written.
         """
-        from composable.comparison.output.page import render_page
-
         target = as_path("folder", folder)
         target.mkdir(parents=True, exist_ok=True)
         for name in _PICTURES:  # an error below must not leave those of another study
@@ -157,22 +183,28 @@ class Comparison:
         write_atomically(target / "card.md", self.markdown().encode())
         self.plot(target / "plot.png")
         self.plot(target / "plot.svg")
-        page = render_page(self.study, self.analysis)
-        write_atomically(target / "report.html", page.encode())
+        write_atomically(target / "report.html", self._page().encode())
         return target
+
+    def _page(self) -> str:
+        from composable.comparison.plot import draw_plot, render_inline
+        from composable.comparison.table import format_html
+
+        figure = draw_plot(self.study, self.analysis)
+        return format_html(self.study, self.analysis, render_inline(figure))
 
     def __repr__(self) -> str:
         return self.table()
 
     def _repr_html_(self) -> str:
-        from composable.comparison.output.page import render_notebook
+        with _extra():
+            from composable.comparison.table import format_html
+        return format_html(self.study, self.analysis)
 
-        return render_notebook(self.study, self.analysis)
-
-    def _check_arm(self, arm: Any) -> None:
+    def _check_arm(self, name: str, arm: str) -> None:
         names = [found.arm for found in self.analysis.arms]
         if arm not in names:
-            raise ValueError(f"arm={arm!r} must be one of {names}.")
+            raise ValueError(f"{name}={arm!r} must be one of {names}.")
 
 
 def _rebase(study: Study, baseline: str, target: float | None) -> Study:

@@ -1,23 +1,46 @@
-"""Write a study to a JSON file, and read it."""
+"""The records of a comparison as JSON, and the file of a study.
+
+A number that is not finite is a text, such as "nan". Where a field may hold any plain value,
+objects with one key mark what JSON does not have: `{"$float": "nan"}` and `{"$tuple": [1, 2]}`.
+"""
 
 import json
 import math
-import reprlib
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
-from composable.comparison.encoding import InvalidRecordError, decode, encode
-from composable.comparison.records import Protocol, StepCost, Study, TrialResult
+from composable.comparison.records import Study, TrialResult
 from composable.core import _json
 from composable.core._paths import write_atomically
-from composable.core.time import Time
+from composable.core._printable import shorten
 from composable.functional._checks import as_path
 
-__all__ = ["format_study", "parse_study", "read_study", "write_study"]
+if TYPE_CHECKING:
+    from cattrs import Converter
 
-_FORMAT = "composable study"
-_VERSION = 1
+__all__ = [
+    "InvalidRecordError",
+    "decode",
+    "encode",
+    "format_study",
+    "parse_study",
+    "read_study",
+    "write_study",
+]
+
+T = TypeVar("T")
+
+_HEADER = {"format": "composable study", "version": 1}
+
+
+class InvalidRecordError(ValueError):
+    """A record, or its JSON, has a missing, unknown or invalid field."""
+
+
+# --- files ---
 
 
 def write_study(study: Study, path: str | Path) -> Path:
@@ -27,11 +50,8 @@ def write_study(study: Study, path: str | Path) -> Path:
         study: The study.
         path: The file; its folder must exist.
 
-    Returns:
-        The path.
-
     Raises:
-        InvalidRecordError: A value cannot be written as JSON, or contradicts another one.
+        InvalidRecordError: A value cannot be written as JSON.
         OSError: The file cannot be written.
     """
     return write_atomically(as_path("path", path), format_study(study).encode())
@@ -49,150 +69,173 @@ def read_study(path: str | Path) -> Study:
         OSError: The file cannot be read.
     """
     file = as_path("path", path)
-    return _parse(lambda: _json.read(file), file.name)
+    return _study(lambda: _json.read(file), file.name)
 
 
 def format_study(study: Study) -> str:
-    """Return a study as JSON text.
-
-    Raises:
-        InvalidRecordError: A value cannot be written as JSON, or contradicts another one.
-    """
-    _check(study, "study")
-    content = {"format": _FORMAT, "version": _VERSION, **encode(study, "study")}
-    return _lines(content) + "\n"
+    """Return a study as JSON, with one line for each field of the protocol, trial and step cost."""
+    text = json.dumps({**_HEADER, **encode(study)}, indent=1, allow_nan=False)
+    text = re.sub(r",\n {3,}", ", ", text)
+    return re.sub(r"\n {3,}|\n {2}(?=[]}])", "", text) + "\n"
 
 
-def parse_study(text: str | bytes, *, name: str = "study") -> Study:
-    """Return the study that `format_study` wrote.
-
-    Args:
-        text: The JSON.
-        name: The name of the study in messages, such as that of its file.
-
-    Raises:
-        InvalidRecordError: The text is not a study, or a value in it is invalid.
-    """
-    return _parse(lambda: _json.load(text, name), name)
+def parse_study(text: str | bytes) -> Study:
+    """Return the study that `format_study` wrote."""
+    return _study(lambda: _json.load(text, "study"), "study")
 
 
-def _parse(read: Callable[[], _json.JSON], name: str) -> Study:
+def _study(read: Callable[[], Any], name: str) -> Study:
     try:
         content = read()
     except _json.InvalidJSONError as error:
         raise InvalidRecordError(str(error)) from error
-    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-        raise InvalidRecordError(f"{name} is not the study of a comparison.")
-    version = content.pop("version", None)
-    if version != _VERSION:
+    header = {key: content.pop(key, None) for key in _HEADER} if isinstance(content, dict) else {}
+    if header != _HEADER:
         raise InvalidRecordError(
-            f"{name}: version={reprlib.repr(version)} of the format is unknown; this release "
-            f"of composable reads version {_VERSION}."
+            f"{name} is not a study that this release of composable reads: it must have {_HEADER}, "
+            f"and has {shorten(header)}."
         )
-    study = decode(Study, content, name)
-    _check(study, name)
-    return study
+    return decode(Study, content, name)
 
 
-def _lines(content: dict[str, Any]) -> str:
-    """Format JSON with one line for each field of the protocol, trial and step cost."""
-    parts = []
-    for name, value in content.items():
-        if isinstance(value, dict):
-            inner = [f"  {json.dumps(key)}: {_compact(one)}" for key, one in value.items()]
-            parts.append(f"{json.dumps(name)}: {{\n" + ",\n".join(inner) + "\n}")
-        elif isinstance(value, list) and value:
-            inner = [f"  {_compact(one)}" for one in value]
-            parts.append(f"{json.dumps(name)}: [\n" + ",\n".join(inner) + "\n]")
-        else:
-            parts.append(f"{json.dumps(name)}: {_compact(value)}")
-    return "{\n" + ",\n".join(parts) + "\n}"
+# --- records ---
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)
+def encode(record: Any) -> Any:
+    """Return a record as JSON values.
+
+    Raises:
+        InvalidRecordError: A value cannot be written as JSON, such as a function in the settings.
+
+    Example:
+        >>> from composable.comparison.records import Seconds
+        >>> from composable.comparison.study_file import encode
+        >>> encode(Seconds(1.5, 0.2, float("inf"), 0.0))
+        {'setup': 1.5, 'warmup': 0.2, 'training': 'inf', 'evaluation': 0.0}
+    """
+    return _converter().unstructure(record)
 
 
-# --- checks beyond the types of fields ---
+def decode(kind: type[T], value: Any, path: str = "record") -> T:
+    """Return the record of JSON values, the inverse of `encode`.
 
+    Args:
+        kind: The type of the record, such as `TrialResult`.
+        value: The decoded JSON.
+        path: The name of the record in messages.
 
-def _check(study: Study, path: str) -> None:
-    """Check values that the types of the fields allow."""
-    for problem in _problems(study):
-        raise InvalidRecordError(f"{path}.{problem}.")
+    Raises:
+        InvalidRecordError: A field is missing, unknown or of another type; the message ends with
+            its path, such as "study.results[3].seconds.training".
 
-
-def _problems(study: Study) -> Iterator[str]:
-    arms = {*study.protocol.arms, *filter(None, [study.protocol.repeated])}
-    yield from (f"protocol.{problem}" for problem in _bad_protocol(study.protocol, arms))
-    for index, result in enumerate(study.results):
-        yield from (f"results[{index}].{problem}" for problem in _bad_result(result, arms))
-    for index, cost in enumerate(study.costs):
-        yield from (f"costs[{index}].{problem}" for problem in _bad_cost(cost, arms))
-
-
-def _bad_protocol(protocol: Protocol, arms: set[str]) -> Iterator[str]:
-    if len(set(protocol.arms)) < len(protocol.arms):
-        yield f"arms={list(protocol.arms)!r} must differ from one another"
-    if protocol.baseline not in protocol.arms:
-        yield f"baseline={protocol.baseline!r} must be one of {list(protocol.arms)}"
-    if protocol.target is not None and not math.isfinite(protocol.target):
-        yield f"target={protocol.target!r} must be finite, or None"
-    for field in ("grids", "chosen", "own_durations"):
-        for arm in sorted(getattr(protocol, field).keys() - arms):
-            yield f"{field} has the unknown arm {arm!r}; the arms are {sorted(arms)}"
-    for index, duration in enumerate(protocol.durations):
-        yield from _bad_duration(f"durations[{index}]", duration)
-    for arm, durations in protocol.own_durations.items():
-        if not durations:
-            yield f"own_durations[{arm!r}] must have at least one duration"
-        for index, duration in enumerate(durations):
-            yield from _bad_duration(f"own_durations[{arm!r}][{index}]", duration)
-
-
-def _bad_cost(cost: StepCost, arms: set[str]) -> Iterator[str]:
-    yield from _bad_arm("arm", cost.arm, arms)
-    yield from _bad_duration("duration", cost.duration)
-    yield from _bad_order("progress", cost.progress)
-    if len(cost.seconds) != len(cost.progress):
-        yield f"seconds has {len(cost.seconds)} points, and progress has {len(cost.progress)}"
-    for row in cost.seconds:
-        yield from _negative("seconds", row)
-
-
-def _bad_result(result: TrialResult, arms: set[str]) -> Iterator[str]:
-    yield from _bad_arm("trial.arm", result.trial.arm, arms)
-    yield from _bad_duration("trial.duration", result.trial.duration)
-    yield from _negative("batches", [result.batches])
-    for part in ("setup", "warmup", "training", "evaluation"):
-        yield from _negative(f"seconds.{part}", [getattr(result.seconds, part)])
-    yield from _bad_order("curve", [one.progress for one in result.curve], "progress")
-    batches = [one.batch for one in result.curve]
-    yield from _negative("curve: batch", batches)
-    if batches != sorted(batches):
-        yield f"curve must be in order of batches, not {batches}"
-    yield from _negative("curve: seconds", [one.seconds for one in result.curve])
-
-
-def _bad_arm(place: str, arm: str, arms: set[str]) -> Iterator[str]:
-    if arm not in arms:
-        yield f"{place}={arm!r} must be one of {sorted(arms)}"
-
-
-def _bad_duration(place: str, duration: str) -> Iterator[str]:
+    Example:
+        >>> from composable.comparison.records import Seconds
+        >>> from composable.comparison.study_file import decode
+        >>> decode(Seconds, {"setup": 1.5, "warmup": 0, "training": 2, "evaluation": "NaN"})
+        Seconds(setup=1.5, warmup=0.0, training=2.0, evaluation=nan)
+    """
     try:
-        Time.parse(duration)
-    except ValueError as error:
-        yield f"{place}={duration!r} is not a duration: {error}"
+        return _converter().structure(value, kind)
+    except Exception as error:
+        from cattrs import transform_error
+
+        faults = transform_error(error, path, format_exception=_describe)
+        raise InvalidRecordError(f"{faults[0]}.") from None
 
 
-def _bad_order(place: str, progress: Iterable[float], what: str = "values") -> Iterator[str]:
-    points = list(progress)
-    if points != sorted(points) or not all(0 <= point <= 1 for point in points):
-        yield f"{place}: {what} {points} must be ascending, from 0 to 1"
+def _describe(error: BaseException, _: Any) -> str:
+    if isinstance(error, KeyError):
+        return f"the field {error} is missing"
+    return "must be an object" if isinstance(error, TypeError | AttributeError) else str(error)
 
 
-def _negative(place: str, values: Iterable[float]) -> Iterator[str]:
-    for value in values:
-        if value < 0:
-            yield f"{place}={value!r} must not be negative"
+@cache
+def _converter() -> "Converter":
+    """Return a converter that refuses what it would otherwise convert, such as "1" to 1."""
+    from cattrs import Converter  # on use: it is slow to import
+    from cattrs.cols import homogenous_tuple_structure_factory
+    from cattrs.gen import make_dict_structure_fn
+
+    converter = Converter(forbid_extra_keys=True)
+    hook = converter.register_structure_hook
+
+    @converter.register_structure_hook_factory(_is_tuple)
+    def structure_tuple(declared: Any) -> Any:
+        items = homogenous_tuple_structure_factory(declared, converter)
+        if get_args(declared)[0] is Any:
+            return lambda value, _: tuple(map(_plain, _checked(list, value)))
+        return lambda value, _: items(_checked(list, value), declared)
+
+    hook(Any, lambda value, _: _plain(value))
+    hook(float, lambda value, _: _number(value))
+    for kind in (int, str):
+        hook(kind, lambda value, kind: _checked(kind, value))
+    of_result = make_dict_structure_fn(TrialResult, converter)
+    hook(TrialResult, lambda value, kind: of_result(_without_former(value), kind))
+    converter.register_unstructure_hook(float, _finite)
+    converter.register_unstructure_hook(Any, _marked)
+    return converter
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _without_former(result: Any) -> Any:
+    """Return a trial without the fields of earlier releases."""
+    return {key: result[key] for key in result.keys() - {"together"}}
+
+
+def _checked(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:
+        raise ValueError(f"{shorten(value)} must be of the type {kind.__name__}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float, str)) or isinstance(value, bool):
+        raise ValueError(f"{shorten(value)} must be a number")
+    return float(value)  # of text too: "nan", and "NaN" in older files
+
+
+def _finite(value: float) -> float | str:
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _marked(value: Any) -> Any:
+    """Return a plain value as JSON, the inverse of `_plain`."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if type(value) is list:
+        return [_marked(one) for one in value]
+    if type(value) is tuple:
+        return {"$tuple": [_marked(one) for one in value]}
+    if isinstance(value, Mapping) and all(map(_is_name, value)):
+        return {key: _marked(one) for key, one in value.items()}
+    raise InvalidRecordError(
+        f"{shorten(value)} cannot be written as JSON: use None, True, False, a number, a string, "
+        "or a list, tuple or dict of these; keys of a dict must be strings that do not begin "
+        "with '$'."
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return the plain value of JSON, the inverse of `_marked`."""
+    match value:
+        case list():
+            return [_plain(one) for one in value]
+        case {"$tuple": list(items), **others} if not others:
+            return tuple(map(_plain, items))
+        case {"$float": str(text), **others} if not others:
+            return float(text)
+        case dict() if all(map(_is_name, value)):
+            return {key: _plain(one) for key, one in value.items()}
+        case dict():
+            raise ValueError(f"{shorten(value)} has an unknown key that begins with '$'")
+    return value
+
+
+def _is_name(key: Any) -> bool:
+    return type(key) is str and not key.startswith("$")

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from composable import Algorithm, Evaluator, Event, Trainer
-from composable.comparison.analysis.analyze import analyze
-from composable.comparison.analysis.findings import Verdict
+from composable.comparison.analysis import analyze
 from composable.comparison.records import Study
+from composable.comparison.verdict import Verdict
 
 from .small import clouds
 from .synthetic import draw_study, loss_after

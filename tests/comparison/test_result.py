@@ -10,7 +10,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from composable.comparison import Comparison, Verdict
-from composable.comparison.output.page import render_page
 from tests.comparison.studies import make_study
 
 HOSTILE = "</style><script>alert(1)</script> | `a` *b* \x1b[2J"
@@ -99,7 +98,7 @@ def test_the_markdown_has_one_row_for_each_arm(comparison):
 
 
 def test_the_page_is_one_safe_file(comparison):
-    text = render_page(comparison.study, comparison.analysis)
+    text = comparison._page()
     page = Page(text)
     assert len(text.encode()) < 2_000_000
     assert "script" not in page.tags
@@ -119,13 +118,14 @@ def test_the_plot_names_every_arm_and_hides_no_label(comparison):
     text = " ".join(text.split())
     arms = comparison.analysis.arms
     finished = [arm for arm in arms if any(one.mean is not None for one in arm.qualities)]
-    named = [re.sub(r"[^\w ].*", "", arm.arm).strip() in text for arm in finished]
-    drawn = [arm for arm in finished if arm.step_cost]
-    assert sum(named) == min(len(drawn), 5 + sum(arm.role != "arm" for arm in arms))
+    named = [_start(arm.arm) in text for arm in finished if arm.role != "repeated"]
+    drawn = [arm for arm in finished if arm.step_cost and arm.role != "repeated"]
+    assert sum(named) == min(len(drawn), 5 + sum(arm.role == "baseline" for arm in arms))
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
     whole = figure.bbox
-    texts = [one for axes in figure.axes for one in axes.texts] + figure.texts
+    texts = [one for axes in figure.axes for one in axes.texts]
+    texts += [*figure.texts, figure._suptitle, figure._supxlabel]
     for box in [one.get_window_extent(renderer) for one in texts if one.get_text()]:
         assert whole.x0 <= box.x0
         assert box.x1 <= whole.x1
@@ -136,6 +136,10 @@ def test_the_plot_names_every_arm_and_hides_no_label(comparison):
         labels = [box for box in boxes if box.x0 > axes.bbox.x1]
         for i, one in enumerate(labels):
             assert not any(one.overlaps(other) for other in labels[i + 1 :])
+
+
+def _start(name):
+    return re.sub(r"[^\w ].*", "", name).strip()
 
 
 def test_the_speed_up_by_result_is_the_first_panel():
@@ -154,9 +158,9 @@ def test_of_many_arms_the_plot_shows_those_with_the_clearest_effects():
     speedups = {"baseline": 1.0, **nulls, "fast": 1.4, "slow": 0.6}
     figure = Comparison(make_study(speedups=speedups)).plot()
     labels = {one.get_text().split("\n")[0] for one in figure.axes[1].texts}
-    assert {"baseline", "fast", "slow", "baseline again"} <= labels
+    assert {"baseline", "fast", "slow"} <= labels
     assert sum(label.startswith("null") for label in labels) == 3
-    assert "7 of 16 arms" in figure.texts[-1].get_text().replace("\n", " ")
+    assert "6 of 15 arms" in figure.get_supxlabel().replace("\n", " ")
 
 
 def test_saving_and_loading_gives_the_same_result(comparison, tmp_path):
@@ -216,8 +220,7 @@ def test_the_repeated_baseline_is_no_baseline():
 
 def test_the_page_has_the_schedules_of_each_arm(tmp_path):
     page = (make("schedules of one arm").save(tmp_path) / "report.html").read_text()
-    assert "schedules of MuonClip" in page
-    assert "40ba, 80ba, 160ba" in page
+    assert "MuonClip: 40ba, 80ba, 160ba" in page
 
 
 def test_the_headline_is_the_finding():
@@ -242,7 +245,7 @@ def test_settings_at_the_edge_failures_and_protocol_notes_are_shown():
         assert "he budget ended" in text
         assert "lr=0.004" in text
         assert "runs of 300ba did not finish (failed: RuntimeError: " in " ".join(text.split())
-    assert "```sh\ncomposable compare `x`\n```" in comparison.markdown()
+    assert "\n    composable compare `x`\n" in comparison.markdown()
 
 
 def test_failed_trials_are_listed_with_their_error(tmp_path):
@@ -253,7 +256,7 @@ def test_failed_trials_are_listed_with_their_error(tmp_path):
 def test_every_tuning_trial_is_listed_and_the_chosen_one_marked(tmp_path):
     comparison = make("two arms")
     page = Page((comparison.save(tmp_path) / "report.html").read_text(encoding="utf-8"))
-    assert page.texts["td"].count("chosen") == 2
+    assert page.texts["td"].count("chosen") == 2 + 1  # and once as a field of the protocol
     assert page.texts["section"].count("lr=0.004") == 2
 
 
@@ -261,10 +264,8 @@ def test_the_format_of_a_plot_is_its_suffix(tmp_path):
     comparison = make("two arms")
     comparison.plot(tmp_path / "a.svg")
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
-    with pytest.raises(ValueError, match=r"path must end with one of .*'svg'.*, not '.doc'"):
+    with pytest.raises(ValueError, match="'doc' is not supported"):
         comparison.plot(tmp_path / "a.doc")
-    with pytest.raises(ValueError, match="must end with"):
-        comparison.plot(tmp_path / "a")
     assert [file.name for file in tmp_path.iterdir()] == ["a.svg"]
 
 
@@ -277,23 +278,29 @@ def test_a_saved_plot_is_reproducible(tmp_path):
 def test_extras_are_imported_on_first_use_only():
     code = (
         "import sys; from composable.comparison import Comparison; "
-        "import composable.comparison.output.page; "
         "print(*(n in sys.modules for n in ('matplotlib', 'scipy', 'pandas', 'jinja2')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"] * 4
 
 
+def missing(monkeypatch, package, module):
+    """Make a package missing for a module that is imported again."""
+    monkeypatch.delitem(sys.modules, f"composable.comparison.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+
+
 def test_without_matplotlib_the_text_is_saved(monkeypatch, tmp_path):
     make("one seed").save(tmp_path)  # whose pictures are not those of the next study
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    missing(monkeypatch, "matplotlib.figure", "plot")
     with pytest.raises(ImportError, match=r"pip install composable\[compare\]"):
         make("two arms").save(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"study.json", "table.txt", "card.md"}
 
 
-@pytest.mark.parametrize(("package", "show"), [("pandas", "table"), ("jinja2", "_repr_html_")])
-def test_a_missing_extra_is_named(monkeypatch, package, show):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r"pip install composable\[compare\]"):
-        getattr(make("one seed"), show)()
+@pytest.mark.parametrize("package", ["pandas", "jinja2"])
+def test_a_missing_extra_is_named(monkeypatch, package):
+    comparison = make("one seed")
+    missing(monkeypatch, package, "table")
+    with pytest.raises(ImportError, match=rf"needs {package}: pip install composable\[compare\]"):
+        comparison.table()

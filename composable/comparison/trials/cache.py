@@ -9,8 +9,8 @@ import attrs
 import torch
 
 from composable._version import __version__
-from composable.comparison.encoding import decode, encode
 from composable.comparison.records import TrialResult
+from composable.comparison.study_file import decode, encode
 from composable.comparison.trials.digest import digest_of
 from composable.comparison.trials.trial import Request
 from composable.core import _json

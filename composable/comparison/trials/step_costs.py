@@ -7,10 +7,10 @@ from pathlib import Path
 
 import attrs
 
-from composable.comparison.encoding import decode, encode
 from composable.comparison.plan.design import Design
 from composable.comparison.plan.stages import Trained
 from composable.comparison.records import StepCost, Trial
+from composable.comparison.study_file import decode, encode
 from composable.comparison.trials.blocks import CalibrationError
 from composable.comparison.trials.cache import Cache, DamagedCacheWarning
 from composable.comparison.trials.calibration import CalibrationWarning, calibrate

@@ -1,0 +1,340 @@
+"""The analysis of a study, from its reporting trials alone.
+
+Costs are those of the measured steps, so that a busy machine does not decide.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from math import exp, isfinite, log, sqrt
+from statistics import fmean
+from typing import Any
+
+import attrs
+import numpy as np
+
+from composable.comparison.records import Protocol, StepCost, Study, TrialResult
+from composable.comparison.statistics import (
+    CONTRAST,
+    Curve,
+    Interval,
+    Kind,
+    Part,
+    cost_ratio,
+    extension,
+    holm,
+    mean_interval,
+    measure,
+    power_of,
+    shares_of,
+)
+from composable.comparison.trials.costs import seconds_until
+from composable.comparison.verdict import (
+    COVERED,
+    LEVEL,
+    MINIMAL_SEEDS,
+    Analysis,
+    ArmAnalysis,
+    Estimate,
+    Quality,
+    SpeedupAt,
+    judge,
+)
+from composable.core.time import Time, TimeUnit
+
+__all__ = ["analyze"]
+
+
+def analyze(study: Study) -> Analysis:
+    """Measure the arms of a study against its baseline, and judge whether they pay.
+
+    Args:
+        study: The protocol, the results of its trials, and the measured step costs.
+
+    Returns:
+        The analysis, which follows from the study alone: the same study gives the same analysis.
+
+    Raises:
+        ValueError: The baseline has no finished reporting trial, a run has two results, or the
+            metric is not logged.
+    """
+    protocol, runs = study.protocol, _runs_of(study)
+    _check_baseline(protocol, runs)
+    drafts = {arm: _draft(study, arm, runs) for arm in protocol.arms if arm in runs}
+    compared = [arm for arm, draft in drafts.items() if draft.role == "arm"]
+    for arm, p in zip(compared, holm([drafts[arm].p for arm in compared]), strict=True):
+        drafts[arm] = judge(drafts[arm], protocol.target, p, len(compared))
+    noise = drafts[protocol.repeated].speedup if protocol.repeated in drafts else None
+    notes = list(protocol.notes)
+    if noise is not None and noise.p is not None and noise.p < LEVEL:
+        notes.append(
+            f"the baseline differs from itself with other seeds: {noise}; with a correct procedure "
+            "this happens once in 20 comparisons, so distrust small effects"
+        )
+    if len(protocol.seeds) < MINIMAL_SEEDS:
+        notes.append(f"fewer than {MINIMAL_SEEDS} seeds: there are no verdicts")
+    notes += [f"arm {arm!r} has no reporting trial" for arm in protocol.arms if arm not in drafts]
+    return Analysis(tuple(drafts.values()), noise, tuple(notes))
+
+
+# --- runs ---
+
+Runs = dict[str, dict[int, TrialResult]]
+"""The reporting trials of an arm by duration, from the shortest on, and seed."""
+
+
+def _runs_of(study: Study) -> dict[str, Runs]:
+    found: dict[tuple[str, str], dict[int, TrialResult]] = {}
+    for result in sorted(study.results, key=lambda one: one.trial.seed):
+        trial = result.trial
+        if trial.purpose != "reporting":
+            continue
+        seeds = found.setdefault((trial.arm, trial.duration), {})
+        if trial.seed in seeds:
+            raise ValueError(
+                f"study has two reporting results of arm {trial.arm!r}, duration "
+                f"{trial.duration!r} and seed {trial.seed}: each run counts once."
+            )
+        seeds[trial.seed] = result
+    arms = {
+        arm: {d: found[arm, d] for d in study.protocol.durations_of(arm) if (arm, d) in found}
+        for arm in study.protocol.arms
+    }
+    return {arm: runs for arm, runs in arms.items() if runs}
+
+
+def _check_baseline(protocol: Protocol, runs: Mapping[str, Runs]) -> None:
+    """Check that the baseline has results, of the metric."""
+    baseline = [run for seeds in runs.get(protocol.baseline, {}).values() for run in seeds.values()]
+    names = {name for run in baseline for one in run.curve for name in one.metrics}
+    if names and protocol.metric not in names:
+        raise ValueError(
+            f"metric={protocol.metric!r} must be the name of a logged result: one of "
+            f"{sorted(names)}."
+        )
+    if all(_final(run, protocol.metric) is None for run in baseline):
+        errors = sorted({run.error for run in baseline if run.error})
+        raise ValueError(
+            f"the baseline {protocol.baseline!r} has no finished reporting trial to compare with"
+            + (f": {errors[0]}" if errors else ".")
+        )
+
+
+def _final(run: TrialResult, metric: str) -> float | None:
+    if run.outcome != "finished" or not run.curve:
+        return None
+    value = run.curve[-1].metrics.get(metric, float("nan"))
+    return value if isfinite(value) else None
+
+
+# --- schedules ---
+
+
+@attrs.frozen
+class _Schedule:
+    """The runs of an arm on one schedule."""
+
+    duration: str
+    steps: int
+    cost: StepCost
+    finals: Mapping[int, float | None]
+    """The final results by seed; None for a run that did not finish."""
+
+    @property
+    def seconds(self) -> float:
+        return seconds_until(self.cost, self.steps, 1.0)
+
+    @property
+    def complete(self) -> bool:
+        return None not in self.finals.values()
+
+
+def _schedules(
+    protocol: Protocol, arm: str, runs: Runs, costs: Sequence[StepCost]
+) -> list[_Schedule]:
+    schedules = []
+    for duration, seeds in runs.items():
+        every = list(seeds.values())
+        finished = [run for run in every if run.outcome == "finished"] or every
+        steps = max(run.batches for run in finished)
+        own = [run.seconds.training / max(run.batches, 1) for run in finished]
+        cost = min(
+            costs,
+            key=lambda one: (one.duration != duration, one.duration),
+            default=StepCost(arm, {}, duration, (0.5,), (tuple(own),)),
+        )
+        finals = {seed: _final(run, protocol.metric) for seed, run in seeds.items()}
+        schedules.append(_Schedule(duration, steps, cost, finals))
+    return schedules
+
+
+def _costs_of(study: Study, arm: str) -> list[StepCost]:
+    """Return the measured costs of an arm; those of the A/A arm may be the baseline's."""
+    costs = [one for one in study.costs if one.arm == arm]
+    if not costs and arm == study.protocol.repeated:
+        return _costs_of(study, study.protocol.baseline)
+    return costs
+
+
+def _curves(
+    baseline: Sequence[_Schedule], arm: Sequence[_Schedule], sign: int
+) -> tuple[Curve | None, Curve | None, bool]:
+    """Return the curves of the baseline and of an arm, and whether their seeds are paired.
+
+    Seeds are paired if both have at least two of them in common: then the curves have those only.
+    A schedule on which a run did not finish is not on a curve, and neither is one without cost.
+    """
+    both = [[one for one in each if one.complete and one.seconds > 0] for each in (baseline, arm)]
+    own = [set.intersection(*(set(one.finals) for one in each)) if each else set() for each in both]
+    common = own[0] & own[1]
+    paired = len(common) > 1
+    seeds = [common, common] if paired else own
+    base, other = (_curve(each, of, sign) for each, of in zip(both, seeds, strict=True))
+    return base, other, paired
+
+
+def _curve(schedules: Sequence[_Schedule], seeds: set[int], sign: int) -> Curve | None:
+    """Return the curve; None with fewer than two schedules or two seeds."""
+    by_cost = {
+        log(one.seconds): [sign * (one.finals[seed] or 0.0) for seed in sorted(seeds)]
+        for one in schedules
+    }
+    if len(by_cost) < 2 or len(seeds) < 2:
+        return None
+    costs = sorted(by_cost)
+    return Curve(np.asarray(costs), np.asarray([by_cost[one] for one in costs]))
+
+
+# --- arms ---
+
+
+def _draft(study: Study, arm: str, runs: Mapping[str, Runs]) -> ArmAnalysis:
+    """Return an arm before the correction over the arms."""
+    protocol = study.protocol
+    names = (protocol.baseline, arm)
+    costs = [_costs_of(study, name) for name in names]
+    measured = all(costs)
+    baseline, own = (
+        _schedules(protocol, name, runs[name], cost if measured else ())
+        for name, cost in zip(names, costs, strict=True)
+    )
+    ratio, error = _compare_steps(baseline[-1], own[-1])
+    is_baseline = arm == protocol.baseline
+    return ArmAnalysis(
+        arm=arm,
+        role="baseline" if is_baseline else "repeated" if arm == protocol.repeated else "arm",
+        qualities=tuple(map(_quality, own)),
+        step_cost=own[-1].seconds / max(own[-1].steps, 1),
+        step_cost_ratio=ratio if measured and not is_baseline else None,
+        notes=(*_edges(protocol, arm), *_run_notes(runs[arm], own, measured)),
+        **({} if is_baseline else _distance(protocol, baseline, own, error)),
+    )
+
+
+def _distance(
+    protocol: Protocol, baseline: Sequence[_Schedule], own: Sequence[_Schedule], error: Part
+) -> dict[str, Any]:
+    """Return the fields of an arm that follow from the curves."""
+    sign = 1 if protocol.mode == "max" else -1
+    base, curve, paired = _curves(baseline, own, sign)
+    if base is None or curve is None:
+        return {}
+    level = None if protocol.target is None else sign * protocol.target
+    shares = shares_of(base, curve)
+    fields: dict[str, Any] = {"shares": shares}
+    fields["noisy"] = min(base.contrast, curve.contrast) < CONTRAST
+    if level is not None or shares.both < COVERED:
+        fields["needs"] = _schedule_to_add(own, extension(base, curve, level))
+    found = measure(base, curve, level=level, paired=paired, cost=error)
+    if found is None:
+        return fields
+    fields |= {"kind": found.kind, "p": found.mean.p}
+    fields["speedup"] = _estimate(found.mean, found.kind, curve.seeds)
+    if found.kind == "distance":
+        points = zip(found.results, found.at, strict=True)
+        fields["curve"] = tuple(
+            SpeedupAt(sign * result, _estimate(at, found.kind, curve.seeds))
+            for result, at in points
+        )
+        if found.mean.p is not None:
+            shared = sqrt(error.variance)
+            fields["power"] = power_of(found.pair, shared, curve.seeds, found.mean.value)
+    return fields
+
+
+def _estimate(log_ratio: Interval, kind: Kind, seeds: int) -> Estimate:
+    """Return a ratio; one of bounds is open on the other side."""
+    value, low, high = (exp(one) for one in log_ratio[:3])
+    if kind == "at least":
+        return Estimate(None, low, None, log_ratio.p, seeds)
+    if kind == "at most":
+        return Estimate(None, None, high, log_ratio.p, seeds)
+    if log_ratio.p is None:
+        return Estimate(value, None, None, None, seeds)
+    return Estimate(value, low, high, log_ratio.p, seeds)
+
+
+def _compare_steps(base: _Schedule, arm: _Schedule) -> tuple[Estimate | None, Part]:
+    """Return the ratio of step costs, and the error of its logarithm."""
+    if base.cost == arm.cost:
+        return Estimate(1.0, 1.0, 1.0, 1.0, len(arm.cost.seconds[0])), Part(0.0, 1)
+    if not all(one.seconds and one.steps for one in (base, arm)):
+        return None, Part(0.0, 1)
+    value = arm.seconds / arm.steps * base.steps / base.seconds
+    ratio, error = cost_ratio(base.cost.seconds, arm.cost.seconds, value)
+    return _estimate(ratio, "distance", len(arm.cost.seconds[0])), error
+
+
+def _quality(schedule: _Schedule) -> Quality:
+    values = [value for value in schedule.finals.values() if value is not None]
+    facts = (fmean(values), *mean_interval(values)) if schedule.complete else (None, None, None)
+    return Quality(schedule.duration, schedule.seconds, schedule.finals, *facts)
+
+
+def _schedule_to_add(schedules: Sequence[_Schedule], factor: float | None) -> str | None:
+    """Return the length of a schedule beyond the shortest or the longest one."""
+    if factor is None:
+        return None
+    time = Time.parse(schedules[0 if factor < 1 else -1].duration)
+    value = float(time.value) * factor
+    if time.unit in (TimeUnit.DURATION, TimeUnit.SECOND):
+        return str(Time(Fraction(f"{value:.2g}"), time.unit))
+    added = str(Time(max(1, round(value)), time.unit))
+    return None if added in [one.duration for one in schedules] else added
+
+
+# --- notes ---
+
+
+def _run_notes(runs: Runs, schedules: Sequence[_Schedule], measured: bool) -> Iterator[str]:
+    for schedule in schedules:
+        missing = list(schedule.finals.values()).count(None)
+        lost = {
+            ": ".join([run.outcome, *(run.error or "").splitlines()[:1]])
+            for run in runs[schedule.duration].values()
+            if run.outcome != "finished"
+        }
+        if missing:
+            yield (
+                f"{missing} of {len(schedule.finals)} runs of {schedule.duration} did not finish "
+                f"({'; '.join(sorted(lost)) or 'the result is not finite'}): this schedule is not "
+                "part of the curve"
+            )
+    if not measured:
+        yield (
+            "the step cost is not measured: times are the seconds of the trials themselves, for "
+            "the baseline as well"
+        )
+
+
+def _edges(protocol: Protocol, arm: str) -> Iterator[str]:
+    """Yield a warning for each chosen number that is the lowest or highest of its grid."""
+    for name, values in protocol.grids.get(arm, {}).items():
+        chosen = protocol.chosen.get(arm, {}).get(name)
+        numbers = sorted({one for one in values if type(one) in (int, float)})
+        if len(numbers) < max(2, len(set(map(repr, values)))) or chosen not in numbers:
+            continue
+        if chosen in (numbers[0], numbers[-1]):
+            end, beyond = ("lowest", "lower") if chosen == numbers[0] else ("highest", "higher")
+            yield (
+                f"{name}={chosen!r} is the {end} value that was tried: a {beyond} one may be better"
+            )

@@ -1,1 +1,0 @@
-"""From a study to its analysis: estimates, intervals and verdicts."""

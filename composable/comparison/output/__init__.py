@@ -1,1 +1,0 @@
-"""The forms of a result: text, Markdown, plot, notebook and page."""

@@ -1,0 +1,230 @@
+"""The plot of a comparison: the speed-up by result, and the results by cost."""
+
+import re
+import textwrap
+from collections.abc import Sequence
+from io import BytesIO
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from composable.comparison.records import Study
+from composable.comparison.table import NOTHING, headline, verdict_name
+from composable.comparison.verdict import Analysis, ArmAnalysis, Verdict, show_number, show_ratio
+from composable.core._printable import printable
+from composable.plan.plotting import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_plot", "render_figure", "render_inline", "spread"]
+
+_INK, _FAINT, _GRID = "#1f2933", "#5f6b7a", "#e3e7ec"
+_THEME = {_INK: "ink", _FAINT: "faint", _GRID: "line", "#ffffff": "card"}
+"""The colors of the plot that follow the theme of a page."""
+# Of Okabe and Ito, which people with any color vision distinguish.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+
+_NAME, _LABEL = 28, 0.14  # letters of a label, and its height as a share of the axes
+_TITLE, _SIZE, _SMALL = 10.5, 8.5, 8  # points
+
+
+class _Line(NamedTuple):
+    """An arm in one of the panels: points with their intervals, by ascending x."""
+
+    arm: ArmAnalysis
+    color: str
+    points: Sequence[tuple[float, float, float, float]]
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        return tuple(zip(*self.points, strict=True))
+
+
+def draw_plot(study: Study, analysis: Analysis) -> Figure:
+    """Draw the speed-up by result, and the mean final results by cost.
+
+    Of many arms, the five with the smallest p values are drawn, and the baseline.
+    """
+    drawn = _drawn(analysis)
+    speedups = [_Line(arm, color, _speedups(arm)) for arm, color in drawn]
+    results = [_Line(arm, color, _results(arm)) for arm, color in drawn]
+    panels = [(_draw_speedups, speedups), (_draw_results, results)]
+    panels = [(draw, kept) for draw, lines in panels if (kept := [x for x in lines if x.points])]
+    # A figure of 7 inches has 700 pixels in a README.
+    figure = Figure(figsize=(7.0, 1.0 + 3.1 * len(panels)), layout="constrained")
+    place: dict[str, Any] = {"x": 0.01, "ha": "left"}
+    title = textwrap.fill(printable(headline(study, analysis)), 76)
+    figure.suptitle(title, size=_TITLE, weight="bold", color=_INK, **place)
+    caption = textwrap.fill(printable(_caption(study, analysis, len(drawn))), 112)
+    figure.supxlabel(caption, size=_SMALL, color=_FAINT, **place)
+    for i, (draw, lines) in enumerate(panels):
+        axes = figure.add_subplot(len(panels), 1, i + 1)
+        draw(axes, lines, study)
+        _label(axes, lines, with_verdict=i == 0)
+    return figure
+
+
+def render_figure(figure: Figure, suffix: str) -> bytes:
+    """Return a figure as the content of a file with a suffix, such as ".svg"."""
+    buffer = BytesIO()
+    save_figure(figure, buffer, suffix.lstrip(".").lower())
+    return buffer.getvalue()
+
+
+def render_inline(figure: Figure) -> str:
+    """Return a figure as an SVG element, whose colors follow the theme of the page."""
+    figure.set_facecolor("none")
+    svg = render_figure(figure, ".svg").decode()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    for color, variable in _THEME.items():
+        svg = svg.replace(color, f"var(--{variable})")
+    return svg
+
+
+# --- drawn arms ---
+
+
+def _drawn(analysis: Analysis) -> list[tuple[ArmAnalysis, str]]:
+    """Return the baseline, and the arms with the clearest effects, with their colors."""
+    arms = [arm for arm in analysis.arms if arm.role == "arm"]
+    clearest = sorted(arms, key=lambda arm: inf if arm.p is None else arm.p)[: len(_COLORS)]
+    kept = [arm for arm in arms if arm in clearest]
+    baseline = [(arm, _INK) for arm in analysis.arms if arm.role == "baseline"]
+    return baseline + list(zip(kept, _COLORS, strict=False))
+
+
+def _speedups(arm: ArmAnalysis) -> list[tuple[float, float, float, float]]:
+    """Return the speed-up by result; at a target alone, the second panel shows more."""
+    if len(arm.curve) < 2:
+        return []
+    return sorted(
+        (point.result, point.speedup.value or 0.0, point.speedup.low, point.speedup.high or inf)
+        for point in arm.curve
+        if point.speedup.low is not None
+    )
+
+
+def _results(arm: ArmAnalysis) -> list[tuple[float, float, float, float]]:
+    return sorted(
+        (
+            one.seconds,
+            one.mean,
+            one.mean if one.low is None else one.low,
+            one.mean if one.high is None else one.high,
+        )
+        for one in arm.qualities
+        if one.mean is not None and one.seconds > 0
+    )
+
+
+def _caption(study: Study, analysis: Analysis, drawn: int) -> str:
+    compared = sum(arm.role != "repeated" for arm in analysis.arms)
+    shown = f" Shown: {drawn} of {compared} arms, by their p values." if drawn < compared else ""
+    noise = analysis.noise_floor
+    floor = f" {study.protocol.baseline} against itself: {noise}." if noise else ""
+    return (
+        f"Speed-up: the {_clock(study)} of {study.protocol.baseline} to a result divided by those "
+        f"of the arm. Bands and bars: 95 % intervals, {len(study.protocol.seeds)} seeds. Points: "
+        f"mean final results of the schedules.{floor}{shown}"
+    )
+
+
+def _clock(study: Study) -> str:
+    return "CPU seconds" if study.protocol.clock == "cpu" else "seconds"
+
+
+# --- panels ---
+
+
+def _frame(axes: "Axes", xlabel: str, ylabel: str) -> None:
+    axes.set_xlabel(printable(xlabel), color=_FAINT, size=_SIZE)
+    axes.set_ylabel(printable(ylabel), color=_FAINT, size=_SIZE)
+    axes.tick_params(which="both", length=0, pad=5, labelsize=_SMALL, labelcolor=_FAINT)
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.patch.set_visible(False)
+    axes.spines[:].set_visible(False)
+
+
+def _logarithmic(axis: Any) -> None:
+    axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
+    better = "right" if study.protocol.mode == "max" else "left"
+    _frame(axes, f"{study.protocol.metric}, better to the {better}", "speed-up")
+    axes.set_yscale("log")
+    for one in lines:
+        x, y, low, high = one.columns
+        shown = one.arm.verdict in (Verdict.PAYS, Verdict.COSTS)
+        if shown:
+            axes.fill_between(x, low, high, color=one.color, alpha=0.16, linewidth=0)
+        axes.plot(x, y, linewidth=2.0 if shown else 1.2, color=one.color)
+    values = [point[1] for one in lines for point in one.points] + [1.0]
+    axes.set_ylim(max(min(values) / 1.6, 1 / 64), min(max(values) * 1.6, 64.0))
+    _logarithmic(axes.yaxis)
+    axes.axhline(1.0, color=_INK, linewidth=1.2)
+    _name(axes, 1.02, printable(study.protocol.baseline[:40]))
+
+
+def _draw_results(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
+    _frame(axes, f"{_clock(study)} of training", study.protocol.metric)
+    axes.set_xscale("log")
+    for one in lines:
+        x, y, low, high = one.columns
+        axes.vlines(x, low, high, color=one.color, linewidth=1.0, alpha=0.6)
+        axes.plot(x, y, linewidth=1.6, marker="o", markersize=4, color=one.color)
+    means = [point[1] for one in lines for point in one.points]
+    margin = 0.08 * (max(means) - min(means)) or 0.1 * abs(means[0]) or 1.0
+    low, high = min(means) - margin, max(means) + margin
+    axes.set_ylim(low, high)
+    _logarithmic(axes.xaxis)
+    target = study.protocol.target
+    if target is not None and low <= target <= high:
+        axes.axhline(target, color=_FAINT, linewidth=1, linestyle=(0, (4, 3)))
+        _name(axes, target, f"target {show_number(target)}")
+
+
+# --- labels ---
+
+
+def _name(axes: "Axes", y: float, name: str) -> None:
+    """Write the name of a horizontal line above its start."""
+    place = axes.get_yaxis_transform()
+    axes.text(0.01, y, name, transform=place, va="bottom", size=_SMALL, color=_FAINT)
+
+
+def _label(axes: "Axes", lines: Sequence[_Line], *, with_verdict: bool) -> None:
+    """Write the names beside the axes, at the height of the ends of the curves."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ends = [float(to_axes.transform(one.points[-1][:2])[1]) for one in lines]
+    for one, center in zip(lines, spread(ends, _LABEL), strict=True):
+        told = [textwrap.shorten(printable(one.arm.arm), _NAME, placeholder=" …")]
+        if with_verdict and one.arm.role == "arm":
+            ratio = one.arm.speedup.value if one.arm.speedup else None
+            facts = show_ratio(ratio), verdict_name(one.arm)
+            told.append(", ".join(fact for fact in facts if fact != NOTHING))
+        style: dict[str, Any] = {"transform": axes.transAxes, "va": "center", "size": _SIZE}
+        axes.text(1.03, center, "\n".join(told), color=one.color, **style)
+
+
+def spread(wanted: Sequence[float], height: float) -> list[float]:
+    """Return centers of labels near the wanted ones, from 0 to 1, that don't overlap.
+
+    Example:
+        >>> from composable.comparison.plot import spread
+        >>> spread([0.25, 0.25, 0.75], 0.125)
+        [0.25, 0.375, 0.75]
+    """
+    centers, floor = [0.0] * len(wanted), 0.0
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    for above, i in zip(reversed(range(len(wanted))), order, strict=True):
+        ceiling = 1 - height * above
+        centers[i] = min(max(wanted[i], floor + height / 2), ceiling - height / 2)
+        floor = centers[i] + height / 2
+    return centers

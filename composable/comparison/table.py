@@ -1,0 +1,321 @@
+"""The tables and sentences of a comparison, as text, as Markdown and as HTML."""
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from math import floor, log10
+from statistics import fmean
+from typing import Any
+
+import attrs
+from jinja2 import Environment
+from markupsafe import Markup
+from pandas import DataFrame, option_context
+
+from composable._version import __version__
+from composable.comparison.records import Study, TrialResult
+from composable.comparison.verdict import (
+    Analysis,
+    ArmAnalysis,
+    Quality,
+    Verdict,
+    show_number,
+    show_ratio,
+)
+from composable.core._printable import printable
+from composable.core._table import format_table
+
+__all__ = [
+    "NOTHING",
+    "format_html",
+    "format_markdown",
+    "format_text",
+    "headline",
+    "verdict_name",
+]
+
+NOTHING = "–"
+"""Shown for a number that the trials do not determine."""
+_WIDTH = 100
+_MOST_ROWS = 2000
+_LEGEND = (
+    "speed-up: the baseline's cost of reaching a result divided by the arm's, the mean over the "
+    "results that both reach, with its 95 % interval. worst to best result: the speed-up at the "
+    "worst of them, in the middle, and at the best. covered: the share of the baseline's range of "
+    "results that the arm reaches as well. p: after Holm's correction over the arms. step, set-up: "
+    "in milliseconds; set-up has the compilation and first steps, and does not count as a cost. "
+    "detectable: the smallest speed-up that this number of seeds finds with probability 0.8. "
+    "seeds: those that find the observed one."
+)
+
+
+# --- tables ---
+
+
+def _frame(rows: Sequence[Mapping[str, str]]) -> DataFrame:
+    cells = [{printable(name): printable(cell) for name, cell in row.items()} for row in rows]
+    return DataFrame(cells, dtype=object)
+
+
+def _arms(analysis: Analysis) -> DataFrame:
+    """Return the speed-up and the verdict of each arm."""
+    return _frame(
+        [
+            {
+                "arm": arm.arm,
+                "speed-up": _unless_baseline(arm, arm.speedup),
+                "worst to best result": " ".join(
+                    show_ratio(point.speedup.value) for point in arm.at_results[::2]
+                ),
+                "covered": _unless_baseline(arm, f"{arm.covered:.0%}"),
+                "p": "" if arm.p is None else "<0.001" if arm.p < 0.001 else f"{arm.p:.2g}",
+                "verdict": verdict_name(arm),
+            }
+            for arm in analysis.arms
+        ]
+    )
+
+
+def _costs(study: Study, analysis: Analysis) -> DataFrame:
+    """Return the final results and the costs of each arm."""
+    rows = []
+    for arm in analysis.arms:
+        detectable, seeds = arm.power or (None, 0)
+        rows.append(
+            {
+                "arm": arm.arm,
+                "final result": f"{_final(arm.qualities[-1])} at {arm.qualities[-1].duration}",
+                "step": show_number(1e3 * arm.step_cost),
+                "step / baseline": _unless_baseline(arm, arm.step_cost_ratio),
+                "set-up": _mean_setup(study, arm),
+                "detectable": show_ratio(detectable),
+                "seeds": ">1000" if seeds is None else str(seeds or NOTHING),
+            }
+        )
+    return _frame(rows)
+
+
+def _trials(study: Study, results: Sequence[TrialResult]) -> DataFrame:
+    """Return some trials, with the settings that were chosen marked."""
+    rows = []
+    for result in results:
+        trial, metric = result.trial, study.protocol.tuning_metric
+        value = result.curve[-1].metrics.get(metric) if result.curve else None
+        chosen = (
+            trial.purpose == "tuning" and study.protocol.chosen.get(trial.arm) == trial.settings
+        )
+        rows.append(
+            {
+                "arm": trial.arm,
+                "settings": _settings(trial.settings),
+                "": "chosen" if chosen else "",
+                "schedule": trial.duration,
+                "seed": str(trial.seed),
+                metric: NOTHING if value is None else f"{value:.4g}",
+                "outcome": result.outcome,
+                "error": (result.error or "")[:2000],
+            }
+        )
+    return _frame(rows)
+
+
+def _protocol(study: Study) -> DataFrame:
+    """Return how the comparison was made, and with which versions."""
+    facts = attrs.asdict(study.protocol, recurse=False)
+    facts |= facts.pop("versions")
+    return _frame([{"": name.replace("_", " "), " ": _fact(one)} for name, one in facts.items()])
+
+
+# --- sentences ---
+
+
+def headline(study: Study, analysis: Analysis) -> str:
+    """Return the main finding in one sentence."""
+    baseline, target = study.protocol.baseline, study.protocol.target
+    paying = [arm for arm in analysis.arms if arm.verdict is Verdict.PAYS]
+    if not paying:
+        return f"No evidence that an arm trains faster than {baseline}"
+    best = max(paying, key=lambda arm: arm.at_least or (arm.speedup and arm.speedup.low) or 0.0)
+    goal = "" if target is None else f" to {study.protocol.metric} {show_number(target)}"
+    ratio = best.speedup if best.at_least is None else f"at least {show_ratio(best.at_least)}"
+    return f"{best.arm} trains {ratio} as fast as {baseline}{goal}"
+
+
+def _summary(study: Study) -> str:
+    """Return the metric, and the numbers of seeds and trials."""
+    protocol, purposes = study.protocol, [one.trial.purpose for one in study.results]
+    better = "higher" if protocol.mode == "max" else "lower"
+    seeds = len(protocol.seeds)
+    unfinished = sum(one.outcome != "finished" for one in study.results)
+    failed = f", {unfinished} of which did not finish" if unfinished else ""
+    return (
+        f"{protocol.metric} ({better} is better); {seeds} seed{'s' * (seeds != 1)}, "
+        f"{purposes.count('reporting')} reporting and {purposes.count('tuning')} tuning "
+        f"trials{failed}; {'CPU ' * (protocol.clock == 'cpu')}seconds of training"
+    )
+
+
+def _sentences(analysis: Analysis) -> list[str]:
+    """Return the verdict on each arm with its reason, and the noise floor."""
+    floor = "not measured"
+    if analysis.noise_floor is not None:
+        floor = f"the baseline against itself with other seeds, {analysis.noise_floor}"
+    judged = [f"{arm.arm}: {arm.verdict.value}; {arm.why}" for arm in analysis.arms if arm.verdict]
+    return [*judged, f"Noise floor: {floor}"]
+
+
+def _notes(analysis: Analysis) -> list[str]:
+    """Return the warnings about the comparison and its arms, without repetitions."""
+    by_arm = [f"{arm.arm}: {note}" for arm in analysis.arms for note in arm.notes]
+    return list(dict.fromkeys([*analysis.notes, *by_arm]))
+
+
+def verdict_name(arm: ArmAnalysis) -> str:
+    """Return the verdict of an arm, or its role."""
+    if arm.verdict is None:
+        return "A/A" if arm.role == "repeated" else arm.role
+    if arm.at_least is None:
+        return arm.verdict.value
+    return f"{arm.verdict.value}, {'≥' if arm.at_least > 1 else '≤'} {show_ratio(arm.at_least)}"
+
+
+# --- forms ---
+
+
+def format_text(study: Study, analysis: Analysis, *, details: bool = True) -> str:
+    """Format a comparison as text of at most 100 columns; without details as the first table."""
+    sections = [
+        _wrap(f"{headline(study, analysis)}.") + "\n" + _wrap(_summary(study)),
+        _narrow(_arms(analysis)),
+    ]
+    if details:
+        sections += [
+            "\n".join(_wrap(line, "", "  ") for line in _sentences(analysis)),
+            _narrow(_costs(study, analysis)),
+            _wrap(_LEGEND),
+            "\n".join(_wrap(note, "- ", "  ") for note in _notes(analysis)),
+        ]
+    return "\n\n".join(filter(None, sections))
+
+
+def _narrow(frame: DataFrame) -> str:
+    """Format a table of at most 100 columns: the names in the first column are wrapped."""
+    header, rows = list(frame.columns), frame.to_numpy().tolist()
+    widths = [max(map(len, column)) for column in list(zip(header, *rows, strict=True))[1:]]
+    room = max(_WIDTH - sum(widths) - 2 * len(widths), 8)
+    lines: list[Sequence[str]] = []
+    for name, *cells in rows:
+        first, *more = textwrap.wrap(name, room) or [""]
+        lines += [(first, *cells), *((part, *[""] * len(cells)) for part in more)]
+    return format_table(lines, header)
+
+
+def _wrap(text: str, first: str = "", later: str = "") -> str:
+    return textwrap.fill(printable(text), _WIDTH, initial_indent=first, subsequent_indent=later)
+
+
+def format_markdown(study: Study, analysis: Analysis) -> str:
+    """Format a comparison as Markdown: one table, a sentence for each verdict, and the command."""
+    frame = _arms(analysis)
+    rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
+    lines = [f"| {' | '.join(map(_escape, row))} |" for row in rows]
+    told = [_escape(line) for line in (*_sentences(analysis), *_notes(analysis))]
+    blocks = [
+        f"**{_escape(headline(study, analysis))}.**",
+        f"{_escape(_summary(study))}; 95 % intervals; p after Holm’s correction.",
+        "\n".join(lines),
+        "\n".join(f"- {line[:1].upper()}{line[1:].rstrip('.')}." for line in told),
+    ]
+    if (command := study.protocol.command) is not None:
+        shown = "\n".join(printable(line) for line in command.splitlines())
+        blocks.append(f"To repeat it:\n\n{textwrap.indent(shown, '    ')}")
+    if versions := study.protocol.versions:
+        shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+        blocks.append(f"Measured with {_escape(shown)}.")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _escape(text: str) -> str:
+    """Escape the characters that Markdown and HTML interpret, in one line."""
+    line = printable(" ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]|<>#~])", r"\\\1", line).replace("&", "&amp;")
+
+
+def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> str:
+    """Format a comparison as a page around an SVG image, or without one for a notebook."""
+    tables = {"arms": _arms(analysis), "costs": _costs(study, analysis)}
+    if plot is not None:
+        tables |= {
+            "tuning": _trials(study, [r for r in study.results if r.trial.purpose == "tuning"]),
+            "failures": _trials(study, [r for r in study.results if r.outcome != "finished"]),
+            "protocol": _protocol(study),
+        }
+    source = files("composable.comparison").joinpath("page.html").read_text(encoding="utf-8")
+    css = files("composable.report").joinpath("report.css").read_text(encoding="utf-8")
+    page: str = (
+        Environment(autoescape=True)
+        .from_string(source)
+        .render(
+            title=printable(headline(study, analysis)),
+            summary=printable(_summary(study)),
+            sentences=[printable(f"{line}.") for line in _sentences(analysis)],
+            notes=[printable(f"{line}.") for line in _notes(analysis)],
+            legend=_LEGEND,
+            version=__version__,
+            css=Markup(css),
+            plot=None if plot is None else Markup(plot),
+            tables={
+                name: Markup(_table(frame)) for name, frame in tables.items() if not frame.empty
+            },
+        )
+    )
+    return page
+
+
+def _table(frame: DataFrame) -> str:
+    with option_context("display.max_colwidth", None):
+        table: str = frame.to_html(index=False, border=0, max_rows=_MOST_ROWS)
+    return table
+
+
+# --- cells ---
+
+
+def _unless_baseline(arm: ArmAnalysis, value: object) -> str:
+    return "" if arm.role == "baseline" else str(value or NOTHING)
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {_fact(one)}" for name, one in value.items()) or NOTHING
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or NOTHING
+    return NOTHING if value is None else str(value)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or NOTHING
+
+
+def _final(quality: Quality) -> str:
+    """Return the mean final result with its 95 % interval, such as "0.956 ± 0.012"."""
+    if quality.mean is None:
+        finished = sum(value is not None for value in quality.results.values())
+        return f"{finished} of {len(quality.results)} finished"
+    half = 0.0 if quality.high is None else quality.high - quality.mean
+    if not half:
+        return show_number(quality.mean)
+    decimals = min(max(1 - floor(log10(half)), 0), 8)
+    return f"{quality.mean:.{decimals}f} ± {half:.{decimals}f}"
+
+
+def _mean_setup(study: Study, arm: ArmAnalysis) -> str:
+    """Return the mean seconds of set-up, compilation and first steps on the longest schedule."""
+    place = (arm.arm, arm.qualities[-1].duration, "reporting", "finished")
+    runs = [
+        one.seconds.setup + one.seconds.warmup
+        for one in study.results
+        if (one.trial.arm, one.trial.duration, one.trial.purpose, one.outcome) == place
+    ]
+    return show_number(1e3 * fmean(runs)) if runs else NOTHING

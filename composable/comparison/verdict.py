@@ -1,0 +1,281 @@
+"""What an analysis finds: speed-ups, and the verdict on each arm with its reason.
+
+Every speed-up is the cost of the baseline divided by that of the arm: above 1, the arm is faster.
+An open bound of an interval is None, and so is a number that the trials do not determine.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Literal
+
+import attrs
+
+from composable.comparison.statistics import Kind, Power, Shares
+
+__all__ = [
+    "COVERED",
+    "LEVEL",
+    "MINIMAL_SEEDS",
+    "Analysis",
+    "ArmAnalysis",
+    "Estimate",
+    "Quality",
+    "SpeedupAt",
+    "Verdict",
+    "judge",
+    "show_number",
+    "show_ratio",
+]
+
+MINIMAL_SEEDS = 3
+"""With fewer seeds, the verdict is "no evidence"."""
+LEVEL = 0.05
+COVERED = 0.8
+"""The share of the baseline's range below which a verdict is a bound."""
+_EVERYWHERE = 0.95
+"""The share of it on which an arm has to be faster for a bound: all but the noise."""
+
+
+class Verdict(str, Enum):
+    """Whether a method shortens training."""
+
+    PAYS = "pays"
+    NO_EVIDENCE = "no evidence"
+    COSTS = "costs"
+
+
+@attrs.frozen
+class Estimate:
+    """A ratio with its 95 % confidence interval."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    """Two-sided, for a ratio of 1, before correction over the arms."""
+    seeds: int
+
+    def __str__(self) -> str:
+        """Return such as "2.05x (1.80 to 2.33)" or "at least 1.80x"."""
+        low, high = (show_ratio(one).removesuffix("x") for one in (self.low, self.high))
+        if self.value is not None:
+            interval = "no interval" if self.low is None else f"{low} to {high}"
+            return f"{show_ratio(self.value)} ({interval})"
+        return f"at most {high}x" if self.low is None else f"at least {low}x"
+
+
+@attrs.frozen
+class SpeedupAt:
+    """The speed-up at one result."""
+
+    result: float
+    speedup: Estimate
+
+
+@attrs.frozen
+class Quality:
+    """The final results of an arm on one schedule."""
+
+    duration: str
+    seconds: float
+    """The time of the schedule: the measured cost of its steps."""
+    results: Mapping[int, float | None]
+    """By seed; None for a run that did not finish."""
+    mean: float | None
+    """None if a run did not finish."""
+    low: float | None
+    high: float | None
+    """The two-sided 95 % confidence interval of the mean."""
+
+
+@attrs.frozen(kw_only=True)
+class ArmAnalysis:
+    """The measures of one arm, and the verdict."""
+
+    arm: str
+    role: Literal["baseline", "repeated", "arm"]
+    qualities: tuple[Quality, ...]
+    """By schedule, from the shortest to the longest."""
+    step_cost: float
+    """The mean seconds of a step on the longest schedule."""
+    step_cost_ratio: Estimate | None
+    """The arm's step cost divided by the baseline's (above 1: more expensive steps). None for the
+    baseline, and without measured costs."""
+    notes: tuple[str, ...]
+    """Failed runs, settings at the edge of their grid, times that are not measured."""
+    kind: Kind | None = None
+    """What the curves give: a distance, or a bound by their ends."""
+    speedup: Estimate | None = None
+    """The mean over the results that both curves reach, or the speed-up at the target; open on
+    one side if the ends of the curves give only a bound. None for the baseline, and without two
+    schedules on which all runs finished."""
+    curve: tuple[SpeedupAt, ...] = ()
+    """The speed-up by result, from the worst to the best that both curves reach."""
+    shares: Shares | None = None
+    """The shares of the baseline's range of results that the arm reaches; None without a curve."""
+    noisy: bool = False
+    """Whether the results of a curve's schedules differ by too little for their noise."""
+    needs: str | None = None
+    """The schedule to add, so that the curves reach the same results, such as "40ba"."""
+    power: Power | None = None
+    p: float | None = None
+    """The p value of the verdict, after Holm's correction over the arms; that of the A/A arm is not
+    corrected."""
+    verdict: Verdict | None = None
+    """None for the baseline and the A/A arm."""
+    at_least: float | None = None
+    """The verdict's bound where the curves share less than 80 % of the baseline's range: the arm
+    pays at least this much, or costs as much as this ratio below 1."""
+    why: str = ""
+    """One sentence that gives the reason."""
+
+    @property
+    def covered(self) -> float:
+        """The share of the baseline's range of results that the arm reaches as well."""
+        return self.shares.both if self.shares else float(self.role == "baseline")
+
+    @property
+    def at_results(self) -> tuple[SpeedupAt, ...]:
+        """The speed-up at five results, from the worst to the best; at one with a target."""
+        return self.curve[:: max(1, (len(self.curve) - 1) // 4)]
+
+
+@attrs.frozen
+class Analysis:
+    """The result of a comparison."""
+
+    arms: tuple[ArmAnalysis, ...]
+    """In the order of the protocol, the baseline first."""
+    noise_floor: Estimate | None
+    """The speed-up of the A/A arm."""
+    notes: tuple[str, ...]
+    """Warnings about the whole comparison."""
+
+    @property
+    def needed(self) -> Mapping[str, str]:
+        """The schedule to add, by arm, where the curves do not reach the same results."""
+        return {arm.arm: arm.needs for arm in self.arms if arm.needs is not None}
+
+    def __getitem__(self, arm: str) -> ArmAnalysis:
+        """Return the analysis of the arm of this name."""
+        for found in self.arms:
+            if found.arm == arm:
+                return found
+        raise KeyError(f"there is no arm {arm!r}; the arms are {[one.arm for one in self.arms]}.")
+
+
+# --- verdicts ---
+
+
+def judge(found: ArmAnalysis, target: float | None, p: float | None, compared: int) -> ArmAnalysis:
+    """Return an arm with its verdict after the correction, and the sentence that gives the reason.
+
+    An arm pays, or costs, if its speed-up differs from 1 with p < 0.05 after Holm's correction.
+    Where the curves share less than 80 % of the baseline's range, it pays only if it is faster on
+    the whole of it, since its cheapest schedule passes the other results at less cost: at least by
+    the lower end of the interval. It costs only if its most expensive schedule does not reach the
+    other results at more cost.
+    """
+    ratio, goal = found.speedup, None if target is None else show_number(target)
+    if ratio is None or found.shares is None:
+        return attrs.evolve(found, verdict=Verdict.NO_EVIDENCE, why=_why_not(found, goal))
+    verdict, bound = _verdict(ratio, found.shares, p, whole=target is not None)
+    why = _describe(found, goal)
+    if bound is not None and found.kind == "distance":
+        why = f"at {'least' if bound > 1 else 'most'} {show_ratio(bound)}: {why}"
+    if p is not None:
+        many = f" after Holm's correction over {compared} arms" if compared > 1 else ""
+        why += f", p {'< 0.0001' if p < 0.0001 else f'= {p:.2g}'}{many}"
+    why = "; ".join([why, *_remarks(found, ratio.seeds, verdict, p)])
+    return attrs.evolve(found, p=p, verdict=verdict, at_least=bound, why=why)
+
+
+def _verdict(
+    ratio: Estimate, shares: Shares, p: float | None, *, whole: bool
+) -> tuple[Verdict, float | None]:
+    """Return the verdict, and its bound unless the curves share the whole range."""
+    pays = ratio.low is not None and ratio.low > 1
+    costs = ratio.high is not None and ratio.high < 1
+    if p is None or p >= LEVEL or ratio.seeds < MINIMAL_SEEDS or not (pays or costs):
+        return Verdict.NO_EVIDENCE, None
+    verdict, bound = (Verdict.PAYS, ratio.low) if pays else (Verdict.COSTS, ratio.high)
+    if whole or shares.both >= COVERED:
+        return verdict, None
+    if (shares.faster if pays else shares.slower) >= _EVERYWHERE:
+        return verdict, bound
+    return Verdict.NO_EVIDENCE, None
+
+
+# --- sentences ---
+
+
+def _why_not(found: ArmAnalysis, goal: str | None) -> str:
+    """Return why there is no speed-up."""
+    if found.shares is None:
+        return (
+            "needs at least two schedules on which all runs finished, such as "
+            'durations=["5ep", "10ep", "20ep"], and two seeds'
+        )
+    if found.noisy:
+        return (
+            "the results of its schedules, or of the baseline's, differ by too little for their "
+            "noise: add shorter schedules, or seeds"
+        )
+    reason = "hardly reach the same results" if goal is None else f"end before {goal}"
+    added = f"; add its schedule of {found.needs}" if found.needs else ""
+    return f"its curve and the baseline's {reason}{added}"
+
+
+_ENDS = {
+    "at least": "shortest schedule is better than the baseline's longest one",
+    "at most": "longest schedule is worse than the baseline's shortest one",
+}
+
+
+def _describe(found: ArmAnalysis, goal: str | None) -> str:
+    if goal is not None:
+        ends = "" if found.kind == "distance" else ", by the ends of the curves"
+        return f"{found.speedup} at {goal}{ends}"
+    if found.kind != "distance":
+        return f"{found.speedup}, since its {_ENDS[found.kind or 'at least']}"
+    ends = " and ".join(
+        f"{show_ratio(one.speedup.value)} at {show_number(one.result)}"
+        for one in (found.curve[0], found.curve[-1])
+    )
+    return f"{found.speedup} over {found.covered:.0%} of the baseline's range of results, {ends}"
+
+
+def _remarks(found: ArmAnalysis, seeds: int, verdict: Verdict, p: float | None) -> Iterator[str]:
+    """Yield where an arm pays and where not, and what would show more."""
+    points = found.at_results
+    faster = [one for one in points if one.speedup.low is not None and one.speedup.low > 1]
+    slower = [one for one in points if one.speedup.high is not None and one.speedup.high < 1]
+    if faster and slower:
+        yield f"faster {_between(faster)}, slower {_between(slower)}"
+    elif verdict is Verdict.PAYS and len(faster) < len(points):
+        yield f"shown {_between(faster)}" if faster else "shown for the mean only"
+    if seeds < MINIMAL_SEEDS:
+        yield f"a verdict needs {MINIMAL_SEEDS} seeds"
+    elif p is None:
+        yield "every seed gives the same difference: there is no spread to judge by"
+    elif verdict is Verdict.NO_EVIDENCE and p < LEVEL:
+        yield "the curves share too little of the baseline's range for a verdict"
+    if found.needs is not None:
+        yield f"add its schedule of {found.needs} to compare more results"
+
+
+def _between(points: Sequence[SpeedupAt]) -> str:
+    first, last = show_number(points[0].result), show_number(points[-1].result)
+    return f"at {first}" if first == last else f"at {first} to {last}"
+
+
+def show_number(value: float) -> str:
+    """Show a number with three significant digits, such as "13.8" and "0.00123"."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def show_ratio(ratio: float | None) -> str:
+    """Show a ratio with at least two digits, such as "2.05x" and "12.3x"."""
+    if ratio is None:
+        return "–"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
