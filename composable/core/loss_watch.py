@@ -2,7 +2,9 @@
 
 A loss is followed from the calls of loss functions, by the identity of results: through constant
 factors, casts, changes of the shape and sums. So it is a sum of terms, each a constant times the
-result of a call. What depends on a result in any other way is not followed.
+result of a call. What depends on a result in any other way is not followed. Nor is what a loss
+computes after it has read a value from a tensor: numbers are then no constants, and what it computes
+may be decided by the examples of a part.
 """
 
 import sys
@@ -17,10 +19,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from composable.core.batch_source import FOLLOWED, Sources
-from composable.core.divisors import Divisor, divisor_of
+from composable.core.divisors import Divisor, divisor_of, nonzero, sum_of
 from composable.core.loss_terms import Factor, Term, Terms
 
-__all__ = ["LossWatch", "eagerly", "with_divisor"]
+__all__ = ["LossWatch", "eagerly", "ratio", "with_divisor"]
 
 
 class LossWatch(TorchFunctionMode):
@@ -28,10 +30,12 @@ class LossWatch(TorchFunctionMode):
 
     It keeps the results of the calls, which are tensors without dimensions, their targets, and what
     is computed from the tensors of the batch alone, not the outputs of the model. Where a divisor
-    may be 0, the call has the gradient 0 if it is, and not NaN.
+    may be 0, nothing is divided if it is: the result is the sum, and the gradient is not NaN.
 
     Args:
         batch: The batch of the loss.
+        forward: Whether it sees a whole forward pass. Of the values that this reads, only those of
+            results of loss functions, sums and means matter then.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -43,8 +47,9 @@ class LossWatch(TorchFunctionMode):
         [(0.5, tensor(2))]
     """
 
-    def __init__(self, batch: Any = None) -> None:
+    def __init__(self, batch: Any = None, *, forward: bool = False) -> None:
         super().__init__()
+        self._forward, self._has_read = forward, False
         self._known: dict[int, tuple[Tensor, int, Terms]] = {}
         self._origins: dict[int, tuple[Tensor, Any]] = {}
         self._sources = Sources(batch)
@@ -61,8 +66,12 @@ class LossWatch(TorchFunctionMode):
     ) -> Any:
         """Call a function of PyTorch, and record what its result is."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if self._has_read:
+            return func(*args, **kwargs)
         follow = _FOLLOWED.get(name)
-        if follow is not None:
+        if func is ratio:
+            result = args[0] / nonzero(args[1])
+        elif follow is not None:
             result = self._call_followed(follow, func, name, args, kwargs)
         else:
             divisor = divisor_of(func, args, kwargs)
@@ -72,14 +81,23 @@ class LossWatch(TorchFunctionMode):
                 result = self._call_loss(divisor, func, args, kwargs)
         if name in FOLLOWED:
             self._sources.follow(func, name, args, kwargs, result)
+        if name in _READS or (name in _SIZES and _is_nothing(name, result)):
+            self._has_read = self._may_decide(args)
         return result
+
+    def _may_decide(self, args: tuple[Any, ...]) -> bool:
+        """Return whether what is read may decide what the loss computes next."""
+        if self._forward:
+            return bool(args) and self._of(args[0]) is not None
+        return not _is_called_by_torch()
 
     def _call_loss(self, divisor: Divisor, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a loss function."""
         if divisor.may_be_zero:
-            args = tuple(_cleared(one, divisor.value) for one in args)
-            kwargs = {name: _cleared(one, divisor.value) for name, one in kwargs.items()}
-        result = func(*args, **kwargs)
+            total = sum_of(func, args, kwargs)
+            result = (total / divisor.factor).to(total.dtype)
+        else:
+            result = func(*args, **kwargs)
         source = self._sources.of(divisor.targets)
         self._record(result, Terms((Term(result, attrs.evolve(divisor, source=source)),)))
         return result
@@ -92,8 +110,8 @@ class LossWatch(TorchFunctionMode):
         origins = tuple(self._origin_of(one) for one in args)
         if args and before[0] is not None and name.endswith("_") and not name.startswith("_"):
             before[0] = before[0].before_change(args[0])
-        if follow is _divided and len(args) == 2 and None not in before:
-            args = _cleared(args[0], args[1]), args[1]
+        if follow is _divided and len(args) == 2 and _is_mean(*before):
+            args = args[0], nonzero(args[1])
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor) or result.numel() != 1:
             return result
@@ -117,15 +135,6 @@ class LossWatch(TorchFunctionMode):
 
     def _record(self, result: Tensor, terms: Terms) -> None:
         self._known[id(result)] = result, result._version, terms
-
-
-def _cleared(value: Any, divisor: Any) -> Any:
-    """Return a view of a tensor that has the gradient 0 if a divisor is 0."""
-    if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()):
-        return value
-    view = value.view_as(value)
-    view.register_hook(lambda gradient: torch.where(divisor > 0, gradient, 0.0))  # type: ignore[no-untyped-call]
-    return view
 
 
 @cache
@@ -159,6 +168,44 @@ def with_divisor(loss: Tensor, mean: Tensor, count: int, total: Tensor | None) -
         return marked
     return loss
 
+
+def ratio(count: int, total: Tensor) -> Tensor:
+    """Return count / total, and 0 where the total is 0, or the count in a `LossWatch`."""
+    if has_torch_function((total,)):
+        result: Tensor = handle_torch_function(ratio, (total,), count, total)
+        return result
+    return torch.where(total > 0, count / total, 0.0)
+
+
+# --- what ends the following ---
+
+_READS = frozenset(
+    (
+        *("item", "tolist", "numpy", "__array__", "__contains__", "equal", "allclose"),
+        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "is_nonzero"),
+        *("unique", "unique_consecutive"),
+    )
+)
+"""Functions whose results are values, or depend on them in their number."""
+_SIZES = frozenset(("__len__", "size", "numel", "__get__"))
+"""Functions that read the shape of a tensor, among others: a 0 shows that it follows from values."""
+
+
+def _is_nothing(name: str, size: Any) -> bool:
+    if isinstance(size, tuple):
+        return 0 in size
+    return name != "__get__" and type(size) is int and size == 0
+
+
+def _is_called_by_torch() -> bool:
+    """Return whether a module of PyTorch reads a value, which decides nothing by it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(_IN_BETWEEN):
+        frame = frame.f_back
+    return bool(frame.f_globals["__name__"].startswith("torch.nn.modules."))
+
+
+_IN_BETWEEN = (__name__, "torch._dynamo", "torch._tensor", "torch.overrides")
 
 # --- what is followed ---
 
@@ -227,23 +274,27 @@ def _divided(call: Call) -> Terms | None:
     if not call.is_binary:
         return None
     above, below = call.before
-    if above is not None and below is not None:
-        return _mean_of_sums(call.result, above, below)
+    if above is not None and below is not None and _is_mean(above, below):
+        return _mean_of_sums(call.result, above, below.terms[0])
     number = _number(call.args[1])
     return _scaled(above, 1 / number, call.sources) if number else None
 
 
-def _mean_of_sums(result: Tensor, above: Terms, below: Terms) -> Terms | None:
-    """Follow the quotient of two sums, the lower one a count: it is the divisor."""
-    sums = (*above.terms, *below.terms)
-    if not (above.is_sum and below.is_sum) or len(sums) != 2:
-        return None
+def _is_mean(above: Terms | None, below: Terms | None) -> bool:
+    """Return whether a quotient is that of two sums, the lower one a count."""
+    if above is None or below is None or not (above.is_sum and below.is_sum):
+        return False
+    if len(above.terms) != 1 or len(below.terms) != 1:
+        return False
     count = below.terms[0]
-    if count.tensors or count.factor != 1 or count.result.requires_grad:
-        return None
-    counted = count.divisor
-    options = ("mean", *above.form)
-    divisor = Divisor(count.result, options, counted.targets, Tensor.sum, counted.source)
+    return not count.tensors and count.factor == 1 and not count.result.requires_grad
+
+
+def _mean_of_sums(result: Tensor, above: Terms, count: Term) -> Terms:
+    """Follow a mean of two sums: the count is its divisor."""
+    counted, options = count.divisor, ("mean", *above.form)
+    of_targets = counted.targets, Tensor.sum, counted.source
+    divisor = Divisor(count.result, options, *of_targets, sum_may_remain=True)
     return Terms((Term(result, divisor),))
 
 
@@ -296,7 +347,8 @@ def _divided_again(call: Call) -> Terms | None:
     values = [term.divisor.value for term in terms.terms]
     if any(isinstance(value, Tensor) or value != count for value in values):
         return None
-    return Terms((Term(call.result, Divisor(total, ("mean", *terms.form))),))
+    divisor = Divisor(total, ("mean", *terms.form), sum_may_remain=total is not None)
+    return Terms((Term(call.result, divisor),))
 
 
 def _constant(call: Call) -> Terms | None:

@@ -75,7 +75,7 @@ class OwnLoss:
 def own_loss(state: State, batch: Any) -> Seen:
     """Compute the loss of a batch by a model, and its terms."""
     precision, cast = state.precision, state.precision.cast(batch)
-    with eagerly(), precision.autocast(state.device), LossWatch(cast) as watch:
+    with eagerly(), precision.autocast(state.device), LossWatch(cast, forward=True) as watch:
         outputs = state.evolve(batch=cast).forward()
         loss = state.loss_fn(outputs, batch)  # type: ignore[misc]
     if loss is None:

@@ -15,7 +15,7 @@ from composable.core.loss import TargetLoss
 from composable.core.loss_confirmation import LossOf
 from composable.core.loss_watch import LossWatch
 from composable.core.loss_weights import LossWeights
-from composable.core.part_weights import SplitLossError, TermWeights
+from composable.core.part_weights import SplitLossError, Weight
 from composable.core.state import State
 from composable.metrics import Averages
 
@@ -91,8 +91,8 @@ class EvaluatedLoss:
             self.reason = error
             self._keep(state, loss)
 
-    def _weigh(self, state: State, loss: Tensor) -> list[tuple[Any, Any]]:
-        """Return the terms of the loss of a batch, and the weight of each."""
+    def _weigh(self, state: State, loss: Tensor) -> list[tuple[Tensor, Any, Any]]:
+        """Return the terms of the loss of a batch, and the factor and the weight of each."""
         if self.reason is not None:
             raise self.reason
         weight = self.weights.weigh(state, state.outputs, loss, self.watch, self.loss_of)
@@ -104,7 +104,9 @@ class EvaluatedLoss:
                 "loss_mean_over=."
             )
         self.form = weight.form
-        return weight.values if isinstance(weight, TermWeights) else [(loss, weight.value)]
+        single = isinstance(weight, Weight)
+        pairs = [(weight.of_weight(loss), weight)] if single else weight.values
+        return [(value, one.factor, one.value) for value, one in pairs]
 
     def _keep(self, state: State, loss: Tensor) -> None:
         """Keep the outputs and targets of a batch, unless it is the only one and these can't be."""
