@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from composable.core.batch_source import Source
 from composable.functional._targets import IGNORE_INDEX
 
-__all__ = ["Divisor", "count_classes", "divisor_of", "nonzero", "sum_of"]
+__all__ = ["Divisor", "count_classes", "divisor_of", "is_loss_function", "nonzero", "sum_of"]
 
 Arguments: TypeAlias = Mapping[str, Any]
 
@@ -111,6 +111,11 @@ def divisor_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     value, count = rule(given)
     smooths = given.get("weight") is not None and bool(given.get("label_smoothing"))
     return Divisor(value, options, targets, count, sum_may_remain=smooths)
+
+
+def is_loss_function(function: Any) -> bool:
+    """Return whether the divisor of a function is known."""
+    return function in _TABLE
 
 
 def sum_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:

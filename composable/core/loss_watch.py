@@ -2,24 +2,25 @@
 
 A loss is followed from the calls of loss functions, by the identity of results: through constant
 factors, casts, changes of the shape and sums. So it is a sum of terms, each a constant times the
-result of a call. What depends on a result in any other way is not followed. Nor is what a loss
-computes after it has read a value from a tensor: numbers are then no constants, and what it computes
-may be decided by the examples of a part.
+result of a call. What depends on a result in any other way is not followed, nor is a sum over
+parameters, which is not one over the examples of a part. Nor is what a loss computes after it has
+read a value from a tensor: numbers are then no constants, and the examples of a part may decide
+what it computes.
 """
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from composable.core.batch_source import FOLLOWED, Sources
-from composable.core.divisors import Divisor, divisor_of, nonzero, sum_of
+from composable.core.divisors import Divisor, divisor_of, is_loss_function, nonzero, sum_of
 from composable.core.loss_terms import Factor, Term, Terms
 
 __all__ = ["LossWatch", "eagerly", "ratio", "with_divisor"]
@@ -34,8 +35,6 @@ class LossWatch(TorchFunctionMode):
 
     Args:
         batch: The batch of the loss.
-        forward: Whether it sees a whole forward pass. Of the values that this reads, only those of
-            results of loss functions, sums and means matter then.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -47,14 +46,28 @@ class LossWatch(TorchFunctionMode):
         [(0.5, tensor(2))]
     """
 
-    def __init__(self, batch: Any = None, *, forward: bool = False) -> None:
+    def __init__(self, batch: Any = None) -> None:
         super().__init__()
-        self._forward, self._has_read = forward, False
+        self._has_read = self._forward = False
         self._known: dict[int, tuple[Tensor, int, Terms]] = {}
         self._origins: dict[int, tuple[Tensor, Any]] = {}
+        self._of_parameters: dict[int, Tensor] = {}
         self._sources = Sources(batch)
         if _has_compiler():
             _hide_from_compiler()
+
+    @contextmanager
+    def around_forward(self) -> Iterator[None]:
+        """Return a context for a forward pass.
+
+        Of the values that it reads before its first loss function, those of sums and means matter.
+        """
+        self._forward = True
+        try:
+            with self:
+                yield
+        finally:
+            self._forward = False
 
     def terms_of(self, loss: Any) -> Terms | None:
         """Return the terms of a result, or None if it is not the sum of any."""
@@ -71,19 +84,28 @@ class LossWatch(TorchFunctionMode):
         follow = _FOLLOWED.get(name)
         if func is ratio:
             result = args[0] / nonzero(args[1])
+        elif not self._forward and self._is_of_parameters(args):
+            result = func(*args, **kwargs)
+            self._of_parameters[id(result)] = result
         elif follow is not None:
             result = self._call_followed(follow, func, name, args, kwargs)
+        elif is_loss_function(func):
+            self._forward = False
+            result = self._call_loss(func, args, kwargs)
         else:
-            divisor = divisor_of(func, args, kwargs)
-            if divisor is None:
-                result = func(*args, **kwargs)
-            else:
-                result = self._call_loss(divisor, func, args, kwargs)
+            result = func(*args, **kwargs)
         if name in FOLLOWED:
             self._sources.follow(func, name, args, kwargs, result)
-        if name in _READS or (name in _SIZES and _is_nothing(name, result)):
+        if name in _TELLING and _tells(name, result, in_forward=self._forward):
             self._has_read = self._may_decide(args)
         return result
+
+    def _is_of_parameters(self, value: Any) -> bool:
+        """Return whether a value is computed from parameters alone, the same for all parts."""
+        if isinstance(value, (tuple, list)):
+            tensors = [one for one in value if isinstance(one, (Tensor, tuple, list))]
+            return bool(tensors) and all(map(self._is_of_parameters, tensors))
+        return isinstance(value, nn.Parameter) or self._of_parameters.get(id(value)) is value
 
     def _may_decide(self, args: tuple[Any, ...]) -> bool:
         """Return whether what is read may decide what the loss computes next."""
@@ -91,8 +113,11 @@ class LossWatch(TorchFunctionMode):
             return bool(args) and self._of(args[0]) is not None
         return not _is_called_by_torch()
 
-    def _call_loss(self, divisor: Divisor, func: Any, args: Any, kwargs: Any) -> Any:
+    def _call_loss(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a loss function."""
+        divisor = divisor_of(func, args, kwargs)
+        if divisor is None:
+            return func(*args, **kwargs)
         if divisor.may_be_zero:
             total = sum_of(func, args, kwargs)
             result = (total / divisor.factor).to(total.dtype)
@@ -187,14 +212,22 @@ _READS = frozenset(
     )
 )
 """Functions whose results are values, or depend on them in their number."""
+_COMPARISONS = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "__eq__", "__ne__"))
+"""Functions whose results are read in a forward pass, as by max(1, count)."""
 _SIZES = frozenset(("__len__", "size", "numel", "__get__"))
-"""Functions that read the shape of a tensor, among others: a 0 shows that it follows from values."""
+"""Functions that read a shape, among others: a 0 shows that it follows from values."""
+_TELLING = _READS | _COMPARISONS | _SIZES
 
 
-def _is_nothing(name: str, size: Any) -> bool:
-    if isinstance(size, tuple):
-        return 0 in size
-    return name != "__get__" and type(size) is int and size == 0
+def _tells(name: str, result: Any, *, in_forward: bool) -> bool:
+    """Return whether the result of a function tells a value."""
+    if name in _COMPARISONS:
+        return in_forward
+    if name not in _SIZES:
+        return True
+    if isinstance(result, tuple):
+        return 0 in result
+    return name != "__get__" and type(result) is int and result == 0
 
 
 def _is_called_by_torch() -> bool:

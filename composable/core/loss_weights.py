@@ -15,7 +15,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.evaluation_mode import evaluation_mode
 from composable.core.loss import ModelLoss, OutputLoss, function_of
 from composable.core.loss_confirmation import (
     UNKNOWN,
@@ -26,7 +25,7 @@ from composable.core.loss_confirmation import (
 )
 from composable.core.loss_mean import Declared, check_weight
 from composable.core.loss_watch import LossWatch, eagerly
-from composable.core.own_loss import OwnLoss, own_loss
+from composable.core.own_loss import OwnLoss
 from composable.core.part_weights import (
     Count,
     SplitLossError,
@@ -82,9 +81,7 @@ class LossWeights:
             state: The state with the loss.
             batch: The part, before algorithms replace it for the loss.
         """
-        if self.declared is not None:
-            return None
-        return LossWatch(batch, forward=self.watches_forward(state))
+        return None if self.declared is not None else LossWatch(batch)
 
     def around_loss(self, state: State, watch: LossWatch | None) -> AbstractContextManager[Any]:
         """Return a context for computing the loss of a part: eagerly, if the loss is watched."""
@@ -180,16 +177,9 @@ class LossWeights:
         if own.count is not None:
             return Weight(own.count(state.batch))
         terms = None if watch is None else watch.terms_of(loss)
-        watched = terms is not None
-        if not watched:
-            with without_effects(state), evaluation_mode(state.model), torch.enable_grad():
-                terms = own_loss(state, state.batch)[1]
         if terms is None or terms.form != own.form:
             raise refused(state, UNKNOWN)
-        weight = weigh(terms, state)
-        if isinstance(weight, TermWeights) and not watched:
-            return weight.in_one("where the forward pass is not watched")
-        return weight
+        return weigh(terms, state)
 
     def find_own_loss(self, state: State) -> None:
         """Find how a model of Transformers computes its loss, unless that is known.

@@ -65,8 +65,9 @@ class EvaluatedLoss:
             except SplitLossError as error:
                 self.reason = error
         self.watch = self.weights.watch(state, state.batch)
-        watched = self.watch is not None and self.weights.watches_forward(state)
-        return self.watch if watched else nullcontext()  # type: ignore[return-value]
+        if self.watch is None or not self.weights.watches_forward(state):
+            return nullcontext()
+        return self.watch.around_forward()
 
     def add(self, state: State) -> None:
         """Add the loss of a batch, given the state with the batch and the outputs.

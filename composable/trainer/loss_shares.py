@@ -159,9 +159,9 @@ class StepShares:
             return state, outputs, loss, share
         watch = weights.watch(state, batch)
         around = weights.around_loss(state, watch)
-        state, outputs, own, loss = compute_loss(
-            state, around if self.watches_forward else _NOTHING, around
-        )
+        watched = watch is not None and self.watches_forward
+        forward = watch.around_forward() if watched else _NOTHING  # type: ignore[union-attr]
+        state, outputs, own, loss = compute_loss(state, forward, around)
         weight = weights.weigh(state, outputs, own, watch, self.run.loss_of)
         if loss is not own:  # of an algorithm
             weight = weights.weight_of_other(state, loss, watch, weight)
