@@ -212,7 +212,7 @@ _READS = frozenset(
     )
 )
 """Functions whose results are values, or depend on them in their number."""
-_COMPARISONS = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "__eq__", "__ne__"))
+_COMPARISONS = frozenset(("gt", "ge", "lt", "le"))
 """Functions whose results are read in a forward pass, as by max(1, count)."""
 _SIZES = frozenset(("__len__", "size", "numel", "__get__"))
 """Functions that read a shape, among others: a 0 shows that it follows from values."""
