@@ -87,7 +87,7 @@ class LossWeights:
         """Return a context for computing the loss of a part: eagerly, if the loss is watched."""
         if watch is None:
             return nullcontext()
-        return _watched_eagerly(watch) if _is_compiled(state.loss_fn) else watch  # type: ignore[return-value]
+        return _watched_eagerly(watch) if _is_compiled(state.loss_fn) else watch
 
     def weigh(
         self,

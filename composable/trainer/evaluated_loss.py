@@ -105,9 +105,9 @@ class EvaluatedLoss:
                 "loss_mean_over=."
             )
         self.form = weight.form
-        single = isinstance(weight, Weight)
-        pairs = [(weight.of_weight(loss), weight)] if single else weight.values
-        return [(value, one.factor, one.value) for value, one in pairs]
+        if isinstance(weight, Weight):
+            return [(weight.of_weight(loss), weight.factor, weight.value)]
+        return [(value, one.factor, one.value) for value, one in weight.values]
 
     def _keep(self, state: State, loss: Tensor) -> None:
         """Keep the outputs and targets of a batch, unless it is the only one and these can't be."""
