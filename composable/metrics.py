@@ -245,15 +245,25 @@ class Averages:
         for name, function in self._functions.items():
             self.add(name, function(outputs, targets), count)
 
-    def add(self, name: str, value: Tensor | float, weight: Tensor | float | None) -> None:
-        """Add one value for each example, or a mean with its weight; without a weight, a sum."""
+    def add(
+        self,
+        name: str,
+        value: Tensor | float,
+        weight: Tensor | float | None,
+        factor: Tensor | float | None = None,
+    ) -> None:
+        """Add one value for each example, or a mean with its weight; without a weight, a sum.
+
+        What a mean is multiplied by to be a sum is its weight, or a factor that is given.
+        """
+        factor = weight if factor is None else factor
         value = check_real(name, torch.as_tensor(value)).detach()
         value = value.to(widest_float(value.device))
-        if isinstance(weight, Tensor):  # the mean of no examples is NaN with weight 0
-            value = torch.where(weight > 0, value, 0.0)
-        elif weight == 0:
+        if isinstance(factor, Tensor):  # the mean of no examples is NaN with weight 0
+            value = torch.where(factor == 0, 0.0, value)
+        elif factor == 0:
             value = torch.zeros_like(value)
-        total: Any = value.sum() if value.ndim or weight is None else value * weight
+        total: Any = value.sum() if value.ndim or factor is None else value * factor
         seen: Any = float(value.numel()) if value.ndim else weight
         seen = _SUM if weight is None else seen
         if self.processes is not None:
@@ -263,10 +273,10 @@ class Averages:
         self._sums[name] = self._sums.get(name, 0.0) + total
         self._counts[name] = self._counts.get(name, 0.0) + seen
 
-    def add_terms(self, name: str, terms: Sequence[tuple[Tensor, Tensor | float | None]]) -> None:
-        """Add the terms of one value, each a mean with its weight, or a sum without one."""
-        for i, (value, weight) in enumerate(terms):
-            self.add(f"{name}{_TERM}{i}" if i else name, value, weight)
+    def add_terms(self, name: str, terms: Sequence[tuple[Tensor, Any, Any]]) -> None:
+        """Add the terms of one value: each a mean with its factor and weight, or a sum."""
+        for i, (value, factor, weight) in enumerate(terms):
+            self.add(f"{name}{_TERM}{i}" if i else name, value, weight, factor)
 
     def _join(self, processes: Processes) -> None:
         """Add the batches of all processes, in the order in which one process would."""

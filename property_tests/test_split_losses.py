@@ -35,7 +35,8 @@ CASES = [
 ]
 A_FEW = [CASES[i] for i in range(0, len(CASES), 7)]
 REFUSED_ALONE = [[name] for name in REFUSED] if FULL else []
-NAMES = list(LOSSES) if FULL else [*list(LOSSES)[::9], "weights and squares"]
+ALWAYS = ["weights and squares", "by a rare count", "by a number", "by class, if any"]
+NAMES = list(LOSSES) if FULL else list(dict.fromkeys([*list(LOSSES)[::9], *ALWAYS]))
 
 
 def base_of(options, algorithms):

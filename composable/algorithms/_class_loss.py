@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from composable.core.batch_spec import BatchSpec
 from composable.core.loss import OutputLoss, TargetLoss, check_scalar
-from composable.core.loss_watch import with_divisor
+from composable.core.loss_watch import ratio, with_divisor
 from composable.core.model_call import needs_logits
 from composable.core.state import State
 from composable.functional import MixedTargets
@@ -158,7 +158,7 @@ class NormalizedCrossEntropy:
 
     def _scale(self, outputs: Tensor, losses: Tensor) -> Tensor:
         """Return what converts the mean over all positions; 1 if each has a label of weight 1."""
-        return _ratio(outputs.numel() // outputs.shape[1], self.total).to(losses.dtype)
+        return ratio(outputs.numel() // outputs.shape[1], self.total).to(losses.dtype)
 
 
 @attrs.frozen(eq=False)
@@ -177,7 +177,7 @@ class ScaledLoss:
     @property
     def scale(self) -> Tensor:
         """What converts the mean over all positions."""
-        return _ratio(self.positions, self.total)
+        return ratio(self.positions, self.total)
 
     @property
     def base_loss(self) -> Callable[..., Tensor]:
@@ -384,7 +384,7 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
         dense = class_probabilities(kept, classes, class_dim=dim).to(state.outputs.dtype)
         total = CrossEntropy().count(kept, compute_dtype(state.outputs.dtype))
         try:
-            found = loss_fn(state.outputs, replace(targets=dense)) * _ratio(kept.numel(), total)
+            found = loss_fn(state.outputs, replace(targets=dense)) * ratio(kept.numel(), total)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
                 f"loss_fn takes class indices, and fails for class probabilities of shape "
@@ -397,11 +397,6 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
             )
 
     _takes_probabilities(state, agree)
-
-
-def _ratio(positions: int, total: Tensor) -> Tensor:
-    """Return positions / total, and 0 without a label, where the loss and its gradient are 0."""
-    return torch.where(total > 0, positions / total, 0.0)
 
 
 def _close(left: Tensor, right: Tensor) -> bool:

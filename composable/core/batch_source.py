@@ -93,7 +93,7 @@ _OF_ELEMENTS = frozenset(
     (
         *("to", "bool", "int", "long", "half", "bfloat16", "float", "double", "type"),
         *("clamp", "clip", "clamp_min", "clamp_max", "__invert__", "logical_not", "bitwise_not"),
-        *("eq", "ne", "gt", "ge", "lt", "le"),
+        *("eq", "ne", "gt", "ge", "lt", "le", "__eq__", "__ne__", "__rsub__"),
     )
 )
 FOLLOWED = _RESHAPING | _OF_POSITIONS | _OF_ELEMENTS

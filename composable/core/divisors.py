@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from composable.core.batch_source import Source
 from composable.functional._targets import IGNORE_INDEX
 
-__all__ = ["Divisor", "count_classes", "divisor_of"]
+__all__ = ["Divisor", "count_classes", "divisor_of", "is_loss_function", "nonzero", "sum_of"]
 
 Arguments: TypeAlias = Mapping[str, Any]
 
@@ -38,6 +38,8 @@ class Divisor:
     """Computes the divisor from targets like those of the call, if they determine it."""
     source: Source | None = None
     """Where the targets come from in the batch, if that is known."""
+    sum_may_remain: bool = False
+    """Whether the sum may be other than 0 where the divisor is 0."""
 
     @property
     def may_be_zero(self) -> bool:
@@ -45,6 +47,11 @@ class Divisor:
         # PyTorch's own count of labels is an exception: ignored rows have the gradient 0.
         counts_labels = isinstance(self.value, Tensor) and self.value.dtype == torch.int64
         return isinstance(self.value, Tensor) and not (counts_labels and callable(self.options[0]))
+
+    @property
+    def factor(self) -> Any:
+        """What the call times it is a sum: the divisor, or 1 if that is 0, and nothing divided."""
+        return nonzero(self.value) if self.may_be_zero else self.value
 
     @property
     def of_batch(self) -> Callable[[Any], Any] | None:
@@ -87,7 +94,7 @@ def divisor_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     if found is None:
         return None
     rule, defaults = found
-    given = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+    given = _given(defaults, args, kwargs)
     reduction = given["reduction"]
     if given.get("size_average") is not None or given.get("reduce") is not None:
         reduction = _reduction.legacy_get_string(
@@ -102,7 +109,25 @@ def divisor_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     if reduction == "batchmean":
         return Divisor(given["input"].size(0), options, targets)
     value, count = rule(given)
-    return Divisor(value, options, targets, count)
+    smooths = given.get("weight") is not None and bool(given.get("label_smoothing"))
+    return Divisor(value, options, targets, count, sum_may_remain=smooths)
+
+
+def is_loss_function(function: Any) -> bool:
+    """Return whether the divisor of a function is known."""
+    return function in _TABLE
+
+
+def sum_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Call a loss function, and return its sum in place of its mean."""
+    given = _given(_TABLE[function][1], args, kwargs)
+    legacy = dict.fromkeys(given.keys() & {"size_average", "reduce"})
+    return function(**{**given, **legacy, "reduction": "sum"})  # type: ignore[no-any-return]
+
+
+def nonzero(divisor: Tensor) -> Tensor:
+    """Return a divisor, or 1 where it is 0."""
+    return torch.where(divisor == 0, 1, divisor)
 
 
 def count_classes(
@@ -222,6 +247,12 @@ _DATA = {
     *("input", "input1", "input2", "target", "targets", "anchor", "positive", "negative", "var"),
     *("log_probs", "input_lengths", "target_lengths", "linear_weight", "linear_bias"),
 }
+
+
+def _given(
+    defaults: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
 
 def _options(function: Any, given: Arguments) -> tuple[Any, ...]:

@@ -31,7 +31,8 @@ Seen: TypeAlias = tuple[Tensor, Terms | None]
 
 UNKNOWN = (
     "is split, and it is unknown what it is a mean over: it is not the result of a loss function "
-    "of PyTorch, a mean or a sum over all elements, or a sum of such results times constants"
+    "of PyTorch, a mean or a sum over all elements, or a sum of such results times constants, or "
+    "it is computed after a value was read from a tensor, as by .item(), on which it may depend"
 )
 
 

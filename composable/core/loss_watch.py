@@ -2,25 +2,28 @@
 
 A loss is followed from the calls of loss functions, by the identity of results: through constant
 factors, casts, changes of the shape and sums. So it is a sum of terms, each a constant times the
-result of a call. What depends on a result in any other way is not followed.
+result of a call. What depends on a result in any other way is not followed, nor is a sum over
+parameters, which is not one over the examples of a part. Nor is what a loss computes after it has
+read a value from a tensor: numbers are then no constants, and the examples of a part may decide
+what it computes.
 """
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from composable.core.batch_source import FOLLOWED, Sources
-from composable.core.divisors import Divisor, divisor_of
+from composable.core.divisors import Divisor, divisor_of, is_loss_function, nonzero, sum_of
 from composable.core.loss_terms import Factor, Term, Terms
 
-__all__ = ["LossWatch", "eagerly", "with_divisor"]
+__all__ = ["LossWatch", "eagerly", "ratio", "with_divisor"]
 
 
 class LossWatch(TorchFunctionMode):
@@ -28,7 +31,7 @@ class LossWatch(TorchFunctionMode):
 
     It keeps the results of the calls, which are tensors without dimensions, their targets, and what
     is computed from the tensors of the batch alone, not the outputs of the model. Where a divisor
-    may be 0, the call has the gradient 0 if it is, and not NaN.
+    may be 0, nothing is divided if it is: the result is the sum, and the gradient is not NaN.
 
     Args:
         batch: The batch of the loss.
@@ -45,11 +48,26 @@ class LossWatch(TorchFunctionMode):
 
     def __init__(self, batch: Any = None) -> None:
         super().__init__()
+        self._has_read = self._forward = False
         self._known: dict[int, tuple[Tensor, int, Terms]] = {}
         self._origins: dict[int, tuple[Tensor, Any]] = {}
+        self._of_parameters: dict[int, Tensor] = {}
         self._sources = Sources(batch)
         if _has_compiler():
             _hide_from_compiler()
+
+    @contextmanager
+    def around_forward(self) -> Iterator[None]:
+        """Return a context for a forward pass.
+
+        Of the values that it reads before its first loss function, those of sums and means matter.
+        """
+        self._forward = True
+        try:
+            with self:
+                yield
+        finally:
+            self._forward = False
 
     def terms_of(self, loss: Any) -> Terms | None:
         """Return the terms of a result, or None if it is not the sum of any."""
@@ -61,25 +79,50 @@ class LossWatch(TorchFunctionMode):
     ) -> Any:
         """Call a function of PyTorch, and record what its result is."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if self._has_read:
+            return func(*args, **kwargs)
         follow = _FOLLOWED.get(name)
-        if follow is not None:
+        if func is ratio:
+            result = args[0] / nonzero(args[1])
+        elif not self._forward and self._is_of_parameters(args):
+            result = func(*args, **kwargs)
+            self._of_parameters[id(result)] = result
+        elif follow is not None:
             result = self._call_followed(follow, func, name, args, kwargs)
+        elif is_loss_function(func):
+            self._forward = False
+            result = self._call_loss(func, args, kwargs)
         else:
-            divisor = divisor_of(func, args, kwargs)
-            if divisor is None:
-                result = func(*args, **kwargs)
-            else:
-                result = self._call_loss(divisor, func, args, kwargs)
+            result = func(*args, **kwargs)
         if name in FOLLOWED:
             self._sources.follow(func, name, args, kwargs, result)
+        if name in _TELLING and _tells(name, result, in_forward=self._forward):
+            self._has_read = self._may_decide(args)
         return result
 
-    def _call_loss(self, divisor: Divisor, func: Any, args: Any, kwargs: Any) -> Any:
+    def _is_of_parameters(self, value: Any) -> bool:
+        """Return whether a value is computed from parameters alone, the same for all parts."""
+        if isinstance(value, (tuple, list)):
+            tensors = [one for one in value if isinstance(one, (Tensor, tuple, list))]
+            return bool(tensors) and all(map(self._is_of_parameters, tensors))
+        return isinstance(value, nn.Parameter) or self._of_parameters.get(id(value)) is value
+
+    def _may_decide(self, args: tuple[Any, ...]) -> bool:
+        """Return whether what is read may decide what the loss computes next."""
+        if self._forward:
+            return bool(args) and self._of(args[0]) is not None
+        return not _is_called_by_torch()
+
+    def _call_loss(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a loss function."""
+        divisor = divisor_of(func, args, kwargs)
+        if divisor is None:
+            return func(*args, **kwargs)
         if divisor.may_be_zero:
-            args = tuple(_cleared(one, divisor.value) for one in args)
-            kwargs = {name: _cleared(one, divisor.value) for name, one in kwargs.items()}
-        result = func(*args, **kwargs)
+            total = sum_of(func, args, kwargs)
+            result = (total / divisor.factor).to(total.dtype)
+        else:
+            result = func(*args, **kwargs)
         source = self._sources.of(divisor.targets)
         self._record(result, Terms((Term(result, attrs.evolve(divisor, source=source)),)))
         return result
@@ -92,8 +135,8 @@ class LossWatch(TorchFunctionMode):
         origins = tuple(self._origin_of(one) for one in args)
         if args and before[0] is not None and name.endswith("_") and not name.startswith("_"):
             before[0] = before[0].before_change(args[0])
-        if follow is _divided and len(args) == 2 and None not in before:
-            args = _cleared(args[0], args[1]), args[1]
+        if follow is _divided and len(args) == 2 and _is_mean(*before):
+            args = args[0], nonzero(args[1])
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor) or result.numel() != 1:
             return result
@@ -117,15 +160,6 @@ class LossWatch(TorchFunctionMode):
 
     def _record(self, result: Tensor, terms: Terms) -> None:
         self._known[id(result)] = result, result._version, terms
-
-
-def _cleared(value: Any, divisor: Any) -> Any:
-    """Return a view of a tensor that has the gradient 0 if a divisor is 0."""
-    if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()):
-        return value
-    view = value.view_as(value)
-    view.register_hook(lambda gradient: torch.where(divisor > 0, gradient, 0.0))  # type: ignore[no-untyped-call]
-    return view
 
 
 @cache
@@ -159,6 +193,52 @@ def with_divisor(loss: Tensor, mean: Tensor, count: int, total: Tensor | None) -
         return marked
     return loss
 
+
+def ratio(count: int, total: Tensor) -> Tensor:
+    """Return count / total, and 0 where the total is 0, or the count in a `LossWatch`."""
+    if has_torch_function((total,)):
+        result: Tensor = handle_torch_function(ratio, (total,), count, total)
+        return result
+    return torch.where(total > 0, count / total, 0.0)
+
+
+# --- what ends the following ---
+
+_READS = frozenset(
+    (
+        *("item", "tolist", "numpy", "__array__", "__contains__", "equal", "allclose"),
+        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "is_nonzero"),
+        *("unique", "unique_consecutive"),
+    )
+)
+"""Functions whose results are values, or depend on them in their number."""
+_COMPARISONS = frozenset(("gt", "ge", "lt", "le"))
+"""Functions whose results are read in a forward pass, as by max(1, count)."""
+_SIZES = frozenset(("__len__", "size", "numel", "__get__"))
+"""Functions that read a shape, among others: a 0 shows that it follows from values."""
+_TELLING = _READS | _COMPARISONS | _SIZES
+
+
+def _tells(name: str, result: Any, *, in_forward: bool) -> bool:
+    """Return whether the result of a function tells a value."""
+    if name in _COMPARISONS:
+        return in_forward
+    if name not in _SIZES:
+        return True
+    if isinstance(result, tuple):
+        return 0 in result
+    return name != "__get__" and type(result) is int and result == 0
+
+
+def _is_called_by_torch() -> bool:
+    """Return whether a module of PyTorch reads a value, which decides nothing by it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(_IN_BETWEEN):
+        frame = frame.f_back
+    return bool(frame.f_globals["__name__"].startswith("torch.nn.modules."))
+
+
+_IN_BETWEEN = (__name__, "torch._dynamo", "torch._tensor", "torch.overrides")
 
 # --- what is followed ---
 
@@ -227,23 +307,27 @@ def _divided(call: Call) -> Terms | None:
     if not call.is_binary:
         return None
     above, below = call.before
-    if above is not None and below is not None:
-        return _mean_of_sums(call.result, above, below)
+    if above is not None and below is not None and _is_mean(above, below):
+        return _mean_of_sums(call.result, above, below.terms[0])
     number = _number(call.args[1])
     return _scaled(above, 1 / number, call.sources) if number else None
 
 
-def _mean_of_sums(result: Tensor, above: Terms, below: Terms) -> Terms | None:
-    """Follow the quotient of two sums, the lower one a count: it is the divisor."""
-    sums = (*above.terms, *below.terms)
-    if not (above.is_sum and below.is_sum) or len(sums) != 2:
-        return None
+def _is_mean(above: Terms | None, below: Terms | None) -> bool:
+    """Return whether a quotient is that of two sums, the lower one a count."""
+    if above is None or below is None or not (above.is_sum and below.is_sum):
+        return False
+    if len(above.terms) != 1 or len(below.terms) != 1:
+        return False
     count = below.terms[0]
-    if count.tensors or count.factor != 1 or count.result.requires_grad:
-        return None
-    counted = count.divisor
-    options = ("mean", *above.form)
-    divisor = Divisor(count.result, options, counted.targets, Tensor.sum, counted.source)
+    return not count.tensors and count.factor == 1 and not count.result.requires_grad
+
+
+def _mean_of_sums(result: Tensor, above: Terms, count: Term) -> Terms:
+    """Follow a mean of two sums: the count is its divisor."""
+    counted, options = count.divisor, ("mean", *above.form)
+    of_targets = counted.targets, Tensor.sum, counted.source
+    divisor = Divisor(count.result, options, *of_targets, sum_may_remain=True)
     return Terms((Term(result, divisor),))
 
 
@@ -296,7 +380,8 @@ def _divided_again(call: Call) -> Terms | None:
     values = [term.divisor.value for term in terms.terms]
     if any(isinstance(value, Tensor) or value != count for value in values):
         return None
-    return Terms((Term(call.result, Divisor(total, ("mean", *terms.form))),))
+    divisor = Divisor(total, ("mean", *terms.form), sum_may_remain=total is not None)
+    return Terms((Term(call.result, divisor),))
 
 
 def _constant(call: Call) -> Terms | None:

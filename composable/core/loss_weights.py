@@ -7,15 +7,14 @@ the model, or else found by a `LossWatch`. A loss for which it is unknown is ref
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from composable.core.evaluation_mode import evaluation_mode
 from composable.core.loss import ModelLoss, OutputLoss, function_of
 from composable.core.loss_confirmation import (
     UNKNOWN,
@@ -26,7 +25,7 @@ from composable.core.loss_confirmation import (
 )
 from composable.core.loss_mean import Declared, check_weight
 from composable.core.loss_watch import LossWatch, eagerly
-from composable.core.own_loss import OwnLoss, own_loss
+from composable.core.own_loss import OwnLoss
 from composable.core.part_weights import (
     Count,
     SplitLossError,
@@ -85,12 +84,10 @@ class LossWeights:
         return None if self.declared is not None else LossWatch(batch)
 
     def around_loss(self, state: State, watch: LossWatch | None) -> AbstractContextManager[Any]:
-        """Return a context for computing the loss of a part.
-
-        In the mode, a compiled loss function would not use its graphs.
-        """
-        outside = watch is None or _is_compiled(state.loss_fn)
-        return nullcontext() if outside else watch  # type: ignore[return-value]
+        """Return a context for computing the loss of a part: eagerly, if the loss is watched."""
+        if watch is None:
+            return nullcontext()
+        return _watched_eagerly(watch) if _is_compiled(state.loss_fn) else watch
 
     def weigh(
         self,
@@ -122,9 +119,6 @@ class LossWeights:
         own = self._own_loss(state) or self._found_in_forward(state, outputs, loss_of)
         if own is not None:
             return self._weigh_own(own, state, loss, watch)
-        if watch is not None and _is_compiled(state.loss_fn):
-            with eagerly(), watch:
-                loss = loss_of(state, outputs)
         terms = None if watch is None else watch.terms_of(loss)
         if terms is None:
             raise refused(state, UNKNOWN)
@@ -132,11 +126,29 @@ class LossWeights:
         return weigh(terms, state)
 
     def weight_of_other(
-        self, state: State, loss: Tensor, watch: LossWatch
-    ) -> Weight | TermWeights | None:
-        """Return the weight of a loss that an algorithm has computed, or None if it is unknown."""
-        terms = watch.terms_of(loss)
-        return None if terms is None else weigh(terms, state)
+        self, state: State, loss: Tensor, watch: LossWatch | None, own: Weight | TermWeights
+    ) -> Weight | TermWeights:
+        """Return the weight of a loss that an algorithm has computed: that of its own, if unknown.
+
+        Args:
+            state: The state with the batch of the part.
+            loss: The loss of the algorithm.
+            watch: The mode in which it was computed.
+            own: The weight of the loss from which it was computed.
+
+        Raises:
+            SplitLossError: It is unknown, and the loss has several weights, or one that may be 0.
+        """
+        terms = None if watch is None else watch.terms_of(loss)
+        if terms is not None:
+            return weigh(terms, state)
+        one = own.as_one() if isinstance(own, TermWeights) else own
+        if one is None or one.sum_may_remain:
+            raise refused(
+                state,
+                "is changed by an algorithm, and it is unknown what the result is a mean over",
+            )
+        return attrs.evolve(one, factor=one.value, constant=0.0)
 
     def _found_in_forward(self, state: State, outputs: Any, loss_of: LossOf) -> OwnLoss | None:
         """Find how a model with a method `loss` computes it, if it does so in its forward pass."""
@@ -165,16 +177,9 @@ class LossWeights:
         if own.count is not None:
             return Weight(own.count(state.batch))
         terms = None if watch is None else watch.terms_of(loss)
-        watched = terms is not None
-        if not watched:
-            with without_effects(state), evaluation_mode(state.model), torch.enable_grad():
-                terms = own_loss(state, state.batch)[1]
         if terms is None or terms.form != own.form:
             raise refused(state, UNKNOWN)
-        weight = weigh(terms, state)
-        if isinstance(weight, TermWeights) and not watched:
-            return weight.in_one("where the forward pass is not watched")
-        return weight
+        return weigh(terms, state)
 
     def find_own_loss(self, state: State) -> None:
         """Find how a model of Transformers computes its loss, unless that is known.
@@ -222,6 +227,12 @@ def _declared_by(state: State) -> Callable[[Any, Any], Any] | None:
     own = isinstance(state.loss_fn, (ModelLoss, OutputLoss))
     declared = getattr(state.model if own else function_of(state.loss_fn), "loss_weight", None)
     return declared if callable(declared) else None
+
+
+@contextmanager
+def _watched_eagerly(watch: LossWatch) -> Iterator[None]:
+    with eagerly(), watch:
+        yield
 
 
 def _is_compiled(loss_fn: Any) -> bool:

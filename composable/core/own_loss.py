@@ -75,9 +75,12 @@ class OwnLoss:
 def own_loss(state: State, batch: Any) -> Seen:
     """Compute the loss of a batch by a model, and its terms."""
     precision, cast = state.precision, state.precision.cast(batch)
-    with eagerly(), precision.autocast(state.device), LossWatch(cast) as watch:
-        outputs = state.evolve(batch=cast).forward()
-        loss = state.loss_fn(outputs, batch)  # type: ignore[misc]
+    watch = LossWatch(cast)
+    with eagerly(), precision.autocast(state.device):
+        with watch.around_forward():
+            outputs = state.evolve(batch=cast).forward()
+        with watch:
+            loss = state.loss_fn(outputs, batch)  # type: ignore[misc]
     if loss is None:
         raise refused(
             state, "is None in evaluation mode, in which it is found what it is a mean over"
@@ -91,6 +94,8 @@ def _count_of(state: State, seen: list[tuple[Any, Terms]]) -> Count | None:
     if first.is_sum or not first.single:
         return None
     divisor = first.terms[0].divisor
+    if divisor.sum_may_remain:  # the loss of a part without weight is seen in the forward pass only
+        return None
     counts: list[Count | None] = [divisor.of_batch if _is_of_any_size(divisor.source) else None]
     if isinstance(divisor.value, int):
         counts.insert(0, state.batch_spec.count)

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 import attrs
+from torch import Tensor
 
 from composable.core.batch_spec import BatchSpec
 from composable.core.loss import ModelLoss, OutputLoss, function_of
@@ -62,6 +63,20 @@ class Weight:
     """Computes the weight of another part from its batch, if that determines it."""
     origin: Any = None
     """How the batch determines it: equal for all parts of a whole."""
+    sum_may_remain: bool = False
+    """Whether the loss times its factor may be other than 0 where the weight is 0."""
+    constant: float = 0.0
+    """A constant in the loss."""
+    factor: Any = attrs.field()
+    """What the loss times it is a sum: the weight, or 1 where that is 0, and nothing divided."""
+
+    @factor.default
+    def _factor_of_value(self) -> Any:
+        return self.value
+
+    def of_weight(self, loss: Tensor) -> Tensor:
+        """Return the loss without its constant where the weight is 0."""
+        return loss - self.constant * (self.value == 0) if self.constant else loss
 
 
 @attrs.frozen(eq=False)
@@ -85,12 +100,12 @@ class TermWeights:
         return tuple(one.origin for one in self.weights)
 
     @property
-    def values(self) -> list[tuple[Any, Any]]:
+    def values(self) -> list[tuple[Tensor, Weight]]:
         """The value and the weight of each term, with the constant in the first mean."""
-        pairs = [(t.value, w.value) for t, w in zip(self.terms.terms, self.weights, strict=True)]
-        mean = next(i for i, (_, weight) in enumerate(pairs) if weight is not None)
-        pairs[mean] = pairs[mean][0] + self.terms.constant, pairs[mean][1]
-        return pairs
+        values = [term.value for term in self.terms.terms]
+        mean = next(i for i, one in enumerate(self.weights) if one.value is not None)
+        values[mean] = values[mean] + self.terms.constant * (self.weights[mean].value != 0)
+        return list(zip(values, self.weights, strict=True))
 
     def as_one(self) -> Weight | None:
         """Return a single weight if the divisors are numbers: in one ratio, for all parts."""
@@ -138,9 +153,12 @@ def weigh(terms: Terms, state: State) -> Weight | TermWeights:
         return Weight(
             first.value,
             form,
-            any(one.may_be_zero for one in divisors),
+            False,
             first.of_batch if as_loaded else None,
             source,
+            any(one.sum_may_remain for one in divisors),
+            terms.constant,
+            first.factor,
         )
     if all(one.value is None for one in divisors):
         raise refused(state, "is a sum and a constant, which is not one for each of its parts")
@@ -155,7 +173,7 @@ def _of_term(term: Term, state: State) -> Weight:
     value, of_batch, origin = divisor.value, divisor.of_batch, divisor.source
     if of_batch is None and isinstance(value, int):
         return _by_examples(term, value, state.batch_spec, state.batch)
-    return Weight(value, term.form, divisor.may_be_zero, of_batch, origin)
+    return Weight(value, term.form, False, of_batch, origin, factor=divisor.factor)
 
 
 def _by_examples(term: Term, value: int, spec: BatchSpec, batch: Any) -> Weight:

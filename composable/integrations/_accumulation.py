@@ -7,6 +7,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from composable.core.part_weights import Weight
+
 __all__ = ["Accumulation"]
 
 
@@ -26,8 +28,8 @@ class Accumulation:
     sizes: list[int] = attrs.field(factory=list)
     """The examples of each microbatch of this step, as the algorithms return it."""
     losses: list[Tensor] = attrs.field(factory=list)
-    weights: list[Any] = attrs.field(factory=list)
-    """What the loss of each microbatch is divided by; None for a sum."""
+    weights: list[Weight] = attrs.field(factory=list)
+    """The weight of each microbatch."""
 
     @property
     def complete(self) -> bool:
@@ -38,34 +40,39 @@ class Accumulation:
         """Start a step."""
         self.sizes, self.losses, self.weights = [], [], []
 
-    def weigh(self, loss: Tensor, weight: Any) -> Tensor:
+    def weigh(self, loss: Tensor, weight: Weight) -> Tensor:
         """Return the loss of the last microbatch, multiplied by its weight."""
+        loss = weight.of_weight(loss)
         self.losses.append(loss.detach())
         self.weights.append(weight)
-        if weight is None or len(self.sizes) == 1 == self.accumulate_batches:
+        if weight.value is None or len(self.sizes) == 1 == self.accumulate_batches:
             return loss
-        return _times(loss, weight / self.sizes[0])
+        return _times(loss, weight.factor / self.sizes[0])
 
     def loss(self) -> Tensor:
         """Return the loss of the whole step."""
         if len(self.losses) == 1:
             return self.losses[0]
-        if self.weights[0] is None:
+        if self.weights[0].value is None:
             return torch.stack(self.losses).sum()
-        total = sum(self.weights)
+        total = self._total
         shares = (
-            _times(loss, weight / total)
+            _times(loss, weight.factor / total)
             for loss, weight in zip(self.losses, self.weights, strict=True)
         )
         return sum(shares)  # type: ignore[return-value]
+
+    @property
+    def _total(self) -> Any:
+        return sum(one.value for one in self.weights)
 
     def rescale(self, parameters: Iterable[nn.Parameter]) -> None:
         """Turn the accumulated gradients into those of the loss of the whole step."""
         if len(self.sizes) == 1 == self.accumulate_batches:
             return
         factor: Any = self.accumulate_batches
-        if self.weights[0] is not None:
-            factor = factor * self.sizes[0] / sum(self.weights)
+        if self.weights[0].value is not None:
+            factor = factor * self.sizes[0] / self._total
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients and not (isinstance(factor, (int, float)) and factor == 1):
             torch._foreach_mul_(gradients, factor)
@@ -76,4 +83,4 @@ def _times(loss: Tensor, factor: Any) -> Tensor:
     if not isinstance(factor, Tensor):
         return loss if factor == 1 else loss * factor
     product = loss * factor.to(loss)
-    return torch.where(factor > 0, product, torch.zeros_like(product))
+    return torch.where(factor == 0, torch.zeros_like(product), product)

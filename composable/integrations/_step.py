@@ -12,7 +12,7 @@ from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.loss import check_loss, check_scalar
 from composable.core.loss_weights import LossWeights
-from composable.core.part_weights import TermWeights
+from composable.core.part_weights import TermWeights, Weight
 from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.integrations._accumulation import Accumulation
@@ -153,14 +153,14 @@ class StepEvents:
         with self._weights_of_losses.around_loss(state, watch):
             loss = check_loss(_loss_of(state, state.outputs))
             before, state = state, self._fire(Event.AFTER_LOSS, state.evolve(loss=loss))
-        weight: Any = self._micro.sizes[-1]
+        weight: Any = Weight(self._micro.sizes[-1])
         if split:
             found = self._weights_of_losses.weigh(before, outputs, loss, watch, _loss_of)
-            if state.loss is not loss and watch is not None and state.loss is not None:
-                found = self._weights_of_losses.weight_of_other(state, state.loss, watch) or found
+            if state.loss is not loss and state.loss is not None:
+                found = self._weights_of_losses.weight_of_other(state, state.loss, watch, found)
             if isinstance(found, TermWeights):
                 found = found.in_one("in an external loop before the last microbatch")
-            weight = found.value
+            weight = found
         self._advance(Event.BEFORE_BACKWARD, self._fire(Event.BEFORE_BACKWARD, state))
         weighted = self._micro.weigh(self.state.loss, weight)  # type: ignore[arg-type]
         if self._unstepped and len(self._micro.sizes) == 1:

@@ -15,7 +15,7 @@ from composable.core.loss import TargetLoss
 from composable.core.loss_confirmation import LossOf
 from composable.core.loss_watch import LossWatch
 from composable.core.loss_weights import LossWeights
-from composable.core.part_weights import SplitLossError, TermWeights
+from composable.core.part_weights import SplitLossError, Weight
 from composable.core.state import State
 from composable.metrics import Averages
 
@@ -65,8 +65,9 @@ class EvaluatedLoss:
             except SplitLossError as error:
                 self.reason = error
         self.watch = self.weights.watch(state, state.batch)
-        watched = self.watch is not None and self.weights.watches_forward(state)
-        return self.watch if watched else nullcontext()  # type: ignore[return-value]
+        if self.watch is None or not self.weights.watches_forward(state):
+            return nullcontext()
+        return self.watch.around_forward()
 
     def add(self, state: State) -> None:
         """Add the loss of a batch, given the state with the batch and the outputs.
@@ -91,8 +92,8 @@ class EvaluatedLoss:
             self.reason = error
             self._keep(state, loss)
 
-    def _weigh(self, state: State, loss: Tensor) -> list[tuple[Any, Any]]:
-        """Return the terms of the loss of a batch, and the weight of each."""
+    def _weigh(self, state: State, loss: Tensor) -> list[tuple[Tensor, Any, Any]]:
+        """Return the terms of the loss of a batch, and the factor and the weight of each."""
         if self.reason is not None:
             raise self.reason
         weight = self.weights.weigh(state, state.outputs, loss, self.watch, self.loss_of)
@@ -104,7 +105,9 @@ class EvaluatedLoss:
                 "loss_mean_over=."
             )
         self.form = weight.form
-        return weight.values if isinstance(weight, TermWeights) else [(loss, weight.value)]
+        if isinstance(weight, Weight):
+            return [(weight.of_weight(loss), weight.factor, weight.value)]
+        return [(value, one.factor, one.value) for value, one in weight.values]
 
     def _keep(self, state: State, loss: Tensor) -> None:
         """Keep the outputs and targets of a batch, unless it is the only one and these can't be."""

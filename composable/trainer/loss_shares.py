@@ -159,12 +159,12 @@ class StepShares:
             return state, outputs, loss, share
         watch = weights.watch(state, batch)
         around = weights.around_loss(state, watch)
-        state, outputs, own, loss = compute_loss(
-            state, around if self.watches_forward else _NOTHING, around
-        )
+        watched = watch is not None and self.watches_forward
+        forward = watch.around_forward() if watched else _NOTHING  # type: ignore[union-attr]
+        state, outputs, own, loss = compute_loss(state, forward, around)
         weight = weights.weigh(state, outputs, own, watch, self.run.loss_of)
-        if loss is not own and watch is not None:  # of an algorithm
-            weight = weights.weight_of_other(state, loss, watch) or weight
+        if loss is not own:  # of an algorithm
+            weight = weights.weight_of_other(state, loss, watch, weight)
         if self.form is None and (count := weights.of_batches(state)) is not None:
             self.count, self.total = count, self._total_of(count)  # now that it is known
             return state, outputs, loss, 0.0 if empty else self._share(count(batch), self.total)
@@ -177,7 +177,7 @@ class StepShares:
         share = self._share_of(weight, empty=empty)
         if weight.may_be_zero:
             _clear_gradient(outputs, share)
-        return state, outputs, loss, share
+        return state, outputs, weight.of_weight(loss), share
 
     def finish(self, state: State, loss: Tensor, seen: Any, omitted: float = 0.0) -> Tensor:
         """Let the gradients and the loss be those of the whole, and return the loss.
@@ -211,22 +211,22 @@ class StepShares:
             return 0.0 if empty else float(self.size)
         if self.total is not None:
             self._check_origin(weight.origin)
-            return 0.0 if empty else self._share(weight.value, self.total)
+            return 0.0 if empty else self._share(weight.factor, self.total)
         if self.ways == "first":
             raise SplitLossError(
                 "the weights of the parts of a batch don't follow from its targets, and the engine "
                 "has to know them before it computes gradients; pass loss_mean_over= what the loss "
                 "is a mean over, as a function of the batch or a name."
             )
-        value = weight.value
+        value, factor = weight.value, weight.factor
         if empty:  # of the same type: processes send it to each other
-            value = torch.zeros_like(value) if isinstance(value, Tensor) else 0
+            value = factor = torch.zeros_like(value) if isinstance(value, Tensor) else 0
         if self.unit is None:
             self.unit = self.run.unit
         if self.unit is None:
             self.unit = _power_of_two(self.exchange(value * self.number_of_parts))
         self.seen = self.seen + value
-        return _ratio(value * self.size, self.unit)
+        return _ratio(factor * self.size, self.unit)
 
     def _loss_of_terms(self, loss: TermWeights) -> Tensor:
         """Return the sum of the terms of a loss, each multiplied by its share."""
@@ -238,7 +238,8 @@ class StepShares:
         self._check_origin(loss.origins)
         terms = []
         for (value, weight), total in zip(loss.values, self.total, strict=True):
-            share = float(self.size) if weight is None else self._share(weight, total)
+            mean = weight.value is not None
+            share = self._share(weight.factor, total) if mean else float(self.size)
             term = times(value, share)
             terms.append(without_nothing(term, share))
         return torch.stack(terms).sum()

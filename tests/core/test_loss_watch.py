@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from composable.core.loss_watch import LossWatch, with_divisor
@@ -12,6 +13,7 @@ OUTPUTS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), requires
 TARGETS = torch.tensor([0, 1, 2, 3, -100, 1])
 MASK = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0])
 SCALE = torch.tensor(3.0)
+PARAMETER = nn.Parameter(torch.ones(2, 3))
 
 
 def entropy(outputs=OUTPUTS, **options):
@@ -83,6 +85,13 @@ NOT_FOLLOWED = {
     "no reduction": lambda: entropy(reduction="none"),
     "a part": lambda: OUTPUTS.mean(0),
     "a copy of the values": lambda: torch.tensor(entropy().item()),
+    "a number": lambda: OUTPUTS.square().sum() / MASK.sum().item(),
+    "a number of 1 or more": lambda: OUTPUTS.square().sum() / max(1, (MASK > 1).sum()),
+    "a length of 0": lambda: OUTPUTS.square().sum() / max(1, len(MASK[MASK > 1])),
+    "a shape of 0": lambda: OUTPUTS.square().sum() / max(1, MASK[MASK > 1].shape[0]),
+    "what a value decides": lambda: entropy() if (MASK > 0).any() else OUTPUTS.sum(),
+    "values that differ": lambda: sum(OUTPUTS[one == MASK].mean() for one in MASK.unique()),
+    "a sum over parameters": lambda: entropy() + PARAMETER.square().flatten().sum(),
 }
 
 
@@ -92,6 +101,64 @@ def test_does_not_follow(name):
         loss = NOT_FOLLOWED[name]()
 
     assert watch.terms_of(loss) is None
+
+
+def test_what_is_read_after_the_loss_changes_nothing():
+    with LossWatch() as watch:
+        loss = 2 * entropy()
+        assert loss.item()
+
+    assert [term.factor for term in watch.terms_of(loss).terms] == [2.0]
+
+
+def test_values_that_a_module_of_torch_reads_decide_nothing():
+    module = nn.AdaptiveLogSoftmaxWithLoss(4, 4, [2])  # none of the targets is in the second part
+
+    with LossWatch() as watch:
+        loss = module(OUTPUTS, torch.tensor([0, 1, 1, 0, 0, 1])).loss
+
+    assert [term.divisor.value for term in watch.terms_of(loss).terms] == [6]
+
+
+def test_a_forward_pass_may_read_what_is_no_result():
+    watch = LossWatch()
+    with watch.around_forward():
+        loss = entropy() / 2 if MASK.bool().any() else None
+        other = entropy() / max(1, MASK.sum())
+
+    assert [term.factor for term in watch.terms_of(loss).terms] == [0.5]
+    assert watch.terms_of(other) is None
+
+
+NOTHING = torch.zeros(6, dtype=torch.long)
+OF_NOTHING = {
+    "weights of classes": lambda outputs: F.cross_entropy(
+        outputs, NOTHING, torch.tensor([0.0, 1, 1, 1]), label_smoothing=0.5
+    ),
+    "weights of elements": lambda outputs: F.mse_loss(
+        outputs, outputs.detach() + 1, weight=torch.zeros(6, 4)
+    ),
+    "a count": lambda outputs: outputs.square().sum() / NOTHING.sum(),
+    "a count, in place": lambda outputs: outputs.square().sum().div_(NOTHING.float().sum()),
+}
+
+
+@pytest.mark.parametrize("name", OF_NOTHING)
+def test_mean_over_nothing_is_the_sum_and_has_its_gradient(name):
+    outputs = OUTPUTS.detach().requires_grad_()
+
+    with LossWatch() as watch:
+        loss = OF_NOTHING[name](outputs)
+    loss.backward()
+
+    (term,) = watch.terms_of(loss).terms
+    assert (term.divisor.value, term.divisor.factor) == (0, 1)
+    assert outputs.grad.isfinite().all()
+    if name == "weights of elements":
+        assert loss == 0
+    if name.startswith("a count"):
+        torch.testing.assert_close(loss, outputs.square().sum())
+        torch.testing.assert_close(outputs.grad, 2 * outputs.detach())
 
 
 BATCH = OUTPUTS.detach(), torch.stack([TARGETS, 3 - TARGETS.abs() % 4], 1)

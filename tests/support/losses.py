@@ -134,6 +134,55 @@ def focal_by_positives(outputs: Tensor, targets: Tensor) -> Tensor:
     return losses.sum() / (targets > 0).sum().clamp(min=1)
 
 
+def by_rare(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Divide the sum over all examples by a count that is 0 for some parts."""
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return 2 + 0.5 * (losses.square().sum() / (targets == 3).sum())
+
+
+def by_rare_ones(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses, loss = F.cross_entropy(outputs, targets, reduction="none"), 2
+    for rare in (1, 3):
+        loss = loss + losses.sum() / (targets == rare).to(outputs.dtype).sum()
+    return loss + losses.mean()
+
+
+def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses, loss = F.cross_entropy(outputs, targets, reduction="none"), torch.zeros(())
+    for label in range(CLASSES):
+        kept = (targets == label).to(outputs.dtype)
+        loss = loss + (losses * kept).sum() / kept.sum()
+    return loss
+
+
+def by_known_class(outputs: Tensor, targets: Tensor, known: Callable[[Tensor], Any]) -> Tensor:
+    losses, loss = F.cross_entropy(outputs, targets, reduction="none"), 0 * outputs.sum()
+    for label in range(CLASSES):
+        selected = losses[targets == label]
+        if known(selected):
+            loss = loss + selected.mean()
+    return loss
+
+
+def by_unique_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return sum(losses[targets == label].mean() for label in targets.unique())
+
+
+def by_number(count: Callable[[Tensor], Any]) -> Any:
+    """Divide a sum by a count of targets that is read as a number."""
+    return lambda outputs, targets: (
+        F.cross_entropy(outputs, targets, reduction="sum") / max(1, count(targets == 3))
+    )
+
+
+def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+    loss = F.cross_entropy(outputs, targets) + 0.5 * outputs.square().mean()
+    if loss.isnan():
+        raise ValueError("the loss is NaN.")
+    return loss
+
+
 def root_of_mean_square(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(outputs, one_hot(targets, outputs)).sqrt()
 
@@ -281,12 +330,24 @@ RECOGNIZED: dict[str, Any] = {
     "two tasks, weights": of_dtype(lambda w: partial(binary_and_squares, weight=w[:2])),
     "mean and sum": mean_and_sum,
     "selected": selected,
+    "rare class, smoothed": of_dtype(lambda w: nn.CrossEntropyLoss(rare(w), label_smoothing=0.2)),
+    "by a rare count": by_rare,
+    "by rare counts": by_rare_ones,
+    "by class": by_class,
+    "checked": checked,
     "smoothed by hand": lambda o, t: (
         0.9 * F.cross_entropy(o, t) + 0.1 * F.cross_entropy(o, t, label_smoothing=0.0)
     ),
 }
 REFUSED: dict[str, Any] = {
     "focal by positives": focal_by_positives,
+    "by a number": by_number(lambda rare: rare.sum().item()),
+    "by a number of 1 or more": by_number(torch.count_nonzero),
+    "by a length": by_number(lambda rare: len(rare.nonzero())),
+    "by class, if any": partial(by_known_class, known=lambda selected: (selected > 0).any()),
+    "by class, if it has a length": partial(by_known_class, known=len),
+    "by class, if it has elements": partial(by_known_class, known=lambda one: one.numel() > 0),
+    "by unique class": by_unique_class,
     "root of mean square": root_of_mean_square,
     "dice": dice,
     "contrastive": contrastive,

@@ -1,15 +1,18 @@
 """What the loss is a mean over: recognized, declared, or refused."""
 
+from collections.abc import Callable
 from functools import partial
 
+import attrs
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Event, SplitLossError
+from composable import Algorithm, Event, SplitLossError
 from composable.core.loss import TargetLoss
 from composable.core.loss_mean import LossMeanWarning, count_loss_tokens
+from composable.core.state import State
 from composable.distributed import DDP
 from composable.functional import MixedTargets
 from tests.support.data import batches
@@ -253,3 +256,115 @@ def test_counts_the_tokens_of_mixed_targets_by_their_weights():
     pair = MixedTargets(torch.tensor([[1, -100]]), torch.tensor([[-100, -100]]), torch.tensor(0.75))
 
     assert count_loss_tokens(pair).item() == 0.75
+
+
+ONES = torch.tensor([0, 2, 1, 0])
+RARE = [(torch.eye(4), ONES)]
+
+
+def by_ones(outputs, targets):
+    """Divide the losses of all examples by the number of ones, of which most parts have none."""
+    return cross_entropy(outputs, targets, reduction="sum") / (targets == 1).sum()
+
+
+class WithRare(nn.Module):
+    """A model that computes such a loss in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, batch):
+        inputs, targets = batch
+        return by_ones(self.inner(inputs), targets)
+
+    def loss(self, outputs, batch):
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("build", "loss_fn"), [(linear, by_ones), (WithRare, None)], ids=["function", "forward pass"]
+)
+def test_sums_of_parts_whose_count_is_0_are_kept(build, loss_fn):
+    options = {"loss_fn": loss_fn, "max_duration": "1ep"}
+
+    whole, split = (
+        make_trainer(seeded(build), RARE, microbatch_size=size, **options).fit().model
+        for size in (None, 1)
+    )
+
+    torch.testing.assert_close(weights(split), weights(whole))
+    trainer = make_trainer(seeded(build), **options)
+    examples = [(x[None], y[None]) for x, y in zip(*RARE[0], strict=True)]
+    parts, all_at_once = (trainer.eval(data)["eval"]["loss"] for data in (examples, RARE))
+    assert parts == pytest.approx(all_at_once)
+
+
+@attrs.frozen(repr=False)
+class Penalty(Algorithm):
+    """Adds a function of the state to the loss."""
+
+    of: Callable[[State], torch.Tensor]
+    events = frozenset({Event.AFTER_LOSS})
+    reads = frozenset({"loss", "model", "outputs"})
+    writes = frozenset({"loss"})
+
+    def apply(self, event, state):
+        return state.evolve(loss=3 * state.loss + 0.1 * self.of(state))
+
+
+def of_weights(function):
+    return lambda state: sum(map(function, state.model.parameters()))
+
+
+def with_mean(outputs, targets):
+    return cross_entropy(outputs, targets, ignore_index=1) + outputs.square().mean()
+
+
+SUM_OF_SQUARES = of_weights(lambda weight: weight.square().sum())
+NORM = of_weights(torch.norm)
+OUTPUTS = lambda state: state.outputs.square().sum()  # noqa: E731
+PENALTIES = {
+    "squares": (cross_entropy, SUM_OF_SQUARES),
+    "norms": (cross_entropy, NORM),
+    "outputs": (cross_entropy, OUTPUTS),
+    "outputs, a rare count": (by_ones, OUTPUTS),
+    "outputs, two means": (with_mean, OUTPUTS),
+}
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_penalty_of_an_algorithm_counts_once(name):
+    loss_fn, penalty = PENALTIES[name]
+    options = {"loss_fn": loss_fn, "algorithms": [Penalty(penalty)], "max_duration": "1ep"}
+
+    whole, split = (
+        make_trainer(seeded(linear), RARE, microbatch_size=size, **options).fit().model
+        for size in (None, 1)
+    )
+
+    torch.testing.assert_close(weights(split), weights(whole))
+
+
+@pytest.mark.parametrize("loss_fn", [by_ones, with_mean])
+@pytest.mark.parametrize("penalty", [SUM_OF_SQUARES, NORM], ids=["squares", "norms"])
+def test_penalty_without_a_weight_of_its_own_is_refused_where_the_loss_has_not_one(
+    loss_fn, penalty
+):
+    options = {"loss_fn": loss_fn, "algorithms": [Penalty(penalty)], "max_duration": "1ep"}
+
+    with pytest.raises(SplitLossError, match="is changed by an algorithm, and it is unknown"):
+        make_trainer(linear(), RARE, microbatch_size=2, **options).fit()
+
+
+def test_refuses_what_follows_from_a_value_that_is_read():
+    def loss_fn(outputs, targets):
+        return cross_entropy(outputs, targets, reduction="sum") / max(1, (targets == 1).sum())
+
+    trainer = make_trainer(linear(), RARE, microbatch_size=1, loss_fn=loss_fn)
+    before = weights(trainer.state.model)
+
+    with pytest.raises(SplitLossError, match="after a value was read from a tensor"):
+        trainer.fit()
+
+    assert same(weights(trainer.state.model), before)
