@@ -29,8 +29,7 @@ collect_ignore = ["docs/conf.py", "docs/contributing.md"]
 ADAPTERS = {
     "accelerate": [],  # tests/integrations/test_own_loop.py looks for itself
     "cloudpickle": [
-        "tests/comparison/test_calibration.py",
-        "tests/comparison/test_pool.py",
+        "tests/comparison/test_execution.py",
     ],
     "lightning": [
         "composable/integrations/lightning.py",

@@ -12,7 +12,6 @@ from composable.algorithms import LabelSmoothing, MixUp
 from composable.cli import _comparison, main
 from composable.cli._comparison import UsageError, load_script, parse_durations, parse_tune
 from composable.comparison.compare import NothingToCompareError
-from composable.comparison.trials.process import WorkerError
 
 SCRIPT = """
 from composable.algorithms import LabelSmoothing
@@ -189,7 +188,6 @@ def test_an_error_of_the_script_is_shown_with_its_traceback(tmp_path, capsys, mo
         (TypeError("tune"), 2),
         (ImportError("scipy"), 2),
         (NothingToCompareError("no run"), 1),
-        (WorkerError("the comparison cannot start"), 2),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 from composable.comparison.compare import NothingToCompareError, compare
-from composable.comparison.trials.process import WorkerError
 from composable.core._printable import printable
 
 __all__ = ["UsageError", "load_script", "parse_durations", "parse_tune", "run_comparison"]
@@ -56,7 +55,7 @@ def _compare(options: argparse.Namespace, path: str, function: str, command: str
     except NothingToCompareError as error:
         _refuse(error)
         return 1
-    except (WorkerError, ValueError, TypeError, ImportError, OSError) as error:
+    except (ValueError, TypeError, ImportError, OSError) as error:
         return _refuse(error)
     return 0
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from composable.algorithms import MixUp
-from composable.comparison.trials.digest import digest_of
+from composable.comparison.digest import digest_of
 
 WIDTH = 5
 
@@ -163,7 +163,7 @@ PROGRAM = """
 from functools import partial
 import torch
 from composable.algorithms import EMA
-from composable.comparison.trials.digest import digest_of
+from composable.comparison.digest import digest_of
 names = {"b", "a", "c"}
 class Model(torch.nn.Linear):
     def forward(self, x):

@@ -9,8 +9,8 @@ import attrs
 from composable.comparison.analysis.distance import Curve
 from composable.comparison.analysis.findings import Estimate
 from composable.comparison.analysis.statistics import Part, cost_ratio, import_scipy
+from composable.comparison.cost import seconds_until
 from composable.comparison.records import Protocol, StepCost, Study, TrialResult
-from composable.comparison.trials.costs import seconds_until
 
 __all__ = ["Schedule", "compare_step_costs", "curves_of", "schedules_of"]
 
