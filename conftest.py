@@ -32,6 +32,7 @@ ADAPTERS = {
         "tests/comparison/test_execution.py",
     ],
     "lightning": [
+        "docs/compare.md",
         "composable/integrations/lightning.py",
         "tests/integrations/test_lightning.py",
     ],
@@ -45,6 +46,7 @@ ADAPTERS = {
     "transformers": [
         "composable/integrations/huggingface.py",
         "composable/models/huggingface.py",
+        "docs/compare.md",
         "docs/models.md",
         "property_tests/test_own_losses.py",
         "tests/integrations/test_alibi_of_huggingface.py",

@@ -24,6 +24,9 @@ def build(algorithms, seed, lr=0.1):
 def other(algorithms, seed):
     raise RuntimeError("nothing is built in these tests")
 
+def loop(arm, seed, duration):
+    yield 1, 0.5
+
 arms = {"smoothing": [LabelSmoothing(0.1)]}
 pairs = {"both": []}
 
@@ -69,6 +72,11 @@ def test_the_defaults_are_those_of_compare(script, called):
     assert given["repeat_baseline"] is True
 
 
+def test_a_generator_function_is_a_loop(script, called):
+    assert run(f"{script}:loop") == 0
+    assert (called[0]["build"], called[0]["run"].__name__) == (None, "loop")
+
+
 def test_all_options_reach_compare(script, called):
     assert (
         run(
@@ -76,8 +84,8 @@ def test_all_options_reach_compare(script, called):
             "--baseline", "both", "--target", "0.97", "--mode", "max", "--durations", "2ep,4ep",
             "--tune", "lr=0.01,0.1", "--tune", "mixup:alpha=0.1,0.2", "--seeds", "7",
             "--tuning-seeds", "3", "--tuning-metric", "validation/loss", "--split-evaluation",
-            "--leave-one-out", "--add-one-in", "--no-repeat", "--budget", "10min", "--workers", "2",
-            "--threads", "2", "--folder", "here", "--data-version", "2",
+            "--leave-one-out", "--add-one-in", "--extend", "--no-repeat",
+            "--budget", "10min", "--workers", "2", "--threads", "2", "--folder", "here", "--data-version", "2",
         )
         == 0
     )  # fmt: skip
@@ -90,6 +98,7 @@ def test_all_options_reach_compare(script, called):
         "arms": {"both": [], "mixup": [MixUp(alpha=0.3)]},
         "baseline": "both",
         "metric": "test/accuracy",
+        "run": None,
         "target": 0.97,
         "mode": "max",
         "durations": ["2ep", "4ep"],
@@ -102,6 +111,7 @@ def test_all_options_reach_compare(script, called):
         "add_one_in": True,
         "repeat_baseline": False,
         "budget": "10min",
+        "extend": True,
         "workers": 2,
         "threads": 2,
         "folder": "here",

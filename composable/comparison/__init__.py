@@ -11,5 +11,6 @@ if TYPE_CHECKING:
     from composable.comparison.records import Trial as Trial
     from composable.comparison.records import TrialResult as TrialResult
     from composable.comparison.result import Comparison as Comparison
+    from composable.comparison.trial import yield_reports as yield_reports
 else:
     export_lazily(__name__)

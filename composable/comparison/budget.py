@@ -22,6 +22,7 @@ __all__ = [
     "fit_budget",
     "format_seconds",
     "full_size",
+    "is_countable",
     "length_of",
     "parse_budget",
     "short_trials",
@@ -100,7 +101,7 @@ def length_of(duration: str, epoch_length: int | None) -> float:
     return float(length.value * batches)
 
 
-def _is_countable(duration: str, epoch_length: int | None) -> bool:
+def is_countable(duration: str, epoch_length: int | None) -> bool:
     """Return whether the length of a run is known in batches."""
     unit = Time.parse(duration).unit
     return unit is TimeUnit.BATCH or (unit is TimeUnit.EPOCH and epoch_length is not None)
@@ -115,7 +116,7 @@ def short_trials(
     """Return a trial of an eighth of the shortest schedule of each arm, at least 20 batches."""
 
     def shortened(duration: str) -> str:
-        if not _is_countable(duration, epoch_length):
+        if not is_countable(duration, epoch_length):
             return duration
         length = length_of(duration, epoch_length)
         return f"{int(min(length, max(length // _PART, _FEWEST)))}ba"
@@ -174,7 +175,7 @@ class Estimates:
 
         def length(one: TrialResult) -> float:
             whole = length_of(one.trial.duration, epoch_length)
-            countable = _is_countable(one.trial.duration, epoch_length)
+            countable = is_countable(one.trial.duration, epoch_length)
             return min(whole, one.batches) if one.outcome == "diverged" and countable else whole
 
         return cls(

@@ -7,26 +7,24 @@ its cost.
 """
 
 import math
-import queue
 import random
-import threading
 import time
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean, quantiles
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 
 from composable.comparison.building import BuildError
 from composable.comparison.records import StepCost, Trial
-from composable.comparison.trial import Request, Stopwatch, Subject, run_trial
+from composable.comparison.trial import Request, Stopwatch, Subject, run_trial, yield_reports
 
 __all__ = [
     "Block",
-    "PausedRun",
     "interleave",
+    "paused_run",
     "rescale",
     "seconds_until",
     "step_cost",
@@ -50,58 +48,37 @@ class Block:
     """Of one step."""
 
 
-class PausedRun:
-    """A run in a thread that trains a block of steps on request.
+def paused_run(subject: Subject, request: Request, steps: int) -> Iterator[Block | None]:
+    """Train a run of so many steps block by block; what is yielded first is None: it is set up.
 
     The first step of a block is not measured: the caches hold the data of another arm. A loop that
     yields less often has blocks from yield to yield.
     """
+    count = max(1, min(_BLOCKS, steps // 3))
+    ends = [steps * i // count for i in range(1, count + 1)]
+    begin, resumed, since = 0, 0, 0.0
 
-    def __init__(self, subject: Subject, request: Request, steps: int) -> None:
-        count = max(1, min(_BLOCKS, steps // 3))
-        self._ends = [steps * i // count for i in range(1, count + 1)]
-        self._begin, self._resumed, self._since = 0, 0, 0.0
-        self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        arguments = (subject, request)
-        threading.Thread(target=self._run, args=arguments, daemon=True).start()
-        self._early = self._said.get()
+    def train(report: Callable[[Block | None], None]) -> None:
+        def pause(step: int, watch: Stopwatch) -> None:
+            nonlocal begin, resumed, since
+            block = None  # set-up, compilation and the first step
+            if resumed and ends and step >= ends[0]:
+                block = Block(begin, step, (watch.read("training") - since) / (step - begin))
+                ends[:] = [one for one in ends if one > step]
+            elif resumed:
+                if step == resumed + 1:
+                    begin, since = step, watch.read("training")
+                return
+            part = watch.part
+            watch.switch("waiting")
+            report(block)
+            watch.switch(part)
+            begin, resumed, since = step, step, watch.read("training")
 
-    def advance(self) -> Block | None:
-        """Train the next block, and return it; None at the end of the run."""
-        said = self._early  # a run that ended before its second step
-        if said is None:
-            self._turn.put(None)
-            said = self._said.get()
-        if isinstance(said, BaseException):
-            raise said
-        return said if isinstance(said, Block) else None
+        if error := run_trial(subject, request, pause).error:
+            raise RuntimeError(error)
 
-    def _run(self, subject: Subject, request: Request) -> None:
-        try:
-            error = run_trial(subject, request, self._pause).error
-            self._said.put("end" if error is None else RuntimeError(error))
-        except BaseException as error:
-            self._said.put(error)
-
-    def _pause(self, step: int, watch: Stopwatch) -> None:
-        if not self._resumed:  # set-up, compilation and the first step are no block
-            self._wait(None, step, watch)
-        elif self._ends and step >= self._ends[0]:
-            seconds = (watch.read("training") - self._since) / (step - self._begin)
-            self._ends = [one for one in self._ends if one > step]
-            self._wait(Block(self._begin, step, seconds), step, watch)
-        elif step == self._resumed + 1:
-            self._begin, self._since = step, watch.read("training")
-
-    def _wait(self, block: Block | None, step: int, watch: Stopwatch) -> None:
-        """Let the other arms train."""
-        part = watch.part
-        watch.switch("waiting")
-        self._said.put(block)
-        self._turn.get()
-        watch.switch(part)
-        self._begin, self._resumed, self._since = step, step, watch.read("training")
+    return yield_reports(train)
 
 
 class Advances(Protocol):

@@ -120,7 +120,9 @@ class _Walk:
     # --- code ---
 
     def _add_function(self, value: FunctionType) -> None:
-        if _is_installed(value.__code__.co_filename):
+        file = value.__code__.co_filename
+        # attrs generates a __hash__ with a constant that differs between processes.
+        if _is_installed(file) or file.startswith("<attrs generated"):
             self._put("function", f"{value.__module__}.{value.__qualname__}")
             return
         self._put("function")

@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from composable.comparison.building import BuildError
 from composable.comparison.cache import Cache
-from composable.comparison.cost import Block, PausedRun
+from composable.comparison.cost import Block, paused_run
 from composable.comparison.records import Trial, TrialResult
 from composable.comparison.trial import Request, Subject, failed, run_trial
 from composable.core._paths import check_no_link, open_to_write
@@ -64,19 +64,20 @@ def _run(payload: bytes) -> tuple[TrialResult, float]:
     return result, time.perf_counter() - begun
 
 
-_paused: PausedRun | None = None
+_run_of_process: Iterator[Block | None] = iter(())
 """The run of a process that measures the cost of steps."""
 
 
 def _begin(payload: bytes, steps: int) -> None:
-    global _paused
+    """Set up a run, which waits after its first step."""
+    global _run_of_process
     subject, request = pickle.loads(payload)
-    _paused = PausedRun(subject, request, steps)
+    _run_of_process = paused_run(subject, request, steps)
+    next(_run_of_process, None)
 
 
 def _advance() -> Block | None:
-    assert _paused is not None
-    return _paused.advance()
+    return next(_run_of_process, None)
 
 
 def _start_worker(log: str) -> None:
@@ -151,7 +152,7 @@ def _end(executor: Executor) -> None:
 
 
 class ProcessRun:
-    """A `PausedRun` in a process of its own."""
+    """A `paused_run` in a process of its own."""
 
     def __init__(
         self, machine: Machine, number: int, subject: Subject, request: Request, steps: int

@@ -19,6 +19,7 @@ from composable.comparison.budget import (
     fit_budget,
     format_seconds,
     full_size,
+    is_countable,
     length_of,
     short_trials,
 )
@@ -58,24 +59,14 @@ class Trained:
     notes: tuple[str, ...]
 
 
-@attrs.frozen(eq=False)
 class _Plan:
     """The trials of a size, for the first settings that are not chosen yet."""
 
-    design: Design
-    estimates: Estimates
-    size: Size
-
-    @property
-    def tried(self) -> dict[str, Sequence[Settings]]:
-        """The configurations of each arm."""
-        count = self.size.configurations
-        return {arm: sample(every, count) for arm, every in self.design.tried.by_arm.items()}
-
-    @property
-    def schedules(self) -> dict[str, tuple[str, ...]]:
-        """The reported schedules of each arm."""
-        return {arm: all[: self.size.schedules] for arm, all in self.design.schedules.items()}
+    def __init__(self, design: Design, estimates: Estimates, size: Size) -> None:
+        self.design, self.estimates, self.size = design, estimates, size
+        every, count = design.tried.by_arm, size.configurations
+        self.tried = {arm: sample(settings, count) for arm, settings in every.items()}
+        self.schedules = {arm: own[: size.schedules] for arm, own in design.schedules.items()}
 
     def scale(self, arm: str, duration: str) -> str:
         """Return the duration in which an arm is tuned for the seconds of the baseline."""
@@ -112,12 +103,14 @@ class _Plan:
 
     def costs(self, workers: Workers) -> float:
         """Return the estimated seconds of measuring the costs of steps, one arm after the other."""
-        length, found = self.design.epoch_length, 0.0
+        epoch, found = self.design.epoch_length, 0.0
         for arm, durations in self.schedules.items():
             if arm != self.design.repeated:
-                lengths = [length_of(one, length) for one in durations]
-                steps = math.prod(_measured_length(lengths)) if length else max(lengths)
-                found += steps * self.estimates.rate.get(arm, 0.0) * workers.slowdown
+                lengths = {length_of(one, epoch): one for one in durations}
+                countable = is_countable(durations[0], epoch)
+                length, factor = _measured_length(lengths) if countable else (max(lengths), 1)
+                trial = Trial(arm, {}, lengths[length], 0, "reporting")
+                found += factor * self.estimates.seconds(trial) * workers.slowdown
                 found += workers.start_seconds
         return found
 

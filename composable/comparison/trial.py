@@ -3,9 +3,11 @@
 import logging
 import math
 import os
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import attrs
 import torch
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["Pause", "Request", "Stopwatch", "Subject", "failed", "run_trial"]
+__all__ = ["Pause", "Request", "Stopwatch", "Subject", "failed", "run_trial", "yield_reports"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("composable")
 
@@ -264,6 +268,53 @@ class _Observer(Callback):
 
 
 # --- a loop of the user's own ---
+
+
+def yield_reports(train: Callable[[Callable[[T], None]], object]) -> Iterator[T]:
+    """Turn a function that reports its progress from callbacks into a generator.
+
+    The function runs in a thread, and waits in each report until the next item is taken. What it
+    raises is raised here.
+
+    Args:
+        train: A function `train(report)` that calls `report(item)`.
+
+    Example:
+        >>> from composable.comparison import yield_reports
+        >>> def train(report):
+        ...     for step in (1, 2):
+        ...         report((step, 1 / step))
+        >>> list(yield_reports(train))
+        [(1, 1.0), (2, 0.5)]
+    """
+    turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def report(item: T) -> None:
+        said.put(("item", item))
+        if not turns.get():
+            raise SystemExit  # which ends the thread alone
+
+    def target() -> None:
+        try:
+            turns.get()
+            train(report)
+            said.put(("end", None))
+        except BaseException as error:
+            said.put(("error", error))
+
+    threading.Thread(target=target, daemon=True).start()
+    try:
+        while True:
+            turns.put(True)
+            kind, item = said.get()
+            if kind == "error":
+                raise item
+            if kind == "end":
+                return
+            yield item
+    finally:
+        turns.put(False)
 
 
 def _follow_loop(subject: Subject, request: Request, recorder: _Recorder) -> Any:

@@ -43,7 +43,7 @@ def build(algorithms, seed, lr=0.05):
 
 def descend(arm, seed, duration, lr=0.1):
     """Train a number to be 1, a fraction of the distance a step."""
-    value = 0.1 * torch.rand(()).item()
+    value, lr = 0.0, lr * (0.9 + 0.2 * torch.rand(()).item())
     for step in range(1, duration.value + 1):
         value += lr * arm["factor"] * (1 - value)
         if step % 5 == 0 or step == duration.value:

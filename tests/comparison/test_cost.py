@@ -7,8 +7,8 @@ import pytest
 from composable.comparison.building import BuildError
 from composable.comparison.cost import (
     Block,
-    PausedRun,
     interleave,
+    paused_run,
     rescale,
     seconds_until,
     step_cost,
@@ -87,13 +87,24 @@ def test_a_point_has_the_blocks_around_it_as_rounds():
 # --- the measurement ---
 
 
-def all_blocks(run):
-    return list(iter(run.advance, None))
+class Here:
+    """A run in this process, set up."""
+
+    def __init__(self, *arguments):
+        self.run = paused_run(*arguments)
+        assert next(self.run) is None
+
+    def advance(self):
+        return next(self.run, None)
+
+
+def all_blocks(*arguments):
+    return list(iter(Here(*arguments).advance, None))
 
 
 def test_a_run_is_measured_from_its_first_step_to_its_last_in_blocks():
     steps = 20 * BATCHES
-    blocks = all_blocks(PausedRun(Subject(build=build), request(duration="20ep"), steps))
+    blocks = all_blocks(Subject(build=build), request(duration="20ep"), steps)
     assert len(blocks) == 40
     assert [one.end for one in blocks] == [3 * (at + 1) for at in range(40)]
     # The step after a pause is not measured.
@@ -112,7 +123,7 @@ def test_the_time_of_other_arms_is_not_counted(monkeypatch):
 
     subject = Subject(run=loop, metrics=("test/loss",))
     runs = [
-        PausedRun(subject, Request(trial(duration="30ba"), {"arm": seconds}), 30)
+        Here(subject, Request(trial(duration="30ba"), {"arm": seconds}), 30)
         for seconds in (1.0, 3.0)
     ]
     blocks, errors = interleave(runs)
@@ -122,10 +133,8 @@ def test_the_time_of_other_arms_is_not_counted(monkeypatch):
 
 def test_a_loop_that_yields_less_often_has_blocks_from_yield_to_yield():
     subject = Subject(run=descend, metrics=("test/loss",))
-    run = PausedRun(subject, Request(trial(duration="30ba"), {"arm": {"factor": 1}}), 30)
-    assert [(one.begin, one.end) for one in all_blocks(run)] == [
-        (at, at + 5) for at in range(5, 30, 5)
-    ]
+    blocks = all_blocks(subject, Request(trial(duration="30ba"), {"arm": {"factor": 1}}), 30)
+    assert [(one.begin, one.end) for one in blocks] == [(at, at + 5) for at in range(5, 30, 5)]
 
 
 class Fake:
@@ -168,6 +177,5 @@ def test_a_run_that_ends_before_its_second_step_has_no_block(how):
         yield 0, 1.0
 
     subject = Subject(run=loop, metrics=("test/loss",))
-    run = PausedRun(subject, Request(trial(), {"arm": None}), 30)
     with pytest.raises((RuntimeError, BuildError), match=r"no such data|at least 1"):
-        run.advance()
+        next(paused_run(subject, Request(trial(), {"arm": None}), 30))

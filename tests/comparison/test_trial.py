@@ -13,7 +13,7 @@ from composable import Callback, Control
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver
 from composable.comparison.building import BuildError
-from composable.comparison.trial import Request, Subject
+from composable.comparison.trial import Request, Subject, yield_reports
 from composable.comparison.trial import run_trial as run_request
 from composable.core.algorithm import FunctionAlgorithm
 from composable.loggers import JSONLinesLogger
@@ -383,3 +383,30 @@ def test_an_exception_of_a_loop_fails_the_trial():
 def test_refuses_a_loop_that_does_not_yield_results(yielded, message):
     with pytest.raises(BuildError, match=message):
         run_loop(lambda arm, seed, duration: None if yielded is None else iter(yielded))
+
+
+def test_reports_are_yielded_while_the_function_waits():
+    log = []
+
+    def train(report):
+        for step in range(3):
+            log.append(step)
+            report(step)
+
+    generator = yield_reports(train)
+    assert log == []
+    assert [next(generator), log] == [0, [0]]
+    assert [next(generator), log] == [1, [0, 1]]
+    generator.close()
+    assert log == [0, 1]
+
+
+def test_what_a_reporting_function_raises_is_raised_by_the_generator():
+    def train(report):
+        report(1)
+        raise OSError("the disk is gone")
+
+    generator = yield_reports(train)
+    assert next(generator) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(generator)
