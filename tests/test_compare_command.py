@@ -85,7 +85,8 @@ def test_all_options_reach_compare(script, called):
             "--tune", "lr=0.01,0.1", "--tune", "mixup:alpha=0.1,0.2", "--seeds", "7",
             "--tuning-seeds", "3", "--tuning-metric", "validation/loss", "--split-evaluation",
             "--leave-one-out", "--add-one-in", "--extend", "--no-repeat",
-            "--budget", "10min", "--workers", "2", "--threads", "2", "--folder", "here", "--data-version", "2",
+            "--budget", "10min", "--workers", "2", "--threads", "2", "--folder", "here",
+            "--data-version", "2",
         )
         == 0
     )  # fmt: skip

@@ -242,13 +242,10 @@ def full_size(configurations: int, seeds: int, durations: Sequence[str], most: i
 def fit_budget(
     full: Size, durations: Sequence[str], seconds: Callable[[Size], float], left: float
 ) -> Size:
-    """Return the largest size that fits: by the product of its numbers, and then by its seeds.
+    """Return the largest size that fits, by the product of its numbers and then by its seeds.
 
     At least two configurations are tried, and three seeds and two schedules are run, where there
-    are as many.
-
-    Raises:
-        BudgetError: Even the smallest size takes longer.
+    are as many: the smallest size that gives a verdict, which is returned if none fits.
     """
     least = min(full.configurations, 2), min(full.seeds, 3), min(full.schedules, 2)
     counts = (full.configurations, full.seeds, full.schedules)
@@ -257,15 +254,10 @@ def fit_budget(
         for configurations, seeds, schedules in product(*map(_down, counts, least))
     ]
     fitting = [size for size in sizes if seconds(size) <= left]
-    if fitting:  # the first of equal ones is kept, and the full size is first
-        return max(fitting, key=lambda s: (s.configurations * s.seeds * s.schedules, s.seeds))
-    smallest = sizes[-1]
-    raise BudgetError(
-        f"{format_seconds(left)} of the budget are left after the costs of the arms were measured, "
-        f"and the smallest comparison that gives a verdict takes about "
-        f"{format_seconds(seconds(smallest))}: {smallest.configurations} configurations, "
-        f"{smallest.seeds} seeds and {smallest.schedules} schedules of each arm. Nothing else was "
-        "trained; pass a larger budget, fewer arms, or shorter durations."
+    # The first of equal ones is kept, and the full size is first.
+    return max(
+        fitting or sizes[-1:],
+        key=lambda size: (size.configurations * size.seeds * size.schedules, size.seeds),
     )
 
 

@@ -204,9 +204,14 @@ class Workers:
         self._wall = self._counted = 0.0
 
     @property
+    def is_timed(self) -> bool:
+        """Whether a trial has run here."""
+        return self._counted > 0
+
+    @property
     def slowdown(self) -> float:
         """The seconds of a wall clock for one of those that trials report: at least 1."""
-        return max(1.0, self._wall / self._counted) if self._counted else 1.0
+        return max(1.0, self._wall / self._counted) if self.is_timed else 1.0
 
     def train(
         self,
@@ -214,6 +219,8 @@ class Workers:
         requests: Sequence[Request],
         later: Sequence[Trial] = (),
         until: float = math.inf,
+        *,
+        stored: bool = True,
     ) -> list[TrialResult | None]:
         """Train trials, and return their results; None for those that were not finished in time.
 
@@ -222,11 +229,12 @@ class Workers:
             requests: The trials, which start in this order.
             later: The trials that are planned after them, for the progress.
             until: The reading of `time.monotonic` at which trials are given up.
+            stored: Take the results of finished trials from the cache.
         """
         self.progress.start(what, [*(one.trial for one in requests), *later])
         found: dict[int, TrialResult] = {}
         for index, request in enumerate(requests):
-            known = self.cache.get(self.context, request)
+            known = self.cache.get(self.context, request) if stored else None
             if known is not None:
                 found[index] = known
                 self.progress.finish(known.trial, cached=True)

@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from composable.comparison.budget import (
+    BudgetError,
     Estimates,
     Size,
     elapsed_seconds,
@@ -97,9 +98,13 @@ class _Plan:
 
     def seconds(self, workers: Workers) -> float:
         """Return the estimated seconds of everything."""
-        stages = [*map(self.tuning, self.size.rungs), self.reporting()]
-        parts = (elapsed_seconds(map(self.estimates.seconds, one), workers.count) for one in stages)
-        return sum(parts) * workers.slowdown + self.costs(workers)
+        tuning = (self.elapsed(self.tuning(rung), workers) for rung in self.size.rungs)
+        return sum(tuning) + self.elapsed(self.reporting(), workers) + self.costs(workers)
+
+    def elapsed(self, trials: Sequence[Trial], workers: Workers) -> float:
+        """Return the estimated seconds of a stage."""
+        each = map(self.estimates.seconds, trials)
+        return elapsed_seconds(each, workers.count) * workers.slowdown
 
     def costs(self, workers: Workers) -> float:
         """Return the estimated seconds of measuring the costs of steps, one arm after the other."""
@@ -121,45 +126,66 @@ def train(design: Design, workers: Workers, until: float = math.inf) -> Trained:
     Raises:
         BudgetError: Not even the smallest comparison with a verdict fits.
     """
-    estimates = _estimate(design, workers, limited=until < math.inf)
-    size, notes = _size(design, estimates, workers, until)
+    estimates = _estimate(design, workers, until)
+    size = _fitted(design, estimates, workers, _full(design), until)
     plan = _Plan(design, estimates, size)
-    stop = until - plan.costs(workers)
+    if (took := plan.seconds(workers)) > (left := until - time.monotonic()):
+        raise BudgetError(
+            f"{format_seconds(max(left, 0.0))} of the budget are left after the costs of the arms "
+            "were measured, and the smallest comparison that gives a verdict takes about "
+            f"{format_seconds(took)}: {size.configurations} configurations, {size.seeds} seeds and "
+            f"{size.schedules} schedules of each arm. Nothing else was trained; pass a larger "
+            "budget, fewer arms, or shorter durations."
+        )
     waiting = list(size.rungs)
     results: list[TrialResult] = []
 
     def tune_on(trials: Sequence[Trial]) -> list[TrialResult | None]:
         del waiting[0]
+        kept = plan.elapsed(plan.reporting(), workers) + plan.costs(workers)
         requests = [*map(design.request, trials)]
-        found = workers.train("tuning", requests, plan.later(waiting), stop)
+        found = workers.train("tuning", requests, plan.later(waiting), until - kept)
         results.extend(one for one in found if one is not None)
         return found
 
     chosen = tune(
         plan.tried, size.rungs, design.tuning_seeds(), tune_on, _score(design), plan.scale
     )
+    tuned, rest = size, attrs.evolve(size, configurations=1, rungs=())
+    size = _fitted(design, estimates, workers, rest, until)
+    plan = _Plan(design, estimates, size)
     trials = plan.reporting(chosen.settings)
-    found = workers.train("reported runs", [*map(design.request, trials)], until=stop)
+    requests = [*map(design.request, trials)]
+    found = workers.train("reported runs", requests, until=until - plan.costs(workers))
     reported, complete, cut = whole_seeds(found, len(trials) // size.seeds)
+    reduced = attrs.evolve(tuned, seeds=size.seeds, schedules=size.schedules)
     return Trained(
         (*results, *reported),
         chosen.settings,
         plan.schedules,
         design.seeds.reporting[:complete],
-        (*notes, *chosen.notes, *cut),
+        (*_reduced(design, reduced), *chosen.notes, *cut),
     )
 
 
-def _estimate(design: Design, workers: Workers, *, limited: bool) -> Estimates:
+def _estimate(design: Design, workers: Workers, until: float) -> Estimates:
     """Measure the costs of the arms, where tuning or a budget depends on them."""
-    length = design.epoch_length
+    length, limited = design.epoch_length, until < math.inf
     if not design.tuned and not limited:
         return Estimates.of([], length)
     shortest = {arm: durations[0] for arm, durations in design.schedules.items()}
     trials = short_trials(design.tried.by_arm, shortest, design.tuning_seeds(), length)
+    requests = [*map(design.request, trials)]
     plan = _Plan(design, Estimates.of([], length), _full(design))
     later = plan.later(plan.size.rungs)
-    found = workers.train("short trials", [*map(design.request, trials)], later)
+    found = workers.train("short trials", requests, later, until)
+    if limited and not workers.is_timed:  # all were stored: how fast is the machine now?
+        workers.train("short trials", requests[: workers.count], later, until, stored=False)
+    if limited and (None in found or not workers.is_timed):
+        raise BudgetError(
+            "the budget ended before a short trial of each arm had measured the costs; pass a "
+            "larger one."
+        )
     return Estimates.of([one for one in found if one is not None], length)
 
 
@@ -168,27 +194,28 @@ def _full(design: Design) -> Size:
     return full_size(design.tried.count, len(design.seeds.reporting), design.durations, most)
 
 
-def _size(
-    design: Design, estimates: Estimates, workers: Workers, until: float
-) -> tuple[Size, list[str]]:
-    """Return how much is trained, and a note if the time makes it less."""
-    full = _full(design)
+def _fitted(
+    design: Design, estimates: Estimates, workers: Workers, full: Size, until: float
+) -> Size:
+    """Return the largest size that the time allows."""
     if until == math.inf:
-        return full, []
+        return full
     left = max(0.0, until - time.monotonic()) * _RESERVE
+    return fit_budget(
+        full, design.durations, lambda size: _Plan(design, estimates, size).seconds(workers), left
+    )
 
-    def seconds(size: Size) -> float:
-        return _Plan(design, estimates, size).seconds(workers)
 
-    size = fit_budget(full, design.durations, seconds, left)
+def _reduced(design: Design, size: Size) -> list[str]:
+    """Return a note if the budget has reduced the comparison."""
+    full = _full(design)
     if size == full:
-        return full, []
-    tuned = f"{size.configurations} of {full.configurations} configurations of each arm in "
+        return []
     rounds = f"{len(size.rungs)} round{'s' * (len(size.rungs) != 1)}"
-    tuned = f"{tuned}{rounds} of tuning, " if design.tuned else ""
-    return size, [
-        f"The budget allows {tuned}{size.seeds} of {full.seeds} seeds and {size.schedules} of "
-        f"{full.schedules} schedules (estimated: {format_seconds(seconds(size))})."
+    tuned = f"{size.configurations} of {full.configurations} configurations of each arm in "
+    return [
+        f"The budget allows {f'{tuned}{rounds} of tuning, ' if design.tuned else ''}{size.seeds} "
+        f"of {full.seeds} seeds and {size.schedules} of {full.schedules} schedules."
     ]
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from composable.comparison.budget import (
-    BudgetError,
     Estimates,
     Size,
     elapsed_seconds,
@@ -128,10 +127,9 @@ def test_a_larger_budget_never_gives_less():
     assert all(seconds(size) <= left for size, left in zip(sizes, range(8, 28), strict=True))
 
 
-def test_a_budget_that_is_too_short_for_a_verdict_is_refused_with_what_that_takes():
-    full = full_size(6, 5, DURATIONS, 3)
-    with pytest.raises(BudgetError, match=r"takes about 8 s: 2 config.*3 seeds and 2 schedules"):
-        fit_budget(full, DURATIONS, seconds, 7.5)
+def test_of_a_budget_that_is_too_short_the_smallest_size_with_a_verdict_is_left():
+    size = fit_budget(full_size(6, 5, DURATIONS, 3), DURATIONS, seconds, 1)
+    assert (size.configurations, size.seeds, size.schedules) == (2, 3, 2)
 
 
 def test_what_is_not_there_cannot_be_reduced():

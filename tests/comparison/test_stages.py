@@ -32,13 +32,13 @@ def clock(monkeypatch):
 class Machine:
     """Runs trials of one second for each batch; the best rate is 0.1."""
 
-    count, slowdown, start_seconds = 1, 1.0, 0.0
+    count, slowdown, start_seconds, is_timed = 1, 1.0, 0.0, True
 
     def __init__(self, clock, cost=None, late=0.0):
         self.clock, self.cost, self.late = clock, cost or {}, late
         self.trials, self.planned = [], []
 
-    def train(self, what, requests, later=(), until=math.inf):
+    def train(self, what, requests, later=(), until=math.inf, *, stored=True):
         self.planned.append(len(self.trials) + len(requests) + len(later))
         results = []
         for request in requests:
@@ -132,6 +132,43 @@ def test_a_budget_without_a_verdict_is_refused_before_anything_else_is_trained(c
     with pytest.raises(BudgetError, match="the smallest comparison that gives a verdict takes"):
         train(design(tune=RATES, seeds=5), machine, 300)
     assert len(machine.trials) == 3  # the short ones
+
+
+def test_a_budget_that_ends_in_the_short_trials_is_refused(clock):
+    with pytest.raises(BudgetError, match="before a short trial of each arm"):
+        train(design(seeds=5), Machine(clock), 25)
+
+
+def test_with_stored_short_trials_the_speed_of_the_machine_is_measured_again(clock):
+    machine = Machine(clock)
+    machine.is_timed = False
+    begun = machine.train
+
+    def watched(what, requests, later=(), until=math.inf, *, stored=True):
+        machine.is_timed = machine.is_timed or not stored
+        return begun(what, requests, later, until)
+
+    machine.train = watched
+    train(design(seeds=3), machine, 10_000)
+    assert machine.is_timed
+    assert [one.arm for one in machine.trials[3:4]] == ["baseline"]
+
+
+def test_tuning_leaves_the_time_of_the_reported_runs(clock):
+    """A machine that becomes slower cuts tuning short, and then schedules."""
+    machine = Machine(clock)
+    result = machine.result
+
+    def slower(trial):
+        if trial.purpose == "tuning" and trial.duration != "20ba":
+            clock[0] += 60
+        return result(trial)
+
+    machine.result = slower
+    trained = train(design(tune=RATES, seeds=5), machine, 2500)
+    assert clock[0] <= 2500
+    assert len(trained.seeds) >= 3
+    assert any("Tuning was cut short" in note for note in trained.notes)
 
 
 def test_a_budget_that_ends_early_reports_whole_seeds(clock):
