@@ -87,15 +87,8 @@ class Arm:
 class RunArm(Arm):
     """An arm of a loop of the user's own, which gets its value as it is."""
 
-    @property
-    def takes(self) -> tuple[str, ...]:
-        """Nothing: all hyperparameters are those of the loop."""
-        return ()
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        """Nothing, likewise."""
-        return ()
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return {}  # all hyperparameters are those of the loop
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the loop, without the seed and the duration."""

@@ -154,54 +154,43 @@ def equal_seconds(duration: str, relative_rate: float, epoch_length: int | None)
 
 @attrs.frozen
 class Estimates:
-    """The cost of the trials of each arm."""
+    """The cost of the trials of each arm, from a short one that ran."""
 
+    ran: Mapping[str, TrialResult]
     epoch_length: int | None
-    overhead: Mapping[str, float]
-    """Seconds of set-up and warm-up, by arm."""
-    rate: Mapping[str, float]
-    """Seconds of training for each unit of length: a batch, where batches can be counted."""
-    evaluation: Mapping[str, float]
-    """Seconds of one evaluation."""
 
     @classmethod
     def of(cls, results: Iterable[TrialResult], epoch_length: int | None) -> "Estimates":
         """Return the estimates that results of short trials give; failed ones are skipped."""
-        ran = {
-            one.trial.arm: one
-            for one in results
-            if one.outcome in ("finished", "diverged") and one.batches
-        }
+        ended = (one for one in results if one.outcome in ("finished", "diverged") and one.batches)
+        return cls({one.trial.arm: one for one in ended}, epoch_length)
 
-        def length(one: TrialResult) -> float:
-            whole = length_of(one.trial.duration, epoch_length)
-            countable = is_countable(one.trial.duration, epoch_length)
-            return min(whole, one.batches) if one.outcome == "diverged" and countable else whole
-
-        return cls(
-            epoch_length,
-            {arm: one.seconds.setup + one.seconds.warmup for arm, one in ran.items()},
-            {arm: one.seconds.training / length(one) for arm, one in ran.items()},
-            {arm: one.seconds.evaluation / max(len(one.curve), 1) for arm, one in ran.items()},
-        )
+    def rate(self, arm: str) -> float:
+        """Return the seconds of a unit of length: of a batch, where these can be counted."""
+        one = self.ran[arm]
+        length = length_of(one.trial.duration, self.epoch_length)
+        if one.outcome == "diverged" and is_countable(one.trial.duration, self.epoch_length):
+            length = min(length, one.batches)
+        return one.seconds.training / length
 
     def seconds(self, trial: Trial) -> float:
         """Return the seconds of a trial; an arm without an estimate costs nothing: it fails."""
-        if trial.arm not in self.rate:
+        if trial.arm not in self.ran:
             return 0.0
-        length = length_of(trial.duration, self.epoch_length)
+        one, length = self.ran[trial.arm], length_of(trial.duration, self.epoch_length)
         evaluations = max(1.0, length / self.epoch_length if self.epoch_length else 1.0)
         return (
-            self.overhead[trial.arm]
-            + self.rate[trial.arm] * length
-            + self.evaluation[trial.arm] * evaluations
+            one.seconds.setup
+            + one.seconds.warmup
+            + self.rate(trial.arm) * length
+            + one.seconds.evaluation / max(len(one.curve), 1) * evaluations
         )
 
     def relative_rate(self, arm: str, baseline: str) -> float:
         """Return the step cost of an arm divided by that of the baseline; 1 if unknown."""
-        if not (self.rate.get(arm) and self.rate.get(baseline)):
-            return 1.0
-        return self.rate[arm] / self.rate[baseline]
+        known = arm in self.ran and baseline in self.ran
+        rates = (self.rate(arm), self.rate(baseline)) if known else (1.0, 1.0)
+        return rates[0] / rates[1] if all(rates) else 1.0
 
 
 def elapsed_seconds(trials: Iterable[float], workers: int) -> float:

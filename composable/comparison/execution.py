@@ -204,14 +204,9 @@ class Workers:
         self._wall = self._counted = 0.0
 
     @property
-    def is_timed(self) -> bool:
-        """Whether a trial has run here."""
-        return self._counted > 0
-
-    @property
     def slowdown(self) -> float:
         """The seconds of a wall clock for one of those that trials report: at least 1."""
-        return max(1.0, self._wall / self._counted) if self.is_timed else 1.0
+        return max(1.0, self._wall / self._counted) if self._counted else 1.0
 
     def train(
         self,
@@ -229,7 +224,7 @@ class Workers:
             requests: The trials, which start in this order.
             later: The trials that are planned after them, for the progress.
             until: The reading of `time.monotonic` at which trials are given up.
-            stored: Take the results of finished trials from the cache.
+            stored: Take the results of finished trials from the cache, and add them.
         """
         self.progress.start(what, [*(one.trial for one in requests), *later])
         found: dict[int, TrialResult] = {}
@@ -241,7 +236,8 @@ class Workers:
         missing = [index for index in range(len(requests)) if index not in found]
         for at, result in self._run([requests[index] for index in missing], until):
             found[missing[at]] = result
-            self.cache.put(self.context, requests[missing[at]], result)
+            if stored:
+                self.cache.put(self.context, requests[missing[at]], result)
             self.progress.finish(result.trial)
         return [found.get(index) for index in range(len(requests))]
 

@@ -178,10 +178,11 @@ def _estimate(design: Design, workers: Workers, until: float) -> Estimates:
     requests = [*map(design.request, trials)]
     plan = _Plan(design, Estimates.of([], length), _full(design))
     later = plan.later(plan.size.rungs)
+    warm: list[TrialResult | None] = []
+    if limited:  # how fast is the machine now? The first trial of a process imports, too
+        warm = workers.train("warm-up", requests[:1] * workers.count, later, until, stored=False)
     found = workers.train("short trials", requests, later, until)
-    if limited and not workers.is_timed:  # all were stored: how fast is the machine now?
-        workers.train("short trials", requests[: workers.count], later, until, stored=False)
-    if limited and (None in found or not workers.is_timed):
+    if limited and None in (*warm, *found):
         raise BudgetError(
             "the budget ended before a short trial of each arm had measured the costs; pass a "
             "larger one."
@@ -273,7 +274,7 @@ def extend(
     try:
         found = workers.train("added schedules", [*map(design.request, trials)], until=until)
     except BuildError as error:  # what has been trained is reported
-        note = f"The schedules that the analysis asked for cannot be added: {error}"
+        note = f"The schedules that the analysis names cannot be added: {error}"
         return attrs.evolve(trained, notes=(*trained.notes, note))
     schedules, results, notes = dict(trained.schedules), list(trained.results), [*trained.notes]
     for at, (arm, duration) in enumerate(added.items()):
@@ -283,7 +284,7 @@ def extend(
             continue
         results += runs
         schedules[arm] = tuple(sorted((*schedules[arm], duration), key=Time.parse))
-        notes.append(f"{arm}: the schedule {duration} was added, which the analysis asked for.")
+        notes.append(f"{arm}: the schedule {duration} was added, which the analysis names.")
     return attrs.evolve(trained, results=tuple(results), schedules=schedules, notes=tuple(notes))
 
 
@@ -297,7 +298,7 @@ def measure_costs(
 
     An arm is measured on its shortest schedule of at least 120 steps, or on a multiple of its
     longest one. The A/A arm has the cost of the baseline, and an arm without a finished run none:
-    a note says so.
+    notes name these.
     """
     runs = _measured_runs(design, trained)
     if design.baseline not in runs:

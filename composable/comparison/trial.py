@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import attrs
 import torch
@@ -96,10 +96,8 @@ class Stopwatch:
         return self._seconds.get(part, 0.0)
 
 
-class Pause(Protocol):
-    """What a measurement of step costs does after a step, while the stopwatch stands."""
-
-    def __call__(self, step: int, watch: Stopwatch) -> None: ...
+Pause: TypeAlias = Callable[[int, Stopwatch], None]
+"""What a measurement of step costs does after each step."""
 
 
 class _Recorder:
