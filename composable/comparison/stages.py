@@ -116,7 +116,8 @@ class _Plan:
                 length, factor = _measured_length(lengths) if countable else (max(lengths), 1)
                 trial = Trial(arm, {}, lengths[length], 0, "reporting")
                 found += factor * self.estimates.seconds(trial) * workers.slowdown
-                found += workers.start_seconds
+                # Processes start at the same time, as many as workers did.
+                found += workers.start_seconds / workers.count
         return found
 
 
