@@ -29,10 +29,10 @@ collect_ignore = ["docs/conf.py", "docs/contributing.md"]
 ADAPTERS = {
     "accelerate": [],  # tests/integrations/test_own_loop.py looks for itself
     "cloudpickle": [
-        "tests/comparison/test_calibration.py",
-        "tests/comparison/test_pool.py",
+        "tests/comparison/test_execution.py",
     ],
     "lightning": [
+        "docs/compare.md",
         "composable/integrations/lightning.py",
         "tests/integrations/test_lightning.py",
     ],
@@ -46,6 +46,7 @@ ADAPTERS = {
     "transformers": [
         "composable/integrations/huggingface.py",
         "composable/models/huggingface.py",
+        "docs/compare.md",
         "docs/models.md",
         "property_tests/test_own_losses.py",
         "tests/integrations/test_alibi_of_huggingface.py",

@@ -35,7 +35,7 @@ import torch
 import composable
 from composable import Callback, Logger, State, Trainer, recipes
 from composable.algorithms import Alibi
-from composable.comparison.plan.arms import Arm
+from composable.comparison.arms import Arm
 from composable.optim import AdamWScheduleFree, constant
 from composable.recipes import Recipe
 

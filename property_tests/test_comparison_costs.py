@@ -1,12 +1,11 @@
-"""Laws of the calibrated costs of steps, and of when they are measured."""
+"""Laws of the measured costs of steps."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composable.comparison.records import StepCost
-from composable.comparison.trials.blocks import Blocks, CalibrationError
-from composable.comparison.trials.costs import seconds_until, step_seconds
+from composable.comparison.cost import Block, seconds_until, step_cost, step_seconds
+from composable.comparison.records import StepCost, Trial
 
 positive = st.floats(1e-6, 1e3)
 fractions = st.floats(0, 1)
@@ -40,18 +39,13 @@ def test_seconds_are_proportional_to_the_number_of_batches(cost, batches, progre
     assert whole == pytest.approx(batches * seconds_until(cost, 1, progress))
 
 
-@given(st.integers(1, 8), st.integers(1, 12), st.integers(1, 12), st.integers(1, 400))
-def test_the_blocks_of_all_points_fit_into_the_run(points, rounds, steps, batches):
-    asked = Blocks(tuple((i + 0.5) / points for i in range(points)), rounds, steps)
-    if batches - 1 < 4 * points:
-        with pytest.raises(CalibrationError):
-            asked.fitted(batches)
-        return
-    schedule = asked.fitted(batches)
-    starts = schedule.starts(batches)
+@given(st.integers(1, 60), st.integers(1, 400))
+def test_the_points_of_a_cost_lie_in_the_run_and_have_as_many_rounds(count, length):
+    blocks = [Block(at * length, (at + 1) * length, 1.0) for at in range(count)]
+    cost = step_cost(Trial("plain", {}, "1ep", 0, "reporting"), blocks, count * length)
 
-    assert 1 <= schedule.rounds <= rounds
-    assert 1 <= schedule.steps <= steps
-    assert starts[0] >= 1
-    ends = [start + schedule.length for start in starts]
-    assert all(end <= start for end, start in zip(ends, [*starts[1:], batches], strict=True))
+    assert len(cost.progress) == min(5, count)
+    assert list(cost.progress) == sorted(cost.progress)
+    assert all(0 <= point <= 1 for point in cost.progress)
+    assert {len(rounds) for rounds in cost.seconds} == {count // len(cost.progress)}
+    assert seconds_until(cost, 100, 1.0) == pytest.approx(100)

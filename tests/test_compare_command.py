@@ -12,7 +12,6 @@ from composable.algorithms import LabelSmoothing, MixUp
 from composable.cli import _comparison, main
 from composable.cli._comparison import UsageError, load_script, parse_durations, parse_tune
 from composable.comparison.compare import NothingToCompareError
-from composable.comparison.trials.process import WorkerError
 
 SCRIPT = """
 from composable.algorithms import LabelSmoothing
@@ -24,6 +23,9 @@ def build(algorithms, seed, lr=0.1):
 
 def other(algorithms, seed):
     raise RuntimeError("nothing is built in these tests")
+
+def loop(arm, seed, duration):
+    yield 1, 0.5
 
 arms = {"smoothing": [LabelSmoothing(0.1)]}
 pairs = {"both": []}
@@ -70,6 +72,11 @@ def test_the_defaults_are_those_of_compare(script, called):
     assert given["repeat_baseline"] is True
 
 
+def test_a_generator_function_is_a_loop(script, called):
+    assert run(f"{script}:loop") == 0
+    assert (called[0]["build"], called[0]["run"].__name__) == (None, "loop")
+
+
 def test_all_options_reach_compare(script, called):
     assert (
         run(
@@ -77,8 +84,9 @@ def test_all_options_reach_compare(script, called):
             "--baseline", "both", "--target", "0.97", "--mode", "max", "--durations", "2ep,4ep",
             "--tune", "lr=0.01,0.1", "--tune", "mixup:alpha=0.1,0.2", "--seeds", "7",
             "--tuning-seeds", "3", "--tuning-metric", "validation/loss", "--split-evaluation",
-            "--leave-one-out", "--add-one-in", "--no-repeat", "--budget", "10min", "--workers", "2",
-            "--threads", "2", "--folder", "here", "--data-version", "2",
+            "--leave-one-out", "--add-one-in", "--extend", "--no-repeat",
+            "--budget", "10min", "--workers", "2", "--threads", "2", "--folder", "here",
+            "--data-version", "2",
         )
         == 0
     )  # fmt: skip
@@ -91,6 +99,7 @@ def test_all_options_reach_compare(script, called):
         "arms": {"both": [], "mixup": [MixUp(alpha=0.3)]},
         "baseline": "both",
         "metric": "test/accuracy",
+        "run": None,
         "target": 0.97,
         "mode": "max",
         "durations": ["2ep", "4ep"],
@@ -103,6 +112,7 @@ def test_all_options_reach_compare(script, called):
         "add_one_in": True,
         "repeat_baseline": False,
         "budget": "10min",
+        "extend": True,
         "workers": 2,
         "threads": 2,
         "folder": "here",
@@ -189,7 +199,6 @@ def test_an_error_of_the_script_is_shown_with_its_traceback(tmp_path, capsys, mo
         (TypeError("tune"), 2),
         (ImportError("scipy"), 2),
         (NothingToCompareError("no run"), 1),
-        (WorkerError("the comparison cannot start"), 2),
         (KeyboardInterrupt(), 130),
     ],
 )

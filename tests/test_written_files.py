@@ -16,13 +16,12 @@ import composable
 from composable.callbacks import ExportForInference, MLPerfCallback, Profiler
 from composable.checkpoint import files
 from composable.comparison import Comparison
+from composable.comparison.execution import Machine
 from composable.comparison.study_file import write_study
-from composable.comparison.trials.pool import Pool
 from composable.loggers import CSVLogger, JSONLinesLogger, TensorBoardLogger
 from composable.report import write_report
 from tests.comparison.studies import make_study
 from tests.report.folders import write_run
-from tests.support.comparison import build
 from tests.support.runs import make_trainer
 
 PRECIOUS = "epoch,batch\nthe only copy\n"
@@ -41,8 +40,7 @@ def autoresume(folder):
 
 
 def compare(folder):
-    with Pool(build, workers=1, folder=folder) as pool:
-        pool.start(0, None).kill()
+    Machine(folder, 1).start(0).shutdown()
 
 
 def mlperf(folder):
@@ -77,7 +75,6 @@ WRITERS = {
     "metrics.files/face-0-ba1.png": json_images,
     "metrics.csv": lambda f: train(f, loggers=CSVLogger(f / "metrics.csv", overwrite=True)),
     "result.txt": mlperf,
-    "setup.pickle": compare,
     "worker-0.log": compare,
     "study.json": lambda f: Comparison(make_study()).save(f),
     "plot.png": lambda f: Comparison(make_study()).save(f),

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import importlib.util
+import inspect
 import shlex
 import sys
 import traceback
@@ -12,7 +13,6 @@ from types import ModuleType
 from typing import Any
 
 from composable.comparison.compare import NothingToCompareError, compare
-from composable.comparison.trials.process import WorkerError
 from composable.core._printable import printable
 
 __all__ = ["UsageError", "load_script", "parse_durations", "parse_tune", "run_comparison"]
@@ -39,7 +39,7 @@ def _compare(options: argparse.Namespace, path: str, function: str, command: str
     try:
         script = load_script(Path(path))
         arguments = _arguments(options, script)
-        build = _named(script, function, path, "a function build(algorithms, seed, ...)")
+        named = _named(script, function, path, "a function build(algorithms, seed, ...)")
     except UsageError as error:
         return _refuse(error)
     except SystemExit as error:
@@ -49,14 +49,15 @@ def _compare(options: argparse.Namespace, path: str, function: str, command: str
         traceback.print_exc()
         return 2
     try:
-        compare(build, command=command, **arguments)
+        loop = inspect.isgeneratorfunction(named)
+        compare(None if loop else named, run=named if loop else None, command=command, **arguments)
     except KeyboardInterrupt:  # compare has printed how far it is
         print(f"To resume: {command}", file=sys.stderr)
         return 130
     except NothingToCompareError as error:
         _refuse(error)
         return 1
-    except (WorkerError, ValueError, TypeError, ImportError, OSError) as error:
+    except (ValueError, TypeError, ImportError, OSError) as error:
         return _refuse(error)
     return 0
 
@@ -86,6 +87,7 @@ def _arguments(options: argparse.Namespace, script: ModuleType) -> dict[str, Any
         "add_one_in": options.add_one_in,
         "repeat_baseline": not options.no_repeat,
         "budget": options.budget,
+        "extend": options.extend,
         "workers": options.workers,
         "threads": options.threads,
         "folder": options.folder or Path("comparisons") / name,

@@ -16,7 +16,8 @@ def add(commands: Any) -> None:
             "Trains the arms of a comparison with several seeds and schedules, and reports which "
             "of them reach the same results in less time than the baseline. FUNCTION, by default "
             "'build', takes the algorithms, the seed and hyperparameters, and returns a Trainer. "
-            "The arms are a mapping of the script, 'arms', or those of --arm and --recipe. The "
+            "Or it takes an arm, a seed and a duration, trains, and yields steps and results. The "
+            "arms are a mapping of the script, 'arms', or those of --arm and --recipe. The "
             "script is executed, except for the block of __name__ == '__main__'. The same command "
             "resumes an interrupted comparison."
         ),
@@ -107,6 +108,11 @@ def _extent(group: Any) -> None:
     group.add_argument("--tuning-seeds", type=int, default=2, help="tuning seeds; default: 2")
     group.add_argument(
         "--budget", metavar="TIME", help="a limit of the time, such as 10min; default: none"
+    )
+    group.add_argument(
+        "--extend",
+        action="store_true",
+        help="train the schedules that the analysis names where results do not overlap",
     )
     group.add_argument("--workers", type=int, help="parallel trials; default: one for each core")
     group.add_argument("--threads", type=int, default=1, help="threads of a trial; default: 1")

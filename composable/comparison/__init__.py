@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from composable.comparison.records import Trial as Trial
     from composable.comparison.records import TrialResult as TrialResult
     from composable.comparison.result import Comparison as Comparison
+    from composable.comparison.trial import yield_reports as yield_reports
     from composable.comparison.verdict import Verdict as Verdict
 else:
     export_lazily(__name__)

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from composable.comparison.cost import seconds_until
 from composable.comparison.records import Protocol, StepCost, Study, TrialResult
 from composable.comparison.statistics import (
     CONTRAST,
@@ -27,7 +28,6 @@ from composable.comparison.statistics import (
     power_of,
     shares_of,
 )
-from composable.comparison.trials.costs import seconds_until
 from composable.comparison.verdict import (
     COVERED,
     LEVEL,

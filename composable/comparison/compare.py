@@ -1,10 +1,12 @@
 """Compare methods on a model and data: `composable.compare`."""
 
 import importlib.util
+import math
 import platform
 import shlex
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +14,25 @@ import attrs
 import torch
 
 from composable._version import __version__
-from composable.comparison.equal_runs import check_seeds, equal_arms
-from composable.comparison.plan.arms import ArmLike
-from composable.comparison.plan.design import (
-    Design,
-    Durations,
-    Options,
-    arguments_of,
-    default_folder,
+from composable.comparison.arms import ArmLike
+from composable.comparison.budget import length_of, parse_budget
+from composable.comparison.building import BuildError
+from composable.comparison.cache import Cache
+from composable.comparison.design import Design, Durations, default_folder, plan
+from composable.comparison.digest import digest_of
+from composable.comparison.execution import (
+    Machine,
+    Progress,
+    Workers,
+    check_not_in_worker,
+    default_workers,
+    pickled,
 )
-from composable.comparison.plan.progress import Progress
-from composable.comparison.plan.running import Runner
-from composable.comparison.plan.stages import Trained, train
-from composable.comparison.records import Protocol, Study
+from composable.comparison.records import Protocol, StepCost, Study, TrialResult
 from composable.comparison.result import Comparison
+from composable.comparison.stages import Trained, measure_costs, train
+from composable.comparison.stages import extend as add_schedules
 from composable.comparison.study_file import write_study
-from composable.comparison.trials.cache import Cache
-from composable.comparison.trials.digest import digest_of
-from composable.comparison.trials.payload import pickled
-from composable.comparison.trials.pool import Pool
-from composable.comparison.trials.step_costs import measure_costs
 from composable.core._secrets import redact_command
 from composable.functional._checks import as_path, check_count, check_flag
 from composable.trainer.trainer import Trainer
@@ -44,10 +45,11 @@ class NothingToCompareError(RuntimeError):
 
 
 def compare(  # noqa: PLR0913 (the arguments of the command)
-    build: Callable[..., Trainer],
-    arms: Mapping[str, ArmLike],
+    build: Callable[..., Trainer] | None = None,
+    arms: Mapping[str, Any] | None = None,
     *,
     metric: str,
+    run: Callable[..., Iterator[tuple[int, Any]]] | None = None,
     mode: str | None = None,
     target: float | None = None,
     baseline: str | ArmLike = (),
@@ -61,6 +63,9 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     add_one_in: bool = False,
     repeat_baseline: bool = True,
     budget: str | float | None = None,
+    extend: bool = False,
+    cost: Mapping[str, float] | None = None,
+    executor: Executor | None = None,
     workers: int | None = None,
     threads: int = 1,
     folder: str | Path | None = None,
@@ -84,8 +89,13 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             gets that of each trial; otherwise this is set in the Trainer. If it takes `optimizers`
             and `schedulers`, it gets those of recipes.
         arms: What to compare, by name: lists of algorithms, recipes, or functions of
-            hyperparameters that return either.
+            hyperparameters that return either. With `run`, values of any type.
         metric: The reported result, by its logged name, such as "test/accuracy".
+        run: In the place of `build`, a generator function `run(arm, seed, duration,
+            **hyperparameters)` that trains for a `Time` and yields `(step, result)`: the number of
+            finished steps, and the metric, several by name, or None. The time until a yield with a
+            further step is that of training, and the time between two yields at the same step that
+            of evaluation.
         mode: Whether the "min" or the "max" of the metric is best. Default: determined by the
             metric, or by its name.
         target: A result at which to measure the speed-up. Default: all results that the baseline
@@ -111,11 +121,16 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         add_one_in: Add the baseline with each algorithm of the arms, alone.
         repeat_baseline: Add the baseline once more, with other seeds: how much it differs from
             itself is the noise floor.
-        budget: The time of training, such as "10min". Fewer configurations are tried, in
-            successive halving, and fewer seeds are run, so that the estimated time fits. When it
-            ends, what is finished is reported. Default: no limit.
-        workers: The number of trials that run in parallel. Default: one for each core, divided by
-            `threads`, or one for each GPU.
+        budget: The time that the whole comparison may take, such as "10min". Fewer configurations
+            are tried, in successive halving, and fewer seeds and schedules are run, so that the
+            estimated time fits. When it ends, what is finished is reported. Default: no limit.
+        extend: Where the results of an arm and the baseline do not overlap, train the schedule that
+            the analysis names, and analyze again, up to twice.
+        cost: The seconds of a step by arm. Default: they are measured on this machine.
+        executor: Runs the trials in the place of worker processes: any
+            `concurrent.futures.Executor`, such as that of Dask, Ray or submitit for many machines.
+        workers: The number of trials that run at the same time. Default: one for each core,
+            divided by `threads`, or one for each GPU of this machine.
         threads: The number of threads of each trial.
         folder: Where results and finished trials are written. Default: "comparisons/" and the name
             of the script or module of `build`.
@@ -129,10 +144,11 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         study.json, table.txt, plot.png, plot.svg, card.md and report.html.
 
     Raises:
-        ValueError: An argument is invalid, the algorithms of an arm cannot be combined, or the
-            Trainer cannot be compared: it ignores its seed, or does not log the metric.
+        ValueError: An argument is invalid, the algorithms of an arm cannot be combined, the budget
+            is too short for a verdict, or the Trainer cannot be compared: it ignores its seed, or
+            does not log the metric.
         TypeError: An argument is of the wrong type.
-        ImportError: cloudpickle, Jinja, pandas, SciPy or matplotlib is not installed.
+        ImportError: A package of the extra "compare" is not installed.
         NothingToCompareError: No trial of the baseline or of the other arms has a result.
 
     Example:
@@ -147,12 +163,19 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         >>> comparison.verdict("smoothing")  # doctest: +SKIP
         <Verdict.NO_EVIDENCE: 'no evidence'>
     """
-    _check_process()
+    begun = time.monotonic()
+    check_not_in_worker()
     _check_packages()
     check_flag("progress_bar", progress_bar)
-    options = Options(
+    check_flag("extend", extend)
+    check_count("threads", threads, 1)
+    workers = default_workers(threads) if workers is None else workers
+    check_count("workers", workers, 1)
+    until = begun + parse_budget(budget)
+    design = plan(
         build=build,
-        arms=arms,
+        run=run,
+        arms=arms or {},
         baseline=baseline,
         metric=metric,
         mode=mode,
@@ -166,24 +189,24 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         leave_one_out=leave_one_out,
         add_one_in=add_one_in,
         repeat_baseline=repeat_baseline,
-        budget=budget,
-    )
-    place = default_folder(build) if folder is None else as_path("folder", folder)
-    if workers is not None:
-        check_count("workers", workers, 1)
-    check_count("threads", threads, 1)
-    design = Design.of(options)
-    pool = Pool(
-        build,
-        workers=workers,
         threads=threads,
-        folder=place / "logs",
-        metrics=dict.fromkeys((design.metrics.reporting, design.metrics.tuning)),
-        split_evaluation=split_evaluation,
     )
-    progress = Progress(design.built.epoch_length, show=progress_bar)
+    _check_sendable(design)
+    given = _given_costs(design, cost)
+    place = default_folder(design.subject.function) if folder is None else as_path("folder", folder)
+    progress = Progress(
+        lambda trial: length_of(trial.duration, design.epoch_length), show=progress_bar
+    )
+    pool = Workers(
+        design.subject,
+        Cache(place / "trials", data=data_version),
+        workers,
+        Machine(place / "logs", threads),
+        executor,
+        progress,
+    )
     try:
-        study = _run(design, pool, Cache(place / "trials", data=data_version), progress)
+        study = _run(design, pool, until, 2 * extend, given)
     except KeyboardInterrupt:
         progress.close()
         print(
@@ -193,24 +216,15 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         raise
     finally:
         progress.close()
+        pool.stop()
     shown = None if command is None else shlex.join(redact_command(shlex.split(command)))
     protocol = attrs.evolve(study.protocol, command=shown)
     return _write(attrs.evolve(study, protocol=protocol), place)
 
 
-def _check_process() -> None:
-    """Refuse to start a comparison in a worker of another one."""
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if main is not None and main.name == "composable.comparison.trials.worker":
-        raise RuntimeError(
-            "compare was called while a worker process of a comparison imported the script; put "
-            "the call under if __name__ == '__main__'."
-        )
-
-
 def _check_packages() -> None:
     """Check before training that the analysis afterwards can run."""
-    needed = ("cloudpickle", "jinja2", "pandas", "scipy")
+    needed = ("cloudpickle", "jinja2", "loky", "pandas", "scipy")
     missing = [one for one in needed if importlib.util.find_spec(one) is None]
     if missing:
         raise ImportError(
@@ -219,33 +233,61 @@ def _check_packages() -> None:
         )
 
 
-def _run(design: Design, pool: Pool, cache: Cache, progress: Progress) -> Study:
-    _check_arguments(design)
-    with pool:
-        runner = Runner(design, lambda requests: pool.run(requests, cache), progress)
-        trained = train(design, runner.train, pool.workers, runner.spent)
-        check_results(design, trained)
-        progress.start("costs of steps", ())
-        costs, notes = measure_costs(design, pool, cache, trained, progress.advance)
-    equal = equal_arms(design, trained.results)
-    protocol = _protocol(design, pool.threads, trained, [*equal, *notes])
-    return Study(protocol, trained.results, costs)
-
-
-def _check_arguments(design: Design) -> None:
-    """Check before training that the algorithms of all arms can be sent to other processes."""
+def _check_sendable(design: Design) -> None:
+    """Check before training that the function and all arms can be sent to other processes."""
+    function = design.subject.function
+    pickled("build" if design.subject.build is not None else "run", function, function)
     for name, arm in design.arms.items():
         for settings in design.tried.by_arm[name]:
-            pickled(f"the arguments of arm {name!r}", arguments_of(arm, settings), design.build)
+            pickled(f"the arguments of arm {name!r}", arm.arguments(settings), function)
+
+
+def _given_costs(design: Design, cost: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Return the given seconds of a step of every arm but the A/A arm."""
+    if cost is None:
+        return None
+    arms = [arm for arm in design.arms if arm != design.repeated]
+    if not isinstance(cost, Mapping) or set(cost) != set(arms):
+        raise ValueError(f"cost={cost!r} must be a mapping with the seconds of a step of {arms}.")
+    for arm, one in cost.items():
+        if isinstance(one, bool) or not isinstance(one, (int, float)) or not 0 < one < math.inf:
+            raise ValueError(f"cost[{arm!r}]={one!r} must be a number of seconds above 0.")
+    return {arm: float(cost[arm]) for arm in arms}
+
+
+def _run(
+    design: Design, pool: Workers, until: float, extensions: int, given: Mapping[str, float] | None
+) -> Study:
+    """Train, measure the costs of steps, and add the schedules that the analysis names."""
+    trained = train(design, pool, until)
+    check_results(design, trained)
+    if given is None:
+        costs, notes = measure_costs(design, pool, trained, until)
+    else:
+        settings, longest = trained.settings, trained.schedules
+        costs = tuple(
+            StepCost(arm, settings[arm], longest[arm][-1], (0.5,), ((seconds,),))
+            for arm, seconds in given.items()
+        )
+        notes = ("The costs of steps were given, not measured.",)
+    while True:
+        equal = equal_arms(design, trained.results)
+        study = Study(_protocol(design, trained, [*equal, *notes]), trained.results, costs)
+        needed = Comparison(study).analysis.needed if extensions else {}
+        needed = {arm: one for arm, one in needed.items() if arm != design.repeated}
+        if not needed:
+            return study
+        before, extensions = trained, extensions - 1
+        trained = add_schedules(design, pool, trained, needed, until)
+        if trained.schedules == before.schedules:
+            extensions = 0
+
+
+# --- runs without a result, or with equal ones ---
 
 
 def check_results(design: Design, trained: Trained) -> None:
-    """Check that the baseline and another arm have a result, and that seeds have different ones.
-
-    Raises:
-        NothingToCompareError: They have none.
-        BuildError: The runs of an arm do not depend on the seed.
-    """
+    """Check that the baseline and another arm have a result, and that seeds have different ones."""
     reported = [one for one in trained.results if one.trial.purpose == "reporting"]
     if not reported:
         raise NothingToCompareError(
@@ -255,7 +297,7 @@ def check_results(design: Design, trained: Trained) -> None:
     having = {one.trial.arm for one in reported if one.outcome == "finished"}
     others = set(design.arms) - {design.baseline, design.repeated}
     if design.baseline in having and having & others:
-        check_seeds(design, reported)
+        _check_seeds(design, reported)
         return
     lacking = [design.baseline] if design.baseline not in having else sorted(others)
     errors = {
@@ -268,8 +310,57 @@ def check_results(design: Design, trained: Trained) -> None:
     )
 
 
-def _protocol(design: Design, threads: int, trained: Trained, notes: Sequence[str]) -> Protocol:
-    device = design.built.device
+def _check_seeds(design: Design, results: Iterable[TrialResult]) -> None:
+    """Check that the runs of an arm differ: equal ones would be taken for certain results."""
+    for arm, runs in _curves(design, results).items():
+        seeds = sorted({seed for _, seed in runs})
+        if len(seeds) > 1 and len({(at, curve) for (at, _), curve in runs.items()}) == len(
+            {at for at, _ in runs}
+        ):
+            raise BuildError(
+                f"the runs of arm {arm!r} have the same results for the seeds "
+                f"{', '.join(map(str, seeds))}: {'build' if design.subject.build else 'run'} does "
+                "not depend on the seed, apart from passing it on. Set no seed of its own in it, "
+                "and shuffle the training data; or pass seeds=1."
+            )
+
+
+def equal_arms(design: Design, results: Iterable[TrialResult]) -> list[str]:
+    """Return a note for each arm whose results are those of an arm before it."""
+    curves = _curves(design, results)
+    notes: list[str] = []
+    different = [design.baseline]
+    for arm in design.arms:
+        if arm in (design.baseline, design.repeated):
+            continue
+        equal = [one for one in different if curves.get(arm) and curves.get(one) == curves[arm]]
+        if equal:
+            notes.append(
+                f"Arm {arm!r} has the same results as {equal[0]!r}: what it adds or changes has "
+                "no effect on this model and data."
+            )
+        else:
+            different.append(arm)
+    return notes
+
+
+def _curves(
+    design: Design, results: Iterable[TrialResult]
+) -> Mapping[str, dict[tuple[str, int], str]]:
+    """Return the results of reported runs that finished, by arm, duration and seed."""
+    curves: dict[str, dict[tuple[str, int], str]] = {arm: {} for arm in design.arms}
+    for one in results:
+        if one.outcome == "finished" and one.trial.purpose == "reporting":
+            evaluations = str([(point.batch, dict(point.metrics)) for point in one.curve])
+            curves[one.trial.arm][one.trial.duration, one.trial.seed] = evaluations
+    return curves
+
+
+# --- the study ---
+
+
+def _protocol(design: Design, trained: Trained, notes: Sequence[str]) -> Protocol:
+    durations = trained.schedules[design.baseline]
     return Protocol(
         arms=tuple(design.arms),
         baseline=design.baseline,
@@ -278,21 +369,19 @@ def _protocol(design: Design, threads: int, trained: Trained, notes: Sequence[st
         tuning_metric=design.metrics.tuning,
         mode="min" if design.metrics.mode == "min" else "max",
         target=design.target,
-        durations=design.durations,
-        own_durations={
-            arm: own for arm, own in design.schedules.items() if own != design.durations
-        },
+        durations=durations,
+        own_durations={arm: own for arm, own in trained.schedules.items() if own != durations},
         seeds=trained.seeds,
         tuning_seeds=design.seeds.tuning if design.tuned else (),
         grids=design.grids,
         chosen=trained.settings,
-        clock="cpu" if device == "cpu" and threads == 1 else "wall",
+        clock=design.subject.clock,
         versions={
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             "composable": __version__,
-            "device": _device_name(device),
-            "build": digest_of(design.build)[:16],
+            "device": _device_name(design.device),
+            "build": digest_of(design.subject.function)[:16],
         },
         notes=(*design.notes, *trained.notes, *notes),
     )

@@ -1,4 +1,4 @@
-"""A small problem to compare arms on: a perceptron that tells two clouds of points apart."""
+"""Small problems to compare arms on: two clouds of points, and a loop of one's own."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from composable import Evaluator, Trainer
-from composable.comparison.plan.design import Design, Options
+from composable.comparison.design import plan
 from composable.metrics import accuracy
 
 BATCHES = 10
@@ -41,31 +41,37 @@ def build(algorithms, seed, lr=0.05):
     )
 
 
-def options(**changes):
-    """Return the arguments of `compare`, with some changed."""
-    return Options(
-        **{
-            "build": build,
-            "arms": {"other": []},
-            "baseline": [],
-            "metric": "test/accuracy",
-            "mode": None,
-            "target": None,
-            "durations": None,
-            "tune": None,
-            "seeds": 5,
-            "tuning_seeds": 2,
-            "tuning_metric": None,
-            "split_evaluation": False,
-            "leave_one_out": False,
-            "add_one_in": False,
-            "repeat_baseline": True,
-            "budget": None,
-            **changes,
-        }
-    )
+def descend(arm, seed, duration, lr=0.1):
+    """Train a number to be 1, a fraction of the distance a step."""
+    value, lr = 0.0, lr * (0.9 + 0.2 * torch.rand(()).item())
+    for step in range(1, duration.value + 1):
+        value += lr * arm["factor"] * (1 - value)
+        if step % 5 == 0 or step == duration.value:
+            yield step, None
+            yield step, {"test/loss": 1 - value, "validation/loss": 1.1 * (1 - value)}
+
+
+OPTIONS = {
+    "build": build,
+    "run": None,
+    "arms": {"other": []},
+    "baseline": [],
+    "metric": "test/accuracy",
+    "mode": None,
+    "target": None,
+    "durations": None,
+    "tune": None,
+    "seeds": 5,
+    "tuning_seeds": 2,
+    "tuning_metric": None,
+    "split_evaluation": False,
+    "leave_one_out": False,
+    "add_one_in": False,
+    "repeat_baseline": True,
+    "threads": 1,
+}
 
 
 def design(**changes):
-    """Return the design of these arguments."""
-    return Design.of(options(**changes))
+    """Return the design of these arguments of `compare`."""
+    return plan(**{**OPTIONS, **changes})

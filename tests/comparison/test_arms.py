@@ -7,15 +7,7 @@ import torch
 
 from composable import IncompatibleAlgorithmsError
 from composable.algorithms import EMA, SWA, AugMix, LabelSmoothing, MixUp, RandAugment
-from composable.comparison.plan.arms import (
-    Arm,
-    add_one_in,
-    as_arms,
-    check_composed,
-    distinct,
-    leave_one_out,
-    repeat,
-)
+from composable.comparison.arms import Arm, RunArm, as_arms, check_composed, derive, repeat
 from composable.recipes import Recipe
 
 SMOOTHING, EMA_20 = LabelSmoothing(0.1), EMA(half_life="20ba")
@@ -78,62 +70,73 @@ def test_a_baseline_that_is_no_arm_is_an_error():
         as_arms({"a": [], "b": []}, baseline="c")
 
 
+PLAIN = Arm("baseline", [])
+
+
+def left_out(*arms):
+    return derive(PLAIN, arms, leave_one_out=True, add_one_in=False)[1 + len(arms) :]
+
+
+def added(baseline, *arms):
+    return derive(baseline, arms, leave_one_out=False, add_one_in=True)[1 + len(arms) :]
+
+
 def test_leave_one_out_removes_each_algorithm_in_turn():
-    arms = leave_one_out([Arm("all", [SMOOTHING, EMA_20]), Arm("one", [SMOOTHING])])
+    arms = left_out(Arm("all", [SMOOTHING, EMA_20]), Arm("one", [MixUp()]))
     assert names(arms) == ["all without LabelSmoothing", "all without EMA"]
     assert [arm.recipe({}).algorithms for arm in arms] == [(EMA_20,), (SMOOTHING,)]
 
 
 def test_leave_one_out_keeps_the_optimizer_of_a_recipe():
     recipe = Recipe([SMOOTHING, EMA_20], partial(torch.optim.SGD, lr=0.1))
-    assert leave_one_out([Arm("all", recipe)])[0].recipe({}).optimizers is recipe.optimizers
-
-
-@pytest.mark.parametrize("value", [[SMOOTHING], lambda: [SMOOTHING, EMA_20]])
-def test_leave_one_out_needs_two_algorithms(value):
-    with pytest.raises(ValueError, match="leave_one_out=True needs an arm of two or more"):
-        leave_one_out([Arm("one", value)])
+    assert left_out(Arm("all", recipe))[0].recipe({}).optimizers is recipe.optimizers
 
 
 def test_add_one_in_adds_each_algorithm_to_the_baseline_once():
-    arms = [Arm("all", [SMOOTHING, EMA_20]), Arm("other", [EMA_20, MixUp()])]
-    plain = add_one_in(Arm("baseline", []), arms)
-    assert names(plain) == ["LabelSmoothing", "EMA", "MixUp"]
-    smooth = add_one_in(Arm("smooth", [SMOOTHING]), arms)
+    arms = Arm("all", [SMOOTHING, EMA_20]), Arm("other", [EMA_20, MixUp()])
+    assert names(added(PLAIN, *arms)) == ["LabelSmoothing", "EMA", "MixUp"]
+    smooth = added(Arm("smooth", [SMOOTHING]), *arms[1:])
     assert names(smooth) == ["smooth + EMA", "smooth + MixUp"]
     assert smooth[0].recipe({}).algorithms == (SMOOTHING, EMA_20)
 
 
 def test_algorithms_of_one_class_are_named_by_their_calls():
-    arms = [Arm("weak", [MixUp(alpha=0.1)]), Arm("strong", [MixUp(alpha=0.5)])]
-    added = names(add_one_in(Arm("baseline", []), arms))
-    assert len(set(added)) == 2
-    assert all("alpha=" in name for name in added)
+    arms = Arm("weak", [MixUp(alpha=0.1), SMOOTHING]), Arm("strong", [MixUp(alpha=0.5), SMOOTHING])
+    mixup = [name for name in names(added(PLAIN, *arms)) if "MixUp" in name]
+    assert len(set(mixup)) == 2
+    assert all("alpha=" in name for name in mixup)
 
 
 @pytest.mark.parametrize(
-    ("baseline", "arms", "message"),
+    ("make", "message"),
     [
-        (lambda: [], [[SMOOTHING]], "needs a baseline that is a list or a Recipe"),
-        ([SMOOTHING], [[SMOOTHING]], "needs an arm with algorithms"),
+        (lambda: left_out(Arm("one", [SMOOTHING])), "leave_one_out=True needs an arm of two"),
+        (lambda: left_out(Arm("one", lambda: [])), "leave_one_out=True needs an arm of two"),
+        (lambda: left_out(RunArm("one", [1, 2])), "leave_one_out=True needs an arm of two"),
+        (lambda: added(Arm("b", lambda: []), Arm("a", [SMOOTHING])), "needs a baseline that is"),
+        (lambda: added(Arm("b", [SMOOTHING]), Arm("a", [SMOOTHING])), "needs an arm with algor"),
     ],
 )
-def test_add_one_in_needs_a_list_and_an_algorithm(baseline, arms, message):
+def test_arms_from_which_none_follows_are_errors(make, message):
     with pytest.raises(ValueError, match=message):
-        add_one_in(Arm("baseline", baseline), [Arm("arm", one) for one in arms])
+        make()
 
 
 def test_derived_arms_that_equal_another_are_left_out():
-    arms = as_arms({"both": [SMOOTHING, EMA_20], "ema": [EMA_20]})
-    derived = [*leave_one_out(arms[1:]), *add_one_in(arms[0], arms[1:])]
-    kept = distinct(arms, derived)
+    baseline, *arms = as_arms({"both": [SMOOTHING, EMA_20], "ema": [EMA_20]})
+    kept = derive(baseline, arms, leave_one_out=True, add_one_in=True)
     assert names(kept) == ["baseline", "both", "ema", "both without EMA"]
 
 
 def test_derived_arms_of_the_name_of_another_are_an_error():
-    arms = as_arms({"EMA": [SMOOTHING], "all": [EMA_20, MixUp()]})
     with pytest.raises(ValueError, match="two arms have the name 'EMA'"):
-        distinct(arms, add_one_in(arms[0], arms[2:]))
+        added(PLAIN, Arm("EMA", [SMOOTHING]), Arm("all", [EMA_20, MixUp()]))
+
+
+def test_the_arms_of_a_loop_have_values_of_any_type():
+    baseline, other = as_arms({"other": 3}, {"lr": 1}, RunArm)
+    assert baseline.arguments({"depth": 2}) == {"arm": {"lr": 1}, "depth": 2}
+    assert (other.value, other.takes, check_composed(other, [{}])) == (3, (), ())
 
 
 def test_the_repeated_baseline_is_the_same_under_another_name():

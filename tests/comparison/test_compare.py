@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -17,13 +17,13 @@ import pytest
 
 import composable
 from composable.algorithms import LabelSmoothing
-from composable.comparison import Comparison, Study
-from composable.comparison.compare import NothingToCompareError, check_results
-from composable.comparison.equal_runs import equal_arms
-from composable.comparison.plan.stages import Trained
+from composable.comparison import Comparison, Study, Verdict
+from composable.comparison.budget import BudgetError
+from composable.comparison.building import BuildError
+from composable.comparison.compare import NothingToCompareError, check_results, equal_arms
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-from composable.comparison.trials.building import BuildError
-from tests.comparison.small import build, design
+from composable.comparison.stages import Trained
+from tests.comparison.small import build, descend, design
 from tests.support.signals import set_signals
 
 compare_module = sys.modules["composable.comparison.compare"]
@@ -122,7 +122,7 @@ def result(arm, outcome, error=None):
 )
 def test_without_a_result_to_compare_the_reason_is_an_error(results, message):
     with pytest.raises(NothingToCompareError, match=re.escape(message)):
-        check_results(design(), Trained(tuple(results), {}, (), ()))
+        check_results(design(), Trained(tuple(results), {}, {}, (), ()))
 
 
 def runs_of(arm, losses):
@@ -140,12 +140,12 @@ def runs_of(arm, losses):
 def test_runs_that_do_not_depend_on_the_seed_are_an_error():
     runs = [*runs_of("baseline", [0.4, 0.3]), *runs_of("other", [0.5, 0.5])]
     with pytest.raises(BuildError, match=r"arm 'other' have the same results for the seeds 0, 1"):
-        check_results(design(), Trained(tuple(runs), {}, (0, 1), ()))
+        check_results(design(), Trained(tuple(runs), {}, {}, (0, 1), ()))
 
 
 def test_runs_with_equal_results_of_some_metrics_may_be_compared():
     runs = [*runs_of("baseline", [0.4, 0.3]), *runs_of("other", [0.5])]
-    check_results(design(), Trained(tuple(runs), {}, (0, 1), ()))
+    check_results(design(), Trained(tuple(runs), {}, {}, (0, 1), ()))
 
 
 def test_an_arm_without_an_effect_is_noted():
@@ -169,15 +169,12 @@ def test_an_algorithm_that_cannot_be_sent_is_found_before_training(tmp_path, mon
 
 
 def test_a_comparison_that_a_worker_imports_is_an_error(monkeypatch):
-    main = types.SimpleNamespace(
-        __spec__=types.SimpleNamespace(name="composable.comparison.trials.worker")
-    )
-    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setenv("COMPOSABLE_COMPARISON_WORKER", "1")
     with pytest.raises(RuntimeError, match="put the call under if __name__ == '__main__'"):
         composable.compare(build, {"other": []}, metric="test/accuracy")
 
 
-@pytest.mark.parametrize("missing", ["cloudpickle", "scipy"])
+@pytest.mark.parametrize("missing", ["cloudpickle", "loky"])
 def test_a_missing_package_is_found_before_training(monkeypatch, missing):
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -185,6 +182,59 @@ def test_a_missing_package_is_found_before_training(monkeypatch, missing):
     )
     with pytest.raises(ImportError, match=rf"needs {missing}: pip install composable\[compare\]"):
         composable.compare(build, {"other": []}, metric="test/accuracy")
+
+
+# --- loops, executors, given costs and added schedules: in threads, without a process ---
+
+LOOP = {
+    "run": descend,
+    "baseline": {"factor": 1},
+    "metric": "test/loss",
+    "seeds": 3,
+    "durations": ["10ba", "20ba"],
+    "repeat_baseline": False,
+    "progress_bar": False,
+}
+
+
+def compare_loop(folder, **changes):
+    given = {**LOOP, "arms": {"fast": {"factor": 2}}, "cost": {"baseline": 1.0, "fast": 1.0}}
+    with ThreadPoolExecutor(2) as executor:
+        return composable.compare(folder=folder, executor=executor, **{**given, **changes})
+
+
+def test_a_loop_is_compared_by_given_costs_in_an_executor(tmp_path):
+    durations = {"baseline": ["10ba", "20ba", "40ba"], "fast": ["5ba", "10ba", "20ba"]}
+    comparison = compare_loop(tmp_path, durations=durations)
+    study = comparison.study
+    assert comparison.verdict("fast") is Verdict.PAYS
+    assert comparison.speedup("fast").value == pytest.approx(2.12, rel=0.05)
+    assert [one.seconds for one in study.costs] == [((1.0,),), ((1.0,),)]
+    assert study.protocol.notes[-1] == "The costs of steps were given, not measured."
+
+
+@pytest.mark.parametrize(
+    "cost", [{"baseline": 1.0}, {"baseline": 1.0, "fast": 0}, {"baseline": 1.0, "fast": "1"}, 3]
+)
+def test_given_costs_are_those_of_all_arms(tmp_path, cost):
+    with pytest.raises(ValueError, match="cost"):
+        compare_loop(tmp_path, cost=cost)
+
+
+def test_an_arm_whose_results_do_not_overlap_gets_the_schedule_that_the_analysis_names(tmp_path):
+    far = {"baseline": ["10ba", "20ba"], "fast": ["20ba", "40ba"]}
+    once = compare_loop(tmp_path, durations=far)
+    assert once.analysis.needed
+    extended = compare_loop(tmp_path, durations=far, extend=True)
+    added = set(extended.study.protocol.durations_of("fast")) - {"20ba", "40ba"}
+    assert once.analysis.needed["fast"] in added
+    assert extended.analysis["fast"].covered > once.analysis["fast"].covered
+    assert any("was added" in note for note in extended.study.protocol.notes)
+
+
+def test_a_budget_that_is_too_short_for_a_verdict_is_refused(tmp_path):
+    with pytest.raises(BudgetError, match="the smallest comparison that gives a verdict"):
+        compare_loop(tmp_path, budget=1e-3)
 
 
 SCRIPT = """

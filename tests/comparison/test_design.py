@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from composable import IncompatibleAlgorithmsError, Trainer
+from composable import IncompatibleAlgorithmsError, Time, Trainer
 from composable.algorithms import EMA, SWA, LabelSmoothing, MixUp
-from composable.comparison.plan.design import default_folder
-from composable.comparison.trials.building import BuildError
+from composable.comparison.building import BuildError
+from composable.comparison.design import Seeds, default_durations, default_folder
 from composable.recipes import Recipe
-from tests.comparison.small import build, clouds, design
+from tests.comparison.small import build, clouds, descend, design
 
 RATES = {"lr": [0.01, 0.1]}
 
@@ -35,7 +35,7 @@ def test_the_defaults_follow_from_the_trainer():
     assert made.durations == ("1ep", "2ep", "4ep")
     assert list(made.arms) == ["baseline", "other", "baseline (repeated)"]
     assert (made.metrics.reporting, made.metrics.mode) == ("test/accuracy", "max")
-    assert made.built.epoch_length == 10
+    assert made.epoch_length == 10
     assert made.notes == ("Nothing was tuned: every arm has the hyperparameters of build.",)
 
 
@@ -158,7 +158,6 @@ def test_incompatible_algorithms_are_found_before_training():
         ({"leave_one_out": 1}, TypeError, "leave_one_out=1 must be True or False"),
         ({"arms": {}}, ValueError, "at least one arm"),
         ({"arms": {"baseline (repeated)": []}}, ValueError, "which the A/A arm has"),
-        ({"budget": "soon"}, ValueError, "budget='soon' must be a time"),
         ({"durations": ["1ep", "10ba"]}, ValueError, "must have one unit"),
         ({"durations": {}}, ValueError, r"durations=\{\} must have schedules for an arm"),
         ({"durations": {"mixup": ["1ep"]}}, ValueError, "has schedules for 'mixup'; the arms are"),
@@ -292,3 +291,108 @@ def test_a_shared_part_that_is_not_trained_may_be_compared():
         return one_evaluator(algorithms, seed, model=nn.Sequential(backbone, nn.Linear(2, 2)))
 
     assert design(build=fine_tuning, metric="loss").metrics.reporting == "eval/loss"
+
+
+# --- seeds ---
+
+
+@pytest.mark.parametrize("given", [(5, 2), (1, 1), (2000, 3), ([7, 4000, 12], [1, 2]), (3, [5])])
+def test_the_four_groups_of_seeds_are_disjoint(given):
+    seeds = Seeds.of(*given)
+    groups = [seeds.reporting, seeds.repeated, seeds.tuning, seeds.repeated_tuning]
+    together = [seed for group in groups for seed in group]
+    assert len(set(together)) == len(together)
+    assert len(seeds.repeated) == len(seeds.reporting)
+    assert len(seeds.repeated_tuning) == len(seeds.tuning)
+
+
+def test_more_seeds_keep_those_of_fewer():
+    few, many = Seeds.of(5, 2), Seeds.of(20, 4)
+    for group in ("reporting", "repeated", "tuning", "repeated_tuning"):
+        fewer = getattr(few, group)
+        assert getattr(many, group)[: len(fewer)] == fewer
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ((0, 2), ValueError, "seeds=0 must be at least 1"),
+        ((5, 0), ValueError, "tuning_seeds=0 must be at least 1"),
+        ((True, 2), TypeError, "seeds=True must be a number of seeds"),
+        (("5", 2), TypeError, "seeds='5' must be a number of seeds"),
+        (([1.5], 2), TypeError, "must be integers"),
+        (([], 2), ValueError, "at least one seed"),
+        (([1, 1], 2), ValueError, "listed twice"),
+        (([-1], 2), ValueError, "none negative"),
+        ((3, [2, 9]), ValueError, r"tuning_seeds=\[2, 9\] has \[2\], which are reported"),
+    ],
+)
+def test_invalid_seeds_are_errors(given, error, message):
+    with pytest.raises(error, match=message):
+        Seeds.of(*given)
+
+
+# --- schedules ---
+
+
+@pytest.mark.parametrize(
+    ("longest", "durations"),
+    [
+        ("8ep", ("2ep", "4ep", "8ep")),
+        ("10ep", ("2ep", "5ep", "10ep")),
+        ("1ep", ("1ep",)),
+        ("2ep", ("1ep", "2ep")),
+        ("100ba", ("25ba", "50ba", "100ba")),
+    ],
+)
+def test_the_default_schedules_are_a_quarter_a_half_and_the_whole(longest, durations):
+    assert default_durations(longest) == durations
+
+
+def test_durations_are_sorted_and_listed_once():
+    assert design(durations=["8ep", "2ep", Time("4ep"), 2]).durations == ("2ep", "4ep", "8ep")
+    assert design(durations="100ba").durations == ("100ba",)
+
+
+@pytest.mark.parametrize("durations", [[], ["0ep"], ["0.5dur"]])
+def test_durations_that_are_no_lengths_are_errors(durations):
+    with pytest.raises(ValueError, match="must be lengths of runs"):
+        design(durations=durations)
+
+
+# --- loops of the user's own ---
+
+LOOP = {
+    "build": None,
+    "run": descend,
+    "arms": {"fast": {"factor": 2}},
+    "baseline": {"factor": 1},
+    "metric": "test/loss",
+    "durations": ["10ba", "20ba"],
+}
+
+
+def test_a_loop_is_planned_as_a_build_function_is():
+    made = design(**LOOP, tune=RATES)
+    assert list(made.arms) == ["baseline", "fast", "baseline (repeated)"]
+    assert made.durations == ("10ba", "20ba")
+    assert (made.metrics.tuning, made.metrics.mode) == ("validation/loss", "min")
+    trial = _trial("fast", made.tried.by_arm["fast"][1])
+    assert made.request(trial).arguments == {"arm": {"factor": 2}, "lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"build": build}, TypeError, "pass either build"),
+        ({"run": None}, TypeError, "pass either build"),
+        ({"run": lambda seed: None}, TypeError, "must take arm, seed, duration by these names"),
+        ({"durations": None}, ValueError, "run=... needs durations"),
+        ({"split_evaluation": True}, ValueError, "no split_evaluation"),
+        ({"tune": {"depth": [1]}}, ValueError, "which neither the function nor the arm"),
+        ({"leave_one_out": True}, ValueError, "needs an arm of two or more algorithms"),
+    ],
+)
+def test_invalid_arguments_with_a_loop_are_errors(changes, error, message):
+    with pytest.raises(error, match=message):
+        design(**{**LOOP, **changes})

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from composable.algorithms import MixUp
-from composable.comparison.trials.digest import digest_of
+from composable.comparison.digest import digest_of
 
 WIDTH = 5
 
@@ -161,15 +161,19 @@ def test_the_order_of_a_mapping_does_not_count():
 
 PROGRAM = """
 from functools import partial
+import attrs
 import torch
 from composable.algorithms import EMA
-from composable.comparison.trials.digest import digest_of
+from composable.comparison.digest import digest_of
 names = {"b", "a", "c"}
+@attrs.frozen
+class Sizes:
+    width: int
 class Model(torch.nn.Linear):
     def forward(self, x):
         return super().forward(x) if "x" in {"x", "y", "z"} else x
 def build(algorithms, seed):
-    return Model(2, 3), names, lambda: partial(torch.optim.SGD, lr=0.1)
+    return Model(2, Sizes(3).width), names, lambda: partial(torch.optim.SGD, lr=0.1)
 print(digest_of(build, [EMA()], Model))
 """
 

@@ -1,41 +1,58 @@
 """The stages of a comparison, with made-up results and a clock that is set by hand."""
 
+import math
+import re
+import time
+import types
+
+import attrs
 import pytest
 
-from composable.comparison.plan.progress import Progress
-from composable.comparison.plan.running import Runner
-from composable.comparison.plan.stages import train, whole_seeds
-from composable.comparison.records import Evaluation, Seconds, TrialResult
+from composable.algorithms import LabelSmoothing
+from composable.comparison import stages
+from composable.comparison.budget import BudgetError
+from composable.comparison.cache import Cache, DamagedCacheWarning
+from composable.comparison.cost import Block
+from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
+from composable.comparison.stages import Trained, extend, measure_costs, train, whole_seeds
 from composable.core.time import Time
 from tests.comparison.small import BATCHES, design
 
 RATES = {"lr": [0.01, 0.05, 0.1, 0.5]}
+LATER = 1e9
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
 
 
 class Machine:
     """Runs trials of one second for each batch; the best rate is 0.1."""
 
-    def __init__(self, made, cost=None, known=()):
-        self.now, self.requests, self.cost = 0.0, [], cost or {}
-        self.known = list(known)
-        self.progress = Progress(BATCHES, show=False, now=lambda: self.now)
-        self.runner = Runner(made, self.run, self.progress, now=lambda: self.now)
+    count, slowdown, start_seconds = 1, 1.0, 0.0
 
-    def run(self, requests):
-        waiting = []
+    def __init__(self, clock, cost=None, late=0.0):
+        self.clock, self.cost, self.late = clock, cost or {}, late
+        self.trials, self.planned = [], []
+
+    def train(self, what, requests, later=(), until=math.inf, *, stored=True):
+        self.planned.append(len(self.trials) + len(requests) + len(later))
+        results = []
         for request in requests:
-            if request.trial in self.known:
-                yield self.result(request)
-            else:
-                waiting.append(request)
-        for request in waiting:
-            self.requests.append(request)
-            result = self.result(request)
-            self.now += result.seconds.training
-            yield result
+            result = self.result(request.trial)
+            took = result.seconds.training + self.late * (request.trial.purpose == "reporting")
+            if self.clock[0] + took > until:
+                results.append(None)
+                continue
+            self.clock[0] += took
+            self.trials.append(request.trial)
+            results.append(result)
+        return results
 
-    def result(self, request):
-        trial = request.trial
+    def result(self, trial):
         length = Time.parse(trial.duration)
         batches = length.value * (BATCHES if length.unit.value == "ep" else 1)
         seconds = batches * self.cost.get(trial.arm, 1.0)
@@ -45,140 +62,116 @@ class Machine:
         return TrialResult(trial, "finished", batches, Seconds(0, 0, seconds, 0), curve)
 
     def of(self, purpose):
-        return [one.trial for one in self.requests if one.trial.purpose == purpose]
+        return [one for one in self.trials if one.purpose == purpose]
 
 
-def compared(made, **options):
-    machine = Machine(made, **options)
-    return machine, train(made, machine.runner.train, 1, machine.runner.spent)
-
-
-def test_without_tuning_only_the_reported_runs_are_trained():
-    machine, trained = compared(design(seeds=3))
+def test_without_tuning_only_the_reported_runs_are_trained(clock):
+    machine = Machine(clock)
+    trained = train(design(seeds=3), machine)
     assert machine.of("tuning") == []
     assert len(machine.of("reporting")) == 3 * 3 * 3
-    assert trained.seeds == (0, 1, 2)
-    assert trained.notes == ()
+    assert (trained.seeds, trained.notes) == ((0, 1, 2), ())
+    first = {(one.arm, one.seed) for one in machine.trials[:9]}  # seed by seed
+    assert first == {("baseline", 0), ("other", 0), ("baseline (repeated)", 1000)}
 
 
-def test_every_arm_is_tuned_and_reported_on_its_own_seeds():
-    made = design(tune=RATES, seeds=3)
-    machine, trained = compared(made)
+def test_every_arm_is_tuned_and_reported_on_its_own_seeds(clock):
+    made, machine = design(tune=RATES, seeds=3), Machine(clock)
+    trained = train(made, machine)
     assert set(map(str, trained.settings.values())) == {"{'lr': 0.1}"}
-    tuning = machine.of("tuning")
-    full = [one for one in tuning if one.duration == "4ep"]
-    counts = [sum(one.arm == arm for one in full) for arm in made.arms]
-    assert counts == [8, 8, 8]
+    full = [one for one in machine.of("tuning") if one.duration == "4ep"]
+    assert [sum(one.arm == arm for one in full) for arm in made.arms] == [8, 8, 8]
+    assert len(machine.of("tuning")) == 24 + 3  # with the short trials, which are not reported
     reported = machine.of("reporting")
-    assert not {one.seed for one in tuning} & {one.seed for one in reported}
+    assert not {one.seed for one in machine.of("tuning")} & {one.seed for one in reported}
     assert all(one.settings == {"lr": 0.1} for one in reported)
     assert len([one for one in trained.results if one.trial.purpose == "tuning"]) == 24
+    assert set(machine.planned) == {3 + 24 + 27}  # the progress knows all from the beginning
 
 
-def test_short_trials_are_not_reported_as_tuning():
-    machine, trained = compared(design(tune=RATES, seeds=3))
-    assert len(machine.of("tuning")) == 24 + 3
-    assert {one.trial.duration for one in trained.results} == {"1ep", "2ep", "4ep"}
-
-
-def test_dearer_arms_are_tuned_for_the_same_seconds():
-    _, trained = compared(design(tune=RATES, seeds=1), cost={"other": 2.0})
-    tuning = [one for one in trained.results if one.trial.purpose == "tuning"]
-    seconds = {
-        arm: sum(one.seconds.training for one in tuning if one.trial.arm == arm)
-        for arm in ("baseline", "other", "baseline (repeated)")
-    }
-    assert seconds == dict.fromkeys(seconds, 320.0)
-
-
-def test_arms_of_other_schedules_are_tuned_for_the_same_seconds():
-    schedules = {"baseline": ["2ep", "4ep"], "other": ["1ep"]}
-    made = design(tune=RATES, seeds=2, durations=schedules)
-    machine, trained = compared(made, cost={"other": 4.0})
+@pytest.mark.parametrize(
+    ("durations", "rate"), [(None, 2.0), ({"baseline": ["2ep", "4ep"], "other": ["1ep"]}, 4.0)]
+)
+def test_all_arms_are_tuned_for_the_same_seconds(clock, durations, rate):
+    made, machine = (
+        design(tune=RATES, seeds=1, durations=durations),
+        Machine(clock, {"other": rate}),
+    )
+    trained = train(made, machine)
     tuning = [one for one in trained.results if one.trial.purpose == "tuning"]
     seconds = {
         arm: sum(one.seconds.training for one in tuning if one.trial.arm == arm)
         for arm in made.arms
     }
     assert seconds == dict.fromkeys(made.arms, 320.0)
-    reported = [(one.arm, one.duration) for one in machine.of("reporting") if one.seed == 0]
-    assert reported == [("baseline", "2ep"), ("baseline", "4ep"), ("other", "1ep")]
 
 
-def test_a_budget_keeps_whole_seeds_of_arms_of_other_schedules():
-    made = design(seeds=5, budget=600, durations={"baseline": ["2ep", "4ep"], "other": "1ep"})
-    machine = Machine(made)
-
-    def slower_than_estimated(requests):
-        for result in machine.run(requests):
-            machine.now += 40 * (result.trial.purpose == "reporting")
-            yield result
-
-    machine.runner._run = slower_than_estimated
-    trained = train(made, machine.runner.train, 1, machine.runner.spent)
-    assert trained.seeds == (0,)
-    kept = [one.trial for one in trained.results if one.trial.purpose == "reporting"]
-    assert len(kept) == 2 + 1 + 2
+# --- a budget ---
 
 
-def test_a_budget_that_suffices_changes_nothing():
-    free, _ = compared(design(tune=RATES, seeds=3))
-    budgeted, trained = compared(design(tune=RATES, seeds=3, budget=10_000))
-    assert [one.trial for one in budgeted.requests] == [one.trial for one in free.requests]
-    assert trained.notes == ()
+def test_a_budget_that_suffices_changes_nothing(clock):
+    made, free, limited = design(tune=RATES, seeds=3), Machine(clock), Machine(clock)
+    train(made, free)
+    assert train(made, limited, clock[0] + 10_000).notes == ()
+    assert limited.trials[1:] == free.trials  # after a warm-up
 
 
-def test_a_smaller_budget_is_kept_and_what_is_left_out_is_said():
-    made = design(tune=RATES, seeds=5, budget=1500)
-    machine, trained = compared(made)
-    assert machine.now <= 1500
+@pytest.mark.parametrize("budget", [900, 1200, 1500, 2000])
+def test_a_smaller_budget_is_kept_and_what_is_left_out_is_said(clock, budget):
+    machine = Machine(clock)
+    trained = train(design(tune=RATES, seeds=5), machine, budget)
+    assert clock[0] <= budget
     assert len(trained.seeds) >= 3
+    assert all(len(kept) >= 2 for kept in trained.schedules.values())
     (note,) = trained.notes
-    assert note.startswith("The budget of 25 min allows ")
-    assert "of 4 configurations of each arm" in note
-    rungs = {one.duration for one in machine.of("tuning")}
-    assert len(rungs) >= 2
+    assert re.match(r"The budget allows \d of 4 configurations .* seeds and \d of 3 sch", note)
 
 
-def test_a_budget_that_ends_early_reports_whole_seeds():
-    made = design(seeds=5, budget=1000)
-    machine = Machine(made)
-
-    def slower_than_estimated(requests):
-        for result in machine.run(requests):
-            machine.now += 60 * (result.trial.purpose == "reporting")
-            yield result
-
-    machine.runner._run = slower_than_estimated
-    trained = train(made, machine.runner.train, 1, machine.runner.spent)
-    assert trained.seeds == (0,)
-    assert "The budget ended with 15 of 27 reported runs not run" in trained.notes[-1]
-    kept = [one for one in trained.results if one.trial.purpose == "reporting"]
-    assert len(kept) == 9
+def test_a_budget_without_a_verdict_is_refused_before_anything_else_is_trained(clock):
+    machine = Machine(clock)
+    with pytest.raises(BudgetError, match="the smallest comparison that gives a verdict takes"):
+        train(design(tune=RATES, seeds=5), machine, 300)
+    assert len(machine.trials) == 4  # the short ones
 
 
-def test_the_progress_knows_all_trials_from_the_beginning():
-    made = design(tune=RATES, seeds=2)
-    machine = Machine(made)
-    totals = []
-    finish = machine.progress.finish
-
-    def watched(result, **options):
-        finish(result, **options)
-        totals.append(machine.progress.total)
-
-    machine.progress.finish = watched
-    train(made, machine.runner.train, 1, machine.runner.spent)
-    assert set(totals) == {3 + 24 + 18}
+def test_a_budget_that_ends_in_the_short_trials_is_refused(clock):
+    with pytest.raises(BudgetError, match="before a short trial of each arm"):
+        train(design(seeds=5), Machine(clock), 25)
 
 
-def test_trials_that_are_known_do_not_count_for_the_speed():
-    made = design(seeds=2)
-    first, trained = compared(made)
-    machine, again = compared(made, known=[one.trial for one in first.requests])
-    assert machine.requests == []
-    assert [one.trial for one in again.results] == [one.trial for one in trained.results]
-    assert machine.progress.left is None
+def test_with_a_budget_each_worker_is_warm_before_the_costs_are_measured(clock):
+    machine = Machine(clock)
+    machine.count = 2
+    train(design(seeds=3), machine, 10_000)
+    arms = [one.arm for one in machine.trials[:5]]
+    assert arms == ["baseline", "baseline", "baseline", "other", "baseline (repeated)"]
+    assert len({one.duration for one in machine.trials[:5]}) == 1
+
+
+def test_tuning_leaves_the_time_of_the_reported_runs(clock):
+    """A machine that becomes slower cuts tuning short, and then schedules."""
+    machine = Machine(clock)
+    result = machine.result
+
+    def slower(trial):
+        if trial.purpose == "tuning" and trial.duration != "20ba":
+            clock[0] += 60
+        return result(trial)
+
+    machine.result = slower
+    trained = train(design(tune=RATES, seeds=5), machine, 2500)
+    assert clock[0] <= 2500
+    assert len(trained.seeds) >= 3
+    assert any("Tuning was cut short" in note for note in trained.notes)
+
+
+def test_a_budget_that_ends_early_reports_whole_seeds(clock):
+    machine = Machine(clock, late=60)
+    trained = train(design(seeds=5), machine, 1600)
+    assert clock[0] <= 1600
+    assert len(trained.seeds) == 1
+    assert "reported runs not run: 1 of 5 seeds are complete" in trained.notes[-1]
+    assert len([one for one in trained.results if one.trial.purpose == "reporting"]) == 9
 
 
 @pytest.mark.parametrize(
@@ -193,3 +186,136 @@ def test_trials_that_are_known_do_not_count_for_the_speed():
 def test_only_whole_seeds_are_kept(results, complete, notes):
     kept, count, said = whole_seeds(results, 2)
     assert (len(kept), count, len(said)) == (2 * complete, complete, notes)
+
+
+# --- one more schedule ---
+
+
+def test_a_needed_schedule_is_trained_with_the_settings_and_seeds_that_were_reported(clock):
+    made, machine = design(tune=RATES, seeds=3), Machine(clock)
+    trained = train(made, machine)
+    before = len(machine.trials)
+    extended = extend(made, machine, trained, {"other": "8ep"})
+    added = machine.trials[before:]
+    assert [(one.arm, one.duration, one.seed) for one in added] == [
+        ("other", "8ep", seed) for seed in (0, 1, 2)
+    ]
+    assert {one.settings["lr"] for one in added} == {0.1}
+    assert extended.schedules["other"] == ("1ep", "2ep", "4ep", "8ep")
+    assert extended.results[: len(trained.results)] == trained.results
+    assert extended.notes[-1] == "other: the schedule 8ep was added, which the analysis names."
+
+
+def test_a_schedule_for_which_no_time_is_left_is_not_added(clock):
+    made, machine = design(seeds=3), Machine(clock)
+    trained = train(made, machine)
+    extended = extend(made, machine, trained, {"other": "8ep"}, clock[0] + 100)
+    assert extended.schedules == trained.schedules
+    assert extended.notes[-1] == "The budget leaves no time for the schedule 8ep of 'other'."
+
+
+# --- the costs of steps ---
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    """Record the runs that are measured in the place of measuring."""
+    measured = []
+
+    def measure(pool, requests, steps, until):
+        measured.append([(one.trial.arm, one.trial.duration) for one in requests])
+        return [
+            stages.step_cost(one.trial, [Block(0, count, float(at + 1))], count)
+            for at, (one, count) in enumerate(zip(requests, steps, strict=True))
+        ]
+
+    monkeypatch.setattr(stages, "_measure", measure)
+    cache = Cache(tmp_path / "trials")
+    return types.SimpleNamespace(
+        cache=cache, context="context", stop=lambda: None, measured=measured
+    )
+
+
+def trained(made, *, batches=40, failing=()):
+    results = []
+    for arm in made.arms:
+        for at, duration in enumerate(made.durations):
+            outcome = "failed" if (arm, duration) in failing else "finished"
+            trial = Trial(arm, {}, duration, 0, "reporting")
+            results.append(TrialResult(trial, outcome, batches * 2**at, Seconds(0, 0, 1, 0), ()))
+    return Trained(tuple(results), {arm: {} for arm in made.arms}, made.schedules, (0,), ())
+
+
+def test_costs_are_measured_once_and_read_again(pool):
+    made = design()
+    first, notes = measure_costs(made, pool, trained(made))
+    assert [one.arm for one in first] == ["baseline", "other"]
+    assert notes == ()
+    assert measure_costs(made, pool, trained(made)) == (first, ())
+    assert len(pool.measured) == 1
+
+
+def test_stored_costs_have_the_present_names_of_the_arms(pool):
+    smoothing, plain = [LabelSmoothing(0.1)], [LabelSmoothing(0.2)]
+    before = design(arms={"a": smoothing, "b": plain})
+    costs, _ = measure_costs(before, pool, trained(before))
+    after = design(arms={"b": smoothing, "a": plain})
+    renamed, _ = measure_costs(after, pool, trained(after))
+    assert len(pool.measured) == 1
+    assert [one.arm for one in renamed] == ["baseline", "b", "a"]
+    assert [one.seconds for one in renamed] == [one.seconds for one in costs]
+
+
+def test_costs_of_another_machine_are_measured_again(pool, monkeypatch):
+    made = design()
+    measure_costs(made, pool, trained(made))
+    monkeypatch.setattr(stages, "_processor", lambda device: "another")
+    measure_costs(made, pool, trained(made))
+    assert len(pool.measured) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "3"])
+def test_damaged_costs_are_measured_again_with_a_warning(pool, text):
+    made = design()
+    first, _ = measure_costs(made, pool, trained(made))
+    (path,) = (pool.cache.folder.parent / "costs").iterdir()
+    path.write_text(text)
+    with pytest.warns(DamagedCacheWarning, match="is damaged, and the costs of steps"):
+        assert measure_costs(made, pool, trained(made)) == (first, ())
+
+
+def test_an_arm_without_a_finished_run_has_no_cost(pool):
+    made = design(arms={"good": [LabelSmoothing(0.1)], "bad": [LabelSmoothing(0.9)]})
+    failing = {("bad", duration) for duration in made.durations}
+    costs, _ = measure_costs(made, pool, trained(made, failing=failing))
+    assert [one.arm for one in costs] == ["baseline", "good"]
+
+
+def test_without_a_finished_run_of_the_baseline_nothing_is_measured(pool):
+    made = design()
+    failing = {("baseline", duration) for duration in made.durations}
+    costs, notes = measure_costs(made, pool, trained(made, failing=failing))
+    assert (costs, pool.measured) == ((), [])
+    assert "no run of the baseline finished" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("batches", "duration"), [(400, "1ep"), (100, "2ep"), (40, "4ep"), (12, "12ep")]
+)
+def test_the_shortest_schedule_with_enough_steps_is_measured_or_a_multiple(pool, batches, duration):
+    made = design()
+    measure_costs(made, pool, trained(made, batches=batches))
+    assert pool.measured == [[("baseline", duration), ("other", duration)]]
+
+
+def test_costs_of_later_groups_are_those_beside_the_baseline_of_the_first(pool, monkeypatch):
+    monkeypatch.setattr(stages, "_AT_ONCE", 2)
+    made = design(arms={str(at): [LabelSmoothing(at / 10)] for at in range(3)})
+    costs, _ = measure_costs(made, pool, trained(made))
+    assert [[arm for arm, _ in group] for group in pool.measured] == [
+        ["baseline", "0"],
+        ["baseline", "1"],
+        ["baseline", "2"],
+    ]
+    assert [one.seconds for one in costs] == [((1.0,),), ((2.0,),), ((2.0,),), ((2.0,),)]
+    assert attrs.astuple(costs[0])[0] == "baseline"

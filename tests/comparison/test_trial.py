@@ -1,6 +1,7 @@
 """One trial: what it records, what it refuses, and that it writes nothing."""
 
 import math
+import time
 from functools import partial
 
 import pytest
@@ -11,14 +12,19 @@ from torch.utils.data import DataLoader, TensorDataset
 from composable import Callback, Control
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver
-from composable.comparison.trials import clock
-from composable.comparison.trials.building import BuildError
-from composable.comparison.trials.trial import run_trial
+from composable.comparison.building import BuildError
+from composable.comparison.trial import Request, Subject, yield_reports
+from composable.comparison.trial import run_trial as run_request
 from composable.core.algorithm import FunctionAlgorithm
 from composable.loggers import JSONLinesLogger
+from tests.comparison.small import descend
 from tests.support.comparison import BATCHES, build, examples, trial
 
 PLAIN = {"algorithms": []}
+
+
+def run_trial(build, arguments, trial, **options):
+    return run_request(Subject(build=build, **options), Request(trial, arguments))
 
 
 def test_records_each_evaluation():
@@ -128,7 +134,7 @@ def test_a_result_that_is_not_finite_diverges_and_ends_the_run():
 
 def test_a_result_that_the_trial_does_not_need_may_be_nan():
     metrics = {"ratio": lambda outputs, targets: torch.tensor(math.nan)}
-    result = run_trial(partial(build, metrics=metrics), PLAIN, trial(), metrics=["eval/loss"])
+    result = run_trial(partial(build, metrics=metrics), PLAIN, trial(), metrics=("eval/loss",))
 
     assert result.outcome == "finished"
 
@@ -160,7 +166,7 @@ def test_an_interrupt_is_not_a_failure():
 
 def test_names_the_results_that_are_logged():
     with pytest.raises(BuildError, match=r"metric='test/accuracy' .* log 'eval/accuracy', 'eval/l"):
-        run_trial(build, PLAIN, trial(), metrics=["test/accuracy"])
+        run_trial(build, PLAIN, trial(), metrics=("test/accuracy",))
 
 
 # --- faults of the function ---
@@ -265,7 +271,7 @@ def test_writes_no_files(tmp_path, monkeypatch):
 @pytest.fixture
 def fake_clock(monkeypatch):
     seconds = [0.0]
-    monkeypatch.setattr(clock, "now", lambda kind: seconds[0])
+    monkeypatch.setattr(time, "process_time", lambda: seconds[0])
     return seconds
 
 
@@ -311,3 +317,96 @@ def test_refuses_to_split_two_evaluators():
     two = [Evaluator("a", data), Evaluator("b", data)]
     with pytest.raises(BuildError, match=r"splits one evaluator, and the Trainer has \['a', 'b'\]"):
         run_trial(partial(build, eval_dataloader=two), PLAIN, trial(), split_evaluation=True)
+
+
+# --- loops of the user's own ---
+
+
+def run_loop(loop, duration="10ba", **options):
+    subject = Subject(run=loop, metrics=("test/loss",), **options)
+    return run_request(subject, Request(trial(duration=duration), {"arm": {"factor": 1}}))
+
+
+def test_a_loop_is_recorded_at_each_yield_with_a_result():
+    result = run_loop(descend)
+    assert (result.outcome, result.batches) == ("finished", 10)
+    assert [(one.batch, one.progress) for one in result.curve] == [(5, 0.5), (10, 1.0)]
+    assert set(result.curve[-1].metrics) == {"test/loss", "validation/loss"}
+    assert run_loop(descend) != run_loop(lambda **given: descend(**{**given, "lr": 0.2}))
+    same = [[one.metrics for one in run_loop(descend).curve] for _ in range(2)]
+    assert same[0] == same[1]  # the generators are seeded
+
+
+def test_the_time_between_yields_at_one_step_is_that_of_evaluation(fake_clock):
+    def loop(arm, seed, duration):
+        for step in range(1, duration.value + 1):
+            fake_clock[0] += 2
+            yield step, None
+            fake_clock[0] += 50
+            yield step, 0.5
+
+    result = run_loop(loop, "20ba")
+    assert (result.seconds.training, result.seconds.evaluation) == (40, 1000)
+    assert [one.seconds for one in result.curve] == [2 * step for step in range(1, 21)]
+
+
+def test_a_loop_whose_result_is_not_finite_diverges():
+    def loop(arm, seed, duration):
+        yield 1, 0.5
+        yield 2, torch.tensor(math.nan)
+        raise AssertionError("not reached")
+
+    result = run_loop(loop)
+    assert (result.outcome, result.error) == ("diverged", "test/loss is nan after batch 2")
+
+
+def test_an_exception_of_a_loop_fails_the_trial():
+    def loop(arm, seed, duration):
+        yield 1, 0.5
+        raise OSError("the disk is gone")
+
+    assert run_loop(loop).error == "OSError: the disk is gone"
+
+
+@pytest.mark.parametrize(
+    ("yielded", "message"),
+    [
+        ([3], "run yielded 3; it must yield"),
+        ([(0, 1.0)], "an integer, at least 1"),
+        ([(4, 1.0), (3, 1.0)], "an integer, at least 4"),
+        ([(1, "good")], "could not convert"),
+        ([(1, {"loss": 1.0})], "metric='test/loss' must be a result"),
+        ([], "its evaluations log nothing"),
+        (None, "must be a generator"),
+    ],
+)
+def test_refuses_a_loop_that_does_not_yield_results(yielded, message):
+    with pytest.raises(BuildError, match=message):
+        run_loop(lambda arm, seed, duration: None if yielded is None else iter(yielded))
+
+
+def test_reports_are_yielded_while_the_function_waits():
+    log = []
+
+    def train(report):
+        for step in range(3):
+            log.append(step)
+            report(step)
+
+    generator = yield_reports(train)
+    assert log == []
+    assert [next(generator), log] == [0, [0]]
+    assert [next(generator), log] == [1, [0, 1]]
+    generator.close()
+    assert log == [0, 1]
+
+
+def test_what_a_reporting_function_raises_is_raised_by_the_generator():
+    def train(report):
+        report(1)
+        raise OSError("the disk is gone")
+
+    generator = yield_reports(train)
+    assert next(generator) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(generator)

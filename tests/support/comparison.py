@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
 from composable.comparison.records import Trial
-from composable.comparison.trials.trial import Request
+from composable.comparison.trial import Request
 from composable.metrics import accuracy
 from composable.utils.reproducibility import seed_context
 

@@ -13,7 +13,15 @@ from composable.plan.declarations import as_algorithm
 from composable.plan.plan import Plan
 from composable.recipes.recipe import Recipe
 
-__all__ = ["Arm", "ArmLike", "add_one_in", "as_arms", "check_composed", "leave_one_out", "repeat"]
+__all__ = [
+    "Arm",
+    "ArmLike",
+    "RunArm",
+    "as_arms",
+    "check_composed",
+    "derive",
+    "repeat",
+]
 
 ArmLike: TypeAlias = Sequence[Any] | Recipe | Callable[..., Any]
 
@@ -22,17 +30,11 @@ _ALLOWED = "a list of algorithms, a Recipe, or a function of hyperparameters tha
 
 @attrs.frozen
 class Arm:
-    """One of the compared compositions.
-
-    Args:
-        name: Its name in tables.
-        value: A list of algorithms, a `Recipe`, or a function of hyperparameters that returns
-            either.
-        origin: The arm that it is derived from, whose schedules it has by default.
+    """One of the compared compositions: algorithms, a `Recipe`, or a function that returns either.
 
     Example:
         >>> from composable.algorithms import LabelSmoothing
-        >>> from composable.comparison.plan.arms import Arm
+        >>> from composable.comparison.arms import Arm
         >>> arm = Arm("smoothing", lambda smoothing=0.1: [LabelSmoothing(smoothing)])
         >>> arm.takes
         ('smoothing',)
@@ -43,6 +45,7 @@ class Arm:
     name: str
     value: ArmLike = attrs.field(eq=False)
     origin: str | None = attrs.field(default=None, eq=False)
+    """The arm that it is derived from, whose schedules it has by default."""
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -60,12 +63,13 @@ class Arm:
             return {}
         return inspect.signature(self.value).parameters
 
-    def recipe(self, settings: Mapping[str, Any]) -> Recipe:
-        """Return the composition for the values of hyperparameters, of which others are ignored.
+    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the build function, without the seed and the duration."""
+        others = {name: value for name, value in settings.items() if name not in self.takes}
+        return {**self.recipe(settings).arguments(), **others}
 
-        Raises:
-            TypeError: The function of the arm returns something else.
-        """
+    def recipe(self, settings: Mapping[str, Any]) -> Recipe:
+        """Return the composition for the values of hyperparameters; others are ignored."""
         value: Any = self.value
         if callable(value):
             value = value(**{name: settings[name] for name in self.takes if name in settings})
@@ -79,20 +83,23 @@ class Arm:
         )
 
 
-def as_arms(arms: Mapping[str, ArmLike], baseline: str | ArmLike = ()) -> tuple[Arm, ...]:
-    """Return the arms in the order of the mapping, after the baseline.
+@attrs.frozen
+class RunArm(Arm):
+    """An arm of a loop of the user's own, which gets its value as it is."""
 
-    Args:
-        arms: The values of the arms by name.
-        baseline: The name of one of them, or the value of another arm named "baseline".
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return {}  # all hyperparameters are those of the loop
 
-    Raises:
-        TypeError: A name or a value is of the wrong type.
-        ValueError: There is no arm beside the baseline, or no arm of its name.
-    """
+    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the loop, without the seed and the duration."""
+        return {"arm": self.value, **settings}
+
+
+def as_arms(arms: Mapping[str, Any], baseline: Any = (), kind: type[Arm] = Arm) -> tuple[Arm, ...]:
+    """Return the baseline, which may be named, and the arms; `RunArm` is for any values."""
     if not isinstance(arms, Mapping):
         raise TypeError(f"arms={arms!r} must be a mapping from names to arms, each {_ALLOWED}.")
-    named = {name: _arm(name, value) for name, value in arms.items()}
+    named = {name: _arm(name, value, kind) for name, value in arms.items()}
     if isinstance(baseline, str):
         if baseline not in named:
             raise ValueError(f"baseline={baseline!r} must be one of the arms: {sorted(named)}.")
@@ -103,7 +110,7 @@ def as_arms(arms: Mapping[str, ArmLike], baseline: str | ArmLike = ()) -> tuple[
             "baseline='baseline' for the one in arms, or rename it."
         )
     else:
-        first = _arm("baseline", baseline)
+        first = _arm("baseline", baseline, kind)
     if not named:
         raise ValueError(
             "arms must have at least one arm beside the baseline, such as "
@@ -112,9 +119,11 @@ def as_arms(arms: Mapping[str, ArmLike], baseline: str | ArmLike = ()) -> tuple[
     return first, *named.values()
 
 
-def _arm(name: Any, value: Any) -> Arm:
+def _arm(name: Any, value: Any, kind: type[Arm]) -> Arm:
     if not isinstance(name, str) or not name.strip():
         raise TypeError(f"arms has the name {name!r}; a name must be a string, and not empty.")
+    if kind is RunArm:
+        return RunArm(name, value)
     if isinstance(value, type):
         raise TypeError(f"arm {name!r} is the class {value.__name__}; pass [{value.__name__}()].")
     if isinstance(value, Algorithm):
@@ -142,22 +151,8 @@ def _check_function(name: str, function: Callable[..., Any]) -> None:
 # --- arms that follow from others ---
 
 
-def leave_one_out(arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """Return an arm without each algorithm, for each arm of two or more algorithms.
-
-    Args:
-        arms: Arms, of which functions are skipped.
-
-    Raises:
-        ValueError: No arm has two algorithms.
-
-    Example:
-        >>> from composable.algorithms import EMA, LabelSmoothing
-        >>> from composable.comparison.plan.arms import Arm, leave_one_out
-        >>> arms = leave_one_out([Arm("both", [EMA(half_life="10ba"), LabelSmoothing(0.1)])])
-        >>> [arm.name for arm in arms]
-        ['both without EMA', 'both without LabelSmoothing']
-    """
+def _without(arms: Sequence[Arm]) -> list[Arm]:
+    """Return an arm without each algorithm, for each arm of two or more algorithms."""
     made: list[Arm] = []
     for arm in arms:
         value = _fixed(arm)
@@ -170,19 +165,11 @@ def leave_one_out(arms: Sequence[Arm]) -> tuple[Arm, ...]:
         raise ValueError(
             "leave_one_out=True needs an arm of two or more algorithms, given as a list or Recipe."
         )
-    return tuple(made)
+    return made
 
 
-def add_one_in(baseline: Arm, arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """Return the baseline with each algorithm of the arms, alone.
-
-    Args:
-        baseline: The baseline, not a function.
-        arms: Arms, of which functions are skipped.
-
-    Raises:
-        ValueError: The baseline is a function, or the arms have no algorithm.
-    """
+def _added(baseline: Arm, arms: Sequence[Arm]) -> list[Arm]:
+    """Return the baseline with each algorithm of the arms, alone."""
     base = _fixed(baseline)
     if base is None:
         raise ValueError("add_one_in=True needs a baseline that is a list or a Recipe.")
@@ -192,24 +179,19 @@ def add_one_in(baseline: Arm, arms: Sequence[Arm]) -> tuple[Arm, ...]:
     if not extra:
         raise ValueError("add_one_in=True needs an arm with algorithms, as a list or a Recipe.")
     prefix = f"{baseline.name} + " if base.algorithms else ""
-    return tuple(
+    return [
         Arm(f"{prefix}{label}", _with(base, [*base.algorithms, one]), baseline.name)
         for one, label in zip(extra, _labels(extra), strict=True)
-    )
+    ]
 
 
-def repeat(baseline: Arm) -> Arm:
-    """Return the A/A arm: the baseline once more, under another name."""
-    return Arm(f"{baseline.name} (repeated)", baseline.value, baseline.name)
-
-
-def distinct(arms: Sequence[Arm], derived: Sequence[Arm]) -> tuple[Arm, ...]:
-    """Return the arms and the derived ones, without those that equal another one.
-
-    Raises:
-        ValueError: Two different arms have one name.
-    """
-    kept = list(arms)
+def derive(
+    baseline: Arm, arms: Sequence[Arm], *, leave_one_out: bool, add_one_in: bool
+) -> tuple[Arm, ...]:
+    """Return the baseline, the arms and those that follow from them, each composition once."""
+    kept = [baseline, *arms]
+    derived = [*(_without(arms) if leave_one_out else ())]
+    derived += _added(baseline, arms) if add_one_in else ()
     for arm in derived:
         value = _fixed(arm)
         if any(value == _fixed(other) for other in kept):
@@ -222,7 +204,7 @@ def distinct(arms: Sequence[Arm], derived: Sequence[Arm]) -> tuple[Arm, ...]:
 
 def _fixed(arm: Arm) -> Recipe | None:
     """Return the composition of an arm that is not a function."""
-    return None if callable(arm.value) else arm.recipe({})
+    return None if callable(arm.value) or isinstance(arm, RunArm) else arm.recipe({})
 
 
 def _with(recipe: Recipe, algorithms: Iterable[Any]) -> Recipe:
@@ -239,22 +221,18 @@ def _labels(algorithms: Sequence[Any]) -> list[str]:
     ]
 
 
+def repeat(baseline: Arm) -> Arm:
+    """Return the A/A arm: the baseline once more, under another name."""
+    return type(baseline)(f"{baseline.name} (repeated)", baseline.value, baseline.name)
+
+
 # --- checks before anything trains ---
 
 
 def check_composed(arm: Arm, configurations: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Check that the algorithms of an arm are compatible, for all values of hyperparameters.
-
-    Returns:
-        The warnings of the plan.
-
-    Raises:
-        IncompatibleAlgorithmsError: They are not.
-        ValueError: The function of the arm, or the plan, refuses the values.
-        TypeError: Likewise.
-    """
+    """Check an arm for all values of hyperparameters, and return the warnings of its plans."""
     found: dict[str, None] = {}
-    for settings in configurations:
+    for settings in configurations if not isinstance(arm, RunArm) else ():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:

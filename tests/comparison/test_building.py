@@ -11,7 +11,7 @@ from torch.utils.data import (
 )
 
 from composable import Evaluator
-from composable.comparison.trials.splitting import split_evaluators
+from composable.comparison.building import split_evaluators
 
 
 def split(loader):
@@ -71,15 +71,15 @@ class Batches:
 FOUR = TensorDataset(torch.arange(4))
 SAMPLER = [[0, 1], [2, 3]]
 REFUSED = {
-    "a stream": (DataLoader(Stream(), batch_size=2), "that of the eval_dataloader is a Stream"),
-    "a loader of its own": (Batches(), "the eval_dataloader is a Batches"),
+    "a stream": (DataLoader(Stream(), batch_size=2), "its data set is a Stream"),
+    "a loader of its own": (Batches(), "it is a Batches"),
     "a batch sampler": (
         DataLoader(FOUR, batch_sampler=SAMPLER),
         "a batch sampler of its own",
     ),
     "a sampler of some examples": (
         DataLoader(FOUR, sampler=SubsetRandomSampler([0, 1, 2])),
-        "a SubsetRandomSampler. Pass a torch.utils.data.Subset",
+        "a SubsetRandomSampler. Pass two evaluators",
     ),
     "a sampler that repeats examples": (
         DataLoader(FOUR, sampler=RandomSampler(FOUR, replacement=True)),

@@ -34,7 +34,8 @@ __all__ = ["digest_of"]
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), PurePath, torch.dtype)
 _BUILTIN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
-_LIBRARY = str(Path(__file__).parents[2])
+_LIBRARY = str(Path(__file__).parents[1])
+_PACKAGES = ("site-packages", "dist-packages")
 
 
 def digest_of(*values: Any) -> str:
@@ -48,7 +49,7 @@ def digest_of(*values: Any) -> str:
     within it, are not part of the digest.
 
     Example:
-        >>> from composable.comparison.trials.digest import digest_of
+        >>> from composable.comparison.digest import digest_of
         >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 1)
         True
         >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 2)
@@ -83,6 +84,11 @@ class _Walk:
             if isinstance(value, kinds):
                 method(self, value)
                 return
+        for kinds, parts in _PARTS:
+            if isinstance(value, kinds):
+                name = "method" if isinstance(value, MethodType) else type(value).__name__
+                self._add_all(name, parts(value))
+                return
         self._add_object(value)
 
     def _put(self, kind: str, text: str | bytes = b"") -> None:
@@ -102,12 +108,6 @@ class _Walk:
         items = sorted(value.items(), key=lambda item: repr(item[0]))
         self._add_all(type(value).__name__, (part for item in items for part in item))
 
-    def _add_set(self, value: Set[Any]) -> None:
-        self._add_all(type(value).__name__, sorted(value, key=repr))
-
-    def _add_sequence(self, value: Any) -> None:
-        self._add_all(type(value).__name__, value)
-
     def _add_tensor(self, value: torch.Tensor) -> None:
         self._put("tensor", f"{value.dtype} {tuple(value.shape)} {value.device.type}")
         if value.device.type != "meta":
@@ -120,7 +120,9 @@ class _Walk:
     # --- code ---
 
     def _add_function(self, value: FunctionType) -> None:
-        if _is_installed(value.__code__.co_filename):
+        file = value.__code__.co_filename
+        # attrs generates a __hash__ with a constant that differs between processes.
+        if _is_installed(file) or file.startswith("<attrs generated"):
             self._put("function", f"{value.__module__}.{value.__qualname__}")
             return
         self._put("function")
@@ -164,18 +166,6 @@ class _Walk:
             if Path(file).suffix == ".py":
                 self._add_all("imports", _imported_modules(value, source))
 
-    def _add_partial(self, value: "partial[Any]") -> None:
-        self._add_all("partial", (value.func, value.args, value.keywords))
-
-    def _add_method(self, value: MethodType) -> None:
-        self._add_all("method", (value.__func__, value.__self__))
-
-    def _add_wrapper(self, value: Any) -> None:
-        self._add_all(type(value).__name__, (value.__func__,))
-
-    def _add_property(self, value: property) -> None:
-        self._add_all("property", (value.fget, value.fset, value.fdel))
-
     # --- objects ---
 
     def _add_object(self, value: Any) -> None:
@@ -213,16 +203,19 @@ class _Walk:
         (CodeType, _add_code),
         (type, _add_class),
         (ModuleType, _add_module),
-        (partial, _add_partial),
-        (MethodType, _add_method),
-        ((staticmethod, classmethod), _add_wrapper),
-        (property, _add_property),
         (Mapping, _add_mapping),
-        (Set, _add_set),
-        ((list, tuple), _add_sequence),
     )
 
 
+_PARTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (partial, lambda one: (one.func, one.args, one.keywords)),
+    (MethodType, lambda one: (one.__func__, one.__self__)),
+    ((staticmethod, classmethod), lambda one: (one.__func__,)),
+    (property, lambda one: (one.fget, one.fset, one.fdel)),
+    (Set, lambda one: sorted(one, key=repr)),
+    ((list, tuple), lambda one: one),
+)
+"""What is described by its type and its parts."""
 _UNSTABLE = (
     *("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"),
     *("__static_attributes__", "__annotations_cache__", "__abstractmethods__", "_abc_impl"),
@@ -267,6 +260,6 @@ def _is_own(module: str | None) -> bool:
 @cache
 def _is_installed(file: str) -> bool:
     """Return whether a file belongs to Python, an installed package or this library."""
-    paths = sysconfig.get_paths()
-    installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return any(Path(file).is_relative_to(one) for one in (*installed, _LIBRARY))
+    path, python = Path(file), sysconfig.get_paths()
+    own = (python["stdlib"], python["platstdlib"], _LIBRARY)
+    return any(part in _PACKAGES for part in path.parts) or any(map(path.is_relative_to, own))

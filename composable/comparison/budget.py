@@ -1,0 +1,254 @@
+"""What trials cost, estimated from a short trial of each arm, and how much fits a budget."""
+
+import heapq
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import attrs
+
+from composable.comparison.records import Trial, TrialResult
+from composable.comparison.tuning import Rung, Settings, halving
+from composable.core.time import Time, TimeUnit
+
+__all__ = [
+    "BudgetError",
+    "Estimates",
+    "Size",
+    "elapsed_seconds",
+    "equal_seconds",
+    "fit_budget",
+    "format_seconds",
+    "full_size",
+    "is_countable",
+    "length_of",
+    "parse_budget",
+    "short_trials",
+]
+
+_PART = 8
+_FEWEST = 20
+_BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|hours?)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+class BudgetError(ValueError):
+    """A budget is too short for the smallest comparison that gives a verdict."""
+
+
+def parse_budget(budget: Any) -> float:
+    """Return the seconds of a budget: "10min", "2h", "1h30m", "90s", or a number of seconds.
+
+    Infinity for None.
+
+    Raises:
+        TypeError: It is of the wrong type.
+        ValueError: It cannot be read, or is not positive.
+
+    Example:
+        >>> from composable.comparison.budget import parse_budget
+        >>> parse_budget("10min"), parse_budget("1h30m"), parse_budget(20)
+        (600.0, 5400.0, 20.0)
+    """
+    if budget is None:
+        return math.inf
+    if isinstance(budget, bool) or not isinstance(budget, (int, float, str)):
+        raise TypeError(f"budget={budget!r} must be a time such as '10min', or seconds.")
+    allowed = f"budget={budget!r} must be a time such as '10min', '2h' or '1h30m', above 0."
+    if isinstance(budget, str) and (match := _BUDGET.fullmatch(budget.strip())):
+        seconds = float(match[1]) * _SECONDS[match[2][0]]
+    elif isinstance(budget, str):
+        try:
+            seconds = Time.parse(budget.strip()).seconds
+        except (TypeError, ValueError):
+            raise ValueError(allowed) from None
+    else:
+        seconds = float(budget)
+    if not 0 < seconds < math.inf:
+        raise ValueError(allowed)
+    return seconds
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time in the largest units that matter.
+
+    Example:
+        >>> from composable.comparison.budget import format_seconds
+        >>> format_seconds(8.4), format_seconds(61), format_seconds(7300)
+        ('8 s', '1 min', '2 h 2 min')
+    """
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+# --- lengths ---
+
+
+def length_of(duration: str, epoch_length: int | None) -> float:
+    """Return the number of batches of a run, or its length in its own unit.
+
+    Example:
+        >>> from composable.comparison.budget import length_of
+        >>> length_of("2ep", 50), length_of("300ba", None), length_of("2ep", None)
+        (100.0, 300.0, 2.0)
+    """
+    length = Time.parse(duration)
+    batches = epoch_length if length.unit is TimeUnit.EPOCH and epoch_length else 1
+    return float(length.value * batches)
+
+
+def is_countable(duration: str, epoch_length: int | None) -> bool:
+    """Return whether the length of a run is known in batches."""
+    unit = Time.parse(duration).unit
+    return unit is TimeUnit.BATCH or (unit is TimeUnit.EPOCH and epoch_length is not None)
+
+
+def short_trials(
+    tried: Mapping[str, Sequence[Settings]],
+    shortest: Mapping[str, str],
+    seeds: Mapping[str, Sequence[int]],
+    epoch_length: int | None,
+) -> list[Trial]:
+    """Return a trial of an eighth of the shortest schedule of each arm, at least 20 batches."""
+
+    def shortened(duration: str) -> str:
+        if not is_countable(duration, epoch_length):
+            return duration
+        length = length_of(duration, epoch_length)
+        return f"{int(min(length, max(length // _PART, _FEWEST)))}ba"
+
+    return [
+        Trial(arm, one[0], shortened(shortest[arm]), seeds[arm][0], "tuning")
+        for arm, one in tried.items()
+    ]
+
+
+def equal_seconds(duration: str, relative_rate: float, epoch_length: int | None) -> str:
+    """Return the duration in which an arm trains for the seconds of the baseline.
+
+    The ratio of step costs is rounded to a power of the fourth root of 2, and that of up to a fifth
+    to 1: a small change of the measured cost leaves trials as they are.
+
+    Example:
+        >>> from composable.comparison.budget import equal_seconds
+        >>> equal_seconds("100ba", 2.0, None), equal_seconds("4ep", 1.9, 50)
+        ('50ba', '100ba')
+        >>> equal_seconds("100ba", 1.1, None)
+        '100ba'
+    """
+    length = Time.parse(duration)
+    steps = round(4 * math.log2(relative_rate))
+    if abs(steps) < 2 or length.unit in (TimeUnit.SECOND, TimeUnit.ITERATION):
+        return duration
+    if length.unit is TimeUnit.EPOCH and epoch_length is not None:
+        length = Time(length.value * epoch_length, TimeUnit.BATCH)
+    return str(Time(max(1, round(length.value / 2 ** (steps / 4))), length.unit))
+
+
+# --- estimates ---
+
+
+@attrs.frozen
+class Estimates:
+    """The cost of the trials of each arm, from a short one that ran."""
+
+    ran: Mapping[str, TrialResult]
+    epoch_length: int | None
+
+    @classmethod
+    def of(cls, results: Iterable[TrialResult], epoch_length: int | None) -> "Estimates":
+        """Return the estimates that results of short trials give; failed ones are skipped."""
+        ended = (one for one in results if one.outcome in ("finished", "diverged") and one.batches)
+        return cls({one.trial.arm: one for one in ended}, epoch_length)
+
+    def rate(self, arm: str) -> float:
+        """Return the seconds of a unit of length: of a batch, where these can be counted."""
+        one = self.ran[arm]
+        length = length_of(one.trial.duration, self.epoch_length)
+        if one.outcome == "diverged" and is_countable(one.trial.duration, self.epoch_length):
+            length = min(length, one.batches)
+        return one.seconds.training / length
+
+    def seconds(self, trial: Trial) -> float:
+        """Return the seconds of a trial; an arm without an estimate costs nothing: it fails."""
+        if trial.arm not in self.ran:
+            return 0.0
+        one, length = self.ran[trial.arm], length_of(trial.duration, self.epoch_length)
+        evaluations = max(1.0, length / self.epoch_length if self.epoch_length else 1.0)
+        return (
+            one.seconds.setup
+            + one.seconds.warmup
+            + self.rate(trial.arm) * length
+            + one.seconds.evaluation / max(len(one.curve), 1) * evaluations
+        )
+
+    def relative_rate(self, arm: str, baseline: str) -> float:
+        """Return the step cost of an arm divided by that of the baseline; 1 if unknown."""
+        known = arm in self.ran and baseline in self.ran
+        rates = (self.rate(arm), self.rate(baseline)) if known else (1.0, 1.0)
+        return rates[0] / rates[1] if all(rates) else 1.0
+
+
+def elapsed_seconds(trials: Iterable[float], workers: int) -> float:
+    """Return how long trials take that start in their order as soon as a worker is free.
+
+    Example:
+        >>> from composable.comparison.budget import elapsed_seconds
+        >>> elapsed_seconds([3.0, 1.0, 1.0, 2.0], 2)
+        4.0
+    """
+    ends = [0.0] * workers
+    for seconds in trials:
+        heapq.heapreplace(ends, ends[0] + seconds)
+    return max(ends)
+
+
+# --- how much fits ---
+
+
+@attrs.frozen
+class Size:
+    """How much a comparison trains."""
+
+    configurations: int
+    """Of each arm; 1 if nothing is tuned."""
+    rungs: tuple[Rung, ...]
+    seeds: int
+    schedules: int
+    """Of each arm, the shortest ones."""
+
+
+def full_size(configurations: int, seeds: int, durations: Sequence[str], most: int) -> Size:
+    """Return the size without a budget: every configuration for the longest duration."""
+    rungs = (Rung(durations[-1], configurations),) if configurations > 1 else ()
+    return Size(configurations, rungs, seeds, most)
+
+
+def fit_budget(
+    full: Size, durations: Sequence[str], seconds: Callable[[Size], float], left: float
+) -> Size:
+    """Return the largest size that fits, by the product of its numbers and then by its seeds.
+
+    At least two configurations are tried, and three seeds and two schedules are run, where there
+    are as many: the smallest size that gives a verdict, which is returned if none fits.
+    """
+    least = min(full.configurations, 2), min(full.seeds, 3), min(full.schedules, 2)
+    counts = (full.configurations, full.seeds, full.schedules)
+    sizes = [full] + [
+        Size(configurations, halving(configurations, durations[:schedules]), seeds, schedules)
+        for configurations, seeds, schedules in product(*map(_down, counts, least))
+    ]
+    fitting = [size for size in sizes if seconds(size) <= left]
+    # The first of equal ones is kept, and the full size is first.
+    return max(
+        fitting or sizes[-1:],
+        key=lambda size: (size.configurations * size.seeds * size.schedules, size.seeds),
+    )
+
+
+def _down(most: int, least: int) -> range:
+    return range(most, least - 1, -1)

@@ -1,0 +1,195 @@
+"""The cost of a step of each arm, measured in turn on this machine, and what runs cost by it.
+
+Each arm trains in a process of its own, one process at a time: a run is cut into blocks, and in
+each round every arm trains its next block, in a random order. A change in the speed of the machine
+affects all arms alike, and the state of an algorithm, such as averages or frozen layers, is part of
+its cost.
+"""
+
+import math
+import random
+import time
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean, quantiles
+from typing import Protocol
+
+import attrs
+
+from composable.comparison.building import BuildError
+from composable.comparison.records import StepCost, Trial
+from composable.comparison.trial import Request, Stopwatch, Subject, run_trial, yield_reports
+
+__all__ = [
+    "Block",
+    "interleave",
+    "paused_run",
+    "rescale",
+    "seconds_until",
+    "step_cost",
+    "step_seconds",
+]
+
+_BLOCKS, _POINTS = 45, 5
+"""The blocks of a run, and the points of the run to which they belong."""
+
+
+# --- the measurement ---
+
+
+@attrs.frozen
+class Block:
+    """Some steps of a run."""
+
+    begin: int
+    end: int
+    seconds: float
+    """Of one step."""
+
+
+def paused_run(subject: Subject, request: Request, steps: int) -> Iterator[Block | None]:
+    """Train a run of so many steps block by block; what is yielded first is None: it is set up.
+
+    The first step of a block is not measured: the caches hold the data of another arm. A loop that
+    yields less often has blocks from yield to yield.
+    """
+    count = max(1, min(_BLOCKS, steps // 3))
+    ends = [steps * i // count for i in range(1, count + 1)]
+    begin, resumed, since = 0, 0, 0.0
+
+    def train(report: Callable[[Block | None], None]) -> None:
+        def pause(step: int, watch: Stopwatch) -> None:
+            nonlocal begin, resumed, since
+            block = None  # set-up, compilation and the first step
+            if resumed and ends and step >= ends[0]:
+                block = Block(begin, step, (watch.read("training") - since) / (step - begin))
+                ends[:] = [one for one in ends if one > step]
+            elif resumed:
+                if step == resumed + 1:
+                    begin, since = step, watch.read("training")
+                return
+            part = watch.part
+            watch.switch("waiting")
+            report(block)
+            watch.switch(part)
+            begin, resumed, since = step, step, watch.read("training")
+
+        if error := run_trial(subject, request, pause).error:
+            raise RuntimeError(error)
+
+    return yield_reports(train)
+
+
+class Advances(Protocol):
+    """A run of an arm, in this process or another one."""
+
+    def advance(self) -> Block | None: ...
+
+
+def interleave(
+    runs: Sequence[Advances], until: float = math.inf
+) -> tuple[list[list[Block]], dict[int, str]]:
+    """Let runs train a block each, in turn and in random order, until all have ended.
+
+    Returns:
+        The blocks of each run, and the errors of those that failed, by index.
+    """
+    order, alive = random.Random(0), list(range(len(runs)))
+    blocks: list[list[Block]] = [[] for _ in runs]
+    errors: dict[int, str] = {}
+    while alive and time.monotonic() < until:
+        order.shuffle(alive)
+        for index in alive[:]:
+            try:
+                block = runs[index].advance()
+            except BuildError:
+                raise
+            except Exception as error:  # also of a process that has died
+                errors[index], block = str(error), None
+            if block is None:
+                alive.remove(index)
+            else:
+                blocks[index].append(block)
+    return blocks, errors
+
+
+def step_cost(trial: Trial, blocks: Sequence[Block], steps: int) -> StepCost | None:
+    """Return the cost of an arm: some points of its run, with a round for each block of a point."""
+    if not blocks:
+        return None
+    points = min(_POINTS, len(blocks))
+    rounds = len(blocks) // points
+    kept = blocks[len(blocks) - points * rounds :]
+    parts = [kept[at : at + rounds] for at in range(0, len(kept), rounds)]
+    return StepCost(
+        trial.arm,
+        trial.settings,
+        trial.duration,
+        tuple(min(1.0, fmean((b.begin + b.end) / 2 for b in part) / steps) for part in parts),
+        tuple(tuple(block.seconds for block in part) for part in parts),
+    )
+
+
+def rescale(cost: StepCost, measured: StepCost, reference: StepCost) -> StepCost:
+    """Scale costs by those of the baseline in the same measurement and in a reference."""
+    now, then = fmean(step_seconds(measured)), fmean(step_seconds(reference))
+    factor = then / now if now else 1.0
+    return attrs.evolve(
+        cost, seconds=tuple(tuple(one * factor for one in rounds) for rounds in cost.seconds)
+    )
+
+
+# --- what runs cost ---
+
+
+def seconds_until(cost: StepCost, batches: int, progress: float) -> float:
+    """Return the seconds of training from the start of a run until a fraction of it.
+
+    The cost of a step is interpolated linearly between the points, and constant before the first
+    and after the last one.
+
+    Example:
+        >>> from composable.comparison.cost import seconds_until
+        >>> from composable.comparison.records import StepCost
+        >>> cost = StepCost("plain", {}, "100ba", (0.25, 0.75), ((0.01, 0.01), (0.03, 0.03)))
+        >>> round(seconds_until(cost, 100, 0.5), 6), round(seconds_until(cost, 100, 1.0), 6)
+        (0.625, 2.0)
+    """
+    if not 0 <= progress <= 1:
+        raise ValueError(f"progress={progress!r} must be a fraction of the run, from 0 to 1.")
+    if batches < 0:
+        raise ValueError(f"batches={batches!r} must be the number of steps, at least 0.")
+    points, steps = cost.progress, step_seconds(cost)
+    grid = [0.0, *(point for point in points if 0 < point < progress), progress]
+    pieces = (
+        (end - start) * (_at(points, steps, start) + _at(points, steps, end)) / 2
+        for start, end in pairwise(grid)
+    )
+    return batches * sum(pieces)
+
+
+def step_seconds(cost: StepCost) -> tuple[float, ...]:
+    """Return the seconds of one step at each point: the 25th percentile over the rounds.
+
+    Other load on the machine makes steps slower, never faster, so a low percentile is closer to
+    the cost itself than the mean is.
+    """
+    if not cost.progress or len(cost.progress) != len(cost.seconds) or not all(cost.seconds):
+        raise ValueError(
+            f"the cost of {cost.arm!r} must have seconds for each of its points, and has "
+            f"{len(cost.progress)} points and {[len(one) for one in cost.seconds]} rounds."
+        )
+    return tuple(
+        quantiles(rounds, n=4, method="inclusive")[0] if len(rounds) > 1 else rounds[0]
+        for rounds in cost.seconds
+    )
+
+
+def _at(points: Sequence[float], values: Sequence[float], point: float) -> float:
+    """Interpolate linearly; constant outside of the points."""
+    after = bisect(points, point)
+    if after in (0, len(points)):
+        return values[min(after, len(points) - 1)]
+    low, high = points[after - 1], points[after]
+    return values[after - 1] + (values[after] - values[after - 1]) * (point - low) / (high - low)

@@ -1,0 +1,377 @@
+"""Run trials in worker processes, one process each, or in an executor of the user's."""
+
+import faulthandler
+import gc
+import importlib.util
+import math
+import os
+import pickle
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import torch
+from tqdm.auto import tqdm
+
+from composable.comparison.building import BuildError
+from composable.comparison.cache import Cache
+from composable.comparison.cost import Block, paused_run
+from composable.comparison.records import Trial, TrialResult
+from composable.comparison.trial import Request, Subject, failed, run_trial
+from composable.core._paths import check_no_link, open_to_write
+
+__all__ = ["ProcessRun", "Progress", "Workers", "check_not_in_worker", "pickled"]
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_MARK = "COMPOSABLE_COMPARISON_WORKER"
+"""The environment variable of worker processes."""
+_TAIL = 1500
+"""The number of characters of a log that an error shows."""
+_ONE_TRIAL = threading.Lock()
+"""The global random generators and the number of threads belong to a process."""
+
+
+def check_not_in_worker() -> None:
+    """Refuse to start a comparison in a worker of another one."""
+    if _MARK in os.environ:
+        raise RuntimeError(
+            "compare was called while a worker process of a comparison imported the script; put "
+            "the call under if __name__ == '__main__'."
+        )
+
+
+# --- in a worker ---
+
+
+def _run(payload: bytes) -> tuple[TrialResult, float]:
+    """Run a trial, and return the seconds of a wall clock too."""
+    begun = time.perf_counter()
+    with _ONE_TRIAL:
+        subject, request = pickle.loads(payload)
+        result = run_trial(subject, request)
+        gc.collect()  # a Trainer has cycles
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return result, time.perf_counter() - begun
+
+
+_run_of_process: Iterator[Block | None] = iter(())
+"""The run of a process that measures the cost of steps."""
+
+
+def _begin(payload: bytes, steps: int) -> None:
+    """Set up a run, which waits after its first step."""
+    global _run_of_process
+    subject, request = pickle.loads(payload)
+    _run_of_process = paused_run(subject, request, steps)
+    next(_run_of_process, None)
+
+
+def _advance() -> Block | None:
+    return next(_run_of_process, None)
+
+
+def _start_worker(log: str) -> None:
+    """Write what a process prints to its log, and end it by the process that began it alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    with open_to_write(Path(log), "ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    faulthandler.enable()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+# --- processes ---
+
+
+@attrs.frozen(eq=False)
+class Machine:
+    """Starts worker processes on this machine, which log to files of a folder."""
+
+    folder: Path
+    threads: int
+
+    def start(self, number: int) -> Executor:
+        """Return an executor of one new process, on the GPU of its number if there are any."""
+        from loky import ProcessPoolExecutor
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        check_no_link(self.log(number))
+        environment = {**dict.fromkeys(_THREADS, str(self.threads)), _MARK: "1"}
+        if devices := _cuda_devices():
+            environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
+        start = {"initializer": _start_worker, "initargs": (str(self.log(number).absolute()),)}
+        executor: Executor = ProcessPoolExecutor(1, env=environment, **start)
+        return executor
+
+    def log(self, number: int) -> Path:
+        """Return the log file of a worker."""
+        return self.folder / f"worker-{number}.log"
+
+    def cause(self, number: int, error: BaseException) -> str:
+        """Return why a worker has died, with the end of its log."""
+        codes = re.search(r"\{(.*)\}", str(error))
+        path = self.log(number)
+        text = path.read_text(errors="replace").strip() if path.exists() else ""
+        end = f"the end of its log {path}:\n{text[-_TAIL:]}" if text else f"its log {path} is empty"
+        return f"the worker process died{f' ({codes[1]})' if codes else ''}; {end}"
+
+
+def _cuda_devices() -> list[str]:
+    """Return the CUDA devices, as `CUDA_VISIBLE_DEVICES` names them."""
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [str(i) for i in range(count)] if given is None else given.split(",")
+    return named[:count]
+
+
+def default_workers(threads: int) -> int:
+    """Return the number of workers: one for each CUDA device, or else for each group of cores."""
+    from loky import cpu_count  # of the affinity of this process, and the quota of its container
+
+    return len(_cuda_devices()) or max(1, cpu_count() // threads)
+
+
+def _end(executor: Executor) -> None:
+    executor.shutdown(wait=True, kill_workers=True)  # type: ignore[call-arg]
+
+
+class ProcessRun:
+    """A `paused_run` in a process of its own."""
+
+    def __init__(
+        self, machine: Machine, number: int, subject: Subject, request: Request, steps: int
+    ) -> None:
+        self._machine, self._number = machine, number
+        self._executor = machine.start(number)
+        self._begun = self._executor.submit(_begin, _payload(subject, request), steps)
+
+    def advance(self) -> Block | None:
+        """Train the next block; an error says why the run failed, or its process died."""
+        try:
+            self._begun.result()
+            return self._executor.submit(_advance).result()
+        except BrokenExecutor as error:
+            raise RuntimeError(self._machine.cause(self._number, error)) from error
+
+    def close(self) -> None:
+        """End the process at once."""
+        _end(self._executor)
+
+
+# --- trials ---
+
+
+class Workers:
+    """Runs trials at the same time, and keeps finished ones.
+
+    Each worker process of this machine is an executor of its own, so one that dies fails its trial
+    only, and another one replaces it. An executor of the user's takes their place.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        cache: Cache,
+        workers: int,
+        machine: Machine,
+        executor: Executor | None = None,
+        progress: "Progress | None" = None,
+    ) -> None:
+        self.subject, self.cache, self.count, self.machine = subject, cache, workers, machine
+        self.executor, self.progress = executor, progress or Progress()
+        self.context = cache.context(
+            subject.function, subject.threads, subject.metrics, subject.split_evaluation
+        )
+        self.start_seconds = 0.0
+        """How long it took to start a worker."""
+        self._executors: dict[int, Executor] = {}
+        self._wall = self._counted = 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """The seconds of a wall clock for one of those that trials report: at least 1."""
+        return max(1.0, self._wall / self._counted) if self._counted else 1.0
+
+    def train(
+        self,
+        what: str,
+        requests: Sequence[Request],
+        later: Sequence[Trial] = (),
+        until: float = math.inf,
+        *,
+        stored: bool = True,
+    ) -> list[TrialResult | None]:
+        """Train trials, and return their results; None for those that were not finished in time.
+
+        Args:
+            what: What they are for.
+            requests: The trials, which start in this order.
+            later: The trials that are planned after them, for the progress.
+            until: The reading of `time.monotonic` at which trials are given up.
+            stored: Take the results of finished trials from the cache, and add them.
+        """
+        self.progress.start(what, [*(one.trial for one in requests), *later])
+        found: dict[int, TrialResult] = {}
+        for index, request in enumerate(requests):
+            known = self.cache.get(self.context, request) if stored else None
+            if known is not None:
+                found[index] = known
+                self.progress.finish(known.trial, cached=True)
+        missing = [index for index in range(len(requests)) if index not in found]
+        for at, result in self._run([requests[index] for index in missing], until):
+            found[missing[at]] = result
+            if stored:
+                self.cache.put(self.context, requests[missing[at]], result)
+            self.progress.finish(result.trial)
+        return [found.get(index) for index in range(len(requests))]
+
+    def _run(self, requests: Sequence[Request], until: float) -> Iterator[tuple[int, TrialResult]]:
+        """Yield results by index, as they complete."""
+        waiting, running = list(range(len(requests)))[::-1], dict[Future[Any], Any]()
+        free = list(range(self.count))
+        try:
+            while (waiting or running) and time.monotonic() < until:
+                while waiting and free:
+                    number, index = free.pop(), waiting.pop()
+                    payload = _payload(self.subject, requests[index])
+                    future = self._executor(number).submit(_run, payload)
+                    running[future] = number, index, time.perf_counter()
+                left = None if until == math.inf else max(0.0, until - time.monotonic())
+                for future in wait(running, left, return_when=FIRST_COMPLETED).done:
+                    number, index, begun = running.pop(future)
+                    free.append(number)
+                    yield index, self._result(future, number, requests[index].trial, begun)
+        finally:  # at the end of the time, an error or an interrupt
+            if running:
+                self.stop()
+                for future in running:
+                    future.cancel()
+
+    def _executor(self, number: int) -> Executor:
+        if self.executor is not None:
+            return self.executor
+        if number not in self._executors:
+            self._executors[number] = self.machine.start(number)
+        return self._executors[number]
+
+    def _result(self, future: Future[Any], number: int, trial: Trial, begun: float) -> TrialResult:
+        error = future.exception()
+        if error is None:
+            result: TrialResult
+            result, seconds = future.result()
+            started = time.perf_counter() - begun - seconds
+            self.start_seconds = max(self.start_seconds, started)
+            self._wall += seconds
+            self._counted += sum(attrs.astuple(result.seconds))
+            return result
+        if isinstance(error, BrokenExecutor) and self.executor is None:
+            _end(self._executors.pop(number))
+            return failed(trial, self.machine.cause(number, error))
+        if isinstance(error, BuildError | BrokenExecutor):
+            raise error
+        return failed(trial, f"{type(error).__name__}: {error}")  # such as a lost machine
+
+    def stop(self) -> None:
+        """End all worker processes at once. Later trials start new ones."""
+        while self._executors:
+            _end(self._executors.popitem()[1])
+
+
+class Progress:
+    """Counts trials, and shows the time left by their lengths."""
+
+    def __init__(self, length_of: Callable[[Trial], float] = lambda _: 1.0, show: bool = False):
+        self.finished = self.total = 0
+        self._length_of, self._what = length_of, ""
+        self._bar: Any = tqdm(
+            bar_format="{desc} {bar} {elapsed}, {remaining} left", disable=not show, initial=0
+        )
+
+    def start(self, what: str, trials: Sequence[Trial]) -> None:
+        """Begin a stage; the trials are all that remain."""
+        self._what, self.total = what, self.finished + len(trials)
+        self._bar.total = self._bar.n + sum(map(self._length_of, trials))
+        self._draw()
+
+    def finish(self, trial: Trial, *, cached: bool = False) -> None:
+        """Count a trial that has ended; a cached one says nothing about the speed."""
+        self.finished += 1
+        self._bar.n += self._length_of(trial)
+        if cached and not self._bar.disable:
+            self._bar.initial += self._length_of(trial)
+        self._draw()
+
+    def _draw(self) -> None:
+        self._bar.set_description_str(f"{self._what}: {self.finished}/{self.total} trials")
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
+
+# --- what is sent ---
+
+
+def _payload(subject: Subject, request: Request) -> bytes:
+    name = f"the arguments of arm {request.trial.arm!r}"
+    return pickled(name, (subject, request), subject.function)
+
+
+def pickled(name: str, value: Any, function: Any = None) -> bytes:
+    """Return a value as bytes, functions of scripts, notebooks and the user's module by value."""
+    import cloudpickle
+
+    try:
+        with _by_value(cloudpickle, function):
+            return bytes(cloudpickle.dumps(value))
+    except Exception as error:  # an object may raise anything
+        raise TypeError(
+            f"{name} cannot be sent to worker processes: {error}. Create what cannot be pickled, "
+            "such as open files, locks and generators, inside of build, or, in an algorithm, "
+            "when it is first called."
+        ) from error
+
+
+@contextmanager
+def _by_value(cloudpickle: Any, function: Any) -> Iterator[None]:
+    """Pickle the functions of a module by value if workers could not import it."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or _is_importable(module):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_importable(module: ModuleType) -> bool:
+    """Return whether the import system finds a module and its parents, in the same file."""
+    if module.__name__ == "__main__":
+        return True  # cloudpickle pickles its functions by value itself
+    kept = sys.modules.pop(module.__name__)
+    try:
+        spec = importlib.util.find_spec(module.__name__)
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.modules[module.__name__] = kept
+    file = getattr(module, "__file__", None)
+    return spec is not None and (file is None or spec.origin == file)

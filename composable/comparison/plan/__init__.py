@@ -1,1 +1,0 @@
-"""What a comparison trains: arms, values to try, seeds, and the stages of training."""

@@ -1,0 +1,363 @@
+"""Run one trial in this process: a Trainer, or a training loop of the user's own."""
+
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+import attrs
+import torch
+
+from composable.callbacks._results import full_name
+from composable.comparison.building import BuildError, build_trainer
+from composable.comparison.records import Evaluation, Outcome, Seconds, Trial, TrialResult
+from composable.core.callback import Callback
+from composable.core.control import Control
+from composable.core.time import Time, elapsed
+from composable.trainer.guards import NonFiniteLossError
+from composable.trainer.trainer import Trainer
+from composable.utils.reproducibility import preserve_rng, seed_all
+
+if TYPE_CHECKING:
+    from composable.core.logger import Logger
+    from composable.core.state import State
+
+__all__ = ["Pause", "Request", "Stopwatch", "Subject", "failed", "run_trial", "yield_reports"]
+
+T = TypeVar("T")
+
+log = logging.getLogger("composable")
+
+_WARMUP_STEPS = 3
+"""The steps that compile and allocate."""
+_COMPARED_STEPS = 10
+"""The steps that follow, whose mean is the cost of a step without warm-up."""
+_MOST = 2000
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Subject:
+    """What is compared: a function that builds a Trainer, or a training loop."""
+
+    build: Callable[..., Trainer] | None = None
+    """`build(algorithms, seed, **hyperparameters)`."""
+    run: Callable[..., Iterable[Any]] | None = None
+    """`run(arm, seed, duration, **hyperparameters)`, which yields `(step, result)`."""
+    metrics: tuple[str, ...] = ()
+    """The results that a trial needs, such as "test/accuracy": it diverges when one is not
+    finite. Empty: all."""
+    split_evaluation: bool = False
+    threads: int = 1
+    clock: Literal["cpu", "wall"] = "cpu"
+    """CPU seconds of the process, which other load changes little; or those of a wall clock, for
+    GPUs and several threads."""
+
+    @property
+    def function(self) -> Any:
+        """The function."""
+        return self.build or self.run
+
+
+@attrs.frozen(eq=False)
+class Request:
+    """A trial to run."""
+
+    trial: Trial
+    arguments: Mapping[str, Any]
+    """The arguments of the function besides the seed and the duration: `algorithms`, and others."""
+
+
+class Stopwatch:
+    """Seconds of several parts, one of which runs at a time; the first is "setup"."""
+
+    def __init__(self, clock: Literal["cpu", "wall"]) -> None:
+        self._now = time.process_time if clock == "cpu" else time.perf_counter
+        self.device: torch.device | None = None
+        """The device to wait for; None for the current one."""
+        self.part = "setup"
+        self._seconds: dict[str, float] = {}
+        self._since = self._now()
+
+    def switch(self, part: str) -> None:
+        """End the current part, and start another one."""
+        if torch.cuda.is_available() and (self.device is None or self.device.type == "cuda"):
+            torch.cuda.synchronize(self.device)
+        now = self._now()
+        self._seconds[self.part] = self._seconds.get(self.part, 0.0) + now - self._since
+        self.part, self._since = part, now
+
+    def read(self, part: str) -> float:
+        """Return the seconds of a part so far."""
+        self.switch(self.part)
+        return self._seconds.get(part, 0.0)
+
+
+Pause: TypeAlias = Callable[[int, Stopwatch], None]
+"""What a measurement of step costs does after each step."""
+
+
+class _Recorder:
+    """The evaluations of a trial, and its seconds."""
+
+    def __init__(self, subject: Subject, pause: Pause | None) -> None:
+        self.metrics, self.watch, self.pause = subject.metrics, Stopwatch(subject.clock), pause
+        self.batches = 0
+        self.diverged: str | None = None
+        """A description of the result that is not finite, if there is one."""
+        self.curve: list[Evaluation] = []
+        self._marks: dict[int, float] = {}
+
+    def advance(self, batches: int) -> None:
+        """Count batches, and measure the first ones."""
+        self.batches = batches
+        if batches in (_WARMUP_STEPS, _WARMUP_STEPS + _COMPARED_STEPS):
+            self._marks[batches] = self.watch.read("training")
+        if self.pause is not None:
+            self.pause(batches, self.watch)
+
+    def record(self, progress: float, results: Mapping[str, float]) -> None:
+        """Add an evaluation; two after one batch are one."""
+        seconds = self.watch.read("training")
+        if self.curve and self.curve[-1].batch == self.batches:
+            results = {**self.curve.pop().metrics, **results}
+        self.curve.append(Evaluation(self.batches, progress, seconds, results))
+        for name in self.metrics or results:
+            if not math.isfinite(results.get(name, 0.0)):
+                self.diverged = f"{name} is {results[name]} after batch {self.batches}"
+                return
+
+    def result(self, trial: Trial, outcome: Outcome, error: str | None) -> TrialResult:
+        """Return the result, the seconds of training without the warm-up."""
+        last = self.curve[-1].metrics if self.curve else {}
+        missing = [name for name in self.metrics if name not in last]
+        if outcome in ("finished", "stopped") and missing:
+            logged = sorted({name for one in self.curve for name in one.metrics})
+            raise BuildError(
+                f"metric={missing[0]!r} must be a result of the last evaluation of the run, and "
+                f"its evaluations log {', '.join(map(repr, logged)) or 'nothing'}."
+            )
+        warmup = self._warmup()
+
+        def without(seconds: float, batch: int) -> float:
+            return max(0.0, seconds - warmup * min(batch, _WARMUP_STEPS) / _WARMUP_STEPS)
+
+        setup, training, evaluation = map(self.watch.read, ("setup", "training", "evaluation"))
+        seconds = Seconds(setup, warmup, without(training, self.batches), evaluation)
+        curve = (attrs.evolve(one, seconds=without(one.seconds, one.batch)) for one in self.curve)
+        return TrialResult(trial, outcome, self.batches, seconds, tuple(curve), error)
+
+    def _warmup(self) -> float:
+        """Return the seconds that the first steps took beyond the cost of those that follow."""
+        if len(self._marks) < 2:  # too short to tell
+            return 0.0
+        first, last = self._marks.values()
+        return max(0.0, first - _WARMUP_STEPS * (last - first) / _COMPARED_STEPS)
+
+
+def run_trial(subject: Subject, request: Request, pause: Pause | None = None) -> TrialResult:
+    """Train from beginning to end, and record the evaluations and the seconds.
+
+    A Trainer writes no files, logs nothing and shows no progress bar. The global random generators
+    are seeded with the seed of the trial before the function is called, and restored afterwards.
+    An exception gives a failed trial, except for a `BuildError`: the function cannot be compared.
+
+    Example:
+        >>> from composable.comparison import Trial
+        >>> from composable.comparison.trial import Request, Subject, run_trial
+        >>> def run(arm, seed, duration):
+        ...     for step in range(1, duration.value + 1):
+        ...         yield step, 1 / (arm * step + seed)
+        >>> trial = Trial("fast", {}, "4ba", seed=0, purpose="reporting")
+        >>> subject = Subject(run=run, metrics=("eval/loss",))
+        >>> result = run_trial(subject, Request(trial, {"arm": 2}))
+        >>> result.outcome, [one.metrics["eval/loss"] for one in result.curve]
+        ('finished', [0.5, 0.25, 0.16666666666666666, 0.125])
+    """
+    recorder, trial = _Recorder(subject, pause), request.trial
+    follow = _follow_trainer if subject.build is not None else _follow_loop
+    before = torch.get_num_threads()
+    torch.set_num_threads(subject.threads)
+    try:
+        with preserve_rng():
+            outcome, error = follow(subject, request, recorder)
+    except BuildError:
+        raise
+    except NonFiniteLossError as problem:
+        return recorder.result(trial, "diverged", _describe(problem))
+    except Exception as problem:
+        log.warning("seed %d of arm %r failed", trial.seed, trial.arm, exc_info=problem)
+        return recorder.result(trial, "failed", _describe(problem))
+    finally:
+        torch.set_num_threads(before)
+    if recorder.diverged is not None:
+        outcome, error = "diverged", recorder.diverged
+    return recorder.result(trial, outcome, error)
+
+
+def failed(trial: Trial, error: str) -> TrialResult:
+    """Return the result of a trial that did not train."""
+    return TrialResult(trial, "failed", 0, Seconds(0.0, 0.0, 0.0, 0.0), (), error[:_MOST])
+
+
+def _describe(error: BaseException) -> str:
+    """Return the type and the message of an exception, and its notes."""
+    lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+    return os.linesep.join(lines)[:_MOST]
+
+
+# --- a Trainer ---
+
+
+def _follow_trainer(subject: Subject, request: Request, recorder: _Recorder) -> Any:
+    trial = request.trial
+    assert subject.build is not None
+    trainer = build_trainer(
+        subject.build,
+        request.arguments,
+        trial.seed,
+        trial.duration,
+        split_evaluation=subject.split_evaluation,
+    )
+    recorder.watch.device = trainer.state.device
+    trainer.add_callback(_Observer(recorder, trainer._run.evaluation))
+    state = trainer.fit()
+    return ("finished" if elapsed(state) >= 1 else "stopped"), None
+
+
+class _Observer(Callback):
+    """Reports steps and evaluations; the time of training stops while the run evaluates."""
+
+    def __init__(self, recorder: _Recorder, evaluation: Any) -> None:
+        self.recorder, self.evaluation = recorder, evaluation
+
+    def epoch_start(self, state: "State", logger: "Logger") -> None:
+        """End the set-up at the first epoch."""
+        if self.recorder.watch.part == "setup":
+            self.recorder.watch.switch("training")
+
+    def batch_end(self, state: "State", logger: "Logger") -> None:
+        """Count the batch."""
+        self.recorder.advance(self.recorder.batches + 1)
+
+    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+        """Stop the time of training."""
+        self.recorder.watch.switch("evaluation")
+
+    def eval_after_all(self, state: "State", logger: "Logger") -> Control | None:
+        """Record the results, and start the time of training again."""
+        evaluators = self.evaluation.evaluators
+        current = [one.label for one in evaluators if self.evaluation.is_current(one, state)]
+        results = {
+            f"{label}/{name}": float(value)
+            for label in current
+            for name, value in state.metrics[label].items()
+        }
+        self.recorder.record(elapsed(state), results)
+        self.recorder.watch.switch("training")
+        return Control.STOP if self.recorder.diverged is not None else None
+
+    def fit_end(self, state: "State", logger: "Logger") -> None:
+        """Stop the time of training."""
+        self.recorder.watch.switch("end")
+
+
+# --- a loop of the user's own ---
+
+
+def yield_reports(train: Callable[[Callable[[T], None]], object]) -> Iterator[T]:
+    """Turn a function that reports its progress from callbacks into a generator.
+
+    The function runs in a thread, and waits in each report until the next item is taken. What it
+    raises is raised here.
+
+    Args:
+        train: A function `train(report)` that calls `report(item)`.
+
+    Example:
+        >>> from composable.comparison import yield_reports
+        >>> def train(report):
+        ...     for step in (1, 2):
+        ...         report((step, 1 / step))
+        >>> list(yield_reports(train))
+        [(1, 1.0), (2, 0.5)]
+    """
+    turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def report(item: T) -> None:
+        said.put(("item", item))
+        if not turns.get():
+            raise SystemExit  # which ends the thread alone
+
+    def target() -> None:
+        try:
+            turns.get()
+            train(report)
+            said.put(("end", None))
+        except BaseException as error:
+            said.put(("error", error))
+
+    threading.Thread(target=target, daemon=True).start()
+    try:
+        while True:
+            turns.put(True)
+            kind, item = said.get()
+            if kind == "error":
+                raise item
+            if kind == "end":
+                return
+            yield item
+    finally:
+        turns.put(False)
+
+
+def _follow_loop(subject: Subject, request: Request, recorder: _Recorder) -> Any:
+    """Follow a generator: the time until a yield with a further step is that of training."""
+    trial, watch = request.trial, recorder.watch
+    assert subject.run is not None
+    seed_all(trial.seed)
+    watch.switch("training")
+    yielded = subject.run(**request.arguments, seed=trial.seed, duration=Time.parse(trial.duration))
+    if not hasattr(yielded, "__next__"):
+        raise BuildError(
+            f"run must be a generator that yields (step, result), not {yielded!r:.99}."
+        )
+    for item in yielded:
+        step, results = _read(item, recorder)
+        further = step > recorder.batches
+        watch.part = "training" if further else "evaluation"
+        watch.switch("between")
+        if further:
+            recorder.advance(step)
+        if results is not None:
+            recorder.record(0.0, results)
+        watch.switch("training")
+        if recorder.diverged is not None:
+            break
+    watch.part = "end"
+    last = max(recorder.batches, 1)
+    recorder.curve = [attrs.evolve(one, progress=one.batch / last) for one in recorder.curve]
+    return "finished", None
+
+
+def _read(item: Any, recorder: _Recorder) -> tuple[int, dict[str, float] | None]:
+    """Return the step and the results of what a loop has yielded."""
+    before = recorder.batches
+    try:
+        step, result = item
+        if type(step) is not int or step < max(before, 1):
+            raise ValueError(f"the step must be an integer, at least {max(before, 1)}")
+        if result is None:
+            return step, None
+        named = result if isinstance(result, Mapping) else {recorder.metrics[0]: result}
+        return step, {full_name("result", name): float(one) for name, one in named.items()}
+    except (TypeError, ValueError) as error:
+        raise BuildError(
+            f"run yielded {item!r:.200}; it must yield (step, result) with the number of finished "
+            "steps, and a number, numbers by name, or None for no result: "
+            f"{error}."
+        ) from error

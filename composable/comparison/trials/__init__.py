@@ -1,1 +1,0 @@
-"""Run trials in processes, measure them, and keep the finished ones."""

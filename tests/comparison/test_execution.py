@@ -1,0 +1,238 @@
+"""Trials in worker processes and executors: real ones, so they are few."""
+
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+import cloudpickle
+import pytest
+
+import composable
+import composable.functional as F
+from composable import algorithms, optim
+from composable.algorithms import MixUp
+from composable.comparison.building import BuildError
+from composable.comparison.cache import Cache
+from composable.comparison.execution import Machine, ProcessRun, Progress, Workers, pickled
+from composable.comparison.trial import Subject, run_trial
+from tests.support.comparison import build, build_or_die, request, trial
+
+REQUESTS = {
+    "first": request(MixUp(0.3), seed=1),
+    "exit": request(seed=2, how="exit"),
+    "raise": request(seed=3, how="raise"),
+    "last": request(seed=4),
+}
+
+
+def workers(folder, function, count=1, executor=None):
+    subject = Subject(build=function, metrics=("eval/loss",))
+    return Workers(subject, Cache(folder / "cache"), count, Machine(folder, 1), executor)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Run some trials, one of which ends its worker, and return the results by name.
+
+    A file beside the script has the name of a module, and must not be imported.
+    """
+    folder = tmp_path_factory.mktemp("pool")
+    (folder / "json.py").write_text("raise ImportError('the wrong json')")
+    pool = workers(folder, build_or_die)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        results = pool.train("trials", list(REQUESTS.values()))
+    pool.stop()
+    return folder, dict(zip(REQUESTS, results, strict=True))
+
+
+def test_a_trial_gives_the_same_results_as_in_this_process(ran):
+    request, found = REQUESTS["first"], ran[1]["first"]
+    here = run_trial(Subject(build=build_or_die), request)
+
+    assert (found.outcome, found.trial) == ("finished", request.trial)
+    assert [one.metrics for one in found.curve] == [one.metrics for one in here.curve]
+
+
+def test_a_worker_that_dies_fails_its_trial_only(ran):
+    folder, results = ran
+
+    assert results["exit"].outcome == "failed"
+    assert "the worker process died (EXIT(7))" in results["exit"].error
+    assert f"{folder / 'worker-0.log'}:\nbefore the end" in results["exit"].error
+    assert results["last"].outcome == "finished"
+
+
+def test_an_exception_fails_its_trial(ran):
+    assert (ran[1]["raise"].outcome, ran[1]["raise"].error) == ("failed", "OSError: no such data")
+
+
+def test_finished_trials_are_read_and_failed_ones_are_run_again(ran, monkeypatch):
+    pool = workers(ran[0], build_or_die)
+    monkeypatch.setattr(pool, "_executor", lambda number: pytest.fail("a worker was started"))
+    stored = pool.train("trials", [REQUESTS["first"], REQUESTS["last"]])
+    assert stored == [ran[1]["first"], ran[1]["last"]]
+    assert len(list((ran[0] / "cache").iterdir())) == 2
+
+
+def processes():
+    return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+
+
+@pytest.mark.parametrize("executor", [processes, lambda: ThreadPoolExecutor(2)])
+def test_an_executor_of_the_users_gives_the_same_results(ran, tmp_path, executor):
+    requests = [request(MixUp(0.3), seed=1), request(seed=3, how="raise"), request(seed=4)]
+    with executor() as given:
+        found = workers(tmp_path, build_or_die, 2, given).train("trials", requests)
+    expected = [ran[1][name] for name in ("first", "raise", "last")]
+    assert [one.error for one in found] == [one.error for one in expected]
+    assert [[point.metrics for point in one.curve] for one in found] == [
+        [point.metrics for point in one.curve] for one in expected
+    ]
+
+
+def test_trials_are_given_up_when_the_time_ends(tmp_path):
+    pool = workers(tmp_path, build_or_die, 2)
+    begun = time.monotonic()
+    found = pool.train(
+        "trials", [request(how="sleep"), request(how="sleep", seed=1)], until=begun + 1
+    )
+    assert found == [None, None]
+    assert time.monotonic() - begun < 60  # of 600
+
+
+def test_steps_are_measured_in_processes_of_their_own(tmp_path):
+    subject, machine = Subject(build=build_or_die), Machine(tmp_path, 1)
+    runs = [
+        ProcessRun(machine, number, subject, request(duration="4ep", **given), 24)
+        for number, given in enumerate(({"lr": 0.2}, {"how": "exit"}, {"how": "raise"}))
+    ]
+    try:
+        assert len(list(iter(runs[0].advance, None))) == 8
+        with pytest.raises(RuntimeError, match=r"process died \(EXIT\(7\)\)"):
+            runs[1].advance()
+        with pytest.raises(RuntimeError, match="no such data"):
+            runs[2].advance()
+    finally:
+        for run in runs:
+            run.close()
+
+
+def test_a_fault_of_the_function_ends_the_comparison(tmp_path):
+    def ignoring(algorithms, seed):
+        return build(algorithms, 7)
+
+    with ThreadPoolExecutor(1) as executor, pytest.raises(BuildError, match="Trainer with seed=7"):
+        workers(tmp_path, ignoring, 1, executor).train("trials", [request()])
+
+
+def test_the_progress_counts_trials_and_takes_cached_ones_as_done():
+    progress = Progress(lambda trial: 2.0, show=True)
+    progress.start("tuning", [trial(seed) for seed in range(4)])
+    progress.finish(trial(0), cached=True)
+    progress.finish(trial(1))
+    assert (progress.finished, progress.total) == (2, 4)
+    assert (progress._bar.n, progress._bar.initial, progress._bar.total) == (4.0, 2.0, 8.0)
+    progress.start("reported runs", [trial(seed) for seed in range(3)])
+    assert (progress.total, progress._bar.total) == (5, 10.0)
+    progress.close()
+
+
+# --- what is sent ---
+
+
+def test_what_cannot_be_sent_is_named():
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="build cannot be sent to worker processes"):
+        pickled("build", lambda algorithms, seed: lock)
+
+
+def test_a_function_that_uses_the_package_is_sent():
+    def build(algorithms, seed):
+        return composable.Trainer, composable.functional.mixup, F.cutmix
+
+    assert pickle.loads(pickled("build", build, build))(1, 2) == (
+        composable.Trainer,
+        F.mixup,
+        F.cutmix,
+    )
+
+
+@pytest.mark.parametrize(
+    "package", [composable, F, algorithms, optim], ids=lambda one: one.__name__
+)
+@pytest.mark.parametrize("library", [pickle, cloudpickle])
+def test_a_package_is_pickled_by_its_name(package, library):
+    assert pickle.loads(library.dumps(package)) is package
+    assert copy.deepcopy(package) is package
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torch
+from composable import Trainer
+from composable.comparison.cache import Cache
+from composable.comparison.execution import Machine, Workers
+from composable.comparison.records import Trial
+from composable.comparison.trial import Request, Subject
+
+class Model(torch.nn.Linear):
+    pass
+
+data = [(torch.ones(8, 4), torch.zeros(8).long())] * 4
+folder = Path(sys.argv[1])
+
+def build(algorithms, seed):
+    if seed:
+        open(folder / f"pid-{seed}", "w").write(str(os.getpid()))
+        time.sleep(600)
+    return Trainer(
+        Model(4, 3), train_dataloader=data, eval_dataloader=data, algorithms=algorithms,
+        loss_fn=torch.nn.functional.cross_entropy, seed=seed,
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+
+requests = [
+    Request(Trial("plain", {}, "2ep", seed, "reporting"), {"algorithms": []}) for seed in (0, 1, 2)
+]
+subject = Subject(build=build)  # no `if __name__`: workers don't run the script
+Workers(subject, Cache(folder / "cache"), 2, Machine(folder, 1)).train("trials", requests)
+"""
+
+
+def _is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _within(seconds, condition):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGKILL")
+def test_a_comparison_that_is_killed_leaves_no_workers_and_keeps_finished_trials(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    pids = [tmp_path / "pid-1", tmp_path / "pid-2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, script, tmp_path], env=environment) as process:
+        try:
+            assert _within(60, lambda: all(one.exists() and one.read_text() for one in pids))
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert _within(20, lambda: not any(_is_alive(int(one.read_text())) for one in pids))
+    assert len(list((tmp_path / "cache").iterdir())) == 1
