@@ -1,6 +1,7 @@
 """The comparison of small language models that docs/evidence.md reports.
 
     python benchmarks/language.py search     # tune every arm: the same space, the same trials
+    python benchmarks/language.py targets    # the results of the baseline that arms are held to
     python benchmarks/language.py compare    # train the chosen settings on four schedules
     python benchmarks/language.py more       # twice as long, and on another text
     python benchmarks/language.py compare --store
@@ -82,6 +83,8 @@ BY_HAND: dict[str, Any] = {
 ADAMW_LR, MUON_LR = (1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3), (8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
 LONGER = {"evaluated_context": (EVALUATED_CONTEXT,)}
 BASELINE = "AdamW"
+TARGETS = (1.39, 1.34, 1.29, 1.23, 1.18)
+"""What `targets` printed before the arms were trained."""
 
 
 def muon(lr: float, embedding_lr: float, weight_decay: float) -> Recipe:
@@ -285,6 +288,22 @@ def comparison(chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def targets(chosen: Mapping[str, Any], folder: Path, workers: int) -> list[float]:
+    """Return five results from the baseline's shortest to its longest schedule.
+
+    They are those of the test text with the seeds of tuning: no reported run is among them.
+    """
+    trials = [
+        Trial(BASELINE, chosen["settings"], seconds, seed, "test")
+        for seconds in SECONDS[:: len(SECONDS) - 1]
+        for seed in TUNING_SEEDS
+    ]
+    results = [one["result"] for one in trained(trials, folder / "targets.jsonl", workers)]
+    middle = len(results) // 2
+    worst, best_one = statistics.fmean(results[:middle]), statistics.fmean(results[middle:])
+    return [round(worst + (best_one - worst) * step / 4, 2) for step in range(5)]
+
+
 def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) -> dict[str, Any]:
     """Train the chosen settings for twice the longest schedule, and on another text."""
 
@@ -311,7 +330,7 @@ def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) ->
 def main() -> None:
     """Tune, or compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("stage", choices=["search", "compare", "more"])
+    parser.add_argument("stage", choices=["search", "targets", "compare", "more"])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--folder", type=Path, default=Path("comparisons/language"))
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
@@ -322,6 +341,8 @@ def main() -> None:
     chosen = search(arms, options.folder, options.workers)
     for arm, one in chosen.items():
         print(arm, json.dumps(one))
+    if options.stage == "targets":
+        print(*targets(chosen[BASELINE], options.folder, options.workers))
     if options.stage == "more":
         results = more(chosen, options.folder, options.workers)
         (options.folder / "more.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -79,3 +79,21 @@ def test_schedules_have_the_seconds_of_the_protocol():
     assert arguments["durations"]["AdamW"] == ["500ba", "800ba", "1250ba", "2000ba"]
     assert arguments["durations"]["Muon"] == ["250ba", "400ba", "625ba", "1000ba"]
     assert arguments["tune"]["Muon"] == {"lr": [1e-2]}
+
+
+def test_the_page_has_the_targets():
+    line = next(line for line in PAGE.read_text().splitlines() if "are targets" in line)
+
+    assert re.findall(r"\d\.\d+", line) == [f"{one:.2f}" for one in language.TARGETS]
+
+
+def test_targets_span_the_schedules_of_the_baseline(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        language,
+        "trained",
+        lambda trials, file, workers: [{"result": 2.0 - one.seconds / 100} for one in trials],
+    )
+
+    found = language.targets({"settings": {"lr": 1e-3}}, tmp_path, workers=1)
+
+    assert found == pytest.approx([1.9, 1.825, 1.75, 1.675, 1.6], abs=0.006)
