@@ -20,6 +20,7 @@ from composable.optim import scheduler as composer_names
 from composable.optim.per_group import PerGroup, per_group
 from composable.optim.scaling import scale_schedule
 from composable.optim.schedule import Schedule
+from composable.resume.values import check_alike, check_as_many
 
 __all__ = ["LearningRates"]
 
@@ -195,6 +196,16 @@ class LearningRates:
             "schedulers": [scheduler.state_dict() for scheduler in self.steppers],
             "last_lrs": self.last_lrs,
         }
+
+    def check_state_dict(self, state: RatesState, where: str) -> None:
+        """Check that the states are those of these torch schedulers.
+
+        Raises:
+            MismatchError: They are not.
+        """
+        check_as_many("torch schedulers", self.steppers, state["schedulers"], f"{where}/schedulers")
+        for i, (own, saved) in enumerate(zip(self.steppers, state["schedulers"], strict=True)):
+            check_alike(type(own).__name__, own.state_dict(), saved, f"{where}/schedulers/{i}")
 
     def load_state_dict(self, state: RatesState) -> None:
         """Restore what `state_dict` returned."""

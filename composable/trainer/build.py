@@ -16,6 +16,8 @@ from composable.optim.learning_rates import LearningRates
 from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
+from composable.resume.select import latest_weights
+from composable.resume.verify import ResumePoint
 from composable.trainer import arguments as check
 from composable.trainer.compilation import outputs_of
 from composable.trainer.compile_options import check_compilable
@@ -24,7 +26,6 @@ from composable.trainer.forward import ForwardPass
 from composable.trainer.loss_scaler import LossScaler
 from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import bind_loss, surgery
-from composable.trainer.resume import ResumePoint, latest_weights
 from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
 from composable.trainer.signals import Signals
 from composable.trainer.training_data import TrainingData

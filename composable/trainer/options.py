@@ -37,6 +37,9 @@ from composable.loggers.progress_bar import ProgressBarLogger
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
+from composable.resume.lock import RunLock
+from composable.resume.select import check_folder_is_ours, find_resume_point, new_run_id
+from composable.resume.verify import Reader, ResumePoint
 from composable.runs.recorder import RunRecorder
 from composable.trainer import arguments as check
 from composable.trainer.compile_options import check_compile
@@ -44,15 +47,7 @@ from composable.trainer.engine import check_engine_options
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.parallel import Parallel
-from composable.trainer.reading import Reader
-from composable.trainer.resume import (
-    ResumePoint,
-    check_folder_is_ours,
-    find_resume_point,
-    new_run_id,
-)
 from composable.trainer.run import Run
-from composable.trainer.run_lock import RunLock
 from composable.trainer.signals import Signals
 
 __all__ = ["TrainerOptions", "active_override", "overridden_runs", "run_overrides"]
@@ -400,7 +395,7 @@ class TrainerOptions:
         """
         if self.parallel is None:
             return None
-        saved = None if point is None else point.tree.get("data", {}).get("shards")
+        saved = None if point is None else point.num_shards
         count = self.parallel.shard_count(self.processes, saved)
         if count == 1 and not isinstance(self.parallel, DeepSpeed):
             return None

@@ -3,14 +3,12 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from typing import Any, Protocol
 
 import attrs
 from torch import nn
 from typing_extensions import TypedDict
 
-from composable.checkpoint.manager import CheckpointManager
 from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
@@ -22,6 +20,7 @@ from composable.distributed.starting import failing_together
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
+from composable.resume.manager import CheckpointManager
 from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import evaluate
 from composable.trainer.forward import ForwardPass
@@ -40,7 +39,6 @@ __all__ = [
     "Progress",
     "Run",
     "UnsupportedRequestWarning",
-    "parts",
 ]
 
 
@@ -135,7 +133,8 @@ class Run:
     @property
     def parts(self) -> dict[str, Stateful]:
         """The parts that a checkpoint saves, by their names in it."""
-        return {name: getattr(self, field.name) for name, field in parts().items()}
+        fields = (one for one in attrs.fields(Run) if _PART in one.metadata)
+        return {field.metadata[_PART]: getattr(self, field.name) for field in fields}
 
     def take_training_weights(self) -> None:
         """Let the model hold the weights that are trained; they may have been changed."""
@@ -225,13 +224,6 @@ class Run:
         if self.checkpoints.possible and self.checkpoints.outdated(self, state):
             self.state = self.checkpoints.save(self, state)
         raise self.signals.interruption()
-
-
-@cache
-def parts() -> dict[str, "attrs.Attribute[Any]"]:
-    """Return the fields of a run that a checkpoint saves, by their names in it."""
-    fields = attrs.fields(attrs.resolve_types(Run))
-    return {field.metadata[_PART]: field for field in fields if _PART in field.metadata}
 
 
 class EvaluationState(TypedDict):

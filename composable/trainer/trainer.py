@@ -14,7 +14,7 @@ from composable.core.results import Results
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
-from composable.functional._checks import as_path
+from composable.functional._checks import as_path, check_flag
 from composable.plan.declarations import as_observer
 from composable.trainer import arguments as check
 from composable.trainer import loop
@@ -88,7 +88,7 @@ class Trainer(RunView):
                 if point is not None:
                     self._saving.resume(point)
                 options.attach(self._run)
-                self._saving.load_callbacks()
+                self._saving.callbacks.load_waiting()
             self._given = GivenModel(options.model, weakref.ref(self))
             if options.divides_model:
                 self._given.withdraw(self._run.state.model, _DIVIDED)
@@ -271,7 +271,7 @@ class Trainer(RunView):
                 "export_weights was called while the Trainer runs; call it after fit, or use "
                 "ExportForInference to export at intervals."
             )
-        check.check_bool("overwrite", overwrite)
+        check_flag("overwrite", overwrite)
         target = as_path("path", path)
         run = self._run
         run.state = run.weights.adopt_changes(run.state)
@@ -329,7 +329,7 @@ class Trainer(RunView):
         """
         observer = as_observer(callback)
         self._session.add(observer)
-        self._saving.load_callbacks()
+        self._saving.callbacks.load_waiting()
         return observer
 
     def save_checkpoint(
@@ -356,8 +356,8 @@ class Trainer(RunView):
                 "save_checkpoint was called while the Trainer runs; return Control.SAVE from a "
                 "callback instead."
             )
-        check.check_bool("weights_only", weights_only)
-        check.check_bool("overwrite", overwrite)
+        check_flag("weights_only", weights_only)
+        check_flag("overwrite", overwrite)
         target = as_path("path", path)
         with self._training():
             return self._saving.write(target, weights_only=weights_only, overwrite=overwrite)

@@ -6,7 +6,7 @@ from composable.core._facts import state_facts
 from composable.core._html import details, panel, table
 from composable.core.state import State
 from composable.plan.plan import Plan
-from composable.trainer.best import Best
+from composable.resume.best import Best
 from composable.trainer.run import Run
 from composable.trainer.saving import Saving
 from composable.trainer.session import Session

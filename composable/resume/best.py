@@ -1,4 +1,4 @@
-"""The best checkpoint of a run, and loading its weights at the end of training."""
+"""The best checkpoint of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,14 +6,11 @@ from pathlib import Path
 import attrs
 
 from composable.checkpoint.errors import MissingCheckpointError
-from composable.checkpoint.manager import CheckpointManager
 from composable.core._warnings import warn_user
 from composable.core.results import LOGGED
 from composable.core.state import State
-from composable.trainer.evaluated_weights import Weights
-from composable.trainer.reading import Reader
-from composable.trainer.resume import is_checkpoint, read_point
-from composable.trainer.run_state import best_weights
+from composable.resume.manager import CheckpointManager
+from composable.resume.select import is_checkpoint
 
 __all__ = [
     "Best",
@@ -21,7 +18,7 @@ __all__ = [
     "check_best",
     "check_complete",
     "find_best",
-    "load_best",
+    "warn_of_none",
 ]
 
 
@@ -60,30 +57,13 @@ def find_best(managers: Sequence[CheckpointManager], loaded: Path | None) -> Bes
     return None
 
 
-def load_best(
-    state: State, names: set[str], best: Best | None, reader: Reader, *, run: str
-) -> Weights | None:
-    """Return the weights of the best checkpoint, or None if there is none.
-
-    Args:
-        state: The state at the end of training.
-        names: The algorithms whose averages and memory belong to the weights.
-        best: The best checkpoint; without one, a warning is raised.
-        reader: Reads the checkpoint.
-        run: The id of the run.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be read, or belongs to another run.
-    """
-    if best is None:
-        warn_user(
-            "load_best_at_end=True, but no evaluation had a result that selects a best checkpoint "
-            "(NaN never does), so the model keeps its last weights.",
-            NoBestCheckpointWarning,
-        )
-        return None
-    point = read_point(best.checkpoint, reader, run=run).load(state)
-    return best_weights(state, point.tree, names, str(best.checkpoint))
+def warn_of_none() -> None:
+    """Warn that the weights of the best checkpoint were requested, and there is none."""
+    warn_user(
+        "load_best_at_end=True, but no evaluation had a result that selects a best checkpoint "
+        "(NaN never does), so the model keeps its last weights.",
+        NoBestCheckpointWarning,
+    )
 
 
 def check_complete(state: State, managers: Sequence[CheckpointManager]) -> None:
