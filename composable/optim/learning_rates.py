@@ -15,10 +15,7 @@ from typing_extensions import TypedDict
 from composable.core._warnings import warn_user
 from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
-from composable.optim import periodic, schedules
-from composable.optim import scheduler as composer_names
-from composable.optim.per_group import PerGroup, per_group
-from composable.optim.scaling import scale_schedule
+from composable.optim.per_group import PerGroup
 from composable.optim.schedule import Schedule
 from composable.resume.values import check_alike, check_as_many
 
@@ -297,9 +294,10 @@ def _takes_optimizer(given: Any) -> bool:
     return parameters[:1] in (["optimizer"], ["opt"], ["optim"])
 
 
-_MODULES = (schedules, periodic, composer_names)
-_FUNCTIONS = [getattr(module, name) for module in _MODULES for name in module.__all__]
-_FUNCTIONS += [per_group, scale_schedule]
+def _makes_schedule(given: Any) -> bool:
+    """Return whether a function is one of this library, which return schedules."""
+    named = getattr(given, "__name__", None) == getattr(given, "__qualname__", "")
+    return named and str(getattr(given, "__module__", None)).startswith("composable.optim.")
 
 
 def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
@@ -319,7 +317,7 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
                 "Trainer's: pass that optimizer in optimizers=."
             )
         return given
-    if any(given is one for one in _FUNCTIONS):
+    if _makes_schedule(given):
         raise TypeError(
             f"schedulers contains the function {given.__name__}: pass the schedule that it "
             f"returns, {given.__name__}(...)."

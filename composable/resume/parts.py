@@ -6,7 +6,7 @@ that were written; they do not say that a run wrote them. So its structure is co
 declared one, then each part compares the values with its own, and only then anything is changed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, cached_property
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args, get_origin
@@ -92,18 +92,25 @@ class Parts:
                 "same names in load_ignore_keys= to leave them unchanged."
             )
         self.check_structure(saved, path)
-        for part, state, where in self._pairs(saved, path):
+        for _, part, state, where in self._pairs(saved, path):
             if isinstance(part, ChecksState):
                 part.check_state_dict(state, where)
 
-    def restore(self, saved: Mapping[str, Any], path: str) -> None:
+    def restore(self, saved: Mapping[str, Any], path: str, but: Collection[str] = ()) -> None:
         """Restore each part, after `check`.
+
+        Args:
+            saved: What `capture` returned.
+            path: Where it was read, for errors.
+            but: The names of parts that stay as they are.
 
         Raises:
             DamagedCheckpointError: A value is not what a run saves.
         """
         try:
-            for part, state, _ in self._pairs(saved, path):
+            for name, part, state, _ in self._pairs(saved, path):
+                if name in but:
+                    continue
                 part.load_state_dict(state)
         except _FAULTS as error:
             raise DamagedCheckpointError(
@@ -111,12 +118,14 @@ class Parts:
                 f"{type(error).__name__}: {error}. The run may be partly restored: build it again."
             ) from error
 
-    def _pairs(self, saved: Mapping[str, Any], path: str) -> Iterator[tuple[Stateful, Any, str]]:
+    def _pairs(
+        self, saved: Mapping[str, Any], path: str
+    ) -> Iterator[tuple[str, Stateful, Any, str]]:
         for name, part in self.named.items():
             if name == ALL:
-                yield part, saved, f"{path}: state"
+                yield name, part, saved, f"{path}: state"
             else:
-                yield part, saved[name], f"{path}: state/{name}"
+                yield name, part, saved[name], f"{path}: state/{name}"
 
 
 # --- with cattrs ---

@@ -1,6 +1,5 @@
 """Select the checkpoint to resume from."""
 
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,16 +26,10 @@ __all__ = [
     "is_checkpoint",
     "latest_valid",
     "latest_weights",
-    "new_run_id",
     "read_point",
 ]
 
 _HINT = "; pass load_weights_only=True to start a new run from the weights in a file"
-
-
-def new_run_id() -> str:
-    """Return an id that no other run has."""
-    return secrets.token_hex(8)
 
 
 def find_resume_point(

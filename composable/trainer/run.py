@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from torch import nn
@@ -20,7 +20,6 @@ from composable.distributed.starting import failing_together
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
-from composable.resume.manager import CheckpointManager
 from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import evaluate
 from composable.trainer.forward import ForwardPass
@@ -32,6 +31,9 @@ from composable.trainer.parallel import Parallel
 from composable.trainer.signals import Signals
 from composable.trainer.step import Step, build_step
 from composable.trainer.training_data import TrainingData
+
+if TYPE_CHECKING:
+    from composable.resume.manager import CheckpointManager
 
 __all__ = [
     "Checkpoints",
@@ -288,9 +290,9 @@ class Checkpoints:
 
     save_function: Callable[[State], Any] | None = None
     """The user's, which saves the state if no callback does."""
-    save_with: Callable[[CheckpointManager, State], None] | None = None
+    save_with: Callable[["CheckpointManager", State], None] | None = None
     """Saves the run with a manager."""
-    managers: list[CheckpointManager] = attrs.field(factory=list)
+    managers: "list[CheckpointManager]" = attrs.field(factory=list)
     """Those of the callbacks of the current plan."""
     load_best: Callable[[State], None] | None = None
     """Lets the run be evaluated with its best weights from the end of training on, if requested."""

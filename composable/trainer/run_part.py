@@ -17,9 +17,7 @@ from composable.core.state import State
 from composable.core.stateful import Kind, is_number
 from composable.core.time import Time, Timestamp
 from composable.functional._lent import is_divided
-from composable.optim.schedule_free import ScheduleFree
 from composable.plan.compatibility import occurrences
-from composable.resume.formats import is_old, upgraded
 from composable.resume.modules import (
     ModuleState,
     capture_module,
@@ -40,7 +38,7 @@ from composable.trainer.arguments import check_countable, check_duration, check_
 from composable.trainer.evaluated_weights import Weights, loss_module, same_bits
 from composable.trainer.run import Run
 
-__all__ = ["RunPart", "best_weights"]
+__all__ = ["RunPart"]
 
 Loss = Annotated[
     Tensor | None,
@@ -214,45 +212,6 @@ def _trained(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Ten
         # The processes of a divided model must agree on the names.
         if is_divided(model) or not same_bits(own[name].detach(), value.to(own[name].device))
     }
-
-
-def best_weights(state: State, saved: Mapping[str, Any], names: set[str], path: str) -> Weights:
-    """Return the weights with which a saved run was evaluated.
-
-    Args:
-        state: The state of a run with the same model.
-        saved: What `RunPart` returned, or its weights alone.
-        names: The algorithms whose averages and memory belong to the weights.
-        path: Where it was read, for errors.
-
-    Raises:
-        MismatchError: It has no weights of this model or of its loss.
-    """
-    modules = {"model": state.model}
-    if state.loss_module is not None:
-        modules["loss_fn"] = state.loss_module
-    old, saved = is_old(saved), upgraded(saved, names)
-    if old and any(isinstance(one, ScheduleFree) for one in state.optimizers):
-        raise MismatchError(
-            f"{path} was written by an earlier version, which did not save the averages of "
-            "schedule-free optimizers; pass load_best_at_end=False, and resume from it to evaluate "
-            "them."
-        )
-    if missing := sorted(modules.keys() - saved.keys()):
-        raise MismatchError(
-            f"{path} has no {', '.join(missing)}, on which evaluations depend; do not exclude it "
-            "with save_weights_only or save_ignore_keys."
-        )
-    found = {}
-    for key, module in modules.items():
-        check_module(module, saved[key], path, key)
-        own, values = tensors_of(module), {**saved[key]["weights"], **saved[key]["buffers"]}
-        found[key] = {name: values[name] for name in own}
-    averages = {n: v for n, v in saved.get("averages", {}).items() if n in names}
-    for average in averages.values() if old else ():
-        found["model"] |= {n: value.to(found["model"][n]) for n, value in average.items()}
-    memory = {n: v for n, v in saved.get("memory", {}).items() if n in names}
-    return Weights(**found, averages=averages, memory=memory)
 
 
 _PARTS = (
