@@ -142,7 +142,7 @@ PACKAGES = [
         for name in (
             *("algorithms", "callbacks", "checkpoint", "comparison", "data", "functional"),
             *("functional.images", "functional.layers", "integrations", "loggers", "models"),
-            *("optim", "plan", "recipes", "report", "runs", "testing"),
+            *("optim", "plan", "recipes", "report", "resume", "runs", "testing"),
         )
     ),
 ]

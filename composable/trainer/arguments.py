@@ -423,13 +423,6 @@ def check_callable(name: str, function: Any, call: str) -> Any:
     return function
 
 
-def check_bool(name: str, value: Any) -> bool:
-    """Check that a value is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} must be True or False.")
-    return value
-
-
 def check_policy(policy: Any) -> str:
     """Check what to do about losses that are not finite."""
     from composable.trainer.guards import POLICIES  # on use

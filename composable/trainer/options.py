@@ -21,7 +21,7 @@ from composable.core.time import Time, TimeLike
 from composable.distributed.processes import Processes
 from composable.distributed.starting import join_processes
 from composable.distributed.strategies import DDP, Strategy, strategy_of
-from composable.functional._checks import as_path, check_count
+from composable.functional._checks import as_path, check_count, check_flag
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
@@ -55,7 +55,7 @@ def _valid(check_value: Callable[[str, Any], Any]) -> Any:
 
 
 def _flag(default: bool = False) -> Any:
-    return attrs.field(default=default, validator=_valid(check.check_bool))
+    return attrs.field(default=default, validator=_valid(check_flag))
 
 
 def _duration(given: TimeLike | None) -> Time | None:
@@ -522,7 +522,8 @@ class TrainerOptions:
             CheckpointError: `load_path` cannot be read, or `save_folder` has checkpoints of
                 another run.
         """
-        if self.save_folder is None and self.load_path is None:
+        alone = not self.processes.several  # otherwise the path of rank 0 is used
+        if alone and self.save_folder is None and self.load_path is None:
             return None
         from composable.resume.select import check_folder_is_ours, find_resume_point  # on use
 
