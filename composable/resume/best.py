@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -17,6 +18,7 @@ __all__ = [
     "NoBestCheckpointWarning",
     "check_best",
     "check_complete",
+    "check_determined",
     "find_best",
     "warn_of_none",
 ]
@@ -64,6 +66,26 @@ def warn_of_none() -> None:
         "(NaN never does), so the model keeps its last weights.",
         NoBestCheckpointWarning,
     )
+
+
+def check_determined(managers: Sequence[CheckpointManager], evaluators: Sequence[Any]) -> None:
+    """Check that an evaluation during training determines the best checkpoint.
+
+    Raises:
+        ValueError: None does.
+    """
+    names = [one.settings.metric for one in managers if one.settings.metric is not None]
+    if not names:
+        raise ValueError(
+            "load_best_at_end=True needs the result that determines the best checkpoint; pass "
+            "save_folder=... and save_best=..., such as 'metrics/eval/loss'."
+        )
+    due = [e for e in evaluators if names[0].startswith(f"{e.label}/") and e.eval_interval]
+    if not due:
+        raise ValueError(
+            f"load_best_at_end=True needs evaluations during training, and eval_interval=None "
+            f"for the evaluator of {names[0]!r}; pass an interval such as '1ep'."
+        )
 
 
 def check_complete(state: State, managers: Sequence[CheckpointManager]) -> None:

@@ -72,6 +72,8 @@ class RunRecorder(Callback):
         'a'
     """
 
+    records_run = True
+
     def __init__(
         self, folder: str | Path, *, weights: bool = False, on_error: str = "raise"
     ) -> None:

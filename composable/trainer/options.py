@@ -312,8 +312,6 @@ class TrainerOptions:
             mode = self.save_best_mode or declared_modes(evaluators).get(name)
             mode_of(name, mode, "save_best_mode", "save_best")
             check_result("save_best", name, evaluators)
-        if self.load_best_at_end:
-            self._check_best(evaluators)
 
     def _use_deepspeed(self) -> None:
         if self.deepspeed_config is None and self.parallel is None:
@@ -352,27 +350,6 @@ class TrainerOptions:
                 f"autoresume=True with save_weights_only={self.save_weights_only} and "
                 f"save_ignore_keys={self.save_ignore_keys!r}: only a complete checkpoint can be "
                 "resumed; drop one of them."
-            )
-
-    def _check_best(self, evaluators: Sequence[Evaluator]) -> None:
-        from composable.callbacks._results import check_result, full_name  # on use
-        from composable.callbacks.checkpoint_saver import CheckpointSaver  # on use
-
-        given = as_list(self.callbacks)
-        savers = [c for c in given if isinstance(c, CheckpointSaver) and c.metric is not None]
-        names = [self.save_best] if self.save_best is not None else [c.metric for c in savers]
-        if not names:
-            raise ValueError(
-                "load_best_at_end=True needs the result that determines the best checkpoint; pass "
-                "save_folder=... and save_best=..., such as 'metrics/eval/loss'."
-            )
-        name = full_name("save_best", names[0])
-        check_result("save_best", name, evaluators)
-        due = [e for e in evaluators if name.startswith(f"{e.label}/") and e.eval_interval]
-        if not due:
-            raise ValueError(
-                f"load_best_at_end=True needs evaluations during training, and eval_interval=None "
-                f"for the evaluator of {name!r}; pass an interval such as '1ep'."
             )
 
     # --- several processes ---
@@ -491,7 +468,6 @@ class TrainerOptions:
         if self.save_folder is None:
             return bars
         from composable.callbacks.checkpoint_saver import CheckpointSaver  # on use
-        from composable.runs.recorder import RunRecorder  # on use
 
         saver = CheckpointSaver(
             self.save_folder,
@@ -506,8 +482,10 @@ class TrainerOptions:
             metric=self.save_best,
             mode=self.save_best_mode,
         )
-        if not main or any(isinstance(one, RunRecorder) for one in as_list(self.callbacks)):
+        if not main or any(getattr(one, "records_run", False) for one in as_list(self.callbacks)):
             return [*bars, saver]
+        from composable.runs.recorder import RunRecorder  # on use
+
         return [*bars, saver, RunRecorder(self.save_folder, on_error=self.save_error)]
 
     # --- what a replay changes ---

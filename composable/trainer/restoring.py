@@ -10,7 +10,12 @@ from composable.core._notes import add_note
 from composable.core.event import Event
 from composable.core.state import State
 from composable.optim.schedule_free import ScheduleFree
-from composable.resume.best import check_best, check_complete, warn_of_none
+from composable.resume.best import (
+    check_best,
+    check_complete,
+    check_determined,
+    warn_of_none,
+)
 from composable.resume.changes import saved_hyperparameters, warn_of_changes
 from composable.resume.formats import is_old, upgraded
 from composable.resume.modules import check_module, tensors_of
@@ -29,9 +34,12 @@ def prepare(saving: Saving) -> None:
     """Let the run be rolled back, and have its best weights at the end, as far as requested.
 
     Raises:
-        ValueError: A best checkpoint will not have everything on which evaluations depend.
+        ValueError: No evaluation determines a best checkpoint, or it will not have everything on
+            which evaluations depend.
     """
     options, run = saving.options, saving.run
+    if options.load_best_at_end:
+        check_determined(saving.managers, options.evaluators())
     if options.dry_run:
         return
     if options.nonfinite_loss == "rollback":
