@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from composable import optim as optim
     from composable import recipes as recipes
     from composable import report as report
+    from composable import resume as resume
     from composable import runs as runs
     from composable import testing as testing
     from composable import utils as utils

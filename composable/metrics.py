@@ -9,11 +9,10 @@ Objects with `update`, `compute` and `reset`, such as those of torchmetrics, are
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from composable.core.event import Event
@@ -25,15 +24,18 @@ from composable.distributed.processes import Processes
 from composable.functional._checks import check_count, check_flag, check_tensor
 from composable.functional._targets import IGNORE_INDEX
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Shaped
+
 __all__ = ["Evaluator", "OfLoss", "accuracy", "perplexity", "token_accuracy"]
 
 
 def accuracy(
-    outputs: Float[Tensor, " *logits"],
-    targets: Shaped[Tensor, " batch *rest"],
+    outputs: "Float[Tensor, ' *logits']",
+    targets: "Shaped[Tensor, ' batch *rest']",
     *,
     ignore_index: int = IGNORE_INDEX,
-) -> Float[Tensor, " labeled"]:
+) -> "Float[Tensor, ' labeled']":
     """Compute the fraction of correct predictions for each example that has a label.
 
     Args:
@@ -69,12 +71,12 @@ def accuracy(
 
 
 def token_accuracy(
-    outputs: Float[Tensor, " *logits"],
-    targets: Shaped[Tensor, " batch *rest"],
+    outputs: "Float[Tensor, ' *logits']",
+    targets: "Shaped[Tensor, ' batch *rest']",
     *,
     shift: bool = False,
     ignore_index: int = IGNORE_INDEX,
-) -> Float[Tensor, " labeled"]:
+) -> "Float[Tensor, ' labeled']":
     """Compute whether the prediction is correct for each position that has a label.
 
     Its average is over the positions, while that of `accuracy` is over the examples: the long ones

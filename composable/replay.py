@@ -16,7 +16,6 @@ from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
-from composable.checkpoint.manager import CheckpointManager
 from composable.checkpoint.tree import RUN, pack
 from composable.core._printable import printable, shorten
 from composable.core._secrets import REDACTED
@@ -25,6 +24,9 @@ from composable.core.destination import LoggerDestination
 from composable.functional._checks import as_path, check_count
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
+from composable.resume.manager import CheckpointManager
+from composable.resume.select import latest_valid
+from composable.resume.verify import Reader, ResumePoint
 from composable.runs import records
 from composable.runs.diff import Difference, changes, first_difference, first_weight
 from composable.runs.environment import hash_file
@@ -32,8 +34,6 @@ from composable.runs.recorder import RunRecorder, StepObserver
 from composable.runs.records import Steps, format_hex
 from composable.trainer.arguments import check_seed
 from composable.trainer.options import TrainerOptions, overridden_runs
-from composable.trainer.reading import Reader
-from composable.trainer.resume import ResumePoint, latest_valid
 from composable.trainer.run import Run
 
 __all__ = ["Replay", "ReplayError", "Report", "replay", "replay_script"]

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable import Event, Key
-from composable.trainer.evaluated_weights import tensors_of
+from composable.resume.modules import tensors_of
 from tests.support.algorithm_cases import ALGORITHMS, cases_on
 from tests.support.cases import AlgorithmCase
 from tests.support.meaning import Meaning, hyperparameters_of

@@ -238,7 +238,7 @@ def hash_of(case):
     return int.from_bytes(repr(case).encode()[::-1], "big") * 0x9E3779B97F4A7C15 % 2**64
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 @pytest.mark.filterwarnings("ignore::composable.functional.NoEffectWarning")
 @pytest.mark.parametrize(
     ("averages", "surgery", "end", "precision"), CASES if FULL else pairwise(CASES)
@@ -253,7 +253,7 @@ def test_every_way_out_of_a_run_gives_the_score_that_was_reported(
     check(trainer, given, tmp_path, case)
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 @pytest.mark.parametrize("surgery", SURGERY)
 @pytest.mark.parametrize("averages", AVERAGES)
 def test_every_way_out_of_the_best_checkpoint_gives_its_score(averages, surgery, tmp_path):
@@ -302,7 +302,7 @@ def test_every_saved_checkpoint_has_the_weights_of_its_evaluation(averages, tmp_
         )
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 @pytest.mark.parametrize("surgery", SURGERY)
 @pytest.mark.parametrize("averages", AVERAGES)
 def test_training_continues_from_the_training_weights(averages, surgery, tmp_path):

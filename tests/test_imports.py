@@ -142,7 +142,7 @@ PACKAGES = [
         for name in (
             *("algorithms", "callbacks", "checkpoint", "comparison", "data", "functional"),
             *("functional.images", "functional.layers", "integrations", "loggers", "models"),
-            *("optim", "plan", "recipes", "report", "runs", "testing"),
+            *("optim", "plan", "recipes", "report", "resume", "runs", "testing"),
         )
     ),
 ]
@@ -188,8 +188,55 @@ def test_importing_a_package_or_a_method_imports_no_other():
     assert torch == []
     algorithms = [name for name in new if name.startswith("composable.algorithms.")]
     assert [name for name in algorithms if "._" not in name] == ["composable.algorithms.mixup"]
-    unused = {"composable.checkpoint.files", "composable.plan.timeline", "composable.replay"}
-    assert unused.isdisjoint(new)
+    assert [name for name in new if name.startswith(UNUSED)] == []
+
+
+# By a bare import: what builds a run, and what many runs never need.
+UNUSED = (
+    *("cattrs", "jaxtyping", "numpy.typing", "fsspec", "pandas", "matplotlib"),
+    *(f"composable.{name}." for name in ("checkpoint", "resume", "runs", "callbacks", "loggers")),
+    *("composable.integrations", "composable.comparison", "composable.report", "composable.replay"),
+    *("composable.data.", "composable.optim."),
+    *(f"composable.distributed.{name}" for name in ("deepspeed", "shards", "reduction", "buckets")),
+    *(f"composable.plan.{name}" for name in ("dispatch", "explain", "spans", "timeline")),
+    *(f"composable.trainer.{name}" for name in ("build", "loop", "run", "saving", "restoring")),
+)
+MOST = 80
+
+
+def test_importing_the_trainer_imports_few_modules():
+    new = run(
+        """
+        import json, sys
+        import torch
+        before = set(sys.modules)
+        from composable import Trainer
+        import composable.algorithms
+        print(json.dumps(sorted(set(sys.modules) - before)))
+        """
+    )
+
+    assert len(new) <= MOST
+    assert [name for name in new if name.startswith(UNUSED)] == []
+
+
+def test_a_run_imports_what_it_needs_alone():
+    new = run(
+        TRAIN,
+        """
+        import json, sys
+        train()
+        print(json.dumps([name for name in sys.modules if name.startswith("composable.")]))
+        """,
+    )
+
+    unused = (
+        *("composable.checkpoint.tree", "composable.checkpoint.files", "composable.runs.recorder"),
+        *("composable.loggers.", "composable.callbacks.checkpoint", "composable.trainer.restoring"),
+        *(f"composable.resume.{name}" for name in ("parts", "verify", "optimizers", "lock")),
+        "cattrs",
+    )
+    assert [name for name in new if name.startswith(unused)] == []
 
 
 def test_threads_import_the_same_names_and_modules_do_not_hide_functions():

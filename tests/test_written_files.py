@@ -135,7 +135,7 @@ def test_a_trace_is_written_beside_a_link_of_its_name(tmp_path):
     assert not (tmp_path / "elsewhere.json").exists()
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 def test_event_files_that_are_links_are_not_truncated(tmp_path):
     def run(duration):
         make_trainer(

@@ -27,6 +27,6 @@ if TYPE_CHECKING:
     from composable.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
     from composable.callbacks.threshold_stopper import ThresholdStopper as ThresholdStopper
     from composable.callbacks.time_split import TimeSplit as TimeSplit
-    from composable.checkpoint.manager import UnsavedCheckpointWarning as UnsavedCheckpointWarning
+    from composable.resume.manager import UnsavedCheckpointWarning as UnsavedCheckpointWarning
 else:
     export_lazily(__name__)

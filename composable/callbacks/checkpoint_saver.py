@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from composable.callbacks._results import find_result, full_name, known_mode, mode_of
 from composable.checkpoint.filters import check_patterns
-from composable.checkpoint.manager import FIELDS, CheckpointManager
 from composable.core._printable import shorten
 from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
@@ -18,6 +17,7 @@ from composable.core.intervals import IntervalLike, check_interval, is_due
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.functional._checks import as_path
+from composable.resume.manager import FIELDS, CheckpointManager
 
 if TYPE_CHECKING:
     from composable.core.callback import AttachedRun

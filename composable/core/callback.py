@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import nn
 
@@ -100,6 +100,9 @@ class Callback:
         ...     def load_state_dict(self, state):
         ...         self.lowest = state["lowest"]
     """
+
+    records_run: ClassVar[bool] = False
+    """Whether it records the run, as a `RunRecorder`, so that the `Trainer` adds none."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -11,13 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable._other_trainers import STATE, explain_attribute
-from composable.core._facts import state_facts
-from composable.core._html import panel, table
-from composable.core._paths import write_atomically
 from composable.core.batch_spec import BatchSpec
 from composable.core.key import Key
 from composable.core.model_call import ModelCall, call_with_input, explain_bytes
-from composable.core.plain_state import is_main_process, read_json, write_json
 from composable.core.precision import Precision
 from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
@@ -285,6 +281,8 @@ class State:
     @property
     def is_main_process(self) -> bool:
         """Whether this process writes and reports: the one of rank 0, or the only one."""
+        from composable.core.plain_state import is_main_process  # on use
+
         return is_main_process()
 
     @property
@@ -330,6 +328,9 @@ class State:
             >>> State(torch.nn.Linear(2, 1)).load_json(text).timestamp.batch
             3
         """
+        from composable.core._paths import write_atomically  # on use
+        from composable.core.plain_state import write_json
+
         text = write_json(self, indent)
         if path is not None:
             write_atomically(as_path("path", path), f"{text}\n".encode())
@@ -348,6 +349,8 @@ class State:
             ValueError: `text` is not such JSON.
             OSError: The file cannot be read.
         """
+        from composable.core.plain_state import read_json  # on use
+
         fields = read_json(text)
         return self.evolve(**{**fields, "memory": {**self.memory, **fields["memory"]}})
 
@@ -372,6 +375,9 @@ class State:
         )
 
     def _repr_html_(self) -> str:
+        from composable.core._facts import state_facts  # in notebooks
+        from composable.core._html import panel, table
+
         return panel(f"State of {type(self.model).__name__}", table(state_facts(self)))
 
 

@@ -1,12 +1,22 @@
 """Parts of a run that a checkpoint saves, and the types of what they save."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import attrs
 from torch import Tensor
 
-__all__ = ["Count", "Factor", "Kind", "Number", "Size", "Stateful", "is_count", "is_number"]
+__all__ = [
+    "ChecksState",
+    "Count",
+    "Factor",
+    "Kind",
+    "Number",
+    "Size",
+    "Stateful",
+    "is_count",
+    "is_number",
+]
 
 
 class Stateful(Protocol):
@@ -21,6 +31,22 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any, /) -> None:
         """Restore what `state_dict` returned."""
+
+
+@runtime_checkable
+class ChecksState(Protocol):
+    """A part that compares a saved state with itself, before any part is restored."""
+
+    def check_state_dict(self, state: Any, where: str, /) -> None:
+        """Check that a state, which has the declared structure, fits the part as it is.
+
+        Args:
+            state: What `state_dict` returned.
+            where: The file and the path in it, for errors.
+
+        Raises:
+            CheckpointError: It does not fit.
+        """
 
 
 @attrs.frozen

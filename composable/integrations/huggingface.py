@@ -21,8 +21,8 @@ from composable.functional._pretrained import saving_for_resume
 from composable.integrations._hooks import watch_steps
 from composable.integrations._mixins import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
+from composable.resume.modules import tensors_of
 from composable.trainer.arguments import length_of
-from composable.trainer.evaluated_weights import tensors_of
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -15,11 +15,9 @@ from typing_extensions import TypedDict
 from composable.core._warnings import warn_user
 from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
-from composable.optim import periodic, schedules
-from composable.optim import scheduler as composer_names
-from composable.optim.per_group import PerGroup, per_group
-from composable.optim.scaling import scale_schedule
+from composable.optim.per_group import PerGroup
 from composable.optim.schedule import Schedule
+from composable.resume.values import check_alike, check_as_many
 
 __all__ = ["LearningRates"]
 
@@ -196,6 +194,16 @@ class LearningRates:
             "last_lrs": self.last_lrs,
         }
 
+    def check_state_dict(self, state: RatesState, where: str) -> None:
+        """Check that the states are those of these torch schedulers.
+
+        Raises:
+            MismatchError: They are not.
+        """
+        check_as_many("torch schedulers", self.steppers, state["schedulers"], f"{where}/schedulers")
+        for i, (own, saved) in enumerate(zip(self.steppers, state["schedulers"], strict=True)):
+            check_alike(type(own).__name__, own.state_dict(), saved, f"{where}/schedulers/{i}")
+
     def load_state_dict(self, state: RatesState) -> None:
         """Restore what `state_dict` returned."""
         for scheduler, values in zip(self.steppers, state["schedulers"], strict=True):
@@ -286,9 +294,10 @@ def _takes_optimizer(given: Any) -> bool:
     return parameters[:1] in (["optimizer"], ["opt"], ["optim"])
 
 
-_MODULES = (schedules, periodic, composer_names)
-_FUNCTIONS = [getattr(module, name) for module in _MODULES for name in module.__all__]
-_FUNCTIONS += [per_group, scale_schedule]
+def _makes_schedule(given: Any) -> bool:
+    """Return whether a function is one of this library, which return schedules."""
+    named = getattr(given, "__name__", None) == getattr(given, "__qualname__", "")
+    return named and str(getattr(given, "__module__", None)).startswith("composable.optim.")
 
 
 def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
@@ -308,7 +317,7 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
                 "Trainer's: pass that optimizer in optimizers=."
             )
         return given
-    if any(given is one for one in _FUNCTIONS):
+    if _makes_schedule(given):
         raise TypeError(
             f"schedulers contains the function {given.__name__}: pass the schedule that it "
             f"returns, {given.__name__}(...)."

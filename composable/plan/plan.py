@@ -20,18 +20,11 @@ from composable.plan.declarations import (
     as_destination,
     as_list,
 )
-from composable.plan.explain import (
-    Step,
-    algorithm_steps,
-    as_data,
-    callback_step,
-    format_plan,
-    plan_html,
-)
 from composable.plan.hooks import check_hooks
 from composable.plan.ordering import topological_sort
 
 if TYPE_CHECKING:
+    from composable.plan.explain import Step
     from composable.plan.timeline import Timeline
 
 __all__ = ["IdleAlgorithmWarning", "Plan"]
@@ -170,8 +163,10 @@ class Plan:
 
     # --- descriptions ---
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> "list[Step]":
         """Return the steps of the plan, in the order of the events."""
+        from composable.plan.explain import algorithm_steps, callback_step  # on use
+
         steps = []
         for event in Event:
             steps += algorithm_steps(event, self.algorithms)
@@ -190,9 +185,13 @@ class Plan:
 
     def explain(self) -> str:
         """Format the plan as a table of its steps, followed by its caveats and remarks."""
+        from composable.plan.explain import format_plan  # on use
+
         return format_plan(self.steps(), [*self.caveats, *self.remarks])
 
     def _repr_html_(self) -> str:
+        from composable.plan.explain import plan_html  # on use
+
         return plan_html(self.algorithms, self.steps(), [*self.caveats, *self.remarks])
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,6 +200,8 @@ class Plan:
         `version` increases if the meaning of a key changes. `algorithms` are in their order, and
         each of their `parts` is described like an algorithm.
         """
+        from composable.plan.explain import as_data  # on use
+
         return as_data(self.algorithms, self.callbacks, self.caveats, self.steps())
 
     def timeline(self, max_duration: TimeLike, epoch_length: int | None = None) -> "Timeline":

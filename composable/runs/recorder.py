@@ -12,7 +12,6 @@ from torch import Tensor
 from composable.checkpoint import folders
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
-from composable.checkpoint.manager import UnsavedCheckpointWarning
 from composable.core._hashing import hash_prefix
 from composable.core._paths import check_no_link, open_to_write, truncate
 from composable.core._warnings import warn_user
@@ -21,6 +20,7 @@ from composable.core.logger import to_numbers
 from composable.core.state import State
 from composable.functional._checks import as_path, check_flag
 from composable.optim.learning_rates import LearningRates
+from composable.resume.manager import UnsavedCheckpointWarning
 from composable.runs import records
 from composable.runs.environment import describe_script
 from composable.runs.events import EVENTS, EventLog
@@ -71,6 +71,8 @@ class RunRecorder(Callback):
         >>> RunRecorder("runs/a", weights=True).folder.name
         'a'
     """
+
+    records_run = True
 
     def __init__(
         self, folder: str | Path, *, weights: bool = False, on_error: str = "raise"

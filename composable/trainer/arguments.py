@@ -3,7 +3,7 @@
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,19 +19,16 @@ from composable.core.model_call import is_transformers_model
 from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, check_time
-from composable.data.order import is_stateful
-from composable.data.streams import is_stateful_stream
 from composable.distributed.starting import local_device
 from composable.metrics import Evaluator
-from composable.optim.learning_rates import LearningRates
-from composable.optim.schedule_free import ScheduleFree
-from composable.optim.schedules import Constant
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
 from composable.plan.plan import IdleAlgorithmWarning, Plan
-from composable.trainer.guards import POLICIES
-from composable.trainer.run import Run
 from composable.utils.reproducibility import accelerator
+
+if TYPE_CHECKING:
+    from composable.optim.learning_rates import LearningRates
+    from composable.trainer.run import Run
 
 
 def check_model(model: Any) -> nn.Module:
@@ -169,6 +166,9 @@ def check_separate_streams(train: Any, evaluators: Iterable[Evaluator]) -> None:
     Raises:
         ValueError: One iterates over the same loader or stream, which has a state.
     """
+    from composable.data.order import is_stateful  # on use
+    from composable.data.streams import is_stateful_stream
+
     if not is_stateful(train):
         return
     stream = getattr(train, "dataset", None) if is_stateful_stream(train) else None
@@ -354,7 +354,7 @@ def check_iterations(
         )
 
 
-def check_start(run: Run, longer: Time | None) -> State:
+def check_start(run: "Run", longer: Time | None) -> State:
     """Check how long a run is to train, and return the state to start from.
 
     Args:
@@ -385,7 +385,7 @@ def check_start(run: Run, longer: Time | None) -> State:
     return state
 
 
-def check_ready(run: Run, duration: Any) -> None:
+def check_ready(run: "Run", duration: Any) -> None:
     """Check that a run has what training needs.
 
     Raises:
@@ -423,15 +423,10 @@ def check_callable(name: str, function: Any, call: str) -> Any:
     return function
 
 
-def check_bool(name: str, value: Any) -> bool:
-    """Check that a value is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} must be True or False.")
-    return value
-
-
 def check_policy(policy: Any) -> str:
     """Check what to do about losses that are not finite."""
+    from composable.trainer.guards import POLICIES  # on use
+
     if not isinstance(policy, str) or policy not in POLICIES:
         raise ValueError(
             f"nonfinite_loss={policy!r} must be one of {', '.join(map(repr, POLICIES))}."
@@ -457,8 +452,12 @@ def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
             )
 
 
-def check_schedule_free(optimizers: Iterable[Optimizer], rates: LearningRates, plan: Plan) -> None:
+def check_schedule_free(
+    optimizers: Iterable[Optimizer], rates: "LearningRates", plan: Plan
+) -> None:
     """Warn about a schedule or an average beside a schedule-free optimizer."""
+    from composable.optim.schedule_free import ScheduleFree  # on use
+
     own = next((type(one).__name__ for one in optimizers if isinstance(one, ScheduleFree)), None)
     if own is None:
         return
@@ -481,6 +480,8 @@ def check_schedule_free(optimizers: Iterable[Optimizer], rates: LearningRates, p
 
 def _is_constant(schedule: Any) -> bool:
     """Return whether a schedule has one value during the whole run."""
+    from composable.optim.schedules import Constant  # on use
+
     return (
         isinstance(schedule, Constant) and not schedule.warmup.value and schedule.duration is None
     )

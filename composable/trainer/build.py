@@ -1,5 +1,7 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from composable.core.event import Event
@@ -24,16 +26,18 @@ from composable.trainer.forward import ForwardPass
 from composable.trainer.loss_scaler import LossScaler
 from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import bind_loss, surgery
-from composable.trainer.resume import ResumePoint, latest_weights
 from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
 from composable.trainer.signals import Signals
 from composable.trainer.training_data import TrainingData
 from composable.utils.reproducibility import get_random_seed
 
+if TYPE_CHECKING:
+    from composable.resume.verify import ResumePoint
+
 __all__ = ["build_run", "build_state"]
 
 
-def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) -> State:
+def build_state(options: TrainerOptions, plan: Plan, point: "ResumePoint | None") -> State:
     """Return the state before `INIT`.
 
     Args:
@@ -68,7 +72,7 @@ def build_state(options: TrainerOptions, plan: Plan, point: ResumePoint | None) 
 
 
 def build_run(
-    options: TrainerOptions, state: State, dispatcher: Dispatcher, point: ResumePoint | None
+    options: TrainerOptions, state: State, dispatcher: Dispatcher, point: "ResumePoint | None"
 ) -> Run:
     """Fire `INIT` and `BEFORE_LOAD`, and `AFTER_LOAD` unless the run is resumed; build the parts.
 
@@ -95,9 +99,10 @@ def build_run(
     check.check_schedule_free(state.optimizers, rates, dispatcher.plan)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     if point is None and options.load_path is not None:
-        path = latest_weights(options.load_path)
         from composable.checkpoint.weights import load_path_weights  # on use: it is slow to import
+        from composable.resume.select import latest_weights
 
+        path = latest_weights(options.load_path)
         load_path_weights(state.model, path, options.load_ignore_keys)
     if point is None:  # otherwise when its values are restored
         state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)

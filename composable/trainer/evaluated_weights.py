@@ -24,6 +24,7 @@ from composable.functional import with_tensors
 from composable.functional._lent import LentModel, local_part
 from composable.optim.schedule_free import ScheduleFree
 from composable.plan.plan import Plan
+from composable.resume.modules import tensors_of
 from composable.trainer.parameters import averaged_weights
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "averaging_names",
     "loss_module",
     "same_bits",
-    "tensors_of",
 ]
 
 
@@ -261,11 +261,6 @@ def averaging_names(plan: Plan) -> set[str]:
 def loss_module(state: State) -> nn.Module:
     """Return the module that computes the loss, or one without tensors."""
     return nn.Module() if state.loss_module is None else state.loss_module
-
-
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module, by name."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _schedule_free(state: State) -> Iterator[ScheduleFree]:

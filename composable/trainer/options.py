@@ -4,20 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
 from torch import nn
 
-from composable.callbacks._results import (
-    check_result,
-    declared_modes,
-    full_name,
-    mode_of,
-)
-from composable.callbacks.checkpoint_saver import CheckpointSaver
-from composable.checkpoint.filters import check_patterns
 from composable.core.batch_spec import BatchSpec
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike
@@ -26,34 +18,25 @@ from composable.core.model_call import batch_spec_of
 from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
-from composable.data.sharding import is_divided
-from composable.distributed.deepspeed import DeepSpeed
 from composable.distributed.processes import Processes
-from composable.distributed.shards import Shards
 from composable.distributed.starting import join_processes
 from composable.distributed.strategies import DDP, Strategy, strategy_of
-from composable.functional._checks import as_path, check_count
-from composable.loggers.progress_bar import ProgressBarLogger
+from composable.functional._checks import as_path, check_count, check_flag
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
-from composable.runs.recorder import RunRecorder
 from composable.trainer import arguments as check
 from composable.trainer.compile_options import check_compile
-from composable.trainer.engine import check_engine_options
-from composable.trainer.guards import NonFiniteGuard
-from composable.trainer.microbatches import Microbatches
-from composable.trainer.parallel import Parallel
-from composable.trainer.reading import Reader
-from composable.trainer.resume import (
-    ResumePoint,
-    check_folder_is_ours,
-    find_resume_point,
-    new_run_id,
-)
-from composable.trainer.run import Run
-from composable.trainer.run_lock import RunLock
-from composable.trainer.signals import Signals
+
+# A module that is imported on use is not needed by each run, or not before it is built.
+if TYPE_CHECKING:
+    from composable.resume.lock import RunLock
+    from composable.resume.verify import Reader, ResumePoint
+    from composable.trainer.guards import NonFiniteGuard
+    from composable.trainer.microbatches import Microbatches
+    from composable.trainer.parallel import Parallel
+    from composable.trainer.run import Run
+    from composable.trainer.signals import Signals
 
 __all__ = ["TrainerOptions", "active_override", "overridden_runs", "run_overrides"]
 
@@ -72,7 +55,7 @@ def _valid(check_value: Callable[[str, Any], Any]) -> Any:
 
 
 def _flag(default: bool = False) -> Any:
-    return attrs.field(default=default, validator=_valid(check.check_bool))
+    return attrs.field(default=default, validator=_valid(check_flag))
 
 
 def _duration(given: TimeLike | None) -> Time | None:
@@ -97,6 +80,8 @@ def _load_path(given: str | Path | None) -> Path | None:
 
 
 def _load_patterns(given: Sequence[str]) -> Sequence[str]:
+    from composable.checkpoint.filters import check_patterns  # on use
+
     return check_patterns("load_ignore_keys", given)
 
 
@@ -316,14 +301,24 @@ class TrainerOptions:
             check.check_countable("eval_interval", evaluator.eval_interval, self.count_tokens)
         self._check_saving()
         if self.save_best is not None:
+            from composable.callbacks._results import (  # on use
+                check_result,
+                declared_modes,
+                full_name,
+                mode_of,
+            )
+
             name = full_name("save_best", self.save_best)
             mode = self.save_best_mode or declared_modes(evaluators).get(name)
             mode_of(name, mode, "save_best_mode", "save_best")
             check_result("save_best", name, evaluators)
-        if self.load_best_at_end:
-            self._check_best(evaluators)
 
     def _use_deepspeed(self) -> None:
+        if self.deepspeed_config is None and self.parallel is None:
+            return
+        from composable.distributed.deepspeed import DeepSpeed  # on use
+        from composable.trainer.engine import check_engine_options  # on use
+
         if self.deepspeed_config is not None:
             if not (self.parallel is None or self.parallel == DDP()):
                 raise ValueError(
@@ -357,24 +352,6 @@ class TrainerOptions:
                 "resumed; drop one of them."
             )
 
-    def _check_best(self, evaluators: Sequence[Evaluator]) -> None:
-        given = as_list(self.callbacks)
-        savers = [c for c in given if isinstance(c, CheckpointSaver) and c.metric is not None]
-        names = [self.save_best] if self.save_best is not None else [c.metric for c in savers]
-        if not names:
-            raise ValueError(
-                "load_best_at_end=True needs the result that determines the best checkpoint; pass "
-                "save_folder=... and save_best=..., such as 'metrics/eval/loss'."
-            )
-        name = full_name("save_best", names[0])
-        check_result("save_best", name, evaluators)
-        due = [e for e in evaluators if name.startswith(f"{e.label}/") and e.eval_interval]
-        if not due:
-            raise ValueError(
-                f"load_best_at_end=True needs evaluations during training, and eval_interval=None "
-                f"for the evaluator of {name!r}; pass an interval such as '1ep'."
-            )
-
     # --- several processes ---
 
     @property
@@ -388,10 +365,12 @@ class TrainerOptions:
         if self.parallel is None or not self.processes.several:
             return False
         if self.parallel.data == "auto":
+            from composable.data.sharding import is_divided  # on use
+
             return is_divided(self.train_dataloader, self.processes.size)
         return bool(self.parallel.data == "local")
 
-    def parallel_part(self, signals: Signals, point: ResumePoint | None) -> Parallel | None:
+    def parallel_part(self, signals: "Signals", point: "ResumePoint | None") -> "Parallel | None":
         """Return how the processes work together; None if a step is that of one process.
 
         Args:
@@ -400,7 +379,11 @@ class TrainerOptions:
         """
         if self.parallel is None:
             return None
-        saved = None if point is None else point.tree.get("data", {}).get("shards")
+        from composable.distributed.deepspeed import DeepSpeed  # on use
+        from composable.distributed.shards import Shards  # on use
+        from composable.trainer.parallel import Parallel  # on use
+
+        saved = None if point is None else point.num_shards
         count = self.parallel.shard_count(self.processes, saved)
         if count == 1 and not isinstance(self.parallel, DeepSpeed):
             return None
@@ -429,12 +412,14 @@ class TrainerOptions:
         """Return the evaluators, complete with metrics and intervals."""
         return check.check_evaluators(self.eval_dataloader, self.metrics, self.eval_interval)
 
-    def microbatches(self, *, several: bool = False) -> Microbatches:
+    def microbatches(self, *, several: bool = False) -> "Microbatches":
         """Return how batches are split.
 
         Args:
             several: Whether the batch of a step is a group in any case: that of its shards.
         """
+        from composable.trainer.microbatches import Microbatches  # on use
+
         groups = several or self.accumulate_batches > 1
         if self.microbatch_size == "auto":
             return Microbatches(auto=True, groups=groups)
@@ -453,8 +438,10 @@ class TrainerOptions:
             batches = None if None in lengths else max(lengths)
         return None if batches is None else -(-batches // self.accumulate_batches)
 
-    def guard(self) -> NonFiniteGuard:
+    def guard(self) -> "NonFiniteGuard":
         """Return the guard against losses that are not finite."""
+        from composable.trainer.guards import NonFiniteGuard  # on use
+
         immediate = self.nonfinite_loss != "raise" or self.device.type == "cpu"
         return NonFiniteGuard(self.nonfinite_loss, immediate)
 
@@ -473,9 +460,15 @@ class TrainerOptions:
     def builtin_callbacks(self) -> list[Callback]:
         """Return the Trainer's own callbacks."""
         main = self.processes.is_main
-        bars: list[Callback] = [ProgressBarLogger()] if self.progress_bar and main else []
+        bars: list[Callback] = []
+        if self.progress_bar and main:
+            from composable.loggers.progress_bar import ProgressBarLogger  # on use
+
+            bars = [ProgressBarLogger()]
         if self.save_folder is None:
             return bars
+        from composable.callbacks.checkpoint_saver import CheckpointSaver  # on use
+
         saver = CheckpointSaver(
             self.save_folder,
             save_interval=self.save_interval,
@@ -489,8 +482,10 @@ class TrainerOptions:
             metric=self.save_best,
             mode=self.save_best_mode,
         )
-        if not main or any(isinstance(one, RunRecorder) for one in as_list(self.callbacks)):
+        if not main or any(getattr(one, "records_run", False) for one in as_list(self.callbacks)):
             return [*bars, saver]
+        from composable.runs.recorder import RunRecorder  # on use
+
         return [*bars, saver, RunRecorder(self.save_folder, on_error=self.save_error)]
 
     # --- what a replay changes ---
@@ -498,13 +493,18 @@ class TrainerOptions:
     dry_run: ClassVar[bool] = False
     """Whether nothing is written."""
 
-    def resume_point(self) -> ResumePoint | None:
+    def resume_point(self) -> "ResumePoint | None":
         """Return the checkpoint to resume from.
 
         Raises:
             CheckpointError: `load_path` cannot be read, or `save_folder` has checkpoints of
                 another run.
         """
+        alone = not self.processes.several  # otherwise the path of rank 0 is used
+        if alone and self.save_folder is None and self.load_path is None:
+            return None
+        from composable.resume.select import check_folder_is_ours, find_resume_point  # on use
+
         point = find_resume_point(
             None if self.load_weights_only else self.load_path,
             folder=self.save_folder if self.autoresume else None,
@@ -517,11 +517,18 @@ class TrainerOptions:
         return point
 
     @property
-    def reader(self) -> Reader:
+    def may_restore(self) -> bool:
+        """Whether training may load a checkpoint of its own run."""
+        return self.nonfinite_loss == "rollback" or self.load_best_at_end
+
+    @property
+    def reader(self) -> "Reader":
         """How the processes read a checkpoint."""
+        from composable.resume.verify import Reader  # on use
+
         return Reader(self.device, self.processes, divided=self.divides_model)
 
-    def lock(self) -> RunLock | None:
+    def lock(self) -> "RunLock | None":
         """Return the lock of the folder in which the run trains.
 
         Raises:
@@ -529,17 +536,21 @@ class TrainerOptions:
         """
         if self.save_folder is None or not self.processes.is_main:
             return None
+        from composable.resume.lock import RunLock  # on use
+
         return RunLock(self.save_folder)
 
     def run_id(self) -> str:
         """Return the id of a new run."""
-        return str(self.processes.broadcast(new_run_id()))
+        from secrets import token_hex  # on use
+
+        return str(self.processes.broadcast(token_hex(8)))
 
     def adopt(self, callback: Callback) -> Callback:
         """Return the callback to run in the place of a given one."""
         return callback
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: "Run") -> None:
         """Do nothing; a replay follows the run that was built."""
 
 

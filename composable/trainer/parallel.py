@@ -29,7 +29,7 @@ from composable.distributed.reduction import TreeSum, all_reduce, all_reduce_exa
 from composable.distributed.shards import Shards
 from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
-from composable.trainer._differences import compare
+from composable.resume.changes import compare
 from composable.trainer.guards import LOADER_ERRORS, Buffers
 from composable.trainer.loss_shares import LossShares, StepShares
 from composable.trainer.microbatches import Microbatches, fit_memory

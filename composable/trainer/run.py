@@ -3,14 +3,12 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from torch import nn
 from typing_extensions import TypedDict
 
-from composable.checkpoint.manager import CheckpointManager
 from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
@@ -34,13 +32,15 @@ from composable.trainer.signals import Signals
 from composable.trainer.step import Step, build_step
 from composable.trainer.training_data import TrainingData
 
+if TYPE_CHECKING:
+    from composable.resume.manager import CheckpointManager
+
 __all__ = [
     "Checkpoints",
     "Evaluation",
     "Progress",
     "Run",
     "UnsupportedRequestWarning",
-    "parts",
 ]
 
 
@@ -135,7 +135,8 @@ class Run:
     @property
     def parts(self) -> dict[str, Stateful]:
         """The parts that a checkpoint saves, by their names in it."""
-        return {name: getattr(self, field.name) for name, field in parts().items()}
+        fields = (one for one in attrs.fields(Run) if _PART in one.metadata)
+        return {field.metadata[_PART]: getattr(self, field.name) for field in fields}
 
     def take_training_weights(self) -> None:
         """Let the model hold the weights that are trained; they may have been changed."""
@@ -227,13 +228,6 @@ class Run:
         raise self.signals.interruption()
 
 
-@cache
-def parts() -> dict[str, "attrs.Attribute[Any]"]:
-    """Return the fields of a run that a checkpoint saves, by their names in it."""
-    fields = attrs.fields(attrs.resolve_types(Run))
-    return {field.metadata[_PART]: field for field in fields if _PART in field.metadata}
-
-
 class EvaluationState(TypedDict):
     """The batch after which each evaluator was last run."""
 
@@ -296,9 +290,9 @@ class Checkpoints:
 
     save_function: Callable[[State], Any] | None = None
     """The user's, which saves the state if no callback does."""
-    save_with: Callable[[CheckpointManager, State], None] | None = None
+    save_with: Callable[["CheckpointManager", State], None] | None = None
     """Saves the run with a manager."""
-    managers: list[CheckpointManager] = attrs.field(factory=list)
+    managers: "list[CheckpointManager]" = attrs.field(factory=list)
     """Those of the callbacks of the current plan."""
     load_best: Callable[[State], None] | None = None
     """Lets the run be evaluated with its best weights from the end of training on, if requested."""

@@ -14,20 +14,11 @@ from composable.core.results import Results
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
-from composable.functional._checks import as_path
+from composable.functional._checks import as_path, check_flag
 from composable.plan.declarations import as_observer
 from composable.trainer import arguments as check
-from composable.trainer import loop
 from composable.trainer._signature import takes_arguments_of
-from composable.trainer.build import build_run, build_state
-from composable.trainer.evaluation import evaluate, predict
-from composable.trainer.export_weights import export_weights
 from composable.trainer.options import TrainerOptions, run_overrides
-from composable.trainer.ownership import GivenModel, check_unowned
-from composable.trainer.parameters import start_training, surgery, zero_grad
-from composable.trainer.saving import Saving
-from composable.trainer.session import Session
-from composable.trainer.summary import summarized
 from composable.trainer.views import RunView
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
 
@@ -70,6 +61,11 @@ class Trainer(RunView):
 
     @takes_arguments_of(TrainerOptions)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        from composable.trainer.build import build_run, build_state  # when a run is built
+        from composable.trainer.ownership import GivenModel, check_unowned
+        from composable.trainer.saving import Saving
+        from composable.trainer.session import Session
+
         with failing_together():
             options = self._options = run_overrides(TrainerOptions(*args, **kwargs))
             check_unowned(options.model)
@@ -85,10 +81,14 @@ class Trainer(RunView):
                 self._run = build_run(options, state, session.dispatcher, point)
                 session.compose = self._run.compose
                 self._saving = Saving(options, session, self._run, run_id, lock)
-                if point is not None:
-                    self._saving.resume(point)
+                if point is not None or options.may_restore:
+                    from composable.trainer import restoring  # on use
+
+                    restoring.prepare(self._saving)
+                    if point is not None:
+                        restoring.resume(self._saving, point)
                 options.attach(self._run)
-                self._saving.load_callbacks()
+                self._saving.callbacks.load_waiting()
             self._given = GivenModel(options.model, weakref.ref(self))
             if options.divides_model:
                 self._given.withdraw(self._run.state.model, _DIVIDED)
@@ -127,6 +127,10 @@ class Trainer(RunView):
         Raises:
             ValueError: An argument that training needs is missing, or training has ended.
         """
+        from composable.trainer import loop  # when a run was built
+        from composable.trainer.parameters import start_training, surgery, zero_grad
+        from composable.trainer.summary import summarized
+
         longer = None if duration is None else check.check_duration(duration, "duration")
         run, progress = self._run, self._run.progress
         check.check_ready(run, duration)
@@ -190,6 +194,8 @@ class Trainer(RunView):
         Raises:
             ValueError: There is no `eval_dataloader`.
         """
+        from composable.trainer.evaluation import evaluate  # when a run was built
+
         run = self._run
         given = check.check_evaluators(eval_dataloader, self._options.metrics, None)
         evaluators = given or run.evaluation.evaluators
@@ -224,6 +230,8 @@ class Trainer(RunView):
         Args:
             dataloader: The batches, the same on every process.
         """
+        from composable.trainer.evaluation import predict  # when a run was built
+
         loader, run = check.check_loader("dataloader", dataloader), self._run
         with (
             run.together(),
@@ -266,12 +274,14 @@ class Trainer(RunView):
             >>> sorted(load_file(path))
             ['bias', 'weight']
         """
+        from composable.trainer.export_weights import export_weights  # on use
+
         if self._session.in_call:
             raise RuntimeError(
                 "export_weights was called while the Trainer runs; call it after fit, or use "
                 "ExportForInference to export at intervals."
             )
-        check.check_bool("overwrite", overwrite)
+        check_flag("overwrite", overwrite)
         target = as_path("path", path)
         run = self._run
         run.state = run.weights.adopt_changes(run.state)
@@ -329,7 +339,7 @@ class Trainer(RunView):
         """
         observer = as_observer(callback)
         self._session.add(observer)
-        self._saving.load_callbacks()
+        self._saving.callbacks.load_waiting()
         return observer
 
     def save_checkpoint(
@@ -356,8 +366,8 @@ class Trainer(RunView):
                 "save_checkpoint was called while the Trainer runs; return Control.SAVE from a "
                 "callback instead."
             )
-        check.check_bool("weights_only", weights_only)
-        check.check_bool("overwrite", overwrite)
+        check_flag("weights_only", weights_only)
+        check_flag("overwrite", overwrite)
         target = as_path("path", path)
         with self._training():
             return self._saving.write(target, weights_only=weights_only, overwrite=overwrite)

@@ -5,10 +5,12 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import attrs
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import TypedDict
 
+from composable.checkpoint.errors import MismatchError
 from composable.core._warnings import warn_user
 from composable.core.batch_spec import BatchSpec
 from composable.core.state import State
@@ -23,6 +25,7 @@ from composable.data.grouping import (
     split_into_shards,
 )
 from composable.data.order import (
+    check_loader_state,
     get_generator_states,
     get_generators,
     is_stateful,
@@ -32,7 +35,8 @@ from composable.data.order import (
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
 from composable.data.sharding import IndexShards
-from composable.trainer._differences import ChangedRunWarning
+from composable.resume.changes import ChangedRunWarning
+from composable.resume.values import check_as_many
 from composable.trainer.parallel import Parallel
 
 __all__ = ["Loaded", "TrainingData"]
@@ -235,6 +239,50 @@ class TrainingData:
             "shards": 1 if self.parallel is None else self.parallel.shards.count,
             "first_batch": self._first_batch,
         }
+
+    def check_state_dict(self, state: DataState, where: str) -> None:
+        """Check that the generators are those of this loader.
+
+        Raises:
+            MismatchError: They are not.
+        """
+        own = get_generators(self.loader)
+        check_as_many("generators of the loader", own, state["generators"], f"{where}/generators")
+        for i, (generator, saved) in enumerate(zip(own, state["generators"], strict=True)):
+            try:
+                torch.Generator(generator.device).set_state(saved.cpu())
+            except (RuntimeError, TypeError) as error:
+                raise MismatchError(
+                    f"{where}/generators/{i} is not the state of a generator: {error}. Build the "
+                    "Trainer as in the saved run."
+                ) from None
+
+    def check_position(self, state: DataState, where: str) -> None:
+        """Check that a position within an epoch is one of this loader.
+
+        Raises:
+            MismatchError: It is not.
+        """
+        count, own = state["batches_per_step"], self.batches_per_step
+        if count != own:
+            raise MismatchError(
+                f"{where}/batches_per_step is {count}, and this run, which resumes within an "
+                f"epoch, has accumulate_batches={own}; change it at the end of an epoch."
+            )
+        if state["loader"] is None:
+            return
+        if not is_stateful(self.loader):
+            raise MismatchError(
+                f"{where}/loader is the state of a loader, and the train_dataloader of this run "
+                "has no state_dict. Build the Trainer as in the saved run."
+            )
+        try:
+            check_loader_state(self.loader, state["loader"])
+        except ValueError as error:
+            raise MismatchError(
+                f"{where}/loader does not fit the train_dataloader: {error} Build the Trainer as "
+                "in the saved run."
+            ) from None
 
     def load_state_dict(self, state: DataState) -> None:
         """Restore what `state_dict` returned."""

@@ -2,18 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from composable.core._facts import state_facts
-from composable.core._html import details, panel, table
 from composable.core.state import State
 from composable.plan.plan import Plan
-from composable.trainer.best import Best
-from composable.trainer.run import Run
-from composable.trainer.saving import Saving
-from composable.trainer.session import Session
 
 if TYPE_CHECKING:
     from composable.loggers.in_memory import InMemoryLogger
     from composable.plan.timeline import Timeline
+    from composable.resume.best import Best
+    from composable.trainer.run import Run
+    from composable.trainer.saving import Saving
+    from composable.trainer.session import Session
 
 __all__ = ["RunView"]
 
@@ -21,9 +19,9 @@ __all__ = ["RunView"]
 class RunView:
     """The properties of a run that can be read at any time."""
 
-    _run: Run
-    _session: Session
-    _saving: Saving
+    _run: "Run"
+    _session: "Session"
+    _saving: "Saving"
 
     @property
     def plan(self) -> Plan:
@@ -50,7 +48,7 @@ class RunView:
         )
 
     @property
-    def best(self) -> Best | None:
+    def best(self) -> "Best | None":
         """The best result so far and its checkpoint; None without `save_best`, or before it."""
         return self._saving.best
 
@@ -67,6 +65,9 @@ class RunView:
         )
 
     def _repr_html_(self) -> str:
+        from composable.core._facts import state_facts  # in notebooks
+        from composable.core._html import details, panel, table
+
         state, plan = self.state, self.plan
         rows = [
             *state_facts(state),

@@ -8,7 +8,7 @@ import torch
 
 from composable import Evaluator, Event
 from composable.callbacks import MLPerfCallback
-from composable.trainer.resume import ChangedRunWarning
+from composable.resume import ChangedRunWarning
 from tests.support.data import batches
 from tests.support.mlperf import problems
 from tests.support.observers import Raise

@@ -112,7 +112,7 @@ def test_the_times_are_logged_at_the_interval_and_at_the_end(monkeypatch):
     assert memory.series("time_split/optimizer") == [400.0, 600.0]
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 def test_a_resumed_run_continues_the_times(monkeypatch, tmp_path):
     memory = InMemoryLogger()
     options = {"save_folder": tmp_path, "save_interval": "1ep", "autoresume": True}

@@ -176,7 +176,7 @@ def test_a_run_that_is_saved_before_it_continues_keeps_the_position(tmp_path):
         assert same(weights(build(load_path=again).fit().model), expected)
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 def test_another_number_of_workers_is_an_error(tmp_path):
     def build(workers, **options):
         loader = DataLoader(Labelled(), 2, num_workers=workers)

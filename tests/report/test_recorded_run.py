@@ -67,7 +67,7 @@ def test_a_metrics_file_in_an_inner_folder_is_found_through_the_configuration(tm
     assert set(run.curves["norm"].values) == {1.0}
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 def test_a_resumed_run_has_each_batch_once(tmp_path):
     for duration in ("1ep", "3ep"):
         run = trained(tmp_path, max_duration=duration, save_interval="1ep", autoresume=True)

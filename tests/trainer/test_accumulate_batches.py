@@ -23,7 +23,7 @@ from composable.data.grouping import BatchGroup
 from composable.functional import mixup
 from composable.loggers import InMemoryLogger
 from composable.optim import cosine
-from composable.trainer.resume import ChangedRunWarning
+from composable.resume import ChangedRunWarning
 from composable.utils.reproducibility import preserve_rng
 from tests.support.data import IGNORED, batches, examples, noisy_loader, shuffling_loader, stream
 from tests.support.models import CLASSES, FEATURES, linear, mlp, same, weights

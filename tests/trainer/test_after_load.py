@@ -10,7 +10,7 @@ from torch import nn
 from composable import Algorithm, Callback, Event
 from composable.algorithms import EMA
 from composable.checkpoint import MismatchError
-from composable.trainer.resume import ChangedRunWarning
+from composable.resume import ChangedRunWarning
 from tests.support.models import linear, same, weights
 from tests.support.observers import Watch
 from tests.support.runs import make_trainer, training_weights

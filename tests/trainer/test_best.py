@@ -11,8 +11,7 @@ from composable.callbacks import CheckpointSaver
 from composable.checkpoint import find
 from composable.checkpoint.errors import MissingCheckpointError
 from composable.loggers import InMemoryLogger
-from composable.trainer.best import NoBestCheckpointWarning
-from composable.trainer.resume import ChangedRunWarning
+from composable.resume import ChangedRunWarning, NoBestCheckpointWarning
 from tests.support.data import batches
 from tests.support.models import linear, same, weights
 from tests.support.runs import make_trainer

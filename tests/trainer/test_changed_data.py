@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from composable.trainer.resume import ChangedRunWarning
+from composable.resume import ChangedRunWarning
 from tests.support.data import batches, noisy_loader, shuffling_loader
 from tests.support.forging import forge
 from tests.support.runs import make_trainer

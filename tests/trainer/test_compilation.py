@@ -23,8 +23,8 @@ from composable.algorithms import (
 )
 from composable.core.state import State
 from composable.functional.layers.residual import ResidualBlock
+from composable.resume import ChangedRunWarning
 from composable.trainer.compilation import CompilationWarning
-from composable.trainer.resume import ChangedRunWarning
 from tests.support.compiled import CountingBackend, counting_aot
 from tests.support.data import batches
 from tests.support.models import conv_net, linear, mlp, same, seeded, weights

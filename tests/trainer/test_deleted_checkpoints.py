@@ -10,7 +10,7 @@ from composable.checkpoint.folders import delete
 from tests.support.forging import forge
 from tests.support.runs import make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 KEEP_ONE = {"save_interval": "1ba", "save_num_checkpoints_to_keep": 1}
 
 

@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
+from typing_extensions import TypedDict
 
 from composable import Control, Time
 from composable.algorithms import EMA
-from composable.checkpoint import DamagedCheckpointError
+from composable.checkpoint import DamagedCheckpointError, MismatchError
 from composable.checkpoint.tree import pack, unpack
+from composable.core.stateful import Count
+from composable.resume.parts import ENGINE, Parts
 from composable.trainer.evaluated_weights import Weights
 from composable.trainer.run import Run
-from composable.trainer.run_state import capture
-from composable.trainer.structure import ENGINE, check_structure, structure
 from tests.support.data import batches, examples, shuffling_loader
 from tests.support.models import linear, same, weights
 from tests.support.outcomes import differences
@@ -49,7 +50,7 @@ def build():
 
 
 @pytest.fixture
-def run():
+def trainer():
     trainer = build()
     with pytest.warns(UserWarning, match="the batch is skipped"):
         trainer.fit(duration="5ba")
@@ -61,7 +62,17 @@ def run():
     kept = {name: tensor + 1 for name, tensor in weights(run.state.model).items()}
     run.weights.best = Weights(kept, averages={}, memory={})
     run.loss_shares.unit = 8.0
-    return run
+    return trainer
+
+
+@pytest.fixture
+def run(trainer):
+    return trainer._run
+
+
+@pytest.fixture
+def parts(trainer):
+    return trainer._saving.parts(trainer.state)
 
 
 def through_a_file(tree):
@@ -100,13 +111,49 @@ def test_state_of_the_parts(run):
     assert saved["requests"] == {"pending": Control.SAVE.value}
 
 
-def test_what_is_captured_has_the_declared_structure(run):
-    captured = capture(run, run.state, ())
+def test_what_is_captured_has_the_declared_structure(run, parts):
+    captured = parts.capture()
 
-    assert captured.keys() == structure().keys() - {ENGINE}
-    check_structure(through_a_file(captured), "ep1")
+    assert captured.keys() == parts.structure.keys() - {ENGINE}
+    parts.check_structure(through_a_file(captured), "ep1")
     assert tuple(run.parts) == PARTS
     assert {"requests"} == run.parts.keys() - {field.name for field in attrs.fields(Run)}
+
+
+class SizeState(TypedDict):
+    size: Count
+
+
+class OtherSize:
+    """A part that has another size than the saved one."""
+
+    def state_dict(self) -> SizeState:
+        return {"size": 2}
+
+    def check_state_dict(self, state, where):
+        raise MismatchError(f"{where}/size is {state['size']}, and that of this run is 2.")
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "message"),
+    [
+        (3, MismatchError, "ep1: state/mine/size is 3, and that of this run is 2"),
+        ("3", DamagedCheckpointError, "ep1: state/mine/size is '3', and must be a non-negative"),
+    ],
+)
+def test_part_that_does_not_fit_is_an_error_before_anything_is_changed(size, error, message, parts):
+    saved = {**through_a_file(parts.capture()), "mine": {"size": size}}
+    fresh = build()
+    before = through_a_file(fresh._saving.capture(False))
+    own = Parts({**fresh._saving.parts(fresh.state).named, "mine": OtherSize()})
+
+    with pytest.raises(error, match=message):
+        own.check(saved, "ep1")
+
+    assert differences(before, through_a_file(fresh._saving.capture(False))) == []
 
 
 WRONG = {
@@ -121,18 +168,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_structure_of_a_part_is_checked(name, run):
+def test_structure_of_a_part_is_checked(name, run, parts):
     changed, message = WRONG[name]
     saved = {**run.parts[name].state_dict(), **changed}
 
     with pytest.raises(DamagedCheckpointError, match=f"ep1: state/{message}"):
-        check_structure({name: saved}, "ep1")
+        parts.check_structure({name: saved}, "ep1")
 
 
 SPLITS = [{}, {"grad_accum": 2}, {"microbatch_size": 3}, {"microbatch_size": "auto"}]
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 @pytest.mark.parametrize("after", SPLITS, ids=str)
 @pytest.mark.parametrize("before", SPLITS, ids=str)
 def test_run_resumes_with_other_microbatches(before, after, tmp_path):

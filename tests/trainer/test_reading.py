@@ -10,8 +10,9 @@ from composable.checkpoint import (
     VersionError,
     write,
 )
-from composable.distributed import ProcessError
-from composable.trainer.reading import Reader
+from composable.checkpoint.outline import read_outline
+from composable.distributed import ProcessError, Processes
+from composable.resume.verify import Reader
 from tests.checkpoint.sharding import together
 
 CPU = torch.device("cpu")
@@ -59,9 +60,9 @@ def test_checkpoint_that_only_rank_0_can_read_is_not_skipped(error):
 
 def test_checkpoint_that_is_replaced_before_its_values_are_read_is_refused(tmp_path):
     reader, tensors = Reader(CPU, divided=True), {"w": torch.ones(3)}
-    outline = reader.read(write(tmp_path / "it", tensors, None))
-    assert torch.equal(reader.read_parts(outline, {}).tensors["w"], tensors["w"])
+    outline = read_outline(write(tmp_path / "it", tensors, None), Processes())
+    assert torch.equal(reader.read_values(outline, {}).tensors["w"], tensors["w"])
 
     write(tmp_path / "it", {"w": torch.zeros(3)}, None, overwrite=True)
     with pytest.raises(DamagedCheckpointError, match="it was replaced by another checkpoint"):
-        reader.read_parts(outline, {})
+        reader.read_values(outline, {})

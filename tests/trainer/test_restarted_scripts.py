@@ -14,7 +14,7 @@ from composable.algorithms import EMA
 from composable.callbacks import CheckpointSaver, EarlyStopper
 from composable.metrics import accuracy
 from composable.optim import cosine
-from composable.trainer.resume import ChangedRunWarning
+from composable.resume import ChangedRunWarning
 from tests.support.data import batches, examples
 from tests.support.models import same, weights
 from tests.support.runs import make_trainer
@@ -77,7 +77,7 @@ def test_calls_of_another_script_are_its_own(tmp_path):
     assert loaded.fit(duration="1ep").timestamp.batch == 6
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 @pytest.mark.parametrize(("longer", "length"), [("20ba", 20), ("80sp", 20), ("4ep", 12)])
 @pytest.mark.parametrize("saved_at", [2, 3, 5])
 def test_duration_in_another_unit(longer, length, saved_at, tmp_path):
@@ -205,7 +205,7 @@ def test_hyperparameters_of_optimizers_are_those_of_the_checkpoint(asked, messag
     assert asking.state.optimizers[0].param_groups[0].get(key, given[name]) == given[name]
 
 
-@pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 def test_a_later_resume_compares_with_the_values_in_use(saved, tmp_path):
     changes = {"optimizers": lambda: partial(SGD, lr=10.0, weight_decay=0.1)}
     resumed = build(saved, changes, load_path=saved)

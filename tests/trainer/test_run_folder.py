@@ -8,10 +8,10 @@ import pytest
 
 from composable import Callback
 from composable.loggers import JSONLinesLogger
-from composable.trainer.run_lock import LOCK, FolderInUseError
+from composable.resume.lock import LOCK, FolderInUseError
 from tests.support.runs import make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore::composable.trainer.resume.ChangedRunWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 
 
 def batches_in(path):

@@ -1,27 +1,26 @@
-"""The best checkpoint of a run, and loading its weights at the end of training."""
+"""The best checkpoint of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from composable.checkpoint.errors import MissingCheckpointError
-from composable.checkpoint.manager import CheckpointManager
 from composable.core._warnings import warn_user
 from composable.core.results import LOGGED
 from composable.core.state import State
-from composable.trainer.evaluated_weights import Weights
-from composable.trainer.reading import Reader
-from composable.trainer.resume import is_checkpoint, read_point
-from composable.trainer.run_state import best_weights
+from composable.resume.manager import CheckpointManager
+from composable.resume.select import is_checkpoint
 
 __all__ = [
     "Best",
     "NoBestCheckpointWarning",
     "check_best",
     "check_complete",
+    "check_determined",
     "find_best",
-    "load_best",
+    "warn_of_none",
 ]
 
 
@@ -60,30 +59,33 @@ def find_best(managers: Sequence[CheckpointManager], loaded: Path | None) -> Bes
     return None
 
 
-def load_best(
-    state: State, names: set[str], best: Best | None, reader: Reader, *, run: str
-) -> Weights | None:
-    """Return the weights of the best checkpoint, or None if there is none.
+def warn_of_none() -> None:
+    """Warn that the weights of the best checkpoint were requested, and there is none."""
+    warn_user(
+        "load_best_at_end=True, but no evaluation had a result that selects a best checkpoint "
+        "(NaN never does), so the model keeps its last weights.",
+        NoBestCheckpointWarning,
+    )
 
-    Args:
-        state: The state at the end of training.
-        names: The algorithms whose averages and memory belong to the weights.
-        best: The best checkpoint; without one, a warning is raised.
-        reader: Reads the checkpoint.
-        run: The id of the run.
+
+def check_determined(managers: Sequence[CheckpointManager], evaluators: Sequence[Any]) -> None:
+    """Check that an evaluation during training determines the best checkpoint.
 
     Raises:
-        CheckpointError: The checkpoint cannot be read, or belongs to another run.
+        ValueError: None does.
     """
-    if best is None:
-        warn_user(
-            "load_best_at_end=True, but no evaluation had a result that selects a best checkpoint "
-            "(NaN never does), so the model keeps its last weights.",
-            NoBestCheckpointWarning,
+    names = [one.settings.metric for one in managers if one.settings.metric is not None]
+    if not names:
+        raise ValueError(
+            "load_best_at_end=True needs the result that determines the best checkpoint; pass "
+            "save_folder=... and save_best=..., such as 'metrics/eval/loss'."
         )
-        return None
-    point = read_point(best.checkpoint, reader, run=run).load(state)
-    return best_weights(state, point.tree, names, str(best.checkpoint))
+    due = [e for e in evaluators if names[0].startswith(f"{e.label}/") and e.eval_interval]
+    if not due:
+        raise ValueError(
+            f"load_best_at_end=True needs evaluations during training, and eval_interval=None "
+            f"for the evaluator of {names[0]!r}; pass an interval such as '1ep'."
+        )
 
 
 def check_complete(state: State, managers: Sequence[CheckpointManager]) -> None:

@@ -4,17 +4,44 @@ import copy
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import TypedDict
 
-from composable.checkpoint.errors import MismatchError
+from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core._printable import shorten
-from composable.functional._lent import divided_like, whole_like
+from composable.core.stateful import Kind, is_count
+from composable.functional._lent import whole_like
+from composable.resume.values import alike, expect, short
 
-__all__ = ["capture_optimizer", "check_optimizer", "parameter_names", "restore_optimizer"]
+__all__ = [
+    "OptimizerState",
+    "capture_optimizer",
+    "check_optimizer",
+    "parameter_names",
+    "restore_optimizer",
+]
+
+
+def _is_group(value: Any) -> bool:
+    numbers = value.get("params") if isinstance(value, Mapping) else None
+    return isinstance(numbers, list) and all(map(is_count, numbers))
+
+
+Group = Annotated[Mapping[str, Any], Kind("a group with a list of numbers as params", _is_group)]
+
+
+class OptimizerState(TypedDict):
+    """The state dict of an optimizer, with its type and the names of its parameters."""
+
+    type: str
+    parameters: list[list[str]]
+    state: Mapping[Any, Any]
+    param_groups: list[Group]
+
 
 Names = Mapping[int, str]
 """The names of parameters, by `id`."""
@@ -31,13 +58,10 @@ def parameter_names(model: nn.Module, loss: nn.Module | None = None) -> dict[int
     }
 
 
-def capture_optimizer(optimizer: Optimizer, names: Names) -> dict[str, Any]:
+def capture_optimizer(optimizer: Optimizer, names: Names) -> OptimizerState:
     """Return the state of an optimizer, with its type and the names of its parameters."""
-    return {
-        "type": type(optimizer).__name__,
-        "parameters": _names_of(optimizer, names),
-        **optimizer.state_dict(),
-    }
+    described = {"type": type(optimizer).__name__, "parameters": _names_of(optimizer, names)}
+    return {**described, **optimizer.state_dict()}  # type: ignore[typeddict-item]
 
 
 def _names_of(optimizer: Optimizer, names: Names) -> list[list[str]]:
@@ -65,7 +89,14 @@ def check_optimizer(
 
     Raises:
         MismatchError: The saved state is that of another optimizer, or damaged.
+        DamagedCheckpointError: Its names are not those of its parameters.
     """
+    named = [len(names) for names in saved["parameters"]]
+    numbered = [len(group["params"]) for group in saved["param_groups"]]
+    if named != numbered:
+        raise DamagedCheckpointError(
+            f"{where}/parameters names {named} parameters, and the groups have {numbered}."
+        )
     if saved["type"] != (own := type(optimizer).__name__):
         raise MismatchError(
             f"{where}/type is {shorten(saved['type'])}, and the optimizer of this run is {own}: "
@@ -76,7 +107,7 @@ def check_optimizer(
     _check_names(_names_of(optimizer, names), saved["parameters"], where)
     adopted = _adopt(optimizer, saved, names)
     for number, values in adopted["state"].items():
-        _expect(isinstance(values, Mapping), f"{where}/state/{number}", values, "a dictionary")
+        expect(isinstance(values, Mapping), f"{where}/state/{number}", values, "a dictionary")
     first = _rehearse(optimizer, adopted["param_groups"], {})
     if first is None:
         return
@@ -91,10 +122,6 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], names: Nam
     """Load a state that was checked; the hyperparameters are those of the checkpoint."""
     adopted = _adopt(optimizer, saved, names)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    adopted["state"] = {
-        number: {name: _divided(value, parameters[number]) for name, value in values.items()}
-        for number, values in adopted["state"].items()
-    }
     optimizer.load_state_dict(adopted)
     # torch casts the state to the dtype of the parameter; restore its own dtype.
     for number, values in adopted["state"].items():
@@ -102,10 +129,6 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], names: Nam
             loaded = optimizer.state[parameters[number]][name]
             if isinstance(value, Tensor) and value.dtype != loaded.dtype:
                 optimizer.state[parameters[number]][name] = value.to(loaded.device)
-
-
-def _divided(value: Any, parameter: Tensor) -> Any:
-    return divided_like(value, parameter) if isinstance(value, Tensor) else value
 
 
 def _adopt(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> dict[str, Any]:
@@ -129,15 +152,6 @@ def _adopt(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> dict
 # --- checks ---
 
 
-def _expect(fits: bool, where: str, value: Any, kind: str) -> None:
-    if not fits:
-        raise MismatchError(f"{where} is {_short(value)}, and must be {kind}.")
-
-
-def _short(value: Any) -> str:
-    return f"a {type(value).__name__}" if isinstance(value, Tensor) else repr(value)[:80]
-
-
 def _check_groups(optimizer: Optimizer, saved: Mapping[str, Any], where: str) -> None:
     """Check the numbers of groups and parameters, and the types of the hyperparameters."""
     groups = saved["param_groups"]
@@ -150,43 +164,18 @@ def _check_groups(optimizer: Optimizer, saved: Mapping[str, Any], where: str) ->
         )
     numbers = [number for group in groups for number in group["params"]]
     unique = len({(type(number), number) for number in numbers}) == len(numbers)
-    _expect(unique and all(type(n) is int for n in numbers), f"{where}/param_groups", numbers,
+    expect(unique and all(type(n) is int for n in numbers), f"{where}/param_groups", numbers,
             "lists of distinct numbers of parameters")  # fmt: skip
     unknown = [number for number in saved["state"] if number not in numbers]
-    _expect(not unknown, f"{where}/state", unknown, "empty for parameters of no group")
+    expect(not unknown, f"{where}/state", unknown, "empty for parameters of no group")
     for i, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         for name in own.keys() & group.keys() - {"params", "param_names"}:
-            _expect(
+            expect(
                 alike(own[name], group[name]),
                 f"{where}/param_groups/{i}/{name}",
                 group[name],
-                f"of the type of {_short(own[name])}",
+                f"of the type of {short(own[name])}",
             )
-
-
-def alike(own: Any, saved: Any) -> bool:
-    """Return whether a saved value has the type of one's own, inside of containers too."""
-    if own is None or saved is None:
-        other = saved if own is None else own
-        return other is None or _is_number(other) or isinstance(other, (bool, str))
-    if isinstance(own, Mapping):
-        return isinstance(saved, Mapping) and all(
-            alike(own[key], saved[key]) for key in own.keys() & saved.keys()
-        )
-    if isinstance(own, (list, tuple)):
-        fits = type(own) is type(saved) and len(own) in (0, len(saved))
-        return fits and all(map(alike, own, saved))
-    if isinstance(own, bool) or isinstance(saved, bool):
-        return type(own) is type(saved)
-    if isinstance(own, Tensor) and own.ndim:
-        return isinstance(saved, Tensor) and own.shape == saved.shape
-    return (_is_number(own) and _is_number(saved)) or type(own) is type(saved)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.ndim == 0
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
 def _check_names(ours: list[list[str]], theirs: Any, where: str) -> None:
@@ -217,7 +206,7 @@ def _check_values(saved: Mapping[str, Any], first: Mapping[str, Any], where: str
             if not fits:
                 raise MismatchError(f"{where}/{name} has shape {kind}, and must have {wanted}.")
         else:
-            _expect(alike(own, value), f"{where}/{name}", value, f"of the type of {_short(own)}")
+            expect(alike(own, value), f"{where}/{name}", value, f"of the type of {short(own)}")
 
 
 # --- a step without data ---

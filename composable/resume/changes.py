@@ -1,0 +1,94 @@
+"""Compare the description of a run with that of the saved one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from composable.checkpoint.filters import covers
+from composable.core._printable import printable, shorten
+from composable.core._warnings import warn_user
+
+__all__ = ["ChangedRunWarning", "compare", "saved_hyperparameters", "warn_of_changes"]
+
+_COMPARED = (
+    *("algorithms", "requested_duration", "epoch_length", "model", "modules", "loss_fn", "data"),
+    *("evaluators", "options", "schedulers", "device", "num_threads", "torch"),
+)
+_MOST_SHOWN = 20
+
+
+class ChangedRunWarning(UserWarning):
+    """A resumed run differs from the saved one in its options, its environment, or its data."""
+
+
+def compare(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the path and the two values of each difference between two descriptions."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in {**before, **now}:
+            inner = f"{path}/{name}" if path else str(name)
+            yield from compare(before.get(name), now.get(name), inner)
+    elif before != now:
+        yield path, before, now
+
+
+def saved_hyperparameters(
+    saved: Mapping[str, Any], requested: Mapping[str, Any], ignored: Sequence[str]
+) -> dict[str, Any]:
+    """Return the hyperparameters that a run has after the resume: the saved ones.
+
+    Args:
+        saved: The description of the saved run.
+        requested: The hyperparameters of the run that was built, by path in the state.
+        ignored: Patterns of entries that are not loaded, and stay as requested.
+    """
+    found = saved.get("hyperparameters")
+    found = found if isinstance(found, dict) else {}
+    return {
+        path: own if covers(path, ignored) else found.get(path, own)
+        for path, own in requested.items()
+    }
+
+
+def warn_of_changes(
+    path: Path, before: Mapping[str, Any], now: Mapping[str, Any], requested: Mapping[str, Any]
+) -> None:
+    """Warn if a run differs from the saved one, and of requests that have no effect.
+
+    Args:
+        path: The checkpoint from which the run was resumed.
+        before: The description of the saved run.
+        now: The description of the run after the resume.
+        requested: The hyperparameters that were requested.
+    """
+    changed = [
+        f"{what}: {_text(saved)} -> {_text(own)}"
+        for key in _COMPARED
+        for what, saved, own in compare(before.get(key), now.get(key), key)
+    ]
+    if changed:
+        warn_user(
+            f"the run resumed from {path} differs from the saved one, so its results may "
+            f"differ from those of an uninterrupted run:{_lines(changed)}",
+            ChangedRunWarning,
+        )
+    unused = [
+        f"{what}: {_text(saved)}, not the requested {_text(own)}"
+        for what, saved, own in compare(now["hyperparameters"], requested)
+    ]
+    if unused:
+        warn_user(
+            f"the run resumed from {path} continues with the hyperparameters of the "
+            f"checkpoint:{_lines(unused)}\nTo use the requested ones, pass "
+            "load_ignore_keys=['optimizers/*/param_groups'] for those of optimizers, or "
+            "['rates'] to restart torch schedulers.",
+            ChangedRunWarning,
+        )
+
+
+def _lines(texts: Sequence[str]) -> str:
+    more = [f"and {len(texts) - _MOST_SHOWN} more"] if len(texts) > _MOST_SHOWN else []
+    return "".join(f"\n  {printable(text)}" for text in [*texts[:_MOST_SHOWN], *more])
+
+
+def _text(value: Any) -> str:
+    return shorten(value, 200) if isinstance(value, int) else str(value)[:200]

@@ -1,0 +1,220 @@
+"""The parts of a run: what they save, and the walk over them that checks and restores it.
+
+A part declares what it saves by the return type of its `state_dict`, a `TypedDict`. From these
+types follows what a checkpoint must have. The hashes of a checkpoint say that its bytes are those
+that were written; they do not say that a run wrote them. So its structure is compared with the
+declared one, then each part compares the values with its own, and only then anything is changed.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache, cached_property
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args, get_origin
+from typing import get_type_hints as hints_of
+
+import attrs
+from torch import Tensor
+from typing_extensions import is_typeddict
+
+from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
+from composable.core.stateful import ChecksState, Kind, Stateful
+from composable.resume.values import short
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+__all__ = ["ALL", "ENGINE", "Parts"]
+
+ALL = ""
+ENGINE = "engine"
+"""What a checkpoint has in addition if DeepSpeed computed the steps."""
+
+_FAULTS = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError)
+
+
+@attrs.define(eq=False, slots=False)
+class Parts:
+    """The parts of a run, by their names in a checkpoint, in the order in which they are restored.
+
+    The part that is named `ALL` is the run itself: its entries have the names of parts, and it is
+    given the states of all of them.
+    """
+
+    named: Mapping[str, Stateful]
+
+    @cached_property
+    def structure(self) -> dict[str, Any]:
+        """The declared type of each entry of a checkpoint."""
+        found: dict[str, Any] = {ENGINE: Mapping[str, Any]}
+        for name, part in self.named.items():
+            declared = hints_of(type(part).state_dict, include_extras=True)["return"]
+            found |= hints_of(declared, include_extras=True) if name == ALL else {name: declared}
+        return found
+
+    def capture(self) -> dict[str, Any]:
+        """Return everything that resuming needs, as plain containers and tensors."""
+        found: dict[str, Any] = {}
+        for name, part in self.named.items():
+            state = part.state_dict()
+            found |= state if name == ALL else {name: state}
+        return found
+
+    def check_structure(self, saved: Mapping[str, Any], path: str) -> None:
+        """Check that the entries of a checkpoint are declared, and their types.
+
+        Args:
+            saved: What `capture` returned; tensors need no values, and entries may be missing.
+            path: Where it was read, for errors.
+
+        Raises:
+            DamagedCheckpointError: An entry is unknown, or something in it is missing or has
+                another type.
+        """
+        for name, value in saved.items():
+            if name not in self.structure:
+                raise DamagedCheckpointError(f"{path} is damaged: unknown entry {name[:80]!r}.")
+            try:
+                _converter().structure(value, self.structure[name])
+            except Exception as error:
+                where, fault = _first_fault(error, f"{path}: state/{name}")
+                raise DamagedCheckpointError(f"{where} {fault}") from None
+
+    def check(self, saved: Mapping[str, Any], path: str) -> None:
+        """Check a whole checkpoint against the run that was built, without changing anything.
+
+        Raises:
+            MismatchError: It is that of another run, or an entry is missing.
+            DamagedCheckpointError: A value is not what a run saves.
+        """
+        if missing := sorted(self.structure.keys() - {ENGINE} - saved.keys()):
+            raise MismatchError(
+                f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the "
+                "same names in load_ignore_keys= to leave them unchanged."
+            )
+        self.check_structure(saved, path)
+        for _, part, state, where in self._pairs(saved, path):
+            if isinstance(part, ChecksState):
+                part.check_state_dict(state, where)
+
+    def restore(self, saved: Mapping[str, Any], path: str, but: Collection[str] = ()) -> None:
+        """Restore each part, after `check`.
+
+        Args:
+            saved: What `capture` returned.
+            path: Where it was read, for errors.
+            but: The names of parts that stay as they are.
+
+        Raises:
+            DamagedCheckpointError: A value is not what a run saves.
+        """
+        try:
+            for name, part, state, _ in self._pairs(saved, path):
+                if name in but:
+                    continue
+                part.load_state_dict(state)
+        except _FAULTS as error:
+            raise DamagedCheckpointError(
+                f"{path} cannot be restored, because its state is not what a run saves: "
+                f"{type(error).__name__}: {error}. The run may be partly restored: build it again."
+            ) from error
+
+    def _pairs(
+        self, saved: Mapping[str, Any], path: str
+    ) -> Iterator[tuple[str, Stateful, Any, str]]:
+        for name, part in self.named.items():
+            if name == ALL:
+                yield name, part, saved, f"{path}: state"
+            else:
+                yield name, part, saved[name], f"{path}: state/{name}"
+
+
+# --- with cattrs ---
+
+
+Hook: TypeAlias = Callable[[Any, Any], Any]
+
+
+class _Misfit(TypeError):
+    """A value has another type than the declared one."""
+
+
+_NAMES = {
+    str: "a string",
+    bool: "True or False",
+    list: "a list",
+    dict: "a dictionary",
+    Mapping: "a dictionary",
+    Tensor: "a tensor",
+    NoneType: "None",
+}
+
+
+@cache
+def _converter() -> "Converter":
+    """Return a converter that refuses what it would otherwise convert, such as "1" to 1."""
+    from cattrs import Converter  # on use: it is slow to import
+    from cattrs.cols import list_structure_factory
+    from cattrs.gen import mapping_structure_factory
+
+    converter = Converter(forbid_extra_keys=True)
+    of_items: dict[Any, Any] = {list: list_structure_factory, dict: mapping_structure_factory}
+
+    def is_container(kind: Any) -> bool:
+        return get_origin(kind) in of_items
+
+    def container(kind: Any) -> Hook:
+        items = of_items[get_origin(kind)](kind, converter)
+        check = _check_of(kind)
+        return lambda value, _: items(check(value, kind), kind)
+
+    converter.register_structure_hook_factory(is_container, container)
+    converter.register_structure_hook_factory(_is_plain, _check_of)
+    for plain in (str, bool):
+        converter.register_structure_hook(plain, _check_of(plain))
+    return converter
+
+
+def _classes(kind: Any) -> tuple[Any, ...]:
+    """Return the classes of which a value of a type is an instance of one."""
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(one for member in get_args(kind) for one in _classes(member))
+    return (dict if is_typeddict(kind) else get_origin(kind) or kind,)
+
+
+def _is_plain(kind: Any) -> bool:
+    """Return whether an instance check is all: not for items, entries, and `Any`."""
+    return get_origin(kind) is Annotated or not {list, dict, Any}.intersection(_classes(kind))
+
+
+@cache
+def _check_of(kind: Any) -> Hook:
+    """Return the check that a value is of a type, whatever its items and entries are."""
+    if get_origin(kind) is Annotated:
+        (wanted,) = kind.__metadata__
+    else:
+        classes = _classes(kind)
+        name = " or ".join(_NAMES.get(one, f"a {one.__name__}") for one in classes)
+        wanted = Kind(name, lambda value: isinstance(value, classes))
+
+    def check(value: Any, _: object) -> Any:
+        if not wanted.fits(value):
+            raise _Misfit(f"is {short(value)}, and must be {wanted.name}.")
+        return value
+
+    return check
+
+
+def _first_fault(error: Exception, where: str) -> tuple[str, str]:
+    """Return the path and the text of the first fault that a converter found."""
+    if hasattr(error, "group_exceptions"):
+        noted, others = error.group_exceptions()
+        if others:
+            return _first_fault(others[0], where)
+        inner, note = noted[0]
+        name = getattr(note, "name", None) or note.index
+        return _first_fault(inner, f"{where}/{str(name)[:80]}")
+    if isinstance(error, KeyError):
+        return where, "is missing."
+    if extra := getattr(error, "extra_fields", None):
+        return where, f"has the unknown entries {sorted(map(str, extra))[:12]}."
+    return where, str(error) if isinstance(error, _Misfit) else "must be a dictionary."

@@ -1,0 +1,164 @@
+"""Select the checkpoint to resume from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from composable.checkpoint.errors import (
+    BrokenCheckpointWarning,
+    CheckpointError,
+    CheckpointExistsError,
+    MismatchError,
+    MissingCheckpointError,
+    VersionError,
+)
+from composable.core._warnings import warn_user
+from composable.resume.verify import Reader, ResumePoint
+
+if TYPE_CHECKING:
+    from composable.checkpoint.files import Found
+
+__all__ = [
+    "check_folder_is_ours",
+    "find_resume_point",
+    "is_checkpoint",
+    "latest_valid",
+    "latest_weights",
+    "read_point",
+]
+
+_HINT = "; pass load_weights_only=True to start a new run from the weights in a file"
+
+
+def find_resume_point(
+    load_path: Any, *, folder: Path | None, reader: Reader, ignored: Sequence[str] = ()
+) -> ResumePoint | None:
+    """Return the checkpoint to resume from, or None.
+
+    Args:
+        load_path: The user's: a checkpoint, or a folder of several, whose latest is used. That of
+            rank 0 is used.
+        folder: A folder to look in first; it may be missing or empty.
+        reader: Reads the checkpoint.
+        ignored: Patterns of entries that are not loaded, and may be missing.
+
+    Raises:
+        CheckpointError: `load_path` cannot be read.
+    """
+    if folder is not None:
+        latest = latest_valid(folder, reader)
+        if latest is not None:
+            return attrs.evolve(latest, restart=True)
+    given = reader.processes.broadcast(None if load_path is None else str(load_path))
+    if given is None:
+        return None
+    path = Path(given)
+    if reader.processes.on_main(lambda: is_checkpoint(path)):
+        return reader.point(path, ignored)
+    latest = latest_valid(path, reader)
+    if latest is not None:
+        return latest
+    raise MissingCheckpointError(
+        f"load_path={given!r} must be a checkpoint, or a folder with a complete one"
+        f"{_HINT if path.is_file() else ''}."
+    )
+
+
+def check_folder_is_ours(folder: Path, run: str | None) -> None:
+    """Check that a folder has no checkpoints of another run.
+
+    Raises:
+        CheckpointExistsError: It has.
+    """
+    from composable.checkpoint import files  # on use: it is slow to import
+
+    if not folder.is_dir():
+        return
+    whole, _ = files.find(folder)
+    others = [found.path.name for found in whole if found.manifest.info.get("run") != run]
+    if others:
+        raise CheckpointExistsError(
+            f"save_folder={str(folder)!r} has checkpoints of another run, such as {others[0]}; "
+            "pass autoresume=True to resume that run, save_overwrite=True to replace checkpoints "
+            "of the same name, or another folder."
+        )
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path is that of a checkpoint, complete or not."""
+    from composable.checkpoint.manifest import MANIFEST  # on use: it is slow to import
+
+    return (path / MANIFEST).exists()
+
+
+def latest_valid(
+    folder: Path, reader: Reader, *, run: str | None = None, max_batch: int | None = None
+) -> ResumePoint | None:
+    """Return the latest complete checkpoint in a folder, or None.
+
+    Args:
+        folder: Where to look.
+        reader: Reads the checkpoint. A checkpoint that is damaged for one of its processes is
+            skipped by all.
+        run: The id of the run that wrote it; any run if None.
+        max_batch: The number of batches that it may not exceed.
+    """
+    paths = reader.processes.on_main(lambda: _complete(folder, run, max_batch))
+    for path in map(Path, paths):
+        try:
+            return reader.point(path)
+        except (MismatchError, VersionError):
+            raise
+        except CheckpointError as error:  # the bytes are only checked now
+            if reader.processes.is_main:
+                _warn_broken(path, error)
+    return None
+
+
+def _complete(folder: Path, run: str | None, max_batch: int | None) -> list[str]:
+    """Return the paths of the checkpoints from which a run may resume, the latest first."""
+    return [
+        str(found.path)
+        for found in _find(folder)
+        if found.manifest.info.get("complete")
+        and run in (None, found.manifest.info.get("run"))
+        and (max_batch is None or found.manifest.batch <= max_batch)
+    ]
+
+
+def latest_weights(load_path: str | Path) -> Path:
+    """Return a checkpoint or weights file, or the latest checkpoint of a folder."""
+    path = Path(load_path)
+    found = [] if is_checkpoint(path) else _find(path)
+    return found[0].path if found else path
+
+
+def _find(folder: Path) -> "list[Found]":
+    """Return the checkpoints of a folder, the latest first, and warn of those that are damaged."""
+    from composable.checkpoint import files  # on use: it is slow to import
+
+    if not folder.is_dir():
+        return []
+    whole, broken = files.find(folder)
+    for one in broken:
+        _warn_broken(one.path, one.error)
+    return whole
+
+
+def _warn_broken(path: Path, error: Exception) -> None:
+    warn_user(f"{path} is skipped, because it is damaged: {error}", BrokenCheckpointWarning)
+
+
+def read_point(path: Path, reader: Reader, *, run: str) -> ResumePoint:
+    """Read a checkpoint of a run, complete or not.
+
+    Raises:
+        MismatchError: It belongs to another run.
+        CheckpointError: It cannot be read.
+    """
+    point = reader.point(path, ("*",))
+    if point.run != run:
+        raise MismatchError(f"{path} was written by another run, {point.run}.")
+    return point

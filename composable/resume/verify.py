@@ -1,0 +1,218 @@
+"""Read and verify a checkpoint of a run, on all of its processes together."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, MismatchError
+from composable.core.key import Key
+from composable.core.state import State
+from composable.core.time import Timestamp
+from composable.distributed.processes import ProcessError, Processes
+from composable.functional._lent import divided_like, is_divided
+from composable.resume.sharded import sharded_pairs
+from composable.resume.values import short, with_tensors
+
+if TYPE_CHECKING:
+    from composable.checkpoint.files import Contents
+
+__all__ = ["Reader", "ResumePoint"]
+
+Result = TypeVar("Result")
+
+
+@attrs.frozen(eq=False)
+class ResumePoint:
+    """A checkpoint to resume from."""
+
+    path: Path
+    run: str
+    """The id of the run that wrote it."""
+    description: dict[str, Any]
+    """The description of that run."""
+    tree: dict[str, Any]
+    """The state of the run: what `Parts.capture` returned."""
+    reader: "Reader"
+    contents: "Contents"
+    restart: bool = False
+    """Whether the same script is run again, rather than another one that resumes the run."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.tree["key"].seed  # type: ignore[no-any-return]
+
+    @property
+    def num_fits(self) -> int:
+        """How often training was started."""
+        return self._count("progress", "num_fits") or 0
+
+    @property
+    def num_shards(self) -> int | None:
+        """The number of shards of a batch, if it is recorded."""
+        return self._count("data", "shards")
+
+    def _count(self, part: str, name: str) -> int | None:
+        """Return a number that is needed to build the run, before the structure is checked."""
+        entries = self.tree.get(part)
+        value = entries.get(name) if isinstance(entries, dict) else None
+        return value if isinstance(value, int) else None
+
+    def load(self, state: State) -> "ResumePoint":
+        """Return the point with the values of its tensors: of sharded ones, those of this process.
+
+        Args:
+            state: The state of the run that was built.
+        """
+        if not (self.reader.divided or is_divided(state.model)):
+            return self
+        like = {id(tensor): parameter for tensor, parameter in sharded_pairs(state, self.tree)}
+        named = {n: like[id(one)] for n, one in self.contents.tensors.items() if id(one) in like}
+        contents = self.reader.read_values(self.contents, named)
+        tree = self.reader.unpack(contents)["state"]
+        # A tensor whose dimensions were saved in another order, as channels_last, was read whole.
+        divided = {id(one): divided_like(one, like) for one, like in sharded_pairs(state, tree)}
+        return attrs.evolve(self, tree=with_tensors(tree, divided), contents=contents)
+
+
+@attrs.frozen
+class Reader:
+    """How the processes of a run read a checkpoint.
+
+    Args:
+        device: Where tensors go that were not on the CPU.
+        processes: The processes, which call the methods together.
+        divided: Whether each process needs only a part of the tensors. Their values are then read
+            by `ResumePoint.load`, when the run is built and these parts are known.
+    """
+
+    device: torch.device
+    processes: Processes = attrs.field(factory=Processes)
+    divided: bool = False
+
+    def point(self, path: Path, ignored: Sequence[str] = ()) -> ResumePoint:
+        """Read and verify a checkpoint; if `divided`, without the values of its tensors.
+
+        If `divided`, each file is hashed by one of the processes; otherwise each of them hashes
+        all that it reads.
+
+        Args:
+            path: The checkpoint.
+            ignored: Patterns of entries that are not loaded, and may be missing.
+
+        Raises:
+            CheckpointError: It cannot be read, or is not one of a run.
+        """
+        point = self.agree(lambda: self._point(path, ignored))
+        if len(set(self.processes.gather(point.contents.manifest.created))) > 1:
+            raise _replaced(path)
+        return point
+
+    def _point(self, path: Path, ignored: Sequence[str]) -> ResumePoint:
+        from composable.checkpoint import files, outline  # on use: they are slow to import
+
+        outlined = self.divided
+        contents = outline.read_outline(path, self.processes) if outlined else files.read(path)
+        data, info = contents.data, contents.manifest.info
+        if not isinstance(data, dict) or not {"run", "on_device", "state"} <= data.keys():
+            raise MismatchError(
+                f"{path} was not written by a Trainer; load its weights with "
+                "load_weights_only=True."
+            )
+        if not info.get("complete") and not ignored:
+            raise MismatchError(
+                f"{path} was saved with save_weights_only or save_ignore_keys, and cannot be used "
+                "to resume; pass load_weights_only=True to start a new run from its weights, or "
+                "name the missing entries in load_ignore_keys=."
+            )
+        tree = self.unpack(contents)
+        _check_kinds(path, tree)
+        run = str(info.get("run"))
+        return ResumePoint(path, run, tree["run"], tree["state"], self, contents)
+
+    def unpack(self, contents: "Contents") -> Any:
+        """Return the tree of a checkpoint, with the tensors that were on a device on that of runs.
+
+        Tensors without values stay on the meta device, and sharded ones where the parameters are.
+        """
+        from composable.checkpoint.tree import unpack  # on use: it is slow to import
+
+        path, tensors, named = contents.path, dict(contents.tensors), contents.data["on_device"]
+        if not isinstance(named, list) or not {str(name) for name in named} <= tensors.keys():
+            raise DamagedCheckpointError(f"{path} is damaged: on_device does not name its tensors.")
+        for name in map(str, named):
+            if not (tensors[name].is_meta or hasattr(tensors[name], "device_mesh")):
+                tensors[name] = tensors[name].to(self.device)
+        try:
+            return unpack(tensors, contents.data)
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(f"{path}: {error}") from error
+
+    def read_values(self, contents: "Contents", like: dict[str, Tensor]) -> "Contents":
+        """Read the values of the tensors of a checkpoint that was verified, if that is missing.
+
+        Args:
+            contents: What was read of it.
+            like: The sharded parameters like which the tensors of these names are read. All other
+                tensors are read whole.
+
+        Raises:
+            DamagedCheckpointError: The checkpoint was replaced in the meantime.
+        """
+        from composable.checkpoint.resharding import read_shards  # on use: it is slow to import
+
+        def read() -> "Contents":
+            found = read_shards(contents.path, like, verify=False)
+            if found.manifest != contents.manifest:
+                raise _replaced(contents.path)
+            return found
+
+        return self.agree(read) if self.divided else contents
+
+    def agree(self, function: Callable[[], Result]) -> Result:
+        """Call a function on every process; if it raises on any of them, raise on all.
+
+        Raises:
+            CheckpointError: The error of rank 0; or the checkpoint is damaged for another process.
+            ProcessError: Another process failed with any other error.
+        """
+        if not self.processes.several:
+            return function()
+        failure, values = None, []
+        try:
+            values.append(function())
+        except Exception as error:
+            failure = error
+        own = None if failure is None else [type(failure).__name__, str(failure)]
+        faults = self.processes.gather(own)
+        rank = next((rank for rank, fault in enumerate(faults) if fault is not None), None)
+        if rank is None:
+            return values[0]
+        kind, message = faults[rank]
+        known = {one.__name__: one for one in CheckpointError.__subclasses__()}
+        # Where only rank 0 sees a checkpoint, an older one must not be used in its place.
+        if kind in known and (rank == 0 or kind == DamagedCheckpointError.__name__):
+            raise known[kind](message) from failure
+        raise ProcessError(f"rank {rank} failed: {kind}: {message}") from failure
+
+
+def _replaced(path: Path) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"{path} was replaced by another checkpoint while it was read.")
+
+
+def _check_kinds(path: Path, tree: dict[str, Any]) -> None:
+    """Check what is needed to build a run: a file may be intact, and written by other code."""
+    state = tree["state"]
+    if not isinstance(tree["run"], dict) or not isinstance(state, dict):
+        raise DamagedCheckpointError(f"{path} is damaged: its state is {short(state)}.")
+    for name, kind in {"timestamp": Timestamp, "key": Key}.items():
+        if name not in state:
+            raise DamagedCheckpointError(f"{path} is damaged: it has no {name}.")
+        if not isinstance(state[name], kind):
+            raise DamagedCheckpointError(
+                f"{path}: state/{name} is {short(state[name])}, and must be a {kind.__name__}."
+            )
