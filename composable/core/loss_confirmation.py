@@ -17,6 +17,7 @@ from torch import Tensor
 
 from composable.core.batch import map_tensors, select_examples, tensors_of
 from composable.core.batch_layouts import is_list
+from composable.core.batch_source import Source
 from composable.core.loss import ModelLoss, TargetLoss, check_scalar, function_of
 from composable.core.loss_terms import Terms
 from composable.core.loss_watch import LossWatch, eagerly
@@ -32,7 +33,9 @@ Seen: TypeAlias = tuple[Tensor, Terms | None]
 UNKNOWN = (
     "is split, and it is unknown what it is a mean over: it is not the result of a loss function "
     "of PyTorch, a mean or a sum over all elements, or a sum of such results times constants, or "
-    "it is computed after a value was read from a tensor, as by .item(), on which it may depend"
+    "it is computed after a value was read from a tensor, on which it may depend: by .item(), "
+    "max(1, count), an if or an assert. Check targets where the batches are made, and divide by a "
+    "count as a tensor"
 )
 
 
@@ -222,6 +225,12 @@ def compare(
             "is a new tensor at each call, such as class weights, which have to be created once",
             _OtherFormError,
         )
+    if not like.single and any(_counted(one) != _counted(terms[0]) for one in terms):
+        raise refused(
+            state,
+            "takes its targets from a batch by an index or a number that depends on the size of "
+            "the batch, such as len(outputs), so that they can't be counted in other parts",
+        )
     if not math.isfinite(loss):
         return False
     single = all(one.single for one in terms)
@@ -243,6 +252,12 @@ def compare(
             f"{kind}: it compares the examples of a batch, or divides by something of its own",
         )
     return True
+
+
+def _counted(terms: Terms) -> list[Source | None]:
+    """Return where the targets come from that are counted in other parts of a batch."""
+    divisors = [one.divisor for one in terms.terms]
+    return [None if one.of_batch is None else one.source for one in divisors]
 
 
 Numbers: TypeAlias = list[tuple[float, float | None]]
@@ -310,11 +325,13 @@ def _refusing_effects(state: State) -> Iterator[None]:
     """Refuse a loss that writes to its buffers, or draws random numbers: one for each part."""
     buffers = [] if state.loss_module is None else list(state.loss_module.buffers())
     versions, random = [one._version for one in buffers], _random_state(state.device)
-    yield
-    written = versions != [one._version for one in buffers]
-    if written or not torch.equal(random, _random_state(state.device)):
-        what = "changes its buffers" if written else "draws random numbers"
-        raise refused(state, f"{what}, which it would do for each part of a batch")
+    try:
+        yield
+    finally:  # in place of the error that follows from it
+        written = versions != [one._version for one in buffers]
+        if written or not torch.equal(random, _random_state(state.device)):
+            what = "changes its buffers" if written else "draws random numbers"
+            raise refused(state, f"{what}, which it would do for each part of a batch")
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -368,3 +368,58 @@ def test_refuses_what_follows_from_a_value_that_is_read():
         trainer.fit()
 
     assert same(weights(trainer.state.model), before)
+
+
+def sliced(outputs, targets):
+    """Take targets by the size of the batch, which is another one in its parts."""
+    return cross_entropy(outputs, targets[: len(outputs)], ignore_index=1)
+
+
+def test_refuses_sums_of_terms_whose_targets_are_taken_by_the_size_of_the_batch():
+    def loss_fn(outputs, targets):
+        return sliced(outputs, targets) + outputs.square().mean()
+
+    with pytest.raises(SplitLossError, match="depends on the size of the batch"):
+        make_trainer(linear(), RARE, microbatch_size=2, loss_fn=loss_fn).fit()
+
+
+def test_takes_targets_by_the_size_of_the_batch_for_a_single_term():
+    whole, split = (
+        make_trainer(seeded(linear), RARE, microbatch_size=size, loss_fn=sliced).fit().model
+        for size in (None, 2)
+    )
+
+    torch.testing.assert_close(weights(split), weights(whole))
+
+
+def draws(outputs, targets):
+    return cross_entropy(outputs + torch.randn_like(outputs), targets)
+
+
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, outputs, targets):
+        self.mean.lerp_(outputs.detach().mean(), 0.5)
+        return cross_entropy(outputs * (1 + self.mean), targets)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "reason"), [(draws, "draws random numbers"), (Writes(), "changes its buffers")]
+)
+def test_names_the_effects_of_a_loss_before_what_follows_from_them(loss_fn, reason):
+    with pytest.raises(SplitLossError, match=reason):
+        make_trainer(linear(), RARE, microbatch_size=2, loss_fn=loss_fn).fit()
+
+
+def test_names_checks_of_targets_as_a_cause():
+    def loss_fn(outputs, targets):
+        assert (targets >= 0).all()
+        return cross_entropy(outputs, targets)
+
+    with pytest.raises(
+        SplitLossError, match=r"an assert\. Check targets where the batches are made"
+    ):
+        make_trainer(linear(), RARE, microbatch_size=2, loss_fn=loss_fn).fit()
