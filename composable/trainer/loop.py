@@ -16,9 +16,11 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import crossed
-from composable.trainer.forward import explain_float16
-from composable.trainer.guards import LOADER_ERRORS, NonFiniteLossError, explain_dead_worker
-from composable.trainer.parameters import drop_batch, surgery, zero_grad
+from composable.data.dead_workers import LOADER_ERRORS, explain_dead_worker
+from composable.engines.forward import explain_float16
+from composable.optim.stepping import zero_grad
+from composable.trainer.guards import NonFiniteLossError
+from composable.trainer.parameters import drop_batch, surgery
 from composable.trainer.run import Run
 from composable.trainer.training_data import Loaded
 
@@ -31,6 +33,7 @@ BEFORE_SCHEDULER_STEP = Event.BEFORE_SCHEDULER_STEP
 AFTER_SCHEDULER_STEP = Event.AFTER_SCHEDULER_STEP
 BATCH_END = Event.BATCH_END
 BATCH_CHECKPOINT = Event.BATCH_CHECKPOINT
+LOG = Event.LOG
 
 _END = object()
 
@@ -129,7 +132,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         rates.record()
     state = run.step(state)
     state = state.evolve_unchecked(
-        timestamp=state.timestamp.next_batch(samples, tokens, run.seconds_since(started)),
+        timestamp=state.timestamp.next_batch(samples, tokens, run.engine.seconds_since(started)),
         previous_timestamp=before.timestamp,
         loss_fn=before.loss_fn,
     )
@@ -138,12 +141,10 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     if rates.steps_each_batch:
         state = schedule(run, state, rates.steps_of_batch())
     state = fire(BATCH_END, state)
-    if run.parallel is not None:
-        run.join_requests(BATCH_END)
+    run.engine.join_requests(BATCH_END, run.dispatcher)
     if logs:
         state = log(run, before, state)
-    if run.parallel is not None:
-        run.join_requests(Event.LOG)
+    run.engine.join_requests(LOG, run.dispatcher)
     run.state = state  # an interruption from here on keeps the batch
     if run.evaluation.evaluators or run.dispatcher.pending:
         state = run.evaluation.run_due(run, before, state, BATCH_END)

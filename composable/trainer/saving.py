@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
-from composable.distributed.deepspeed import DeepSpeedEngine
-from composable.functional._lent import is_divided
 from composable.runs.environment import describe_environment
 from composable.trainer.best import Best, check_best, check_complete, find_best, load_best
 from composable.trainer.description import (
@@ -49,7 +47,6 @@ from composable.trainer.run_state import (
     upgraded,
 )
 from composable.trainer.session import Session
-from composable.trainer.structure import ENGINE
 
 __all__ = ["Saving"]
 
@@ -211,12 +208,8 @@ class Saving:
     def capture(self, weights_only: bool, state: State | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds."""
         state = self.run.state if state is None else state
-        engine = self._engine
-        if engine is None:
-            return self._capture(weights_only, state)
-        engine.check_saving(weights_only)
-        with engine.whole():
-            return engine.captured(self._capture(weights_only, state))
+        with self.whole_weights():
+            return self.run.engine.captured(self._capture(weights_only, state))
 
     def _capture(self, weights_only: bool, state: State) -> dict[str, Any]:
         if weights_only:
@@ -225,17 +218,7 @@ class Saving:
 
     def whole_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has whole weights, or a `DTensor` for each."""
-        return nullcontext() if self._engine is None else self._engine.whole()
-
-    @property
-    def _engine(self) -> DeepSpeedEngine | None:
-        return None if self.run.parallel is None else self.run.parallel.engine
-
-    def _writes_together(self, weights_only: bool) -> bool:
-        """Return whether a checkpoint has parts of several processes."""
-        if self._engine is not None:
-            return self._engine.writes_together(weights_only)
-        return is_divided(self.run.state.model)
+        return self.run.engine.whole()
 
     def save(self, manager: CheckpointManager, state: State) -> None:
         """Save the run with a manager."""
@@ -243,7 +226,7 @@ class Saving:
             state,
             self.describe(state),
             lambda only: self.capture(only, state),
-            together=self._writes_together(manager.settings.weights_only),
+            together=self.run.engine.writes_together(manager.settings.weights_only),
         )
 
     def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
@@ -255,7 +238,7 @@ class Saving:
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))
-        if self._writes_together(weights_only):
+        if self.run.engine.writes_together(weights_only):
             return saved.write(path, overwrite=overwrite)
         return Path(processes.on_main(lambda: str(saved.write(path, overwrite=overwrite))))
 
@@ -355,22 +338,8 @@ class Saving:
         return attrs.evolve(point, tree=tree, outline=None)
 
     def _restore(self, tree: Mapping[str, Any], point: ResumePoint) -> None:
-        engine = self._engine
-        if engine is None:
-            if ENGINE in tree:
-                raise MismatchError(
-                    f"{point.path} was saved with deepspeed_config, and this run has none; "
-                    "load_weights_only=True starts a new run from its weights."
-                )
-            self._restore_run(tree, point)
-            return
-        try:
-            engine.check(tree, str(point.path))
-        except ValueError as error:
-            raise MismatchError(str(error)) from None
-        with engine.whole(writing=True):
-            self._restore_run(engine.own_part(tree), point)
-        engine.load(tree[ENGINE])
+        with self.run.engine.restoring(tree, str(point.path)) as own:
+            self._restore_run(own, point)
 
     def _restore_run(self, tree: Mapping[str, Any], point: ResumePoint) -> None:
         check(self.run, tree, str(point.path))

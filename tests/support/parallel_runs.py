@@ -25,9 +25,9 @@ from composable.callbacks import (
 from composable.core.batch import map_tensors
 from composable.core.control import Control
 from composable.distributed import DDP, Processes
+from composable.distributed.signals import Preempted
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
-from composable.trainer.signals import Preempted
 from tests.support.models import CLASSES, SIDE, conv_net
 
 cross_entropy = nn.functional.cross_entropy
