@@ -109,6 +109,11 @@ class Zero(Partitioned):
         """The stage of ZeRO."""
         return self.engine.zero_optimization_stage()  # type: ignore[no-any-return]
 
+    def check_whole(self, message: str) -> None:
+        """Raise a ValueError in stage 3, where each process has a part of the parameters."""
+        if self.stage == 3:
+            raise ValueError(message)
+
     def writes_together(self, weights_only: bool) -> bool:
         """Return whether all processes take part in saving, rather than rank 0 alone."""
         return self.stage == 3 or (self.stage > 0 and not weights_only)

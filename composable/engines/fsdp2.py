@@ -60,6 +60,10 @@ class Sharded(Partitioned):
         """Return sums of losses and buffers: the backward pass sums gradients."""
         return ScatteredSums(self, state)
 
+    def check_whole(self, message: str) -> None:
+        """Raise a ValueError: each process has a part of the parameters."""
+        raise ValueError(message)
+
     def writes_together(self, weights_only: bool) -> bool:
         """Return True: each process writes its part."""
         return True

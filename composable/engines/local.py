@@ -141,6 +141,9 @@ class Local:
         """Iterate over whole batches; each process gets at least one."""
         return numbered_batches(loader, key, self.processes, at_least_one=True)
 
+    def check_whole(self, message: str) -> None:
+        """Do nothing: this process has all parameters."""
+
     # --- checkpoints ---
 
     @property

@@ -172,6 +172,9 @@ class Engine(Protocol):
     def prediction_batches(self, loader: Any, key: Key) -> Iterator[tuple[int, Any, bool]]:
         """Iterate over the batches of a prediction in the same way."""
 
+    def check_whole(self, message: str) -> None:
+        """Raise a ValueError with a message if each process has a part of the parameters."""
+
     # --- checkpoints ---
 
     @property

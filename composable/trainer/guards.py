@@ -15,7 +15,7 @@ from composable.core._warnings import warn_user
 from composable.core.state import State
 from composable.core.stateful import Count
 from composable.engines.modules import Buffers
-from composable.functional._lent import is_divided
+from composable.functional._lent import whole
 from composable.optim.stepping import count_skipped_step, zero_grad
 from composable.plan.dispatch import Dispatcher
 
@@ -208,10 +208,9 @@ def warn_if_nonfinite(label: str, results: Mapping[str, Any], model: nn.Module) 
 
 
 def _nonfinite_weight(model: nn.Module) -> str | None:
-    """Return the name of a parameter that is not finite; parts of divided ones are not compared."""
-    if is_divided(model):
-        return None
-    found = (name for name, one in model.named_parameters() if not one.isfinite().all())
+    """Return the name of a parameter that is not finite: the same on every process."""
+    named = model.named_parameters()
+    found = (name for name, one in named if not whole(one.detach().isfinite().all()))
     return next(found, None)
 
 

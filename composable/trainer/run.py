@@ -169,6 +169,10 @@ class Run:
         """Return a model with the weights with which the state is evaluated."""
         return self.weights.model(state)
 
+    def check_whole(self, message: str) -> None:
+        """Raise a ValueError with a message if each process has a part of the parameters."""
+        self.engine.check_whole(message)
+
     def count_flops_with(self, counter: FlopsCounter) -> None:
         """Count floating-point operations with a callback, unless an earlier one does."""
         if self.flops_counter is None and counter.counts(self.state):

@@ -8,6 +8,7 @@ from torch import nn
 
 from composable import Trainer
 from composable.algorithms import EMA, SAM, MixUp
+from composable.callbacks import ExportForInference, GradientNoise
 from composable.distributed import DDP, FSDP2, Processes
 from composable.engines.build import engine_type
 from composable.engines.ddp import Replicated
@@ -15,7 +16,7 @@ from composable.engines.exact import Exact
 from composable.engines.fsdp2 import Sharded
 from composable.engines.local import Local
 from tests.support import parallel_messages, parallel_runs
-from tests.support.processes import run
+from tests.support.processes import attempt, run
 from tests.support.runs import make_trainer
 from tests.support.torch_ddp import Sharding, TorchDDP, Undone
 
@@ -52,6 +53,14 @@ def test_an_engine_that_lacks_methods_is_an_error_before_anything_changes():
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.parametrize("callback", [GradientNoise("1ba"), ExportForInference("model.pt2")])
+def test_callbacks_that_need_all_parameters_refuse_sharded_ones(callback, monkeypatch):
+    monkeypatch.setattr(Local, "check_whole", Sharded.check_whole)
+    trainer = make_trainer(callbacks=[callback])
+    with pytest.raises(ValueError, match=f"{callback.name} can.*parameters are (sharded|divided)"):
+        trainer.fit()
+
+
 def fit(options):
     return parallel_runs.fit(**options)
 
@@ -77,6 +86,13 @@ def test_a_strategy_derived_from_fsdp2_shards_the_model():
     assert found["messages"]["reduce_scatter_base"] > 0
     assert found["messages"] == expected["messages"]
     assert found["losses"] == expected["losses"]
+
+
+def test_every_process_names_a_weight_that_is_not_finite_in_the_part_of_one():
+    options = {"model": parallel_runs.broken_net, "parallel": FSDP2(), "eval_dataloader": None}
+    for failed in attempt(fit, 2, {**options, "metrics": {}}):
+        assert failed.kind == "NonFiniteLossError"
+        assert "weights of the model were not finite when training began" in failed.message
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,15 @@ def plain_net() -> nn.Module:
     return conv_net(one_by_one=True)
 
 
+def broken_net() -> nn.Module:
+    """Build a model whose last weight is not finite: it is in the part of the last process."""
+    model = plain_net()
+    with torch.no_grad():
+        *_, last = model.parameters()
+        last[-1] = float("nan")
+    return model
+
+
 def linear_net() -> nn.Module:
     """Build a model whose parameters are matrices."""
     torch.manual_seed(0)
