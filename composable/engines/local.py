@@ -121,6 +121,10 @@ class Local:
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
         """Do nothing."""
 
+    def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
+        """Return what fires an event."""
+        return dispatcher.fire
+
     def failing_together(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from itertools import chain
@@ -187,6 +187,16 @@ class Parallel(Local):
         for request, wanted in zip(Control, requests.tolist(), strict=True):
             if wanted:
                 dispatcher.request(request)
+
+    def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
+        """Return what fires an event, and then joins the requests of callbacks."""
+
+        def fire(event: Event, state: State) -> State:
+            state = dispatcher.fire(event, state)
+            self.join_requests(event, dispatcher)
+            return state
+
+        return fire
 
     def requests_can_differ(self, event: Event) -> bool:
         """Return whether callbacks of the user may have requested something on some processes only.

@@ -48,8 +48,8 @@ class OptimizerSteps:
         return state
 
 
-def zero_grad(state: State) -> None:
-    """Set the gradients to None."""
+def zero_grad(state: State) -> State:
+    """Set the gradients to None, and return the state."""
     for optimizer in state.optimizers:
         if getattr(optimizer.zero_grad, "__func__", None) is not _ZERO_GRAD:
             optimizer.zero_grad()
@@ -58,6 +58,7 @@ def zero_grad(state: State) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+    return state
 
 
 def count_skipped_step(optimizers: Iterable[Optimizer]) -> None:

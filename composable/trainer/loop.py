@@ -124,7 +124,7 @@ def next_batch(run: Run, state: State, batches: Iterator[Loaded]) -> Any:
 
 def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State:
     """Train on one batch, and then schedule, log, evaluate and save what is due."""
-    fire, rates, before = run.fire, run.rates, state
+    rates, before = run.rates, state
     logs = run.dispatcher.logger.destinations
     batch, samples, tokens = loaded
     state = run.fire_each(AFTER_DATALOADER, state.evolve_unchecked(batch=batch, outputs=None))
@@ -140,8 +140,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         state = run.count_flops(run.flops_counter, state)
     if rates.steps_each_batch:
         state = schedule(run, state, rates.steps_of_batch())
-    state = fire(BATCH_END, state)
-    run.engine.join_requests(BATCH_END, run.dispatcher)
+    state = run.fire_joined(BATCH_END, state)
     if logs:
         state = log(run, before, state)
     run.engine.join_requests(LOG, run.dispatcher)
@@ -166,8 +165,7 @@ def end_epoch(run: Run, state: State) -> State:
         state = schedule(run, state, run.rates.steps_of_epoch())
     run.state = state  # an interruption from here on keeps the end of the epoch
     run.data.end_epoch()
-    run.state = state = run.fire(Event.EPOCH_END, state)
-    run.join_requests(Event.EPOCH_END)
+    run.state = state = run.fire_joined(Event.EPOCH_END, state)
     state = run.evaluation.run_due(run, before, state, Event.EPOCH_END)
     evaluators = run.evaluation.evaluators
     if run.rates.plateaus and run.evaluation.is_current(evaluators[0], state):
@@ -179,8 +177,7 @@ def end_epoch(run: Run, state: State) -> State:
 def end_iteration(run: Run, state: State) -> State:
     """Count the iteration, and save if requested."""
     state = state.evolve(timestamp=state.timestamp.next_iteration())
-    state = run.fire(Event.ITERATION_END, state)
-    run.join_requests(Event.ITERATION_END)
+    state = run.fire_joined(Event.ITERATION_END, state)
     return run.checkpoints.save_requested(run, state, Event.ITERATION_CHECKPOINT)
 
 

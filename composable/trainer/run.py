@@ -97,12 +97,15 @@ class Run:
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     fire_each: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event for each batch of the loader that belongs to the step."""
+    fire_joined: Callable[[Event, State], State] = attrs.field(init=False)
+    """Fires an event, after which the requests of callbacks are the same on all processes."""
     step: Step = attrs.field(init=False)
     recorders: list[Recorder] = attrs.field(factory=list)
     flops_counter: FlopsCounter | None = None
 
     def __attrs_post_init__(self) -> None:
         self.fire = self.fire_each = self.dispatcher.fire
+        self.fire_joined = self.engine.joining(self.dispatcher)
         self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
         if self.microbatches.groups:
             self.fire_each = each_batch(self.fire)
@@ -292,8 +295,7 @@ class Checkpoints:
 
     def save_requested(self, run: Run, state: State, event: Event) -> State:
         """Fire a checkpoint event, and save if a callback requested it."""
-        state = run.fire(event, state)
-        run.engine.join_requests(event, run.dispatcher)
+        state = run.fire_joined(event, state)
         if not (run.dispatcher.pending and run.dispatcher.pop(Control.SAVE)):
             return state
         if not self.possible:

@@ -105,7 +105,8 @@ def build_step(  # the parts of a step
             engine.step,
             at(AFTER_OPTIMIZER_STEP),
             at(BEFORE_ZERO_GRAD),
-            drop_gradients,
+            zero_grad,
+            drop_gradients if dispatcher.plan.algorithms else None,
             at(AFTER_ZERO_GRAD),
         ),
     )
@@ -312,6 +313,5 @@ def optimizer_step(  # the parts of a step
 
 
 def drop_gradients(state: State) -> State:
-    """Drop the gradients of the parameters, and those of the state."""
-    zero_grad(state)
+    """Drop the gradients that an algorithm has changed."""
     return state if state.gradients is None else state.evolve_unchecked(gradients=None)
