@@ -7,7 +7,7 @@ from composable.distributed.processes import Processes
 from composable.distributed.strategies import Strategy
 from composable.engines.protocol import Engine
 
-__all__ = ["check_engine", "engine_type"]
+__all__ = ["check_engine", "engine_type", "reads_parts"]
 
 
 def engine_type(strategy: Strategy, processes: Processes, shards: int) -> Any:
@@ -19,6 +19,12 @@ def engine_type(strategy: Strategy, processes: Processes, shards: int) -> Any:
         shards: The number of shards.
     """
     return _loaded(strategy.engine_for(processes, shards))
+
+
+def reads_parts(strategy: Strategy, processes: Processes) -> bool:
+    """Return whether each process reads its part of the tensors of a checkpoint only."""
+    engine = engine_type(strategy, processes, processes.size)
+    return bool(processes.several and engine.reads_parts)
 
 
 def check_engine(strategy: Strategy) -> Strategy:

@@ -50,8 +50,7 @@ class Local:
     shares: LossShares = attrs.field(init=False)
 
     reads_parts: ClassVar[bool] = False
-    """Whether each process reads its part of the tensors of a checkpoint only."""
-    repeats_alone: ClassVar[bool] = True
+    has_shards: ClassVar[bool] = False
 
     @property
     def processes(self) -> Processes:

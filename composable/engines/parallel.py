@@ -46,7 +46,7 @@ class Parallel(Local):
     """The events to which callbacks of the user listen, on any process."""
     _exchanged: float = attrs.field(init=False, factory=time.perf_counter)
 
-    repeats_alone: ClassVar[bool] = False
+    has_shards: ClassVar[bool] = True
     mean_gradients: ClassVar[bool] = False
     rescales: ClassVar[bool] = True
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 from torch import Tensor, nn
@@ -95,6 +95,8 @@ class Engine(Protocol):
     """Whether the loader yields the part of this process only."""
     shares: LossShares
     """The shares of the parts of all steps in their losses."""
+    reads_parts: ClassVar[bool] = False
+    """Whether each process reads its part of the tensors of a checkpoint only."""
 
     @property
     def processes(self) -> Processes:
@@ -122,8 +124,8 @@ class Engine(Protocol):
         """Steps the optimizers, and returns the state."""
 
     @property
-    def repeats_alone(self) -> bool:
-        """Whether a process may repeat a whole step, since it exchanges nothing."""
+    def has_shards(self) -> bool:
+        """Whether the batch of a step is a `ShardedBatch`: no process repeats its step alone."""
 
     def sums(self, state: State) -> Sums:
         """Return the sums of a pass over the batch of a state."""

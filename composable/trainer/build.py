@@ -115,7 +115,7 @@ def build_run(
         evaluation=Evaluation(options.evaluators(), weights),
         checkpoints=Checkpoints(options.saver),
         guard=options.guard(),
-        microbatches=options.microbatches(groups=not engine.repeats_alone),
+        microbatches=options.microbatches(groups=engine.has_shards),
         progress=Progress(options.max_duration),
         log_interval=options.log_interval,
         iteration_length=options.iteration_length,

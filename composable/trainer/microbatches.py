@@ -97,7 +97,7 @@ def sum_gradients(
     if not microbatches.split:
         return gradients
     gradients = each_shard(accumulate(gradients, microbatches, engine.equal_parts))
-    if microbatches.auto and not engine.repeats_alone:
+    if microbatches.auto and engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
     return reduce(gradients, engine)
 

@@ -33,7 +33,7 @@ from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.distributed.starting import join_processes
 from composable.distributed.strategies import DDP, OneProcess, Strategy, strategy_of
-from composable.engines.build import check_engine, engine_type
+from composable.engines.build import check_engine, engine_type, reads_parts
 from composable.engines.compiled import check_compile
 from composable.engines.protocol import Engine, Setup
 from composable.functional._checks import as_path, check_count
@@ -525,8 +525,7 @@ class TrainerOptions:
     @property
     def reader(self) -> Reader:
         """How the processes read a checkpoint."""
-        kind = engine_type(self.parallel, self.processes, self.processes.size)
-        divided = kind.reads_parts and self.processes.several
+        divided = reads_parts(self.parallel, self.processes)
         return Reader(self.device, self.processes, divided=divided)
 
     def lock(self) -> RunLock | None:

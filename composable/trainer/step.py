@@ -58,7 +58,7 @@ BEFORE_ZERO_GRAD = Event.BEFORE_ZERO_GRAD
 AFTER_ZERO_GRAD = Event.AFTER_ZERO_GRAD
 
 
-def build_step(  # the parts of a step
+def build_step(
     dispatcher: Dispatcher,
     engine: Engine,
     rates: LearningRates,
@@ -89,7 +89,7 @@ def build_step(  # the parts of a step
         gradients = unscale_gradients(gradients, scaler, check)
     if dispatcher.plan.algorithms:
         gradients = second_pass(gradients)
-    if microbatches.auto and engine.repeats_alone:
+    if microbatches.auto and not engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
     begin = at(BEFORE_TRAIN_BATCH)
     if microbatches.groups and begin is not None:
@@ -261,7 +261,7 @@ def followed_by(gradients: Gradients, then: Callable[[], None]) -> Gradients:
 # --- the optimizers ---
 
 
-def optimizer_step(  # the parts of a step
+def optimizer_step(
     dispatcher: Dispatcher,
     rates: LearningRates,
     guard: NonFiniteGuard,
