@@ -48,7 +48,7 @@ def test_a_run_of_one_process_has_the_engine_that_adds_nothing():
 def test_an_engine_that_lacks_methods_is_an_error_before_anything_changes():
     model = nn.Linear(2, 2)
     before = model.weight.clone()
-    with pytest.raises(TypeError, match=r"Undone\(.* engine Unfinished, .*lacks forward, "):
+    with pytest.raises(TypeError, match=r"Undone\(.* engine Unfinished, .*lacks .*prepare, "):
         Trainer(model, parallel=Undone())
     assert torch.equal(model.weight, before)
 
