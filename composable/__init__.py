@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from composable.core.time import Timestamp as Timestamp
     from composable.core.time import TimeUnit as TimeUnit
     from composable.core.window import Window as Window
+    from composable.engines.compiled import CompilationWarning as CompilationWarning
     from composable.metrics import Evaluator as Evaluator
     from composable.plan.combinators import always as always
     from composable.plan.combinators import anneal as anneal
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from composable.plan.plan import IdleAlgorithmWarning as IdleAlgorithmWarning
     from composable.plan.plan import Plan as Plan
     from composable.replay import replay as replay
-    from composable.trainer.compilation import CompilationWarning as CompilationWarning
     from composable.trainer.run import UnsupportedRequestWarning as UnsupportedRequestWarning
     from composable.trainer.trainer import Trainer as Trainer
 else:

@@ -229,7 +229,7 @@ class Averages:
                 self._objects[name] = metric
             else:
                 self._functions[name] = metric
-        self.processes: Processes | None = None
+        self.processes = Processes()
         """The processes that share the evaluation; each adds some of the batches."""
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor | float] = {}
@@ -268,7 +268,7 @@ class Averages:
         total: Any = value.sum() if value.ndim or factor is None else value * factor
         seen: Any = float(value.numel()) if value.ndim else weight
         seen = _SUM if weight is None else seen
-        if self.processes is not None:
+        if self.processes.several:
             seen = torch.as_tensor(seen, dtype=total.dtype, device=total.device)
             self._terms.setdefault(name, []).append(torch.stack([total, seen]))
             return
@@ -306,7 +306,7 @@ class Averages:
         Raises:
             ValueError: A metric is a function of the loss, and there is none.
         """
-        if self.processes is not None:
+        if self.processes.several:
             self._join(self.processes)
         results: dict[str, Any] = {
             name: total if _is_sum(self._counts[name]) else total / self._counts[name]
@@ -322,7 +322,7 @@ class Averages:
                 )
             results[name] = metric(results["loss"])
         for name, metric in self._objects.items():
-            with nullcontext() if self.processes is not None else _alone(metric):
+            with nullcontext() if self.processes.several else _alone(metric):
                 value = metric.compute()
             if isinstance(value, Mapping):  # of a collection
                 results |= {f"{name}/{part}": one for part, one in value.items()}

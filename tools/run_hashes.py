@@ -57,10 +57,10 @@ def transformers() -> str:
 
 
 def resumed() -> str:
-    """Return the hash of a run that is stopped in an epoch, and resumed."""
+    """Return the hash of a run that a signal ends in an epoch, and that is resumed."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"folder": folder, "algorithms": [MixUp(), EMA(half_life="2ba")]}
-        fit({**options, "callbacks": [parallel_runs.StopAt(4, 0)]})
+        fit({**options, "callbacks": [parallel_runs.SignalAt(4, 0)]})
         return fit(options)
 
 

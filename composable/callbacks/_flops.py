@@ -9,7 +9,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from composable.callbacks._norms import is_sharded
 from composable.core.batch import map_tensors, tensors_of
 from composable.data.grouping import batches_of
 
@@ -58,9 +57,6 @@ def count_flops(state: "State") -> int:
     Returns:
         The number of operations; a multiplication and an addition are two.
 
-    Raises:
-        ValueError: The parameters of the model are sharded.
-
     Example:
         >>> from composable import State
         >>> from composable.callbacks._flops import count_flops
@@ -68,8 +64,6 @@ def count_flops(state: "State") -> int:
         >>> count_flops(state) == 2 * (2 * 3 * 5) * 2  # the output, and the gradient of the weight
         True
     """
-    if any(map(is_sharded, state.model.parameters())):
-        raise ValueError("its parameters are sharded.")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         with FakeCopyMode(mode):
             model = copy.deepcopy(state.model)

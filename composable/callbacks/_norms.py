@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from composable.functional._checks import LOW_PRECISION
+from composable.functional._lent import whole
 
-__all__ = ["is_sharded", "l2_norms", "total_norm"]
+__all__ = ["l2_norms", "total_norm"]
 
 
 def l2_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -30,7 +31,7 @@ def l2_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
             values = [_values(tensors[i].detach()) for i in places]
             found = torch._foreach_norm(values, 2, dtype=torch.float32 if low else None)
             for i, norm in zip(places, found, strict=True):
-                norms[i] = norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
+                norms[i] = whole(norm)
     return norms
 
 
@@ -48,11 +49,6 @@ def total_norm(norms: Sequence[Tensor]) -> Tensor:
     device = norms[0].device
     total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
     return total
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether each process has a part of a tensor, as with FSDP2."""
-    return hasattr(tensor, "full_tensor")
 
 
 def _values(tensor: Tensor) -> Tensor:

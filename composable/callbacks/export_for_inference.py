@@ -122,8 +122,8 @@ class ExportForInference(Callback):
         Raises:
             ValueError: The parameters are divided among processes.
         """
-        if any(hasattr(parameter, "full_tensor") for parameter in state.model.parameters()):
-            raise ValueError(
+        if self._run is not None:
+            self._run.check_whole(
                 "ExportForInference cannot export a model whose parameters are divided among "
                 "processes, as by FSDP; load a checkpoint in one process, and export it there."
             )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from composable.callbacks._monitor import Monitor
-from composable.callbacks._norms import is_sharded, l2_norms, total_norm
+from composable.callbacks._norms import l2_norms, total_norm
 from composable.core._warnings import warn_user
 from composable.core.callback import check_keys
 from composable.core.intervals import IntervalLike
@@ -101,8 +101,8 @@ class GradientNoise(Monitor):
         Raises:
             ValueError: The parameters of the model are sharded.
         """
-        if any(map(is_sharded, state.model.parameters())):
-            raise ValueError(
+        if self._run is not None:
+            self._run.check_whole(
                 "GradientNoise can't measure a model whose parameters are sharded, as by FSDP2: "
                 "its gradients are summed over the processes in each microbatch. Use DDP, or "
                 "remove the callback."

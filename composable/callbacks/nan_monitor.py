@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from composable.callbacks._norms import is_sharded
 from composable.core.callback import Callback
+from composable.functional._lent import local_part
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -96,7 +96,8 @@ class NaNMonitor(Callback):
 
 def _explain(state: "State", batch: int, loss: float) -> str:
     named = state.named_parameters()
-    bad = [name for name, one in named if not _local(one.detach()).isfinite().all()]
+    # Of a sharded tensor, the part of this process: others may not raise.
+    bad = [name for name, one in named if not local_part(one.detach()).isfinite().all()]
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         weights = f"the weights {', '.join(bad[:3])}{more} are not finite"
@@ -104,8 +105,3 @@ def _explain(state: "State", batch: int, loss: float) -> str:
     else:
         weights, advice = "all weights are finite", "inspect the batch, and the loss function"
     return f"the loss of batch {batch} is {loss}, and {weights}: {advice}."
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return the part of a sharded tensor that this process has: others may not raise."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]

@@ -66,6 +66,9 @@ class AttachedRun(Protocol):
     def evaluated_model(self, state: State, /) -> nn.Module:
         """Return a model with the weights with which a state is evaluated, to be read only."""
 
+    def check_whole(self, message: str, /) -> None:
+        """Raise a ValueError with a message if each process has a part of the parameters."""
+
 
 class Callback:
     """An observer of training: it reads the state, logs metrics and makes requests.

@@ -216,6 +216,8 @@ def check_scalar(loss: Any) -> Tensor:
 
 def check_loss(loss: Any) -> Tensor:
     """Return the loss; raise an error if it is not a differentiable scalar."""
+    if isinstance(loss, Tensor) and loss.requires_grad and not loss.ndim:
+        return loss  # the common case, once a step
     scalar = check_scalar(loss)
     if not scalar.requires_grad:
         raise ValueError(

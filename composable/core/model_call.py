@@ -41,7 +41,8 @@ _OUTPUTS = frozenset({"transformers.ModelOutput"})
 def call_with_input(model: Any, batch: Any, spec: BatchSpec) -> Any:
     """Call a model with the input of a batch; with several inputs, as positional arguments."""
     inputs = spec.inputs(batch)
-    return model(*inputs) if spec.has_several_inputs else model(inputs)
+    several = type(inputs) is tuple and spec.has_several_inputs
+    return model(*inputs) if several else model(inputs)
 
 
 def call_with_batch(model: Any, batch: Any, spec: BatchSpec) -> Any:

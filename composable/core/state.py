@@ -228,6 +228,10 @@ class State:
             explain_bytes(error, self.batch)
             raise
 
+    def compute_loss(self, outputs: Any) -> Tensor:
+        """Compute the loss of outputs and the batch."""
+        return self.loss_fn(outputs, self.batch)  # type: ignore[misc]  # None without a loss
+
     def remember(self, name: str, value: Any) -> "State":
         """Return this state with `value`, of plain containers and tensors, as `memory[name]`."""
         # Other values are read-only already; to convert them again would take time for each.

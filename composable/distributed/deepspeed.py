@@ -1,26 +1,20 @@
-"""DeepSpeed: its engine computes gradients, steps the optimizer, and divides both among processes.
+"""DeepSpeed: the strategy, and what its configuration and the arguments of a run must agree on.
 
-The engine reduces, clips and scales gradients, so its configuration has the settings of these, and
+Its engine reduces, clips and scales gradients, so the configuration has the settings of these, and
 algorithms that change gradients or steps are rejected.
 """
 
-import logging
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import attrs
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from composable.core.algorithm import Algorithm
 from composable.core.precision import Precision
-from composable.core.state import State
+from composable.distributed.processes import Processes
 from composable.distributed.strategies import Strategy
 
-__all__ = ["DeepSpeed", "DeepSpeedEngine"]
+__all__ = ["OWNED", "DeepSpeed"]
 
 _INSTEAD = {
     "optimizer": "pass optimizers= to the Trainer",
@@ -29,19 +23,13 @@ _INSTEAD = {
     "amp": "pass precision='bf16'",
     "torch_autocast": "pass precision='bf16'",
 }
-_OWNED = {
+OWNED = {
     "gradients": "writes gradients; {'gradient_clipping': 1.0} in the configuration clips by norm",
     "second_pass": "requests a second pass",
     "lr_override": "overrides the learning rate of a step",
     "frozen": "freezes parameters",
 }
-
-_COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
-_PARTITIONS = (
-    "single_partition_of_fp32_groups",  # stages 1 and 2
-    "fp32_groups_flat_partition",  # stage 1 with bfloat16
-    "fp32_partitioned_groups_flat",  # stage 3
-)
+"""The fields of a state that an algorithm must not write, and what it does with them."""
 
 
 @attrs.frozen
@@ -59,6 +47,8 @@ class DeepSpeed(Strategy):
         >>> DeepSpeed(config={"zero_optimization": {"stage": 2}}).stage
         2
     """
+
+    engine: ClassVar[Any] = "composable.engines.deepspeed.Zero"
 
     config: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
 
@@ -98,6 +88,36 @@ class DeepSpeed(Strategy):
     def bf16(self) -> bool:
         """Whether the configuration selects bfloat16."""
         return _enabled(self.config.get("bf16", False))
+
+    def engine_for(self, processes: Processes, shards: int) -> Any:
+        """Return DeepSpeed's engine, for one process too."""
+        return self.engine
+
+    def check_options(self, options: Any) -> None:
+        """Check that the arguments of the Trainer do not contradict its use of DeepSpeed.
+
+        Args:
+            options: The `TrainerOptions`.
+
+        Raises:
+            ValueError: They do.
+        """
+        for name, allowed, why in (
+            ("compile", (False,), "the engine compiles by its own configuration"),
+            ("microbatch_size", (None,), "use grad_accum"),
+            ("nonfinite_loss", ("raise", "ignore"), "the engine cannot drop gradients"),
+        ):
+            if getattr(options, name) not in allowed:
+                raise ValueError(
+                    f"{name}={getattr(options, name)!r} cannot be combined with deepspeed_config: "
+                    f"{why}; use {' or '.join(map(repr, allowed))}."
+                )
+        if options.load_best_at_end and self.stage == 3:
+            raise ValueError(
+                "load_best_at_end=True cannot be combined with stage 3 of deepspeed_config, where "
+                "each process has a part of the weights; use stage 0, 1 or 2, or load the best "
+                "checkpoint in a new run."
+            )
 
     def precision(self, given: Precision) -> Precision:
         """Return the precision of a run, that of the configuration if the given one is "fp32".
@@ -172,9 +192,9 @@ class DeepSpeed(Strategy):
         Raises:
             ValueError: It does not.
         """
-        for field in sorted(algorithm.writes & set(_OWNED)):
+        for field in sorted(algorithm.writes & set(OWNED)):
             raise ValueError(
-                f"{algorithm.name} {_OWNED[field]}, and with deepspeed_config the engine of "
+                f"{algorithm.name} {OWNED[field]}, and with deepspeed_config the engine of "
                 "DeepSpeed owns the gradients and the step; drop it, or use parallel='ddp'."
             )
         if self.stage == 3 and "averages" in algorithm.writes:
@@ -184,237 +204,5 @@ class DeepSpeed(Strategy):
             )
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
-
-
 def _enabled(value: Any) -> bool:
     return bool(value.get("enabled", True)) if isinstance(value, Mapping) else bool(value)
-
-
-class DeepSpeedEngine:
-    """The engine of DeepSpeed, as a run uses it.
-
-    Args:
-        model: The model, on its device. Stage 3 divides its parameters in place.
-        optimizer: An optimizer of its parameters.
-        config: The result of `DeepSpeed.complete`.
-
-    Raises:
-        ImportError: DeepSpeed is not installed.
-    """
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer, config: Mapping[str, Any]) -> None:
-        try:
-            import deepspeed
-        except ImportError as error:
-            raise ImportError(
-                "deepspeed_config needs DeepSpeed; install the extra: pip install "
-                "'composable[deepspeed]'."
-            ) from error
-        self._mesh: Any = None
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-        if not torch.cuda.is_available():
-            # It would compile C++ for minutes, and is for processes of one machine only.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        os.environ.setdefault("LOCAL_RANK", "0")  # without a launcher; the engine reads it
-        self.engine: Any = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=dict(config), dist_init_required=False
-        )[0]
-
-    def outputs(self, state: State) -> Any:
-        """Call the model on the batch of a state; an average of it is called directly.
-
-        Raises:
-            ValueError: The state requests what the engine does not do.
-        """
-        if state.model is not self.engine.module:
-            if state.model.training:
-                raise ValueError(
-                    "an algorithm replaced the model after DeepSpeed's engine was built; let it "
-                    "act at BEFORE_LOAD."
-                )
-            return state.forward()
-        return state.model_call(self.engine, state.batch, state.batch_spec)
-
-    @property
-    def stage(self) -> int:
-        """The stage of ZeRO."""
-        return self.engine.zero_optimization_stage()  # type: ignore[no-any-return]
-
-    def check_saving(self, weights_only: bool) -> None:
-        """Check that a complete checkpoint can hold the state of the engine.
-
-        Raises:
-            ValueError: It cannot.
-        """
-        if not weights_only and self._partitions() is None:
-            raise ValueError(
-                "a complete checkpoint with stage 0 of deepspeed_config and precision='bf16' is "
-                "not supported; use stage 1, 2 or 3, or save_weights_only=True."
-            )
-
-    def writes_together(self, weights_only: bool) -> bool:
-        """Return whether all processes take part in saving, rather than rank 0 alone."""
-        return self.stage == 3 or (self.stage > 0 and not weights_only)
-
-    @contextmanager
-    def whole(self, *, writing: bool = False) -> Iterator[None]:
-        """Gather the weights of stage 3, and give its optimizer the divided parameters.
-
-        Args:
-            writing: Whether the weights of rank 0 replace the divided ones at the end.
-        """
-        if self.stage < 3:
-            yield
-            return
-        import deepspeed
-
-        parameters = list(self.engine.module.parameters())
-        rank = 0 if writing else None
-        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=rank):
-            self.engine.optimizer._set_fp32_optimizer_param_groups()
-            try:
-                yield
-            finally:
-                self.engine.optimizer._clear_fp32_optimizer_param_groups()
-
-    def captured(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the state of the engine to what a checkpoint holds, inside `whole`.
-
-        State that ZeRO divides is a `DTensor` there, of which each process writes its part.
-
-        Args:
-            tree: The model, and for a complete checkpoint all of the run.
-        """
-        result = dict(tree)
-        if self.stage == 3:  # the gathered weights are freed
-            weights = {name: _copied(one) for name, one in tree["model"]["weights"].items()}
-            result["model"] = {**tree["model"], "weights": weights}
-        if "optimizers" not in tree:
-            return result
-        partitions = [one.detach() for one in self._partitions() or ()]
-        result["optimizers"] = [
-            {**tree["optimizers"][0], "state": self._divided(tree["optimizers"][0]["state"])}
-        ]
-        result["engine"] = {
-            "stage": self.stage,
-            "processes": torch.distributed.get_world_size(),
-            "partitions": [self._as_part(one) for one in partitions],
-            "counters": {name: int(getattr(self.engine, name)) for name in _COUNTERS},
-        }
-        return result
-
-    def check(self, tree: Mapping[str, Any], path: str) -> None:
-        """Check that a checkpoint has the state of such an engine.
-
-        Raises:
-            ValueError: It was saved without DeepSpeed, with another stage, or on another number
-                of processes.
-        """
-        saved = tree.get("engine")
-        if saved is None:
-            raise ValueError(
-                f"{path} was saved without deepspeed_config; load_weights_only=True starts a new "
-                "run from its weights."
-            )
-        own = {"stage": self.stage, "processes": torch.distributed.get_world_size()}
-        for name, value in own.items():
-            if saved.get(name) != value:
-                raise ValueError(
-                    f"{path}: state/engine/{name} is {str(saved.get(name))[:80]}, and {value} in "
-                    "this run: the state of the optimizer is divided by both. Resume with the same "
-                    "number of processes and the same stage, or start a new run from the weights "
-                    "with load_weights_only=True."
-                )
-        partitions = self._partitions() or []
-        expected = [[one.numel() * (own["processes"] if self.stage else 1)] for one in partitions]
-        theirs = saved.get("partitions")
-        shapes = [list(getattr(t, "shape", ())) for t in theirs] if type(theirs) is list else None
-        counters = saved.get("counters")
-        if (
-            shapes != expected
-            or not isinstance(counters, Mapping)
-            or not all(type(counters.get(name)) is int for name in _COUNTERS)
-        ):
-            raise ValueError(
-                f"{path}: state/engine has partitions of shapes {shapes}, and this run has "
-                f"{expected}. Build the model and the optimizer as in the saved run, with the same "
-                "deepspeed_config."
-            )
-
-    def own_part(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checked checkpoint with this process's part of the optimizer's state."""
-        if not self.stage:
-            return dict(tree)
-        shapes = {tuple(one.shape) for one in tree["engine"]["partitions"]}
-        (saved,) = tree["optimizers"]
-        state = {
-            number: {name: self._part_of(value, shapes) for name, value in values.items()}
-            for number, values in saved["state"].items()
-        }
-        return {**tree, "optimizers": [{**saved, "state": state}]}
-
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Restore the weights of the optimizer and the counters, after `whole` has ended."""
-        optimizer = self.engine.optimizer
-        with torch.no_grad():
-            for own, one in zip(self._partitions() or (), saved["partitions"], strict=True):
-                own.copy_(self._part_of(one, {tuple(one.shape)}))
-        if self.stage == 3 and optimizer.persistent_parameters:
-            optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
-        for name in _COUNTERS:
-            setattr(self.engine, name, saved["counters"][name])
-
-    def _partitions(self) -> list[Tensor] | None:
-        """Return this process's weights of the optimizer; None if they cannot be saved."""
-        optimizer = self.engine.optimizer
-        for name in _PARTITIONS:
-            if hasattr(optimizer, name):
-                return list(getattr(optimizer, name))
-        return [] if isinstance(optimizer, Optimizer) and self.stage == 0 else None
-
-    def _divided(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
-        sizes = {tuple(one.shape) for one in self._partitions() or ()}
-        return {
-            number: {
-                name: self._as_part(one) if tuple(getattr(one, "shape", ())) in sizes else one
-                for name, one in values.items()
-            }
-            for number, values in state.items()
-        }
-
-    def _as_part(self, tensor: Tensor) -> Tensor:
-        from torch.distributed.device_mesh import init_device_mesh  # on use: slow to import
-        from torch.distributed.tensor import DTensor, Shard
-
-        if self._mesh is None:
-            size = torch.distributed.get_world_size()
-            self._mesh = init_device_mesh(tensor.device.type, (size,))
-        return DTensor.from_local(tensor.detach(), self._mesh, [Shard(0)], run_check=False)
-
-    def _part_of(self, value: Any, shapes: set[tuple[int, ...]]) -> Any:
-        """Return this process's part of a tensor that is divided."""
-        if hasattr(value, "device_mesh"):
-            return value.to_local()
-        if not isinstance(value, Tensor) or tuple(value.shape) not in shapes:
-            return value
-        size = torch.distributed.get_world_size()
-        return value.chunk(size)[torch.distributed.get_rank()].clone()
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute gradients, and reduce them if the stage divides them."""
-        self.engine.backward(loss, scale_wrt_gas=False)
-
-    def step(self, state: State) -> None:
-        """Reduce and clip the gradients, and step the optimizer.
-
-        Raises:
-            ValueError: An algorithm wrote gradients, froze parameters or overrode the rate.
-        """
-        for field in ("gradients", "second_pass", "lr_override"):
-            if getattr(state, field) is not None:
-                raise ValueError(f"an algorithm {_OWNED[field]}, which DeepSpeed does not support.")
-        if state.frozen:
-            raise ValueError(f"an algorithm {_OWNED['frozen']}, which DeepSpeed does not support.")
-        self.engine.step()

@@ -1,25 +1,19 @@
 """Fully sharded data parallelism, by torch.distributed.fsdp."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from composable.distributed.processes import Processes
-from composable.distributed.strategies import Strategy
+from composable.distributed.strategies import DDP, Strategy
 from composable.functional._checks import check_count, check_flag
 
-__all__ = ["FSDP2", "reducing_last", "shard_model"]
+__all__ = ["FSDP2"]
 
 _FLAGS = ("reshard_after_forward", "offload", "checkpointing", "reduce_each_microbatch")
 
@@ -56,6 +50,8 @@ class FSDP2(Strategy):
         2
     """
 
+    engine: ClassVar[Any] = "composable.engines.fsdp2.Sharded"
+
     replicas: int = attrs.field(default=1, kw_only=True)
     wrap: Sequence[type[nn.Module]] | Callable[[nn.Module], bool] | None = attrs.field(
         default=None, kw_only=True
@@ -81,6 +77,10 @@ class FSDP2(Strategy):
         types = isinstance(self.wrap, Sequence) and all(isinstance(one, type) for one in self.wrap)
         if self.wrap is not None and not callable(self.wrap) and not types:
             raise TypeError(f"wrap={self.wrap!r} must be types of modules, or a function of one.")
+
+    def engine_for(self, processes: Processes, shards: int) -> Any:
+        """Return the engine of a run: one process has the whole model."""
+        return self.engine if processes.several else DDP().engine_for(processes, shards)
 
     def mesh(self, processes: Processes, device: torch.device) -> DeviceMesh:
         """Return the mesh of the processes.
@@ -123,53 +123,3 @@ class FSDP2(Strategy):
         if isinstance(self.wrap, Sequence):
             return isinstance(module, tuple(self.wrap))
         return bool(self.wrap(module))
-
-
-def shard_model(
-    model: nn.Module, strategy: FSDP2, mesh: DeviceMesh
-) -> dict[nn.Parameter, nn.Parameter]:
-    """Shard a model in place, and return the new parameters by the old ones."""
-    before = dict(model.named_parameters(remove_duplicate=False))
-    for name, parameter in before.items():
-        if not parameter.is_contiguous():
-            raise ValueError(
-                f"{name} has the strides {parameter.stride()}, and only contiguous parameters can "
-                "be sharded; omit ChannelsLast, or use parallel='ddp'."
-            )
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "reshard_after_forward": strategy.reshard_after_forward,
-        "mp_policy": strategy.mixed_precision or MixedPrecisionPolicy(),
-        "offload_policy": CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
-    }
-    for module in strategy.wrapped(model):
-        if strategy.checkpointing:
-            # The functional form of torch.utils.checkpoint: names of parameters stay.
-            from torch.distributed._composable import (  # type: ignore[attr-defined]
-                checkpoint,
-            )
-
-            checkpoint(module)
-        fully_shard(module, **options)
-    fully_shard(model, **options)
-    after = dict(model.named_parameters(remove_duplicate=False))
-    return {old: after[name] for name, old in before.items()}
-
-
-def reducing_last(modules: Sequence[nn.Module], strategy: FSDP2) -> Callable[[bool], None]:
-    """Return a function that says before a backward pass whether it is the last one of a step.
-
-    The gradients of the others are accumulated in the process, and reduced with those of the last.
-
-    Args:
-        modules: What `shard_model` has sharded.
-        strategy: The strategy.
-    """
-    sharded = [one for one in modules if isinstance(one, FSDPModule)]
-    each = strategy.reduce_each_microbatch
-
-    def begin(last: bool) -> None:
-        for module in sharded:
-            (module.set_requires_all_reduce if each else module.set_requires_gradient_sync)(last)
-
-    return begin

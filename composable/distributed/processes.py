@@ -150,6 +150,10 @@ class Processes:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor.tolist()
 
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is true on any process."""
+        return bool(self.maximum([int(flag)])[0])
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over the processes, on its device."""
         if not self.several:

@@ -5,11 +5,14 @@ from typing import Any, ClassVar
 
 import attrs
 
+from composable.core.precision import Precision
 from composable.distributed.processes import Processes
 from composable.functional._checks import check_count, check_flag, check_one_of
 
-__all__ = ["DDP", "Strategy", "strategy_of"]
+__all__ = ["DDP", "LOCAL", "OneProcess", "Strategy", "strategy_of"]
 
+LOCAL = "composable.engines.local.Local"
+"""The engine of one process."""
 _DATA = ("auto", "global", "local")
 
 
@@ -19,12 +22,29 @@ class Strategy:
 
     shards: int | None = attrs.field(default=None)
     data: str = attrs.field(default="auto")
-    exact: ClassVar[bool] = False
+    engine: ClassVar[Any] = "composable.engines.ddp.Replicated"
+    """The class that computes gradients and steps, or its name: see `composable.engines`."""
 
     def __attrs_post_init__(self) -> None:
         if self.shards is not None:
             check_count("shards", self.shards, 1)
         check_one_of("data", self.data, _DATA)
+
+    def engine_for(self, processes: Processes, shards: int) -> Any:
+        """Return the engine of a run, or its name; with one shard, that of one process.
+
+        Args:
+            processes: The processes of the run.
+            shards: The number of shards.
+        """
+        return LOCAL if shards == 1 else self.engine
+
+    def check_options(self, options: Any) -> None:
+        """Check the arguments of the Trainer: here, none contradicts the strategy."""
+
+    def precision(self, given: Precision) -> Precision:
+        """Return the precision of a run, of which the given one is that of the Trainer."""
+        return given
 
     def shard_count(self, processes: Processes, saved: int | None) -> int:
         """Return the number of shards of a run.
@@ -53,6 +73,17 @@ class Strategy:
 
 
 @attrs.frozen
+class OneProcess(Strategy):
+    """A run of one process, whose batches are not split into shards."""
+
+    engine: ClassVar[Any] = LOCAL
+
+    def shard_count(self, processes: Processes, saved: int | None) -> int:
+        """Return 1."""
+        return 1
+
+
+@attrs.frozen
 class DDP(Strategy):
     """Data parallelism: each process has a copy of the model, and gradients are summed.
 
@@ -78,7 +109,7 @@ class DDP(Strategy):
         DDP(shards=8, data='auto', exact=True)
     """
 
-    exact: bool = attrs.field(default=False)  # type: ignore[misc]
+    exact: bool = attrs.field(default=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -88,6 +119,11 @@ class DDP(Strategy):
                 f"shards={self.shards} must be a power of two with exact=True, such as "
                 f"{1 << (self.shards - 1).bit_length()}: sums are formed in pairs."
             )
+
+    @property
+    def engine(self) -> Any:
+        """The engine: another one if sums have a fixed order."""
+        return "composable.engines.exact.Exact" if self.exact else Strategy.engine
 
     def shard_count(self, processes: Processes, saved: int | None) -> int:
         """Return the number of shards of a run.
@@ -105,7 +141,7 @@ class DDP(Strategy):
         return count
 
 
-def strategy_of(parallel: Any) -> Strategy | None:
+def strategy_of(parallel: Any) -> Strategy:
     """Return the strategy that an argument `parallel` means.
 
     Args:
@@ -117,7 +153,7 @@ def strategy_of(parallel: Any) -> Strategy | None:
     """
     if parallel is None:
         several = Processes.current().several or int(os.environ.get("WORLD_SIZE", "1")) > 1
-        return DDP() if several else None
+        return DDP() if several else OneProcess()
     if isinstance(parallel, str):
         if parallel != "ddp":
             raise ValueError(f"parallel={parallel!r} must be 'ddp', or a strategy such as DDP().")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LentModel", "divided_like", "is_divided", "local_part", "whole_like"]
+__all__ = ["LentModel", "divided_like", "is_divided", "local_part", "whole", "whole_like"]
 
 
 def is_divided(model: nn.Module) -> bool:
@@ -17,6 +17,14 @@ def is_divided(model: nn.Module) -> bool:
 def local_part(tensor: Tensor) -> Tensor:
     """Return the part of a `DTensor` that this process holds; any other tensor as it is."""
     return getattr(tensor, "to_local", lambda: tensor)()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a `DTensor` as a tensor that every process has; any other tensor as it is.
+
+    All processes call it alike.
+    """
+    return getattr(tensor, "full_tensor", lambda: tensor)()
 
 
 def divided_like(tensor: Tensor, parameter: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from composable.core.loss_weights import LossWeights
 from composable.core.part_weights import TermWeights, Weight
 from composable.core.state import State
 from composable.distributed.processes import Processes
+from composable.engines.modules import write_gradients
 from composable.integrations._accumulation import Accumulation
 from composable.integrations._refusals import (
     refuse_calls,
@@ -23,7 +24,7 @@ from composable.integrations._refusals import (
     refuse_without_loss,
 )
 from composable.plan.plan import Plan
-from composable.trainer.parameters import drop_batch, frozen_parameters, write_gradients
+from composable.trainer.parameters import drop_batch, frozen_parameters
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["StepEvents"]

@@ -1,4 +1,4 @@
-"""Optimizer steps without the range that PyTorch records for its profiler."""
+"""Optimizer steps and cleared gradients, without the ranges that PyTorch records for profilers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,7 +7,11 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as _module
 
-__all__ = ["OptimizerSteps", "count_skipped_step", "fast_step"]
+from composable.core.state import State
+
+__all__ = ["OptimizerSteps", "count_skipped_step", "fast_step", "zero_grad"]
+
+_ZERO_GRAD = Optimizer.zero_grad
 
 _profiler_enabled: Callable[[], bool] = getattr(
     torch._C._autograd, "_profiler_enabled", lambda: True
@@ -15,13 +19,15 @@ _profiler_enabled: Callable[[], bool] = getattr(
 
 
 class OptimizerSteps:
-    """Step a tuple of optimizers, each by its `fast_step`, which is made once.
+    """Step the optimizers of a state, each by its `fast_step`, which is made once.
 
     Example:
+        >>> from composable import State
         >>> from composable.optim.stepping import OptimizerSteps
         >>> weight = torch.ones(1, requires_grad=True)
         >>> weight.grad = torch.ones(1)
-        >>> OptimizerSteps()((torch.optim.SGD([weight], lr=0.5),))
+        >>> step, optimizer = OptimizerSteps(), torch.optim.SGD([weight], lr=0.5)
+        >>> _ = step(State(torch.nn.Identity(), optimizers=(optimizer,)))
         >>> weight.item()
         0.5
     """
@@ -32,12 +38,27 @@ class OptimizerSteps:
         self._optimizers: tuple[Optimizer, ...] = ()
         self._steps: tuple[Callable[[], Any], ...] = ()
 
-    def __call__(self, optimizers: tuple[Optimizer, ...]) -> None:
-        """Call `step()` of each optimizer."""
+    def __call__(self, state: State) -> State:
+        """Call `step()` of each optimizer, and return the state."""
+        optimizers = state.optimizers
         if optimizers is not self._optimizers:
             self._optimizers, self._steps = optimizers, tuple(map(fast_step, optimizers))
         for step in self._steps:
             step()
+        return state
+
+
+def zero_grad(state: State) -> State:
+    """Set the gradients to None, and return the state."""
+    for optimizer in state.optimizers:
+        if getattr(optimizer.zero_grad, "__func__", None) is not _ZERO_GRAD:
+            optimizer.zero_grad()
+            continue
+        # torch's own, without its profiler range: the range costs more than the rest of a step.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+    return state
 
 
 def count_skipped_step(optimizers: Iterable[Optimizer]) -> None:

@@ -1,14 +1,15 @@
 """Compare the description of a run with that of the saved one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from composable.checkpoint.filters import covers
+from composable.core._differences import compare
 from composable.core._printable import printable, shorten
 from composable.core._warnings import warn_user
 
-__all__ = ["ChangedRunWarning", "compare", "saved_hyperparameters", "warn_of_changes"]
+__all__ = ["ChangedRunWarning", "saved_hyperparameters", "warn_of_changes"]
 
 _COMPARED = (
     *("algorithms", "requested_duration", "epoch_length", "model", "modules", "loss_fn", "data"),
@@ -19,16 +20,6 @@ _MOST_SHOWN = 20
 
 class ChangedRunWarning(UserWarning):
     """A resumed run differs from the saved one in its options, its environment, or its data."""
-
-
-def compare(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the path and the two values of each difference between two descriptions."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name in {**before, **now}:
-            inner = f"{path}/{name}" if path else str(name)
-            yield from compare(before.get(name), now.get(name), inner)
-    elif before != now:
-        yield path, before, now
 
 
 def saved_hyperparameters(

@@ -11,23 +11,17 @@ from composable.core.loss_mean import declared_by
 from composable.core.loss_weights import LossWeights
 from composable.core.state import State
 from composable.data.prefetch import CopyStream
-from composable.distributed.deepspeed import DeepSpeed
-from composable.functional._surgery import copy_on_write
+from composable.distributed.signals import Signals
+from composable.engines.shares import LossShares
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
-from composable.trainer.compilation import outputs_of
-from composable.trainer.compile_options import check_compilable
-from composable.trainer.engine import start_engine
-from composable.trainer.forward import ForwardPass
-from composable.trainer.loss_scaler import LossScaler
 from composable.trainer.options import TrainerOptions
-from composable.trainer.parameters import bind_loss, surgery
+from composable.trainer.parameters import surgery
 from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
-from composable.trainer.signals import Signals
 from composable.trainer.training_data import TrainingData
 from composable.utils.reproducibility import get_random_seed
 
@@ -106,30 +100,12 @@ def build_run(
         load_path_weights(state.model, path, options.load_ignore_keys)
     if point is None:  # otherwise when its values are restored
         state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
-    check_compilable(state, options.compile)
-    forward = ForwardPass(outputs_of(options.compile, dispatcher.plan.algorithms))
     signals = Signals()
-    parallel = options.parallel_part(signals, point)
-    if parallel is not None and point is None:
-        parallel.broadcast(state)
-    if options.divides_model and state.model is options.model:
-        # The given model cannot be used once its parameters are divided; it must not be this one.
-        state = bind_loss(state.evolve(model=copy_on_write(state.model)))
-    if parallel is not None and isinstance(options.parallel, DeepSpeed):
-        engine = parallel.engine = start_engine(options, state, dispatcher.plan)
-        forward = ForwardPass(engine.outputs)
-    elif options.divides_model:
-        from composable.trainer.sharding import shard  # on use: it is slow to import
-
-        reducing = shard(state, options.parallel, options.processes)
-        if parallel is not None:
-            parallel.before_backward = reducing
+    engine = options.build_engine(signals, point)
+    state = engine.prepare(state, options.setup(dispatcher.plan, resumes=point is not None))
     weights = LossWeights(declared_by(options.loss_mean_over, state), bool(options.compile))
-    if parallel is not None and parallel.divided:
-        weights.agree = parallel.agree
-    scaler = LossScaler(state.precision, state.device)
-    if parallel is not None:
-        scaler.on_all = parallel.any_process
+    weights.agree = engine.agree_on_calls
+    engine.shares = LossShares(weights, engine.forward.loss)
     return Run(
         state=state,
         dispatcher=dispatcher,
@@ -138,19 +114,18 @@ def build_run(
             options.count_tokens,
             options.accumulate_batches,
             CopyStream(state.device) if options.device.type == "cuda" else None,
-            parallel,
-            options.is_local,
+            engine=engine,
         ),
         rates=rates,
         evaluation=Evaluation(options.evaluators(), weights),
         checkpoints=Checkpoints(options.saver),
         guard=options.guard(),
-        microbatches=options.microbatches(several=parallel is not None),
+        microbatches=options.microbatches(groups=engine.has_shards),
         progress=Progress(options.max_duration),
         log_interval=options.log_interval,
         iteration_length=options.iteration_length,
-        forward=forward.in_precision(state.precision, state.device),
-        loss_scaler=scaler,
+        loss_scaler=engine.scaler,
+        loss_shares=engine.shares,
         signals=signals,
-        parallel=parallel,
+        engine=engine,
     )

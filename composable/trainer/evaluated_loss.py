@@ -43,7 +43,7 @@ class EvaluatedLoss:
     ) -> None:
         self.weights, self.loss_of, self.averages = weights, loss_of, averages
         # Of several processes, each may have a part of a single batch.
-        self.batches = _length_of(loader) if averages.processes is None else None
+        self.batches = _length_of(loader) if not averages.processes.several else None
         self.watch: LossWatch | None = None
         self.form: tuple[Any, ...] | None = None
         """What the losses of the batches so far have in common."""

@@ -16,16 +16,17 @@ from composable.core.loss_weights import LossWeights
 from composable.core.model_call import metric_outputs
 from composable.core.state import State
 from composable.data.prefetch import on_device
-from composable.data.sharding import batches_in_turn, divided_batches, numbered_batches
+from composable.distributed.outputs import gather_outputs
+from composable.distributed.processes import Processes
+from composable.engines.forward import ForwardPass
+from composable.engines.modules import bind_loss
+from composable.engines.protocol import Engine
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer.evaluated_loss import EvaluatedLoss
-from composable.trainer.forward import ForwardPass
 from composable.trainer.guards import warn_if_nonfinite
-from composable.trainer.outputs import gather_outputs
-from composable.trainer.parallel import Parallel
-from composable.trainer.parameters import at_averaged_weights, bind_loss
+from composable.trainer.parameters import at_averaged_weights
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["evaluate", "predict"]
@@ -33,23 +34,21 @@ __all__ = ["evaluate", "predict"]
 
 def evaluate(
     dispatcher: Dispatcher,
+    engine: Engine,
     state: State,
     evaluator: Evaluator,
     weights: LossWeights,
-    forward: ForwardPass,
-    parallel: Parallel | None = None,
 ) -> State:
     """Evaluate a model, and return the state with the results.
 
     Args:
         dispatcher: Fires the events.
+        engine: Computes outputs and losses; each of its processes evaluates some of the batches.
         state: The state of the run. Its weights are the averages of schedule-free optimizers until
             `EVAL_END`, and so long last the changes that algorithms make to it at `EVAL_START`,
             such as other averages; memory and metrics are kept.
         evaluator: The data and the metrics.
         weights: The weights of batches in the loss of all of them.
-        forward: Computes outputs and losses.
-        parallel: The processes of the run; each evaluates some of the batches.
 
     Raises:
         ValueError: The dataloader is empty.
@@ -57,39 +56,33 @@ def evaluate(
             computed from the outputs for all of them.
     """
     with at_averaged_weights(state) as averaged:
-        new = _evaluate(dispatcher, averaged, evaluator, weights, forward, parallel)
+        new = _evaluate(dispatcher, engine, averaged, evaluator, weights)
     return state.evolve(memory=new.memory, metrics=new.metrics)
 
 
 def _evaluate(
     dispatcher: Dispatcher,
+    engine: Engine,
     state: State,
     evaluator: Evaluator,
     weights: LossWeights,
-    forward: ForwardPass,
-    parallel: Parallel | None,
 ) -> State:
-    fire = dispatcher.fire
+    fire, forward = dispatcher.fire, engine.forward
     begun = bind_loss(fire(Event.EVAL_START, state))
     if begun.model is not state.model:
         report_undeclared(dispatcher.plan)
     state = begun
     key = state.key.fold("eval", evaluator.label)
     averages = Averages(evaluator.metrics or {}, state.device)
-    processes = None if parallel is None else parallel.evaluating(averages)
-    averages.processes = processes
-    divides = parallel is not None and parallel.divided
+    processes = averages.processes = engine.evaluating(averages)
 
     def batches(state: State) -> tuple[State, bool, EvaluatedLoss, bool]:
         """Evaluate; return whether there was no batch, the loss, and whether one counted."""
         empty, counted = True, False
         losses = EvaluatedLoss(weights, forward.loss, averages, evaluator.dataloader)
-        if divides and averages.processes is not None:
-            numbered = divided_batches(
-                evaluator.dataloader, key, averages.processes, state.batch_spec
-            )
-        else:
-            numbered = numbered_batches(evaluator.dataloader, key, averages.processes)
+        numbered = engine.evaluation_batches(
+            evaluator.dataloader, key, averages.processes, state.batch_spec
+        )
         for step, batch, counts in on_device(numbered, state.device):
             empty = False
             state = state.evolve(batch=batch, outputs=None)
@@ -110,13 +103,12 @@ def _evaluate(
         state, empty, losses, counted = batches(state)
         # The state of an object that saw nothing has no shape, and a loss may need all outputs:
         # then each computes all batches.
-        if processes is not None and parallel is not None:
-            alone = averages.has_objects and not counted
-            if parallel.agree(alone or bool(losses.kept)):
-                averages, processes = Averages(evaluator.metrics or {}, state.device), None
-                state, empty, losses, _ = batches(begun)
+        alone = averages.has_objects and not counted
+        if processes.several and processes.any(alone or bool(losses.kept)):
+            averages, processes = Averages(evaluator.metrics or {}, state.device), Processes()
+            state, empty, losses, _ = batches(begun)
         losses.finish(state)
-    if empty and (processes is None or processes.is_main):
+    if empty and processes.is_main:
         raise ValueError(
             f"the dataloader of Evaluator {evaluator.label!r} returned no batch; check the "
             "dataset, and that the loader can be iterated more than once."
@@ -165,45 +157,30 @@ def _update(averages: Averages, state: State, targets: Callable[[State], Any]) -
 
 
 def predict(
-    dispatcher: Dispatcher,
-    state: State,
-    dataloader: Iterable[Any],
-    forward: ForwardPass,
-    parallel: Parallel | None = None,
+    dispatcher: Dispatcher, engine: Engine, state: State, dataloader: Iterable[Any]
 ) -> tuple[State, list[Any]]:
     """Call the model on every batch, and return the state and the outputs.
 
     Args:
         dispatcher: Fires the events.
+        engine: Computes outputs; each of its processes calls the model on some of the batches.
         state: The state of the run.
         dataloader: The batches.
-        forward: Computes outputs.
-        parallel: The processes of the run; each calls the model on some of the batches.
     """
     with at_averaged_weights(state) as averaged:
-        new, outputs = _predict(dispatcher, averaged, dataloader, forward, parallel)
+        new, outputs = _predict(dispatcher, engine, averaged, dataloader)
     return state.evolve(memory=new.memory), outputs
 
 
 def _predict(
-    dispatcher: Dispatcher,
-    state: State,
-    dataloader: Iterable[Any],
-    forward: ForwardPass,
-    parallel: Parallel | None,
+    dispatcher: Dispatcher, engine: Engine, state: State, dataloader: Iterable[Any]
 ) -> tuple[State, list[Any]]:
-    fire = dispatcher.fire
+    fire, forward = dispatcher.fire, engine.forward
     state = fire(Event.PREDICT_START, state)
     key = state.key.fold("predict")
-    processes = None if parallel is None else parallel.processes
-    if processes is not None and not processes.several:
-        processes = None
     outputs: list[tuple[int, Any]] = []
     with evaluation_mode(state.model):
-        if processes is not None and parallel is not None and parallel.divided:
-            numbered = batches_in_turn(dataloader, key, processes)
-        else:
-            numbered = numbered_batches(dataloader, key, processes, at_least_one=True)
+        numbered = engine.prediction_batches(dataloader, key)
         output: Any = None
         for step, batch, counts in on_device(numbered, state.device):
             state = state.evolve(batch=batch, outputs=None)
@@ -216,6 +193,4 @@ def _predict(
                 outputs.append((step, output))
             state = fire(Event.PREDICT_BATCH_END, state)
     state = fire(Event.PREDICT_END, state)
-    if processes is None:
-        return state, [one for _, one in outputs]
-    return state, gather_outputs(outputs, output, processes)
+    return state, gather_outputs(outputs, output, engine.processes)

@@ -1,8 +1,7 @@
-"""Guards against non-finite losses, full memory, and dead worker processes."""
+"""Guards against non-finite losses, and against full memory."""
 
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,22 +14,19 @@ from composable.core._notes import add_note
 from composable.core._warnings import warn_user
 from composable.core.state import State
 from composable.core.stateful import Count
-from composable.functional._lent import is_divided
-from composable.optim.stepping import count_skipped_step
+from composable.engines.modules import Buffers
+from composable.functional._lent import whole
+from composable.optim.stepping import count_skipped_step, zero_grad
 from composable.plan.dispatch import Dispatcher
-from composable.trainer.parameters import zero_grad
 
 __all__ = [
     "POLICIES",
-    "Buffers",
     "NonFiniteGuard",
     "NonFiniteLossError",
     "NonFiniteLossWarning",
     "SkipBatch",
-    "explain_dead_worker",
     "halve_microbatch",
-    "skip_listed",
-    "skip_nonfinite",
+    "skip_batches",
     "warn_if_nonfinite",
 ]
 
@@ -97,7 +93,7 @@ class NonFiniteGuard:
             NonFiniteLossError: It is not finite, and the policy is another one.
         """
         if not self.immediate:
-            self._pending.append((state.timestamp.batch, _loss_of(state)))
+            self._pending.append((state.timestamp.batch, state.loss))  # type: ignore[arg-type]
             if len(self._pending) >= _MAX_PENDING:
                 self.flush()
             return
@@ -111,8 +107,8 @@ class NonFiniteGuard:
             NonFiniteLossError: It is not finite, and the policy is another one, or the weights were
                 not finite before.
         """
-        loss, batch = _loss_of(state), state.timestamp.batch
-        value = loss.item()
+        loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
+        value, batch = loss.item(), state.timestamp.batch
         if math.isfinite(value):
             self._consecutive = 0
             return
@@ -211,15 +207,10 @@ def warn_if_nonfinite(label: str, results: Mapping[str, Any], model: nn.Module) 
     warn_user(f"the loss of Evaluator {label!r} is {value}: {cause}.", NonFiniteLossWarning)
 
 
-def _loss_of(state: State) -> Tensor:
-    return state.loss  # type: ignore[return-value]  # a step has computed it
-
-
 def _nonfinite_weight(model: nn.Module) -> str | None:
-    """Return the name of a parameter that is not finite; parts of divided ones are not compared."""
-    if is_divided(model):
-        return None
-    found = (name for name, one in model.named_parameters() if not one.isfinite().all())
+    """Return the name of a parameter that is not finite: the same on every process."""
+    named = model.named_parameters()
+    found = (name for name, one in named if not whole(one.detach().isfinite().all()))
     return next(found, None)
 
 
@@ -240,23 +231,15 @@ def _weights_error(value: float, batch: int, weight: str) -> NonFiniteLossError:
     )
 
 
-@attrs.frozen(eq=False)
-class Buffers:
-    """The values of the buffers before a forward pass that may be discarded."""
-
-    copies: list[tuple[Tensor, Tensor]]
-
-    @classmethod
-    def of(cls, state: State) -> "Buffers":
-        """Copy the buffers of the model, and of the module that computes the loss."""
-        modules = [one for one in (state.model, state.loss_module) if one is not None]
-        return cls([(buffer, buffer.clone()) for one in modules for buffer in one.buffers()])
-
-    def restore(self) -> None:
-        """Restore the buffers."""
-        with torch.no_grad():
-            for buffer, copy in self.copies:
-                buffer.copy_(copy)
+def skip_batches(
+    step: Callable[[State], State], dispatcher: Dispatcher, guard: NonFiniteGuard
+) -> Callable[[State], State]:
+    """Skip the batches that the policy says, if it says any."""
+    if guard.policy == "skip":
+        step = skip_nonfinite(step, dispatcher, guard)
+    if guard.policy == "rollback" or guard.skipped_batches:
+        step = skip_listed(step, guard)
+    return step
 
 
 def skip_nonfinite(
@@ -305,42 +288,3 @@ def halve_microbatch(size: int, error: torch.OutOfMemoryError) -> int:
     smaller = (size + 1) // 2
     log.warning("out of memory with microbatches of %d examples: trying %d", size, smaller)
     return smaller
-
-
-def explain_dead_worker(error: Exception, loader: object) -> None:
-    """Add a note to the error of a `DataLoader` whose worker process died.
-
-    A worker that dies while it sends a batch closes the connection, and PyTorch reports no more.
-    """
-    ended = isinstance(error, (ConnectionError, EOFError)) and _RAISED not in str(error)
-    if _DIED in str(error) or (
-        ended and bool(getattr(loader, "num_workers", 0)) and _worker_died()
-    ):
-        add_note(
-            error,
-            "a worker process of the loader died: most often the memory (or the shared memory of "
-            "a container) is full. Use fewer workers or smaller batches; num_workers=0 shows an "
-            "error of the dataset itself. The run can be resumed from its last checkpoint.",
-        )
-
-
-LOADER_ERRORS = (RuntimeError, ConnectionError, EOFError)
-"""What a `DataLoader` raises if one of its workers died."""
-_DIED = "DataLoader worker (pid"
-_SECONDS = 10.0  # on a busy machine the signal comes late; without a dead worker this is rare
-_RAISED = "in DataLoader worker process"  # the dataset raised the error, in a live worker
-
-
-def _worker_died() -> bool:
-    """Wait until PyTorch reports that a worker died, which follows the end of its connection.
-
-    Without waiting, the handler of its signal could raise while the error is being printed.
-    """
-    end = time.monotonic() + _SECONDS
-    try:
-        while time.monotonic() < end:
-            torch._C._error_if_any_worker_fails()
-            time.sleep(0.01)
-    except RuntimeError as error:  # from this call, or from the handler of the signal
-        return _DIED in str(error)
-    return False

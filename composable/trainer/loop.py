@@ -16,9 +16,11 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import crossed
-from composable.trainer.forward import explain_float16
-from composable.trainer.guards import LOADER_ERRORS, NonFiniteLossError, explain_dead_worker
-from composable.trainer.parameters import drop_batch, surgery, zero_grad
+from composable.data.dead_workers import LOADER_ERRORS, explain_dead_worker
+from composable.engines.forward import explain_float16
+from composable.optim.stepping import zero_grad
+from composable.trainer.guards import NonFiniteLossError
+from composable.trainer.parameters import drop_batch, surgery
 from composable.trainer.run import Run
 from composable.trainer.training_data import Loaded
 
@@ -31,6 +33,7 @@ BEFORE_SCHEDULER_STEP = Event.BEFORE_SCHEDULER_STEP
 AFTER_SCHEDULER_STEP = Event.AFTER_SCHEDULER_STEP
 BATCH_END = Event.BATCH_END
 BATCH_CHECKPOINT = Event.BATCH_CHECKPOINT
+LOG = Event.LOG
 
 _END = object()
 
@@ -121,7 +124,7 @@ def next_batch(run: Run, state: State, batches: Iterator[Loaded]) -> Any:
 
 def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State:
     """Train on one batch, and then schedule, log, evaluate and save what is due."""
-    fire, rates, before = run.fire, run.rates, state
+    rates, before = run.rates, state
     logs = run.dispatcher.logger.destinations
     batch, samples, tokens = loaded
     state = run.fire_each(AFTER_DATALOADER, state.evolve_unchecked(batch=batch, outputs=None))
@@ -129,7 +132,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         rates.record()
     state = run.step(state)
     state = state.evolve_unchecked(
-        timestamp=state.timestamp.next_batch(samples, tokens, run.seconds_since(started)),
+        timestamp=state.timestamp.next_batch(samples, tokens, run.engine.seconds_since(started)),
         previous_timestamp=before.timestamp,
         loss_fn=before.loss_fn,
     )
@@ -137,13 +140,10 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         state = run.count_flops(run.flops_counter, state)
     if rates.steps_each_batch:
         state = schedule(run, state, rates.steps_of_batch())
-    state = fire(BATCH_END, state)
-    if run.parallel is not None:
-        run.join_requests(BATCH_END)
+    state = run.fire_joined(BATCH_END, state)
     if logs:
         state = log(run, before, state)
-    if run.parallel is not None:
-        run.join_requests(Event.LOG)
+    run.engine.join_requests(LOG, run.dispatcher)
     run.state = state  # an interruption from here on keeps the batch
     if run.evaluation.evaluators or run.dispatcher.pending:
         state = run.evaluation.run_due(run, before, state, BATCH_END)
@@ -165,8 +165,7 @@ def end_epoch(run: Run, state: State) -> State:
         state = schedule(run, state, run.rates.steps_of_epoch())
     run.state = state  # an interruption from here on keeps the end of the epoch
     run.data.end_epoch()
-    run.state = state = run.fire(Event.EPOCH_END, state)
-    run.join_requests(Event.EPOCH_END)
+    run.state = state = run.fire_joined(Event.EPOCH_END, state)
     state = run.evaluation.run_due(run, before, state, Event.EPOCH_END)
     evaluators = run.evaluation.evaluators
     if run.rates.plateaus and run.evaluation.is_current(evaluators[0], state):
@@ -178,8 +177,7 @@ def end_epoch(run: Run, state: State) -> State:
 def end_iteration(run: Run, state: State) -> State:
     """Count the iteration, and save if requested."""
     state = state.evolve(timestamp=state.timestamp.next_iteration())
-    state = run.fire(Event.ITERATION_END, state)
-    run.join_requests(Event.ITERATION_END)
+    state = run.fire_joined(Event.ITERATION_END, state)
     return run.checkpoints.save_requested(run, state, Event.ITERATION_CHECKPOINT)
 
 

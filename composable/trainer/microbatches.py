@@ -12,12 +12,21 @@ from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.stateful import Size
-from composable.data.grouping import BatchGroup, batches_of
-from composable.trainer.guards import Buffers, halve_microbatch
-from composable.trainer.loss_shares import LossShares, StepShares
-from composable.trainer.parameters import zero_grad
+from composable.data.grouping import BatchGroup, ShardedBatch, batches_of
+from composable.engines.modules import Buffers
+from composable.engines.protocol import Engine, Sums
+from composable.optim.stepping import zero_grad
+from composable.trainer.guards import halve_microbatch
 
-__all__ = ["Microbatches", "accumulate", "each_batch", "fit_memory"]
+__all__ = [
+    "Microbatches",
+    "accumulate",
+    "each_batch",
+    "each_shard",
+    "fit_memory",
+    "reduce",
+    "sum_gradients",
+]
 
 
 class MicrobatchesState(TypedDict):
@@ -75,49 +84,95 @@ class Microbatches:
             self.size = state["size"]
 
 
+def sum_gradients(
+    gradients: Callable[..., State], engine: Engine, microbatches: Microbatches
+) -> Callable[..., State]:
+    """Sum the gradients over the microbatches and shards of a batch, if it has several.
+
+    Args:
+        gradients: Computes the gradients of a microbatch.
+        engine: Sums over shards and processes.
+        microbatches: How batches are split.
+    """
+    if not microbatches.split:
+        return gradients
+    gradients = each_shard(accumulate(gradients, microbatches, engine.equal_parts))
+    if microbatches.auto and engine.has_shards:
+        gradients = fit_memory(gradients, microbatches)
+    return reduce(gradients, engine)
+
+
 def accumulate(
-    gradients: Callable[..., State],
-    microbatches: Microbatches,
-    shares: LossShares,
-    equal_count: Callable[[int], int] | None = None,
+    gradients: Callable[..., State], microbatches: Microbatches, equal_parts: Callable[[int], int]
 ) -> Callable[..., State]:
     """Sum the gradients over microbatches, each weighted by its share of the batch's loss.
 
     Args:
         gradients: Computes the gradients of a microbatch.
         microbatches: How batches are split.
-        shares: The shares of microbatches.
-        equal_count: Returns how many microbatches there are on the process that has most; those
-            that are missing here are repeated, with the weight 0.
+        equal_parts: Returns how many microbatches there are on every process; those that are
+            missing here are repeated, with the weight 0.
     """
 
     def accumulated(
-        state: State,
-        index: int = 0,
-        outer: StepShares | None = None,
-        last: bool = True,
-        empty: bool = False,
+        state: State, sums: Sums, index: int = 0, last: bool = True, empty: bool = False
     ) -> State:
         whole, own = state.batch, state.loss_fn
         parts = microbatches.of(state)
-        if equal_count is not None:
-            batch, loss_fn, _ = parts[-1]
-            parts += [(batch, loss_fn, True)] * (equal_count(len(parts)) - len(parts))
-        step = outer
-        if step is None and len(parts) > 1:
-            step = StepShares(shares, state, parts[0][0], len(parts))
+        batch, loss_fn, _ = parts[-1]
+        parts += [(batch, loss_fn, True)] * (equal_parts(len(parts)) - len(parts))
+        if len(parts) > 1:
+            sums.split(state, parts[0][0], len(parts))
         loss: Any = 0.0
         for i, (batch, loss_fn, without) in enumerate(parts):
             part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn)
             final = last and i == len(parts) - 1
             number = index if len(parts) == 1 else i
-            state = gradients(part, number, step, final, empty or without)
+            state = gradients(part, sums, number, final, empty or without)
             loss = loss + state.loss if len(parts) > 1 else state.loss
-        if step is not None and outer is None:
-            loss = step.finish(state, loss, step.seen)
         return state.evolve_unchecked(batch=whole, loss_fn=own, loss=loss)
 
     return accumulated
+
+
+def each_shard(gradients: Callable[..., State]) -> Callable[[State, Sums], State]:
+    """Add the gradients of the shards of this process, or those of a batch that has none.
+
+    Every shard starts from the same buffers, such as the running statistics of batch norm.
+    """
+
+    def added(state: State, sums: Sums) -> State:
+        sums.begin(state)
+        whole, key, own = state.batch, state.key, state.loss_fn
+        if not isinstance(whole, ShardedBatch):
+            return gradients(state, sums)
+        before = Buffers.of(state)
+        for number, batch, loss_fn, empty in zip(
+            whole.numbers, whole.batches, whole.loss_fns, whole.empty, strict=True
+        ):
+            if number != whole.shards.own.start:
+                before.restore()
+            loss_fn, shard = loss_fn or own, key.of_batch(number)
+            part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn, key=shard)
+            state = gradients(part, sums, 0, number == whole.shards.own[-1], empty)
+            sums.add(state)
+        return state.evolve_unchecked(batch=whole, loss_fn=own, key=key)
+
+    return added
+
+
+def reduce(gradients: Callable[[State, Sums], State], engine: Engine) -> Callable[[State], State]:
+    """Reduce the gradients of all parts of a batch, on all processes."""
+
+    def reduced(state: State) -> State:
+        sums = engine.sums(state)
+        try:
+            state = gradients(state, sums)
+            return state.evolve_unchecked(loss=sums.reduce(state))
+        finally:
+            sums.end()
+
+    return reduced
 
 
 def each_batch(fire: Callable[[Event, State], State]) -> Callable[[Event, State], State]:
@@ -139,18 +194,16 @@ def each_batch(fire: Callable[[Event, State], State]) -> Callable[[Event, State]
     return firing
 
 
-def fit_memory(
-    gradients: Callable[[State], State], microbatches: Microbatches
-) -> Callable[[State], State]:
+def fit_memory(gradients: Callable[..., State], microbatches: Microbatches) -> Callable[..., State]:
     """Halve the microbatches until the gradients of a batch fit into memory."""
 
-    def fitting(state: State) -> State:
+    def fitting(state: State, *sums: Sums) -> State:
         count = max(map(state.batch_spec.count, batches_of(state.batch)))
         buffers = Buffers.of(state)
         while True:
             microbatches.size = microbatches.size or count
             try:
-                return gradients(state)
+                return gradients(state, *sums)
             except torch.OutOfMemoryError as error:
                 microbatches.size = halve_microbatch(min(microbatches.size, count), error)
             zero_grad(state)  # outside of the handler, whose error holds the memory of the pass

@@ -19,14 +19,18 @@ from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
 from composable.distributed.processes import Processes
+from composable.distributed.shards import Shards
+from composable.distributed.signals import Signals
 from composable.distributed.starting import join_processes
-from composable.distributed.strategies import DDP, Strategy, strategy_of
+from composable.distributed.strategies import DDP, OneProcess, Strategy, strategy_of
+from composable.engines.build import check_engine, engine_type, reads_parts
+from composable.engines.compiled import check_compile
+from composable.engines.protocol import Engine, Setup
 from composable.functional._checks import as_path, check_count, check_flag
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
-from composable.trainer.compile_options import check_compile
 
 # A module that is imported on use is not needed by each run, or not before it is built.
 if TYPE_CHECKING:
@@ -34,9 +38,7 @@ if TYPE_CHECKING:
     from composable.resume.verify import Reader, ResumePoint
     from composable.trainer.guards import NonFiniteGuard
     from composable.trainer.microbatches import Microbatches
-    from composable.trainer.parallel import Parallel
     from composable.trainer.run import Run
-    from composable.trainer.signals import Signals
 
 __all__ = ["TrainerOptions", "active_override", "overridden_runs", "run_overrides"]
 
@@ -62,9 +64,9 @@ def _duration(given: TimeLike | None) -> Time | None:
     return None if given is None else check.check_duration(given)
 
 
-def _parallel(given: Any) -> Strategy | None:
+def _parallel(given: Any) -> Strategy:
     join_processes()
-    return strategy_of(given)
+    return check_engine(strategy_of(given))
 
 
 def _precision(given: str | Precision) -> Precision:
@@ -246,7 +248,7 @@ class TrainerOptions:
     progress_bar: bool = _flag(default=True)
     device: torch.device = attrs.field(default=None, converter=check.check_device)
     precision: Any = attrs.field(default="fp32", converter=_precision)
-    parallel: Any = attrs.field(default=None, converter=_parallel)
+    parallel: Strategy = attrs.field(default=None, converter=_parallel)
     deepspeed_config: Mapping[str, Any] | None = None
     seed: int | None = None
     deterministic_mode: bool = _flag()
@@ -314,21 +316,17 @@ class TrainerOptions:
             check_result("save_best", name, evaluators)
 
     def _use_deepspeed(self) -> None:
-        if self.deepspeed_config is None and self.parallel is None:
-            return
-        from composable.distributed.deepspeed import DeepSpeed  # on use
-        from composable.trainer.engine import check_engine_options  # on use
-
         if self.deepspeed_config is not None:
-            if not (self.parallel is None or self.parallel == DDP()):
+            from composable.distributed.deepspeed import DeepSpeed  # on use
+
+            if self.parallel not in (OneProcess(), DDP()):
                 raise ValueError(
                     f"deepspeed_config and parallel={self.parallel!r} exclude each other; for "
                     "other arguments of the strategy, pass parallel=DeepSpeed(config=...)."
                 )
             object.__setattr__(self, "parallel", DeepSpeed(config=self.deepspeed_config))
-        if isinstance(self.parallel, DeepSpeed):
-            object.__setattr__(self, "precision", self.parallel.precision(self.precision))
-            check_engine_options(self)
+        object.__setattr__(self, "precision", self.parallel.precision(self.precision))
+        self.parallel.check_options(self)
 
     def _check_saving(self) -> None:
         if self.nonfinite_loss == "rollback" and self.save_folder is None:
@@ -357,45 +355,48 @@ class TrainerOptions:
     @property
     def processes(self) -> Processes:
         """The processes of the run."""
-        return Processes() if self.parallel is None else Processes.current()
+        return Processes.current()
 
     @property
     def is_local(self) -> bool:
         """Whether the loader of this process yields its own part of the data only."""
-        if self.parallel is None or not self.processes.several:
+        if not self.processes.several:
             return False
         if self.parallel.data == "auto":
             from composable.data.sharding import is_divided  # on use
 
             return is_divided(self.train_dataloader, self.processes.size)
-        return bool(self.parallel.data == "local")
+        return self.parallel.data == "local"
 
-    def parallel_part(self, signals: "Signals", point: "ResumePoint | None") -> "Parallel | None":
-        """Return how the processes work together; None if a step is that of one process.
+    def build_engine(self, signals: Signals, point: "ResumePoint | None") -> Engine:
+        """Return the engine, which is prepared when the run is built.
 
         Args:
             signals: The signals of this process.
             point: The checkpoint to resume from, whose number of shards is kept.
         """
-        if self.parallel is None:
-            return None
-        from composable.distributed.deepspeed import DeepSpeed  # on use
-        from composable.distributed.shards import Shards  # on use
-        from composable.trainer.parallel import Parallel  # on use
-
         saved = None if point is None else point.num_shards
         count = self.parallel.shard_count(self.processes, saved)
-        if count == 1 and not isinstance(self.parallel, DeepSpeed):
-            return None
         signals.shared = self.processes.several
-        shards = Shards(count, self.processes)
-        return Parallel(shards, self.parallel.exact, signals, self.divides_model)
+        engine: Engine = engine_type(self.parallel, self.processes, count)(
+            self.parallel, Shards(count, self.processes), signals, self.is_local
+        )
+        return engine
 
-    @property
-    def divides_model(self) -> bool:
-        """Whether each process has a part of the parameters only."""
-        kind = type(self.parallel).__name__
-        return kind in ("FSDP2", "DeepSpeed") and self.processes.several
+    def setup(self, plan: Plan, *, resumes: bool) -> Setup:
+        """Return what the engine is prepared for."""
+        size = getattr(self.train_dataloader, "batch_size", None)
+        if size is not None:
+            size *= (self.processes.size if self.is_local else 1) * self.accumulate_batches
+        return Setup(
+            given=self.model,
+            algorithms=plan.algorithms,
+            compile=self.compile,
+            resumes=resumes,
+            fits_memory=self.microbatch_size == "auto",
+            batch_size=size,
+            grad_accum=(self.grad_accum or 1) * self.accumulate_batches,
+        )
 
     # --- what the Trainer is built from ---
 
@@ -412,15 +413,15 @@ class TrainerOptions:
         """Return the evaluators, complete with metrics and intervals."""
         return check.check_evaluators(self.eval_dataloader, self.metrics, self.eval_interval)
 
-    def microbatches(self, *, several: bool = False) -> "Microbatches":
+    def microbatches(self, *, groups: bool) -> "Microbatches":
         """Return how batches are split.
 
         Args:
-            several: Whether the batch of a step is a group in any case: that of its shards.
+            groups: Whether the batch of a step is a group in any case: of its shards.
         """
         from composable.trainer.microbatches import Microbatches  # on use
 
-        groups = several or self.accumulate_batches > 1
+        groups = groups or self.accumulate_batches > 1
         if self.microbatch_size == "auto":
             return Microbatches(auto=True, groups=groups)
         return Microbatches(
@@ -526,7 +527,8 @@ class TrainerOptions:
         """How the processes read a checkpoint."""
         from composable.resume.verify import Reader  # on use
 
-        return Reader(self.device, self.processes, divided=self.divides_model)
+        divided = reads_parts(self.parallel, self.processes)
+        return Reader(self.device, self.processes, divided=divided)
 
     def lock(self) -> "RunLock | None":
         """Return the lock of the folder in which the run trains.

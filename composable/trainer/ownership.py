@@ -79,7 +79,7 @@ class GivenModel:
         A module that cannot is withdrawn: each use of it raises.
         """
         _owners[trained] = self.owner
-        if self.model is trained or vars(self.model) is vars(trained):
+        if not self._modules or self.model is trained or vars(self.model) is vars(trained):
             return
         if any(module is self.model for module in trained.modules()):
             _put_inside(self.model, trained)
@@ -92,7 +92,8 @@ class GivenModel:
     def withdraw(self, trained: nn.Module, reason: str) -> None:
         """Let each use of the modules raise a RuntimeError, and drop their tensors."""
         _owners[trained] = self.owner
-        for module in self._modules.values():
+        modules, self._modules = self._modules, {}
+        for module in modules.values():
             _withdraw(module, reason)
 
 

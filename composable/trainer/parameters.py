@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from torch.optim import Optimizer
 
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
-from composable.core.loss import ModelLoss
 from composable.core.state import State
+from composable.engines.modules import bind_loss
 from composable.functional import with_tensors
 from composable.functional._lent import local_part
 from composable.optim.building import update_param_groups
@@ -21,19 +20,13 @@ from composable.optim.schedule_free import ScheduleFree
 __all__ = [
     "at_averaged_weights",
     "averaged_weights",
-    "bind_loss",
     "drop_batch",
     "frozen_parameters",
     "is_surgery",
     "start_training",
     "surgery",
     "temporary_weights",
-    "trained_parameters",
-    "write_gradients",
-    "zero_grad",
 ]
-
-_ZERO_GRAD = Optimizer.zero_grad
 
 
 def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -> State:
@@ -49,13 +42,6 @@ def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -
 def is_surgery(algorithm: Algorithm) -> bool:
     """Return whether an algorithm declares that it replaces the model or the optimizers."""
     return not {"model", "optimizers"}.isdisjoint(algorithm.writes)
-
-
-def bind_loss(state: State) -> State:
-    """Bind a loss that the model computes itself to the model of `state`."""
-    if isinstance(state.loss_fn, ModelLoss) and state.loss_fn.model is not state.model:
-        return state.evolve(loss_fn=ModelLoss(state.model))
-    return state
 
 
 def start_training(state: State) -> None:
@@ -74,34 +60,6 @@ def start_training(state: State) -> None:
 def drop_batch(state: State) -> State:
     """Clear the batch and the outputs: checkpoints do not store them."""
     return state if state.batch is None else state.evolve_unchecked(batch=None, outputs=None)
-
-
-def trained_parameters(state: State) -> list[Tensor]:
-    """Return the parameters that may have a gradient: the same on every process."""
-    modules = (one for one in (state.model, state.loss_module) if one is not None)
-    groups = (group["params"] for one in state.optimizers for group in one.param_groups)
-    found = chain(*(module.parameters() for module in modules), *groups)
-    return [p for p in dict.fromkeys(found) if p.requires_grad]
-
-
-def write_gradients(state: State) -> None:
-    """Set `.grad` of the parameters to `state.gradients`, in their dtypes."""
-    gradients = state.gradients or {}
-    for name, parameter in state.named_parameters():
-        if name in gradients:
-            parameter.grad = gradients[name].to(parameter.dtype)
-
-
-def zero_grad(state: State) -> None:
-    """Set the gradients to None."""
-    for optimizer in state.optimizers:
-        if getattr(optimizer.zero_grad, "__func__", None) is not _ZERO_GRAD:
-            optimizer.zero_grad()
-            continue
-        # torch's own, without its profiler range: the range costs more than the rest of a step.
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
 
 
 @contextmanager

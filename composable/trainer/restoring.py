@@ -19,7 +19,6 @@ from composable.resume.best import (
 from composable.resume.changes import saved_hyperparameters, warn_of_changes
 from composable.resume.formats import is_old, upgraded
 from composable.resume.modules import check_module, tensors_of
-from composable.resume.parts import ENGINE
 from composable.resume.select import latest_valid, read_point
 from composable.resume.verify import ResumePoint
 from composable.trainer.evaluated_weights import Weights, averaging_names
@@ -125,33 +124,13 @@ def _values_of(saving: Saving, point: ResumePoint) -> dict[str, Any]:
 def _restore(
     saving: Saving, tree: Mapping[str, Any], point: ResumePoint, but: Collection[str] = ()
 ) -> None:
-    engine, path = saving.engine, str(point.path)
+    path, run = str(point.path), saving.run
     saving.callbacks.follow(point.path, point.description)
-    if engine is None:
-        if ENGINE in tree:
-            raise MismatchError(
-                f"{path} was saved with deepspeed_config, and this run has none; "
-                "load_weights_only=True starts a new run from its weights."
-            )
-        _restore_parts(saving, tree, path, but)
-        return
-    try:
-        engine.check(tree, path)
-    except ValueError as error:
-        raise MismatchError(str(error)) from None
-    with engine.whole(writing=True):
-        _restore_parts(saving, engine.own_part(tree), path, but)
-    engine.load(tree[ENGINE])
-
-
-def _restore_parts(
-    saving: Saving, tree: Mapping[str, Any], path: str, but: Collection[str]
-) -> None:
-    run = saving.run
-    parts = saving.parts(run.state)
-    parts.check(tree, path)
-    parts.restore(tree, path, but)
-    run.checkpoints.mark_saved(run, run.state)
+    with run.engine.restoring(tree, path) as own:
+        parts = saving.parts(run.state)
+        parts.check(own, path)
+        parts.restore(own, path, but)
+        run.checkpoints.mark_saved(run, run.state)
 
 
 def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path: str) -> Weights:

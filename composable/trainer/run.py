@@ -1,8 +1,7 @@
 """A run: its state, its step, and the parts that are saved with it."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -16,19 +15,17 @@ from composable.core.loss_weights import LossWeights
 from composable.core.state import FLOPS, State
 from composable.core.stateful import Count, Stateful
 from composable.core.time import Time, TimeUnit, reached
-from composable.distributed.starting import failing_together
+from composable.distributed.signals import Signals
+from composable.engines.protocol import Engine
+from composable.engines.scaled import LossScaler
+from composable.engines.shares import LossShares
 from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import evaluate
-from composable.trainer.forward import ForwardPass
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
-from composable.trainer.loss_scaler import LossScaler
-from composable.trainer.loss_shares import LossShares
 from composable.trainer.microbatches import Microbatches, each_batch
-from composable.trainer.parallel import Parallel
-from composable.trainer.signals import Signals
 from composable.trainer.step import Step, build_step
 from composable.trainer.training_data import TrainingData
 
@@ -84,7 +81,7 @@ class Run:
     evaluation: "Evaluation" = attrs.field(metadata={_PART: "evaluation"})
     guard: NonFiniteGuard = attrs.field(metadata={_PART: "guard"})
     loss_scaler: LossScaler = attrs.field(metadata={_PART: "loss_scaler"})
-    loss_shares: LossShares = attrs.field(metadata={_PART: "loss_shares"}, init=False)
+    loss_shares: LossShares = attrs.field(metadata={_PART: "loss_shares"})
     """The shares of the parts of a batch in its loss."""
     microbatches: Microbatches = attrs.field(metadata={_PART: "microbatches"})
     progress: "Progress" = attrs.field(metadata={_PART: "progress"})
@@ -93,21 +90,22 @@ class Run:
     checkpoints: "Checkpoints"
     log_interval: Time
     iteration_length: int | None
-    forward: ForwardPass
+    engine: Engine
+    """How the outputs, gradients and steps of the run are computed."""
     rollback: Callable[[NonFiniteLossError], State] | None = None
     signals: Signals = attrs.field(factory=Signals)
-    parallel: Parallel | None = None
-    """The processes of the run, or None if its step is that of one process."""
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     fire_each: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event for each batch of the loader that belongs to the step."""
+    fire_joined: Callable[[Event, State], State] = attrs.field(init=False)
+    """Fires an event, after which the requests of callbacks are the same on all processes."""
     step: Step = attrs.field(init=False)
     recorders: list[Recorder] = attrs.field(factory=list)
     flops_counter: FlopsCounter | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.loss_shares = LossShares(self.evaluation.weights, self.forward.loss)
         self.fire = self.fire_each = self.dispatcher.fire
+        self.fire_joined = self.engine.joining(self.dispatcher)
         self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
         if self.microbatches.groups:
             self.fire_each = each_batch(self.fire)
@@ -122,13 +120,10 @@ class Run:
             callback.attach(self)
         self.step = build_step(
             self.dispatcher,
+            self.engine,
             self.rates,
-            self.loss_shares,
             self.microbatches,
             self.guard,
-            self.forward,
-            self.loss_scaler,
-            self.parallel,
             None if self.data.copies is None else self.data.fetch_ahead,
         )
 
@@ -178,17 +173,9 @@ class Run:
         """Return a model with the weights with which the state is evaluated."""
         return self.weights.model(state)
 
-    def together(self) -> AbstractContextManager[None]:
-        """Return a context in which the failure of one process ends all of them."""
-        if self.parallel is None:
-            return nullcontext()
-        return failing_together(lambda: self.signals.received is not None)
-
-    def seconds_since(self, started: float) -> float:
-        """Return how long a batch took: on rank 0, so that all processes agree."""
-        if self.parallel is not None and self.parallel.processes.several:
-            return self.parallel.seconds
-        return time.perf_counter() - started
+    def check_whole(self, message: str) -> None:
+        """Raise a ValueError with a message if each process has a part of the parameters."""
+        self.engine.check_whole(message)
 
     def count_flops_with(self, counter: FlopsCounter) -> None:
         """Count floating-point operations with a callback, unless an earlier one does."""
@@ -213,8 +200,7 @@ class Run:
 
     def join_requests(self, event: Event) -> None:
         """Let the requests of the callbacks at an event be the same on all processes."""
-        if self.parallel is not None and self.parallel.requests_can_differ(event):
-            self.parallel.join_requests(self.dispatcher)
+        self.engine.join_requests(event, self.dispatcher)
 
     def interrupt(self, state: State) -> None:
         """End the run after a signal: save a checkpoint first.
@@ -268,9 +254,7 @@ class Evaluation:
             return state
         outer, state = state, run.fire(Event.EVAL_BEFORE_ALL, state)
         for evaluator in due:
-            state = evaluate(
-                run.dispatcher, state, evaluator, self.weights, run.forward, run.parallel
-            )
+            state = evaluate(run.dispatcher, run.engine, state, evaluator, self.weights)
             self.last_run[evaluator.label] = state.timestamp.batch
         state = run.fire(Event.EVAL_AFTER_ALL, state)
         return outer.evolve(memory=state.memory, metrics=state.metrics)
@@ -305,8 +289,7 @@ class Checkpoints:
 
     def save_requested(self, run: Run, state: State, event: Event) -> State:
         """Fire a checkpoint event, and save if a callback requested it."""
-        state = run.fire(event, state)
-        run.join_requests(event)
+        state = run.fire_joined(event, state)
         if not (run.dispatcher.pending and run.dispatcher.pop(Control.SAVE)):
             return state
         if not self.possible:

@@ -1,7 +1,7 @@
 """Save and record a run."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ import torch
 from composable.checkpoint.errors import CheckpointError, UnwritableCheckpointError
 from composable.core.destination import LoggerDestination
 from composable.core.state import State
-from composable.functional._lent import is_divided
 from composable.runs.environment import describe_environment
 from composable.trainer.callback_states import CallbackStates, named_callbacks
 from composable.trainer.description import (
@@ -26,7 +25,6 @@ from composable.trainer.session import Session
 
 # What only a run imports that is saved or resumed.
 if TYPE_CHECKING:
-    from composable.distributed.deepspeed import DeepSpeedEngine
     from composable.resume.best import Best
     from composable.resume.lock import RunLock
     from composable.resume.manager import CheckpointManager
@@ -192,12 +190,8 @@ class Saving:
     def capture(self, weights_only: bool, state: State | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds."""
         state = self.run.state if state is None else state
-        engine = self.engine
-        if engine is None:
-            return self._capture(weights_only, state)
-        engine.check_saving(weights_only)
-        with engine.whole():
-            return engine.captured(self._capture(weights_only, state))
+        with self.whole_weights():
+            return self.run.engine.captured(self._capture(weights_only, state))
 
     def _capture(self, weights_only: bool, state: State) -> dict[str, Any]:
         from composable.trainer.run_part import RunPart  # on use
@@ -219,18 +213,7 @@ class Saving:
 
     def whole_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has whole weights, or a `DTensor` for each."""
-        return nullcontext() if self.engine is None else self.engine.whole()
-
-    @property
-    def engine(self) -> "DeepSpeedEngine | None":
-        """The engine of DeepSpeed, if it computes the steps."""
-        return None if self.run.parallel is None else self.run.parallel.engine
-
-    def _writes_together(self, weights_only: bool) -> bool:
-        """Return whether a checkpoint has parts of several processes."""
-        if self.engine is not None:
-            return self.engine.writes_together(weights_only)
-        return is_divided(self.run.state.model)
+        return self.run.engine.whole()
 
     def save(self, manager: "CheckpointManager", state: State) -> None:
         """Save the run with a manager."""
@@ -238,7 +221,7 @@ class Saving:
             state,
             self.describe(state),
             lambda only: self.capture(only, state),
-            together=self._writes_together(manager.settings.weights_only),
+            together=self.run.engine.writes_together(manager.settings.weights_only),
         )
 
     def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
@@ -253,6 +236,6 @@ class Saving:
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))
-        if self._writes_together(weights_only):
+        if self.run.engine.writes_together(weights_only):
             return saved.write(path, overwrite=overwrite)
         return Path(processes.on_main(lambda: str(saved.write(path, overwrite=overwrite))))

@@ -11,6 +11,7 @@ listens between the forward and the backward pass, nothing builds the states tha
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -19,33 +20,24 @@ from torch import Tensor
 from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
+from composable.engines.forward import ForwardPass
+from composable.engines.modules import Buffers, write_gradients
+from composable.engines.protocol import Engine, Sums
+from composable.engines.scaled import skip_overflow, unscale_gradients
+from composable.engines.shares import times, without_nothing
 from composable.optim.learning_rates import LearningRates
-from composable.optim.stepping import OptimizerSteps
+from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
-from composable.trainer.forward import ForwardPass
-from composable.trainer.guards import (
-    Buffers,
-    NonFiniteGuard,
-    skip_listed,
-    skip_nonfinite,
-)
-from composable.trainer.loss_scaler import LossScaler, skip_overflow, unscale_gradients
-from composable.trainer.loss_shares import LossShares, StepShares, times, without_nothing
-from composable.trainer.microbatches import Microbatches, accumulate, each_batch, fit_memory
-from composable.trainer.parallel import Parallel, reduce_gradients
-from composable.trainer.parameters import (
-    frozen_parameters,
-    temporary_weights,
-    write_gradients,
-    zero_grad,
-)
+from composable.trainer.guards import NonFiniteGuard, skip_batches
+from composable.trainer.microbatches import Microbatches, each_batch, fit_memory, sum_gradients
+from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["Step", "build_step"]
 
 Step: TypeAlias = Callable[[State], State]
 Gradients: TypeAlias = Callable[..., State]
-Fire: TypeAlias = Callable[[Event, State], State]
+At: TypeAlias = Callable[[Event], Step | None]
 Watched: TypeAlias = AbstractContextManager[Any]
 
 _NOTHING: Watched = nullcontext()
@@ -66,63 +58,80 @@ BEFORE_ZERO_GRAD = Event.BEFORE_ZERO_GRAD
 AFTER_ZERO_GRAD = Event.AFTER_ZERO_GRAD
 
 
-def build_step(  # noqa: PLR0913  # the parts of a step
+def build_step(
     dispatcher: Dispatcher,
+    engine: Engine,
     rates: LearningRates,
-    shares: LossShares,
     microbatches: Microbatches,
     guard: NonFiniteGuard,
-    forward: ForwardPass,
-    scaler: LossScaler,
-    parallel: Parallel | None = None,
     fetch_ahead: Callable[[], None] | None = None,
 ) -> Step:
     """Compose the step of a run.
 
     Args:
         dispatcher: Fires the events.
+        engine: Computes outputs, losses and gradients, and steps the optimizers.
         rates: The learning rates, which an algorithm may override for one step.
-        shares: The shares of the parts of a batch in its loss.
         microbatches: How batches are split.
         guard: Checks the loss before the optimizers step.
-        forward: Computes outputs and losses.
-        scaler: Scales losses, if the precision needs it.
-        parallel: The processes that share a batch, if there are several.
         fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one.
     """
-    fire = dispatcher.fire
-    fire_each = each_batch(fire) if microbatches.groups else fire
-    engine = None if parallel is None else parallel.engine
-    backward = scaler.backward if scaler.enabled else Tensor.backward
-    if engine is not None:
-        backward = engine.backward
-    gradients: Gradients = forward_backward(
-        fire,
-        computes_loss(dispatcher, forward),
-        backward,
-        None if parallel is None else parallel.begin_backward,
+    at, scaler = partial(listening, dispatcher), engine.scaler
+    gradients = sum_gradients(
+        forward_backward(at, computes_loss(dispatcher, engine.forward), engine.backward),
+        engine,
+        microbatches,
     )
-    if microbatches.split:
-        equal = None if parallel is None else parallel.equal_count
-        gradients = accumulate(gradients, microbatches, shares, equal)
-    if parallel is not None:
-        gradients = reduce_gradients(gradients, parallel, shares, microbatches)
     if fetch_ahead is not None:
         gradients = followed_by(gradients, fetch_ahead)
     if scaler.enabled:
-        gradients = unscale_gradients(gradients, scaler, guard)
-    gradients = second_pass(gradients)
-    if microbatches.auto and parallel is None:
+        check = None if guard.policy == "ignore" else guard.check_now
+        gradients = unscale_gradients(gradients, scaler, check)
+    if dispatcher.plan.algorithms:
+        gradients = second_pass(gradients)
+    if microbatches.auto and not engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
-    update = update_weights(fire, None if engine is None else engine.step)
-    step = optimizer_step(dispatcher, fire_each, rates, gradients, guard, update)
+    begin = at(BEFORE_TRAIN_BATCH)
+    if microbatches.groups and begin is not None:
+        begin = partial(each_batch(dispatcher.fire), BEFORE_TRAIN_BATCH)
+    step = optimizer_step(
+        dispatcher,
+        rates,
+        guard,
+        begin,
+        chain(gradients, at(AFTER_TRAIN_BATCH)),
+        at(BEFORE_OPTIMIZER_STEP),
+        chain(
+            engine.step,
+            at(AFTER_OPTIMIZER_STEP),
+            at(BEFORE_ZERO_GRAD),
+            zero_grad,
+            drop_gradients if dispatcher.plan.algorithms else None,
+            at(AFTER_ZERO_GRAD),
+        ),
+    )
     if scaler.enabled:
         step = skip_overflow(step, dispatcher, scaler)
-    if guard.policy == "skip":
-        step = skip_nonfinite(step, dispatcher, guard)
-    if guard.policy == "rollback" or guard.skipped_batches:
-        step = skip_listed(step, guard)
-    return lambda state: step(fire(BATCH_START, state))
+    return chain(at(BATCH_START), skip_batches(step, dispatcher, guard))
+
+
+def listening(dispatcher: Dispatcher, event: Event) -> Step | None:
+    """Return a function of the state that fires an event, or None if nothing listens."""
+    return partial(dispatcher.fire, event) if dispatcher.listens(event) else None
+
+
+def chain(*functions: Step | None) -> Step:
+    """Compose functions of the state, in this order; None stands for nothing to do."""
+    todo = tuple(one for one in functions if one is not None)
+    if len(todo) == 1:
+        return todo[0]
+
+    def chained(state: State) -> State:
+        for function in todo:
+            state = function(state)
+        return state
+
+    return chained
 
 
 # --- gradients ---
@@ -165,44 +174,46 @@ def computes_loss(
 
 
 def forward_backward(
-    fire: Fire,
+    at: At,
     compute_loss: Callable[..., tuple[State, Any, Tensor, Tensor]],
     backward: Callable[[Tensor], Any],
-    before_backward: Callable[[bool], None] | None = None,
 ) -> Gradients:
     """Compute the gradients of one microbatch: `BEFORE_FORWARD` to `AFTER_BACKWARD`.
 
     Args:
-        fire: Fires the events.
+        at: Returns what fires an event, or None if nothing listens.
         compute_loss: Computes the loss.
         backward: Computes the gradients of the loss.
-        before_backward: Called with whether the microbatch is the last one of the step.
     """
+    before, after = at(BEFORE_FORWARD), at(AFTER_BACKWARD)
 
     def microbatch(
         state: State,
+        sums: Sums | None = None,
         index: int = 0,
-        shares: StepShares | None = None,
         last: bool = True,
         empty: bool = False,
     ) -> State:
         batch, loss_fn, share = state.batch, state.loss_fn, None
-        state = fire(BEFORE_FORWARD, state)
+        if before is not None:
+            state = before(state)
         seed_step(state.key, state.timestamp.batch, index)
-        if shares is None:
+        if sums is not None:
+            sums.begin_part(last)
+        if sums is None or sums.shares is None:
             state, outputs, _, loss = compute_loss(state)
         else:
-            state, outputs, loss, share = shares.compute(compute_loss, state, batch, empty=empty)
+            state, outputs, loss, share = sums.shares.compute(
+                compute_loss, state, batch, empty=empty
+            )
             loss = times(loss, share)
-        if before_backward is not None:
-            before_backward(last)
         backward(loss)
         if share is not None:
             loss = without_nothing(loss, share)
         state = state.evolve_unchecked(
             outputs=outputs, loss=loss.detach(), batch=batch, loss_fn=loss_fn
         )
-        return fire(AFTER_BACKWARD, state)
+        return state if after is None else after(state)
 
     return microbatch
 
@@ -252,18 +263,29 @@ def followed_by(gradients: Gradients, then: Callable[[], None]) -> Gradients:
 
 def optimizer_step(
     dispatcher: Dispatcher,
-    fire_each: Fire,
     rates: LearningRates,
-    gradients: Gradients,
     guard: NonFiniteGuard,
+    begin: Step | None,
+    gradients: Step,
+    change: Step | None,
     update: Step,
 ) -> Step:
-    """Compute gradients, check the loss, and step: `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`."""
-    fire = dispatcher.fire
-    check = None if guard.policy == "ignore" else guard.check
+    """Compute gradients, check the loss, and step: `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`.
+
+    Args:
+        dispatcher: It has the loggers.
+        rates: The learning rates.
+        guard: Checks the loss.
+        begin: Fires `BEFORE_TRAIN_BATCH`, if anything listens.
+        gradients: Computes the gradients.
+        change: Fires `BEFORE_OPTIMIZER_STEP`, if anything listens.
+        update: Steps the optimizers, and drops the gradients.
+    """
+    check = guard.check_now if guard.immediate else guard.check
+    checks = guard.policy != "ignore"
 
     def step(state: State) -> State:
-        outer, state = state, fire_each(BEFORE_TRAIN_BATCH, state)
+        outer, state = state, state if begin is None else begin(state)
         if not state.frozen:
             return train(outer, state)
         with frozen_parameters(state):
@@ -271,12 +293,13 @@ def optimizer_step(
         return state.evolve_unchecked(frozen=frozenset())
 
     def train(outer: State, state: State) -> State:
-        state = fire(AFTER_TRAIN_BATCH, gradients(state))
+        state = gradients(state)
         if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
             state = state.evolve_unchecked(batch=outer.batch, loss_fn=outer.loss_fn)
-        if check is not None:
+        if checks:
             check(state)
-        state = fire(BEFORE_OPTIMIZER_STEP, state)
+        if change is not None:
+            state = change(state)
         if state.gradients is not None:
             write_gradients(state)
         if state.lr_override is None:
@@ -289,25 +312,6 @@ def optimizer_step(
     return step
 
 
-def update_weights(fire: Fire, engine_step: Callable[[State], None] | None = None) -> Step:
-    """Step the optimizers, then drop the gradients: up to `AFTER_ZERO_GRAD`.
-
-    Args:
-        fire: Fires the events.
-        engine_step: Steps in their place.
-    """
-    step_optimizers = OptimizerSteps()
-
-    def update(state: State) -> State:
-        if engine_step is None:
-            step_optimizers(state.optimizers)
-        else:
-            engine_step(state)
-        state = fire(AFTER_OPTIMIZER_STEP, state)
-        state = fire(BEFORE_ZERO_GRAD, state)
-        zero_grad(state)
-        if state.gradients is not None:
-            state = state.evolve_unchecked(gradients=None)
-        return fire(AFTER_ZERO_GRAD, state)
-
-    return update
+def drop_gradients(state: State) -> State:
+    """Drop the gradients that an algorithm has changed."""
+    return state if state.gradients is None else state.evolve_unchecked(gradients=None)

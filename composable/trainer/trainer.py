@@ -24,10 +24,6 @@ from composable.utils.reproducibility import configure_deterministic_mode, prese
 
 __all__ = ["Trainer"]
 
-_DIVIDED = (
-    "each process has a part of the weights. Save them with trainer.export_weights(path), which "
-    "all processes call, or use trainer.state.model."
-)
 _FIT = (
     "data, length, callbacks and checkpoints are arguments of the Trainer, and fit takes "
     "duration=... alone"
@@ -90,8 +86,8 @@ class Trainer(RunView):
                 options.attach(self._run)
                 self._saving.callbacks.load_waiting()
             self._given = GivenModel(options.model, weakref.ref(self))
-            if options.divides_model:
-                self._given.withdraw(self._run.state.model, _DIVIDED)
+            if self._run.engine.why_withdrawn is not None:
+                self._given.withdraw(self._run.state.model, self._run.engine.why_withdrawn)
             self._between_calls()
 
     def __getattr__(self, name: str) -> Any:
@@ -127,8 +123,9 @@ class Trainer(RunView):
         Raises:
             ValueError: An argument that training needs is missing, or training has ended.
         """
+        from composable.optim.stepping import zero_grad
         from composable.trainer import loop  # when a run was built
-        from composable.trainer.parameters import start_training, surgery, zero_grad
+        from composable.trainer.parameters import start_training, surgery
         from composable.trainer.summary import summarized
 
         longer = None if duration is None else check.check_duration(duration, "duration")
@@ -148,7 +145,7 @@ class Trainer(RunView):
         with (
             self._training(),  # first, so that it ends last
             summarized(run, saving),
-            run.together(),
+            run.engine.failing_together(),
             preserve_rng(),
             saving.locked(),
             saving.recording_end(),
@@ -166,9 +163,8 @@ class Trainer(RunView):
                 run.state = state = surgery(run.fire, Event.FIT_START, state)
                 progress.num_fits, progress.fit_in_progress = progress.num_fits + 1, True
             description = saving.describe(state)
-            if run.parallel is not None:
-                run.parallel.begin(description, run.dispatcher)
-                run.join_requests(Event.FIT_START)
+            run.engine.begin(description, run.dispatcher)
+            run.join_requests(Event.FIT_START)
             self.logger.log_hyperparameters(saving.with_folder(description))
             saving.begin(description, state)
             run.state = loop.fit(run, state)
@@ -202,7 +198,7 @@ class Trainer(RunView):
         if not evaluators:
             raise ValueError("eval needs an eval_dataloader; pass one here or to the Trainer.")
         with (
-            run.together(),
+            run.engine.failing_together(),
             preserve_rng(),
             run.at_evaluated_weights(),
             self._session.running(),
@@ -210,12 +206,7 @@ class Trainer(RunView):
             state = run.fire(Event.EVAL_STANDALONE_START, self.state)
             for evaluator in evaluators:
                 state = evaluate(
-                    run.dispatcher,
-                    state,
-                    evaluator,
-                    run.evaluation.weights,
-                    run.forward,
-                    run.parallel,
+                    run.dispatcher, run.engine, state, evaluator, run.evaluation.weights
                 )
             state = run.fire(Event.EVAL_STANDALONE_END, state)
             run.state = self.state.evolve(memory=state.memory, metrics=state.metrics)
@@ -234,14 +225,12 @@ class Trainer(RunView):
 
         loader, run = check.check_loader("dataloader", dataloader), self._run
         with (
-            run.together(),
+            run.engine.failing_together(),
             preserve_rng(),
             run.at_evaluated_weights(),
             self._session.running(),
         ):
-            run.state, outputs = predict(
-                run.dispatcher, self.state, loader, run.forward, run.parallel
-            )
+            run.state, outputs = predict(run.dispatcher, run.engine, self.state, loader)
         return outputs
 
     def export_weights(self, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -304,8 +293,7 @@ class Trainer(RunView):
     def _between_calls(self) -> None:
         """Let the model, and the one that was given, have the evaluated weights and all layers."""
         self._run.state = self._run.weights.install(self._run.state)
-        if not self._options.divides_model:
-            self._given.follow(self._run.state.model)
+        self._given.follow(self._run.state.model)
 
     def add_callback(
         self, callback: Callback | type[Callback] | Callable[..., Control | None]

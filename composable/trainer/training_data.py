@@ -17,13 +17,7 @@ from composable.core.state import State
 from composable.core.stateful import Count, Size
 from composable.data.digest import digest_of
 from composable.data.fetching import copy_loader, has_plain_order, is_map_style
-from composable.data.grouping import (
-    BatchGroup,
-    ShardedBatch,
-    grouped,
-    shards_of,
-    split_into_shards,
-)
+from composable.data.grouping import BatchGroup
 from composable.data.order import (
     check_loader_state,
     get_generator_states,
@@ -34,10 +28,9 @@ from composable.data.order import (
     set_generator_states,
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
-from composable.data.sharding import IndexShards
+from composable.engines.protocol import Engine
 from composable.resume.changes import ChangedRunWarning
 from composable.resume.values import check_as_many
-from composable.trainer.parallel import Parallel
 
 __all__ = ["Loaded", "TrainingData"]
 
@@ -72,9 +65,8 @@ class TrainingData:
     batches_per_step: int = 1
     copies: Copies | None = None
     """Copies batches to the device ahead of their steps; None unless the device is a GPU."""
-    parallel: Parallel | None = None
-    is_local: bool = False
-    """Whether the loader is already divided among the processes."""
+    engine: Engine = attrs.field(kw_only=True)
+    """Splits batches among processes."""
     _loader_state: Any = None
     _state_ahead: Any = None
     """The state of the loader before it was read ahead."""
@@ -105,40 +97,13 @@ class TrainingData:
             loaded = on_device(loaded, state.device)
         else:
             loaded = self._prefetcher = Prefetcher(loaded, self.copies)
-        return loaded if self.parallel is None else self.parallel.together(loaded)
+        return self.engine.loaded(loaded)
 
     def _read(self, loader: Iterable[Any], state: State, **where: Any) -> Iterator[Any]:
         """Iterate over the batches of the steps, from a place on: see `seeded_batches`."""
-        parts = None if self.parallel is None else self._index_shards(self.parallel)
-        batches: Iterator[Any] = seeded_batches(loader, state.key, parts=parts, **where)
-        if self.parallel is not None:
-            return self._sharded(batches, state.batch_spec, parts, self.parallel)
-        return grouped(batches, self.batches_per_step) if self.batches_per_step > 1 else batches
-
-    def _index_shards(self, parallel: Parallel) -> IndexShards | None:
-        """Return what splits the indices of a batch, if that is possible."""
-        by_index = is_map_style(self.loader) and not self.is_local
-        if by_index and self.loader._auto_collation:  # type: ignore[union-attr]
-            return IndexShards(parallel.shards)
-        return None
-
-    def _sharded(
-        self,
-        batches: Iterator[Any],
-        spec: BatchSpec,
-        parts: IndexShards | None,
-        parallel: Parallel,
-    ) -> Iterator[ShardedBatch]:
-        """Join the shards of this process into the batches of the steps."""
-        shards = parallel.shards
-        if parts is not None:
-            split = parts.joined(batches)
-        else:
-            own = shards.alone if self.is_local else shards
-            split = (split_into_shards(batch, spec, own) for batch in batches)
-        if self.is_local:
-            return shards_of(split, shards.alone, self.batches_per_step, numbered_as=shards)
-        return shards_of(split, shards, self.batches_per_step)
+        parts = self.engine.index_shards(self.loader)
+        batches = seeded_batches(loader, state.key, parts=parts, **where)
+        return self.engine.steps(batches, parts, state.batch_spec, self.batches_per_step)
 
     def _loaded(self, batches: Iterator[Any], state: State) -> Iterator["Loaded"]:
         """Count what batches contain, before they are moved to a device."""
@@ -181,7 +146,7 @@ class TrainingData:
 
     def _reads_again(self, within_epoch: bool) -> bool:
         """Return whether the first batch of the saved epoch can be read again, without effects."""
-        if self.is_local or not (self.parallel is None or self.parallel.processes.is_main):
+        if self.engine.is_local or not self.engine.processes.is_main:
             return False
         if isinstance(self.loader, (list, tuple)):
             return True
@@ -236,7 +201,7 @@ class TrainingData:
             "loader": self._read_loader_state(),
             "generators": self._epoch_generators(),
             "batches_per_step": self.batches_per_step,
-            "shards": 1 if self.parallel is None else self.parallel.shards.count,
+            "shards": self.engine.shards.count,
             "first_batch": self._first_batch,
         }
 

@@ -141,7 +141,8 @@ def seed_example(key: Key) -> None:
 
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step, such as its dropout."""
-    folded = _stream(_number(seed), "step").at(_integer("step", step))
+    number = seed.seed if type(seed) is Key else _number(seed)
+    folded = _stream(number, "step").at(step if type(step) is int else _integer("step", step))
     own = type(microbatch) is not int or microbatch
     seed_torch(fold_in(folded, _integer("microbatch", microbatch)) if own else folded)
 

@@ -292,14 +292,6 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_divided_parameters_are_an_error(tmp_path):
-    model = nn.Linear(4, 3)
-    model.weight.full_tensor = lambda: model.weight  # as a DTensor has
-
-    with pytest.raises(ValueError, match="divided among processes, as by FSDP"):
-        train(ExportForInference(tmp_path / "m.pt2"), model=model, loader=batches(8))
-
-
 @pytest.mark.parametrize("missing", ["onnxruntime", "onnxscript"])
 def test_missing_package_is_an_error_that_names_the_extra(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)

@@ -10,11 +10,11 @@ from composable import Callback, Event, Logger, Plan, State
 from composable.callbacks import EarlyStopper
 from composable.core.control import Control
 from composable.data.grouping import ShardedBatch
-from composable.distributed import ProcessError, Shards
+from composable.distributed import ProcessError, Processes, Shards
+from composable.engines.parallel import Parallel
+from composable.engines.partitioned import Partitioned
 from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
-from composable.trainer.parallel import Parallel
-from composable.trainer.signals import Signals
 from tests.support.threads import run_ranks
 
 DESCRIPTION = {
@@ -33,13 +33,13 @@ DESCRIPTION = {
 }
 
 
-def parallel_of(processes, **options):
-    return Parallel(Shards(processes.size, processes), False, Signals(), **options)
+def engine_of(processes, kind=Parallel):
+    return kind(shards=Shards(processes.size, processes))
 
 
-def loaded(parallel, sizes):
+def batches_of(engine, sizes):
     for size in sizes:
-        yield ShardedBatch((f"{size} examples",), (None,), shards=parallel.shards), size, 10 * size
+        yield ShardedBatch((f"{size} examples",), (None,), shards=engine.shards), size, 10 * size
 
 
 # --- batches ---
@@ -47,8 +47,8 @@ def loaded(parallel, sizes):
 
 def test_processes_go_on_until_none_has_a_batch():
     def work(processes):
-        parallel = parallel_of(processes)
-        return list(parallel.together(loaded(parallel, [[4, 3, 2], [5]][processes.rank])))
+        engine = engine_of(processes)
+        return list(engine.loaded(batches_of(engine, [[4, 3, 2], [5]][processes.rank])))
 
     first, second = run_ranks(work)
     for one in first, second:
@@ -63,16 +63,16 @@ def test_processes_go_on_until_none_has_a_batch():
 
 def test_a_process_repeats_its_last_batch():
     def work(processes):
-        parallel = parallel_of(processes)
-        return list(parallel.together(loaded(parallel, [[1, 2, 3], [4, 5]][processes.rank])))
+        engine = engine_of(processes)
+        return list(engine.loaded(batches_of(engine, [[1, 2, 3], [4, 5]][processes.rank])))
 
     assert run_ranks(work)[1][-1][0].batches == ("5 examples",)
 
 
 def test_a_process_without_any_batch_is_an_error():
     def work(processes):
-        parallel = parallel_of(processes)
-        return list(parallel.together(loaded(parallel, [[1, 1], []][processes.rank])))
+        engine = engine_of(processes)
+        return list(engine.loaded(batches_of(engine, [[1, 1], []][processes.rank])))
 
     with pytest.raises(ProcessError, match="rank 1 has no batch in this epoch"):
         run_ranks(work)
@@ -80,16 +80,16 @@ def test_a_process_without_any_batch_is_an_error():
 
 def test_the_time_of_a_batch_is_that_of_rank_0():
     def work(processes):
-        parallel = parallel_of(processes)
-        parallel._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
-        list(parallel.together(loaded(parallel, [1])))  # the end of the data is an exchange too
-        parallel._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
-        next(parallel.together(loaded(parallel, [1])))
-        first = parallel.seconds
-        parallel._exchanged = time.perf_counter() - 1e6
-        parallel.begin({}, dispatcher_of())
-        next(parallel.together(loaded(parallel, [1])))
-        return first, parallel.seconds
+        engine = engine_of(processes)
+        engine._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
+        list(engine.loaded(batches_of(engine, [1])))  # the end of the data is an exchange too
+        engine._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
+        next(engine.loaded(batches_of(engine, [1])))
+        first = engine.seconds
+        engine._exchanged = time.perf_counter() - 1e6
+        engine.begin({}, dispatcher_of())
+        next(engine.loaded(batches_of(engine, [1])))
+        return first, engine.seconds
 
     first, second = run_ranks(work)
     assert first == second
@@ -99,10 +99,10 @@ def test_the_time_of_a_batch_is_that_of_rank_0():
 
 def test_a_signal_of_one_rank_is_received_by_all():
     def work(processes):
-        parallel = parallel_of(processes)
-        parallel.signals.arrived = [None, 15][processes.rank]
-        next(parallel.together(loaded(parallel, [1])))
-        return parallel.signals.received
+        engine = engine_of(processes)
+        engine.signals.arrived = [None, 15][processes.rank]
+        next(engine.loaded(batches_of(engine, [1])))
+        return engine.signals.received
 
     assert run_ranks(work) == [15, 15]
 
@@ -110,16 +110,16 @@ def test_a_signal_of_one_rank_is_received_by_all():
 @pytest.mark.parametrize("signalled", [True, False])
 def test_a_loader_that_a_signal_has_ended_on_one_rank_ends_all(signalled):
     def work(processes):
-        parallel = parallel_of(processes)
+        engine = engine_of(processes)
 
         def ended():
-            yield from loaded(parallel, [1])
+            yield from batches_of(engine, [1])
             if processes.rank:
-                parallel.signals.arrived = 15 if signalled else None
+                engine.signals.arrived = 15 if signalled else None
                 raise RuntimeError("a worker was killed")
-            yield from loaded(parallel, [1])
+            yield from batches_of(engine, [1])
 
-        batches = parallel.together(ended())
+        batches = engine.loaded(ended())
         next(batches)
         if not (signalled or processes.rank):
             return "waits for the others, which the launcher ends"
@@ -141,7 +141,7 @@ def test_a_difference_between_descriptions_is_an_error(name):
     def work(processes):
         different = {name: "different"} if processes.rank == 2 else {}
         with pytest.raises(ProcessError) as caught:
-            parallel_of(processes).begin({**DESCRIPTION, **different}, dispatcher_of())
+            engine_of(processes).begin({**DESCRIPTION, **different}, dispatcher_of())
         return str(caught.value)
 
     for message in run_ranks(work, 3):
@@ -152,7 +152,7 @@ def test_a_difference_between_descriptions_is_an_error(name):
 def test_what_may_differ_between_processes():
     def work(processes):
         device = {"device": f"cuda:{processes.rank}", "callbacks": {"own": processes.rank}}
-        parallel_of(processes).begin({**DESCRIPTION, **device}, dispatcher_of())
+        engine_of(processes).begin({**DESCRIPTION, **device}, dispatcher_of())
 
     run_ranks(work)
 
@@ -176,7 +176,7 @@ def tensors_of(state):
 def test_all_processes_begin_with_the_weights_and_buffers_of_rank_0():
     def work(processes):
         state = model_and_loss(processes.rank)
-        parallel_of(processes).broadcast(state)
+        engine_of(processes).broadcast(state)
         return [float(tensor.detach().double().mean()) for tensor in tensors_of(state)]
 
     first, second = run_ranks(work)
@@ -187,7 +187,7 @@ def test_models_of_different_shapes_are_an_error():
     def work(processes):
         model = nn.Linear(2, 2 + processes.rank)
         with pytest.raises(ProcessError, match=r"on rank 0 and .* on rank 1"):
-            parallel_of(processes).broadcast(State(model))
+            engine_of(processes).broadcast(State(model))
 
     run_ranks(work)
 
@@ -203,7 +203,9 @@ def test_requests_are_those_of_all():
     def work(processes):
         dispatcher = dispatcher_of()
         dispatcher.request([Control.EVALUATE, Control.STOP | Control.SAVE][processes.rank])
-        parallel_of(processes).join_requests(dispatcher)
+        engine = engine_of(processes)
+        engine.user_events = frozenset({Event.BATCH_END})
+        engine.join_requests(Event.BATCH_END, dispatcher)
         return dispatcher.requests
 
     assert run_ranks(work) == [Control.EVALUATE | Control.STOP | Control.SAVE] * 2
@@ -243,21 +245,21 @@ LATER = {Event.LOG, Event.AFTER_SAVE, Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKP
 )
 def test_requests_are_joined_where_callbacks_of_the_user_may_have_some(callback, joined):
     def work(processes):
-        parallel = parallel_of(processes)
+        engine = engine_of(processes)
         # As a logger, which only rank 0 has.
         own = dispatcher_of(callback) if processes.is_main else dispatcher_of()
-        parallel.begin({}, own)
-        assert parallel.requests_can_differ(Event.FIT_START)
-        return {one for one in ENDS | LATER if parallel.requests_can_differ(one)}
+        engine.begin({}, own)
+        assert engine.requests_can_differ(Event.FIT_START)
+        return {one for one in ENDS | LATER if engine.requests_can_differ(one)}
 
     assert run_ranks(work) == [joined, joined]
 
 
 def test_requests_of_composable_are_the_same_on_all_processes():
     def work(processes):
-        parallel = parallel_of(processes)
-        parallel.begin({}, dispatcher_of(EarlyStopper("loss", patience="1ep")))
-        return [event for event in Event if parallel.requests_can_differ(event)]
+        engine = engine_of(processes)
+        engine.begin({}, dispatcher_of(EarlyStopper("loss", patience="1ep")))
+        return [event for event in Event if engine.requests_can_differ(event)]
 
     assert run_ranks(work) == [[], []]
 
@@ -265,28 +267,29 @@ def test_requests_of_composable_are_the_same_on_all_processes():
 def test_flags_and_counts_of_a_divided_model_are_those_of_all():
     def work(processes):
         rank = processes.rank
-        divided, whole = parallel_of(processes, divided=True), parallel_of(processes)
+        divided, whole = engine_of(processes, Partitioned), engine_of(processes)
         return (
-            divided.equal_count(2 + rank),
-            whole.equal_count,
+            divided.equal_parts(2 + rank),
+            whole.equal_parts(2 + rank),
             float(divided.any_process(torch.tensor(float(rank)))),
             float(whole.any_process(torch.tensor(float(rank)))),
-            whole.agree(rank == 0),
-            whole.agree(False),
+            divided.agree_on_calls(rank == 0),
+            divided.agree_on_calls(False),
+            whole.agree_on_calls(rank == 0),
         )
 
     first, second = run_ranks(work)
-    assert first == (3, None, 1.0, 0.0, True, False)
-    assert second == (3, None, 1.0, 1.0, True, False)
+    assert first == (3, 2, 1.0, 0.0, True, False, True)
+    assert second == (3, 3, 1.0, 1.0, True, False, False)
 
 
 def test_one_process_exchanges_with_itself():
     def work(processes):
-        parallel = parallel_of(processes)
-        parallel.join_requests(dispatcher_of())
-        parallel.broadcast(State(nn.Linear(2, 2)))
-        ((batch, samples, tokens),) = parallel.together(loaded(parallel, [3]))
+        engine = engine_of(processes)
+        engine.join_requests(Event.BATCH_END, dispatcher_of())
+        engine.broadcast(State(nn.Linear(2, 2)))
+        ((batch, samples, tokens),) = engine.loaded(batches_of(engine, [3]))
         assert (batch.examples.own, samples, tokens) == (3, 3, 30)
-        return parallel.evaluating(Averages({}, torch.device("cpu")))
+        return engine.evaluating(Averages({}, torch.device("cpu")))
 
-    assert run_ranks(work, 1) == [None]
+    assert run_ranks(work, 1) == [Processes()]

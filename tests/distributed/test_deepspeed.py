@@ -10,9 +10,10 @@ from torch import nn
 
 from composable import Precision
 from composable.algorithms import EMA, SAM, SWA, GradientClipping, LayerFreezing, MixUp
+from composable.checkpoint.errors import MismatchError
 from composable.core.algorithm import Algorithm
 from composable.distributed import DDP, DeepSpeed, Processes
-from composable.distributed.deepspeed import DeepSpeedEngine
+from composable.engines.deepspeed import Zero, start_engine
 from composable.trainer.options import TrainerOptions
 
 RUN = {"precision": Precision(), "processes": 2, "batch_size": 64, "grad_accum": 2}
@@ -148,13 +149,14 @@ def test_missing_package_is_an_error(monkeypatch):
     model = nn.Linear(2, 2)
     optimizer = partial(torch.optim.SGD, lr=0.1)(model.parameters())
     with pytest.raises(ImportError, match=r"pip install\s+'composable\[deepspeed\]'"):
-        DeepSpeedEngine(model, optimizer, {})
+        start_engine(model, optimizer, {})
 
 
-class Engine(DeepSpeedEngine):
+class Engine(Zero):
     """One with stage 2, and the first of two parts of six weights."""
 
     def __init__(self):
+        super().__init__()
         self.engine = SimpleNamespace(
             zero_optimization_stage=lambda: 2,
             optimizer=SimpleNamespace(single_partition_of_fp32_groups=[torch.zeros(3)]),
@@ -177,12 +179,12 @@ SAVED = {"stage": 2, "processes": 2, "partitions": [torch.arange(6.0)], "counter
 )
 def test_state_of_another_engine_is_an_error(changed, message, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(MismatchError, match=message):
         Engine().check({"engine": {**SAVED, **changed}}, "run/ba1")
 
 
 def test_checkpoint_without_an_engine_is_an_error():
-    with pytest.raises(ValueError, match="saved without deepspeed_config"):
+    with pytest.raises(MismatchError, match="saved without deepspeed_config"):
         Engine().check({}, "run/ba1")
 
 
@@ -191,13 +193,12 @@ def test_each_process_restores_its_part(rank, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
     engine = Engine()
-    engine.check({"engine": SAVED}, "run/ba1")
     state = {0: {"exp_avg": torch.arange(6.0), "step": torch.tensor(4.0)}}
-    tree = engine.own_part({"engine": SAVED, "optimizers": [{"state": state}]})
-    own = tree["optimizers"][0]["state"][0]
-    assert own["exp_avg"].tolist() == [3 * rank, 3 * rank + 1, 3 * rank + 2]
-    assert own["step"] == 4
-    engine.load(SAVED)
+    saved = {"engine": SAVED, "optimizers": [{"state": state}]}
+    with engine.restoring(saved, "run/ba1") as tree:
+        own = tree["optimizers"][0]["state"][0]
+        assert own["exp_avg"].tolist() == [3 * rank, 3 * rank + 1, 3 * rank + 2]
+        assert own["step"] == 4
     (partition,) = engine.engine.optimizer.single_partition_of_fp32_groups
     assert torch.equal(partition, own["exp_avg"])
     assert engine.engine.global_samples == 2

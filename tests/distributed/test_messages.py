@@ -7,7 +7,7 @@ import torch
 
 from composable.algorithms import SelectiveBackprop
 from composable.distributed import DDP, FSDP2
-from composable.distributed.buckets import buckets_of
+from composable.engines.buckets import buckets_of
 from tests.support import parallel_messages, parallel_runs
 from tests.support.processes import run
 

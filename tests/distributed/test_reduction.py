@@ -14,12 +14,13 @@ from composable.core.key import Key
 from composable.core.loss_mean import Declared, ExampleCounter
 from composable.core.loss_weights import LossWeights
 from composable.data.grouping import Examples, shards_of, split_into_shards
-from composable.distributed import Shards, buckets
+from composable.distributed import Shards
 from composable.distributed.reduction import TreeSum, all_reduce, all_reduce_exactly
-from composable.trainer.loss_shares import LossShares, times
-from composable.trainer.microbatches import Microbatches
-from composable.trainer.parallel import Parallel, reduce_gradients
-from composable.trainer.signals import Signals
+from composable.engines import buckets
+from composable.engines.ddp import Replicated
+from composable.engines.exact import Exact
+from composable.engines.shares import LossShares, times
+from composable.trainer.microbatches import Microbatches, each_shard, fit_memory, reduce
 from tests.support.threads import run_ranks
 
 
@@ -77,31 +78,41 @@ class Reduction:
     """A step of one rank, up to its gradients."""
 
     def __init__(self, processes, shards=4, *, exact=False, auto=False, weight=None, passes=1):
-        self.parallel = Parallel(Shards(shards, processes), exact, Signals())
+        self.engine = (Exact if exact else Replicated)(shards=Shards(shards, processes))
+        if auto:
+            self.engine.overlaps = False
         counted = Declared(weight or (lambda batch: len(batch[1])))
-        self.passes, self.shares = passes, LossShares(LossWeights(counted), None)
-        self.reduced = reduce_gradients(
-            self.gradients, self.parallel, self.shares, Microbatches(auto=auto)
-        )
+        self.passes, self.engine.shares = passes, LossShares(LossWeights(counted), None)
+        self.auto = auto
+        self.compose(self.gradients)
+
+    def compose(self, gradients):
+        """Sum the gradients of all shards."""
+        added = each_shard(gradients)
+        if self.auto:
+            added = fit_memory(added, Microbatches(auto=True))
+        self.reduced = reduce(added, self.engine)
 
     def compute_loss(self, state):
         loss = state.loss_fn(state.forward(), state.batch)
         return state, None, loss, loss
 
-    def gradients(self, state, index=0, step=None, last=True, empty=False):
+    def gradients(self, state, sums, index=0, last=True, empty=False):
         """Compute the gradients of a shard, in one or several backward passes."""
         total = 0.0
         for number in range(self.passes):
-            *_, loss, share = step.compute(self.compute_loss, state, state.batch, empty=empty)
+            sums.begin_part(last and number == self.passes - 1)
+            *_, loss, share = sums.shares.compute(
+                self.compute_loss, state, state.batch, empty=empty
+            )
             loss = times(loss, share) / self.passes
-            self.parallel.begin_backward(last and number == self.passes - 1)
             loss.backward()
             total = total + loss.detach()
         return state.evolve_unchecked(loss=total)
 
     def __call__(self, state):
         """Return the loss and the gradients of a global batch."""
-        sharded = shard_batch(state.batch, self.parallel.shards)
+        sharded = shard_batch(state.batch, self.engine.shards)
         state = self.reduced(state.evolve(batch=sharded))
         return state, [parameter.grad for parameter in state.model.parameters()]
 
@@ -174,9 +185,7 @@ def test_gradients_that_one_rank_changes_after_they_were_sent_are_sent_again():
                 state.model[1].weight.grad.mul_(2.0)
             return state
 
-        reduction.reduced = reduce_gradients(
-            changed, reduction.parallel, reduction.shares, Microbatches()
-        )
+        reduction.compose(changed)
         return reduction(state_of(two_layers(), examples(4)))[1]
 
     inputs, targets = examples(4)
@@ -261,7 +270,7 @@ def test_examples_that_an_algorithm_omits_do_not_count():
         own.load_state_dict(model.state_dict())
         reduction = Reduction(processes, 2, weight=ExampleCounter(BatchSpec()))
         rows = [[0, 1, 2], [4]][processes.rank]
-        sharded = shard_batch((inputs, targets), reduction.parallel.shards)
+        sharded = shard_batch((inputs, targets), reduction.engine.shards)
         sharded = type(sharded)(
             ((inputs[rows], targets[rows]),),
             (None,),
@@ -321,9 +330,9 @@ def test_nothing_is_left_of_a_step_that_failed():
         with suppress(OSError):
             reduction(state_of(model, examples(8)))
         hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
-        return reduction.parallel.sums, [one for one in hooks if one]
+        return [one for one in hooks if one]
 
-    assert run_ranks(work) == [(None, [])] * 2
+    assert run_ranks(work) == [[]] * 2
 
 
 @pytest.mark.usefixtures("bucket_size")

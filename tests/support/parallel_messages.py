@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composable import Event
-from composable.distributed import Processes, buckets
+from composable.distributed import Processes
+from composable.engines import buckets
 from tests.support import parallel_runs as runs
 from tests.support.models import CLASSES, SIDE
 

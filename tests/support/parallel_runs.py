@@ -25,9 +25,9 @@ from composable.callbacks import (
 from composable.core.batch import map_tensors
 from composable.core.control import Control
 from composable.distributed import DDP, Processes
+from composable.distributed.signals import Preempted
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
-from composable.trainer.signals import Preempted
 from tests.support.models import CLASSES, SIDE, conv_net
 
 cross_entropy = nn.functional.cross_entropy
@@ -197,6 +197,15 @@ class RootInEvaluation(nn.Module):
 def plain_net() -> nn.Module:
     """Build a model without dropout and batch norm."""
     return conv_net(one_by_one=True)
+
+
+def broken_net() -> nn.Module:
+    """Build a model whose last weight is not finite: it is in the part of the last process."""
+    model = plain_net()
+    with torch.no_grad():
+        *_, last = model.parameters()
+        last[-1] = float("nan")
+    return model
 
 
 def linear_net() -> nn.Module:

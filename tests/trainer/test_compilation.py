@@ -22,9 +22,9 @@ from composable.algorithms import (
     StochasticDepth,
 )
 from composable.core.state import State
+from composable.engines.compiled import CompilationWarning
 from composable.functional.layers.residual import ResidualBlock
 from composable.resume import ChangedRunWarning
-from composable.trainer.compilation import CompilationWarning
 from tests.support.compiled import CountingBackend, counting_aot
 from tests.support.data import batches
 from tests.support.models import conv_net, linear, mlp, same, seeded, weights
@@ -352,8 +352,8 @@ def test_seed_determines_run(backend):
 
 
 def test_nothing_is_composed_in_by_default():
-    assert make_trainer()._run.forward.outputs is State.forward
-    assert make_trainer(compile=False)._run.forward.outputs is State.forward
+    assert make_trainer()._run.engine.forward.outputs is State.forward
+    assert make_trainer(compile=False)._run.engine.forward.outputs is State.forward
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from composable.trainer import guards
-from composable.trainer.guards import explain_dead_worker
+from composable.data import dead_workers
+from composable.data.dead_workers import explain_dead_worker
 from tests.support.runs import make_trainer
 
 
@@ -63,7 +63,7 @@ def test_report_of_torch_is_explained(message):
 @pytest.mark.parametrize("dies", [True, False])
 def test_end_of_connection_is_explained_if_a_worker_dies(kind, dies, monkeypatch):
     if not dies:  # there is nothing to wait for
-        monkeypatch.setattr(guards, "_SECONDS", 0.2)
+        monkeypatch.setattr(dead_workers, "_SECONDS", 0.2)
     error = kind("cut")
     code = f"import os, time; time.sleep({0.3 if dies else 60}); os._exit(1)"
     worker = subprocess.Popen([sys.executable, "-c", code])

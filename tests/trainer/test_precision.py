@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 from composable import Precision
 from composable.algorithms import EMA, SAM, GradientClipping, LowPrecisionLayerNorm
 from composable.core.event import Event
+from composable.engines.scaled import GradientOverflowError
 from composable.loggers import InMemoryLogger
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
-from composable.trainer.loss_scaler import GradientOverflowError
 from tests.support.data import batches
 from tests.support.models import linear, seeded, weights
 from tests.support.observers import Watch
@@ -91,7 +91,7 @@ def test_a_model_with_its_own_loss_trains_in_each_precision(low):
 def test_fp32_composes_nothing_in():
     run = make_trainer()._run
 
-    assert run.forward.outputs is type(run.state).forward
+    assert run.engine.forward.outputs is type(run.state).forward
     assert run.state.precision == Precision("fp32")
 
 

@@ -31,6 +31,8 @@ def gather_outputs(
     Raises:
         ProcessError: The outputs of two batches have different structures.
     """
+    if not processes.several:
+        return [output for _, output in own]
     sent = [_describe(number, output) for number, output in own]
     tensors = [tensor for _, output in own for tensor in tensors_of(output)]
     found: list[tuple[int, Any]] = []

@@ -17,18 +17,13 @@ from composable.functional._checks import LOW_PRECISION
 __all__ = ["ForwardPass", "explain_float16"]
 
 
-def compute_loss(state: State, outputs: Any) -> Tensor:
-    """Compute the loss of the batch."""
-    return state.loss_fn(outputs, state.batch)  # type: ignore[misc]
-
-
 @attrs.frozen(eq=False)
 class ForwardPass:
     """How a run computes outputs and losses, in training, evaluation and prediction."""
 
     outputs: Callable[[State], Any] = State.forward
     """Calls the model on the batch of a state."""
-    loss: Callable[[State, Any], Tensor] = compute_loss
+    loss: Callable[[State, Any], Tensor] = State.compute_loss
     """Computes the loss of outputs and the batch of a state."""
 
     def in_precision(self, precision: Precision, device: torch.device) -> "ForwardPass":

@@ -12,10 +12,8 @@ from composable.core.state import State
 from composable.core.stateful import Count, Factor
 from composable.functional._lent import local_part
 from composable.optim.loss_scaling import unscale_, update_scale
-from composable.optim.stepping import count_skipped_step
+from composable.optim.stepping import count_skipped_step, zero_grad
 from composable.plan.dispatch import Dispatcher
-from composable.trainer.guards import NonFiniteGuard
-from composable.trainer.parameters import zero_grad
 
 __all__ = ["GradientOverflowError", "LossScaler", "skip_overflow", "unscale_gradients"]
 
@@ -58,7 +56,7 @@ class LossScaler:
     """The number of steps without overflow since the scale changed."""
     num_skipped: int = 0
     on_all: Callable[[Tensor], Tensor] = attrs.field(default=lambda flag: flag)
-    """Returns whether a process has gradients that are not finite, if they are divided."""
+    """Returns whether any process has gradients that are not finite."""
 
     def __attrs_post_init__(self) -> None:
         self.scale = self._tensor(self.precision.initial_scale)
@@ -128,19 +126,22 @@ class LossScaler:
 
 
 def unscale_gradients(
-    gradients: Callable[..., State], scaler: LossScaler, guard: NonFiniteGuard
+    gradients: Callable[..., State], scaler: LossScaler, check_loss: Callable[[State], None] | None
 ) -> Callable[..., State]:
     """Unscale the gradients of a pass, and end the step if one is not finite.
 
-    A loss that is not finite is left to the guard: no scale would change it.
+    Args:
+        gradients: Computes the gradients of the scaled loss.
+        scaler: The scale.
+        check_loss: Raises an error for a loss that is not finite: no scale would change it.
     """
 
     def unscaled(state: State) -> State:
         state = gradients(state)
         if scaler.unscale(state):
             return state
-        if guard.policy != "ignore":
-            guard.check_now(state)
+        if check_loss is not None:
+            check_loss(state)
         raise Overflow(state.loss)  # type: ignore[arg-type]
 
     return unscaled

@@ -29,9 +29,9 @@ from composable.core.part_weights import Count, SplitLossError, TermWeights, Wei
 from composable.core.state import State
 from composable.core.stateful import Factor
 from composable.data.grouping import Examples, total_weight
+from composable.engines.modules import trained_parameters
 from composable.functional._foreach import compute_dtype
 from composable.functional._lent import local_part
-from composable.trainer.parameters import trained_parameters
 
 __all__ = ["LossShares", "StepShares", "rescale"]
 

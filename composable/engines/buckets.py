@@ -27,7 +27,7 @@ def buckets_of(parameters: Sequence[Tensor], size: int = _BYTES) -> list[list[in
         size: Number of bytes from which a message has no further gradients.
 
     Example:
-        >>> from composable.distributed.buckets import buckets_of
+        >>> from composable.engines.buckets import buckets_of
         >>> buckets_of([torch.ones(2), torch.ones(2), torch.ones(1)], size=12)
         [[2, 1], [0]]
     """

@@ -1,0 +1,215 @@
+"""The engine of one process: what PyTorch does by itself."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import attrs
+from torch import Tensor
+
+from composable.checkpoint.errors import MismatchError
+from composable.core.batch_spec import BatchSpec
+from composable.core.event import Event
+from composable.core.key import Key
+from composable.core.state import State
+from composable.data.grouping import grouped
+from composable.data.sharding import IndexShards, numbered_batches
+from composable.distributed.processes import Processes
+from composable.distributed.shards import Shards
+from composable.distributed.signals import Signals
+from composable.distributed.strategies import Strategy
+from composable.engines.compiled import check_compilable, outputs_of
+from composable.engines.forward import ForwardPass
+from composable.engines.protocol import Engine, Setup, Sums
+from composable.engines.scaled import LossScaler
+from composable.engines.shares import LossShares, StepShares
+from composable.metrics import Averages
+from composable.optim.stepping import OptimizerSteps
+from composable.plan.dispatch import Dispatcher
+
+__all__ = ["ENGINE", "Local", "LocalSums"]
+
+ENGINE = "engine"
+"""What an engine adds to a checkpoint."""
+
+
+@attrs.define(eq=False)
+class Local:
+    """The engine of a run on one process, with one shard; other engines replace methods.
+
+    See `Engine` for the methods.
+    """
+
+    strategy: Strategy | None = None
+    shards: Shards = attrs.field(factory=lambda: Shards(1, Processes()))
+    signals: Signals = attrs.field(factory=Signals)
+    is_local: bool = False
+    forward: ForwardPass = attrs.field(init=False, factory=ForwardPass)
+    scaler: LossScaler = attrs.field(init=False)
+    shares: LossShares = attrs.field(init=False)
+
+    reads_parts: ClassVar[bool] = False
+    has_shards: ClassVar[bool] = False
+
+    @property
+    def processes(self) -> Processes:
+        """The processes of the run."""
+        return self.shards.processes
+
+    def prepare(self, state: State, setup: Setup) -> State:
+        """Compile the forward pass if requested, in the precision of the state."""
+        check_compilable(state, setup.compile)
+        self._prepare_passes(state, outputs_of(setup.compile, setup.algorithms))
+        return state
+
+    def _prepare_passes(self, state: State, outputs: Callable[[State], Any]) -> None:
+        self.forward = ForwardPass(outputs).in_precision(state.precision, state.device)
+        self.scaler = LossScaler(state.precision, state.device, on_all=self.any_process)
+
+    def any_process(self, flag: Tensor) -> Tensor:
+        """Return the largest value of a flag of gradients that only this process has."""
+        return flag
+
+    # --- a step ---
+
+    @property
+    def backward(self) -> Callable[[Tensor], Any]:
+        """Computes the gradients of a loss, which is scaled if the precision needs it."""
+        return self.scaler.backward if self.scaler.enabled else Tensor.backward
+
+    @property
+    def step(self) -> Callable[[State], State]:
+        """Steps the optimizers, and returns the state."""
+        return OptimizerSteps()
+
+    def sums(self, state: State) -> Sums:
+        """Return sums over microbatches."""
+        return LocalSums(self.shares)
+
+    def equal_parts(self, count: int) -> int:
+        """Return `count`."""
+        return count
+
+    def agree_on_calls(self, flag: bool) -> bool:
+        """Return `flag`."""
+        return flag
+
+    # --- the data of a step ---
+
+    def index_shards(self, loader: Any) -> IndexShards | None:
+        """Return None: a batch is not split."""
+
+    def steps(
+        self, batches: Iterator[Any], parts: IndexShards | None, spec: BatchSpec, count: int
+    ) -> Iterator[Any]:
+        """Group `count` batches at a time, if that is more than one."""
+        return grouped(batches, count) if count > 1 else batches
+
+    def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Return the steps."""
+        return steps
+
+    def seconds_since(self, started: float) -> float:
+        """Return how long a batch took."""
+        return time.perf_counter() - started
+
+    def begin(self, description: Mapping[str, Any], dispatcher: Dispatcher) -> None:
+        """Do nothing."""
+
+    def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
+        """Do nothing."""
+
+    def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
+        """Return what fires an event."""
+        return dispatcher.fire
+
+    def failing_together(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    # --- evaluation and prediction ---
+
+    def evaluating(self, averages: Averages) -> Processes:
+        """Return this process."""
+        return Processes()
+
+    def evaluation_batches(
+        self, loader: Any, key: Key, processes: Processes, spec: BatchSpec
+    ) -> Iterator[tuple[int, Any, bool]]:
+        """Iterate over whole batches, in turn with the other processes."""
+        return numbered_batches(loader, key, processes)
+
+    def prediction_batches(self, loader: Any, key: Key) -> Iterator[tuple[int, Any, bool]]:
+        """Iterate over whole batches; each process gets at least one."""
+        return numbered_batches(loader, key, self.processes, at_least_one=True)
+
+    def check_whole(self, message: str) -> None:
+        """Do nothing: this process has all parameters."""
+
+    # --- checkpoints ---
+
+    @property
+    def why_withdrawn(self) -> str | None:
+        """None: the given model can be used between calls."""
+        return None
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def captured(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the contents as they are."""
+        return dict(tree)
+
+    def writes_together(self, weights_only: bool) -> bool:
+        """Return False: rank 0 writes."""
+        return False
+
+    @contextmanager
+    def restoring(self, tree: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
+        """Yield a checkpoint as it is.
+
+        Raises:
+            MismatchError: It was saved with DeepSpeed.
+        """
+        if ENGINE in tree:
+            raise MismatchError(
+                f"{path} was saved with deepspeed_config, and this run has none; "
+                "load_weights_only=True starts a new run from its weights."
+            )
+        yield dict(tree)
+
+
+class LocalSums:
+    """The sums over the microbatches of one process, which PyTorch adds in `.grad`."""
+
+    def __init__(self, run: LossShares) -> None:
+        self._run = run
+        self.shares: StepShares | None = None
+
+    def begin(self, state: State) -> None:
+        """Forget the shares of microbatches of another size."""
+        self.shares = None
+
+    def split(self, state: State, first: Any, count: int) -> None:
+        """Find the shares of microbatches."""
+        if self.shares is None:
+            self.shares = StepShares(self._run, state, first, count)
+
+    def begin_part(self, last: bool) -> None:
+        """Do nothing."""
+
+    def add(self, state: State) -> None:
+        """Do nothing."""
+
+    def reduce(self, state: State) -> Tensor:
+        """Let the gradients be those of the whole batch, and return its loss."""
+        loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
+        return loss if self.shares is None else self.shares.finish(state, loss, self.shares.seen)
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+_: type[Engine] = Local

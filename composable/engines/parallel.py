@@ -1,0 +1,287 @@
+"""What engines of several processes or shards share: data, messages, evaluation."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from hashlib import blake2b
+from itertools import chain
+from typing import Any, ClassVar
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from composable.core._differences import compare
+from composable.core.batch_spec import BatchSpec
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.state import State
+from composable.data.dead_workers import LOADER_ERRORS
+from composable.data.fetching import is_map_style
+from composable.data.grouping import Examples, ShardedBatch, shards_of, split_into_shards
+from composable.data.sharding import IndexShards
+from composable.distributed.processes import ProcessError, Processes
+from composable.distributed.starting import failing_together
+from composable.engines.local import Local, LocalSums
+from composable.engines.modules import modules_of
+from composable.engines.protocol import Setup, Sums
+from composable.engines.sums import ShardSums
+from composable.metrics import Averages
+from composable.plan.dispatch import Dispatcher
+
+__all__ = ["Parallel"]
+
+_END = object()
+
+
+@attrs.define(eq=False)
+class Parallel(Local):
+    """The shards of a global batch, and the processes that compute them."""
+
+    seconds: float = attrs.field(init=False, default=0.0)
+    """How long the last batch took, on rank 0."""
+    user_events: frozenset[Event] = attrs.field(init=False, default=frozenset())
+    """The events to which callbacks of the user listen, on any process."""
+    _exchanged: float = attrs.field(init=False, factory=time.perf_counter)
+
+    has_shards: ClassVar[bool] = True
+    mean_gradients: ClassVar[bool] = False
+    rescales: ClassVar[bool] = True
+
+    def prepare(self, state: State, setup: Setup) -> State:
+        """Copy the weights of rank 0, unless they will be restored.
+
+        Raises:
+            ProcessError: The models differ.
+        """
+        state = super().prepare(state, setup)
+        if not setup.resumes:
+            self.broadcast(state)
+        return state
+
+    def sums(self, state: State) -> Sums:
+        """Return sums over the shards; over the microbatches of a batch that is not sharded."""
+        if isinstance(state.batch, ShardedBatch):
+            return self.shard_sums(state)
+        return LocalSums(self.shares)  # a step by itself, such as that of a replay
+
+    def shard_sums(self, state: State) -> Sums:
+        """Return the sums over the shards of a batch."""
+        return ShardSums(self, state)
+
+    # --- the data of a step ---
+
+    def index_shards(self, loader: Any) -> IndexShards | None:
+        """Return what splits the indices of a batch, if that is possible."""
+        by_index = is_map_style(loader) and not self.is_local
+        return IndexShards(self.shards) if by_index and loader._auto_collation else None
+
+    def steps(
+        self, batches: Iterator[Any], parts: IndexShards | None, spec: BatchSpec, count: int
+    ) -> Iterator[ShardedBatch]:
+        """Join the shards of this process into the batches of the steps."""
+        shards = self.shards.alone if self.is_local else self.shards
+        if parts is not None:
+            split = parts.joined(batches)
+        else:
+            split = (split_into_shards(batch, spec, shards) for batch in batches)
+        return shards_of(split, shards, count, numbered_as=self.shards)
+
+    def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Iterate over steps as long as any process has one.
+
+        The numbers of examples and tokens are those of all processes. A process without a further
+        batch repeats its last one, with the weight 0.
+
+        Args:
+            steps: Batches of shards, with their numbers of examples and tokens.
+        """
+        last: Any = None
+        while True:
+            one, ended = self._fetch(steps)
+            batch: Any
+            batch, samples, tokens = (None, 0, 0) if one is _END else one
+            own = samples
+            present, samples, tokens, any_ended = self._exchange(
+                one is not _END, samples, tokens, ended is not None
+            )
+            if any_ended:
+                raise ended or ProcessError("a signal has ended the loader of another process")
+            if not present:
+                return
+            if one is not _END:
+                last = batch
+            elif last is None:
+                raise ProcessError(
+                    f"rank {self.processes.rank} has no batch in this epoch, and other processes "
+                    "have; every process needs one of its own."
+                )
+            else:
+                batch = attrs.evolve(last, empty=(True,) * len(last.batches))
+            yield attrs.evolve(batch, examples=Examples(own, samples)), samples, tokens
+
+    def _fetch(self, steps: Iterator[Any]) -> tuple[Any, Exception | None]:
+        """Return the next batch; if a signal has ended the loader's workers, an error."""
+        try:
+            return next(steps, _END), None
+        except LOADER_ERRORS as error:
+            if self.signals.arrived is None:
+                raise
+            return _END, error
+
+    # --- messages ---
+
+    def _exchange(
+        self, present: bool, samples: int, tokens: int, ended: bool
+    ) -> tuple[bool, int, int, bool]:
+        """Return whether any process has a batch, and the sums of examples and of tokens.
+
+        The last value is whether a signal has ended the loader of any process.
+        """
+        now = time.perf_counter()
+        elapsed, self._exchanged = now - self._exchanged, now
+        if not self.processes.several:
+            self.seconds = elapsed
+            return present, samples, tokens, ended
+        table = torch.zeros(self.processes.size, 6, dtype=torch.int64)
+        table[self.processes.rank] = torch.tensor(
+            [present, samples, tokens, self.signals.arrived or 0, int(elapsed * 1e9), ended]
+        )
+        dist.all_reduce(table)
+        presents, all_samples, all_tokens, signals, elapsed_times, all_ended = table.T.tolist()
+        self.signals.received = max(signals) or None
+        self.seconds = elapsed_times[0] / 1e9
+        return any(presents), sum(all_samples), sum(all_tokens), any(all_ended)
+
+    def seconds_since(self, started: float) -> float:
+        """Return how long a batch took, on rank 0."""
+        return self.seconds if self.processes.several else super().seconds_since(started)
+
+    def failing_together(self) -> AbstractContextManager[None]:
+        """Return a context in which the failure of one process ends all of them."""
+        return failing_together(lambda: self.signals.received is not None)
+
+    def begin(self, description: Mapping[str, Any], dispatcher: Dispatcher) -> None:
+        """Check that the processes train the same run, and start the clock.
+
+        Args:
+            description: The description of the run.
+            dispatcher: It has the callbacks, which may differ: only rank 0 has loggers.
+
+        Raises:
+            ProcessError: The runs differ.
+        """
+        self.check_same({name: description[name] for name in _SAME if name in description})
+        listened = self.processes.maximum([int(one in dispatcher.user_events) for one in Event])
+        self.user_events = frozenset(one for one, any_ in zip(Event, listened, strict=True) if any_)
+        self._exchanged = time.perf_counter()
+
+    def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
+        """Let the requests of callbacks at an event be the same on all processes."""
+        if not (self.processes.several and self.requests_can_differ(event)):
+            return
+        requests = torch.tensor([int(one in dispatcher.requests) for one in Control])
+        dist.all_reduce(requests, op=dist.ReduceOp.MAX)
+        for request, wanted in zip(Control, requests.tolist(), strict=True):
+            if wanted:
+                dispatcher.request(request)
+
+    def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
+        """Return what fires an event, and then joins the requests of callbacks."""
+
+        def fire(event: Event, state: State) -> State:
+            state = dispatcher.fire(event, state)
+            self.join_requests(event, dispatcher)
+            return state
+
+        return fire
+
+    def requests_can_differ(self, event: Event) -> bool:
+        """Return whether callbacks of the user may have requested something on some processes only.
+
+        Args:
+            event: The event after which requests are joined: the start of training; the end of a
+                batch, an epoch or an iteration, for requests at all events before it; or a later
+                one.
+        """
+        if event is Event.FIT_START:  # an evaluation before it may have had requests
+            return bool(self.user_events)
+        if event in _LATE:
+            return bool(self.user_events & (_LATE | _EARLY_OR_LATE))
+        return bool(self.user_events - _LATE)
+
+    def broadcast(self, state: State) -> None:
+        """Copy the weights and buffers of rank 0 to every process.
+
+        Raises:
+            ProcessError: The models differ.
+        """
+        if not self.processes.several:
+            return
+        shapes = {n: [*p.shape, str(p.dtype)] for n, p in state.model.named_parameters()}
+        self.check_same({"seed": state.key.seed, "parameters": shapes})
+        with torch.no_grad():
+            for tensor in _tensors(state):
+                held = tensor.detach().contiguous()
+                dist.broadcast(held, 0)
+                tensor.copy_(held)
+
+    def check_same(self, what: Mapping[str, Any]) -> None:
+        """Check that values are the same on all processes.
+
+        Args:
+            what: The values by name, plain data.
+
+        Raises:
+            ProcessError: They are not.
+        """
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in what.items()}
+        digests = {name: blake2b(one.encode()).hexdigest() for name, one in texts.items()}
+        first, *others = self.processes.gather(digests)
+        differ = [
+            (name, rank)
+            for rank, other in enumerate(others, 1)
+            for name in first
+            if other.get(name) != first[name]
+        ]
+        if not differ:
+            return
+        name, rank = differ[0]
+        values = self.processes.gather(what.get(name))
+        path, before, now = next(compare(values[0], values[rank], name))
+        raise ProcessError(
+            f"{path} is {str(before)[:200]} on rank 0 and {str(now)[:200]} on rank {rank}: every "
+            "process must build the same run, from the same code and seed."
+        )
+
+    # --- evaluation ---
+
+    def evaluating(self, averages: Averages) -> Processes:
+        """Return the processes that share an evaluation: this one alone if each computes all.
+
+        The values of a metric that is an object cannot be added. Those of torchmetrics join the
+        states of all processes themselves.
+        """
+        return Processes() if averages.needs_all else self.processes
+
+
+def _tensors(state: State) -> Iterator[Tensor]:
+    for module in modules_of(state):
+        yield from chain(module.parameters(), module.buffers())
+
+
+_SAME = (
+    *("id", "seed", "max_duration", "epoch_length", "algorithms", "optimizers", "schedulers"),
+    *("hyperparameters", "modules", "loss_fn", "options", "torch"),
+)
+_LATE = frozenset(
+    event
+    for event in Event
+    if event in (Event.LOG, Event.BEFORE_SAVE, Event.AFTER_SAVE)
+    or event.name.startswith("EVAL_")
+    or event.name.endswith("_CHECKPOINT")
+)
+"""The events between the end of a batch, epoch or iteration and the next one."""
+_EARLY_OR_LATE = frozenset((Event.BEFORE_SCHEDULER_STEP, Event.AFTER_SCHEDULER_STEP))

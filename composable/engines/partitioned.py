@@ -1,0 +1,72 @@
+"""What engines share that give each process a part of the parameters."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import attrs
+import torch.distributed as dist
+from torch import Tensor
+
+from composable.core.batch_spec import BatchSpec
+from composable.core.key import Key
+from composable.core.state import State
+from composable.data.sharding import batches_in_turn, divided_batches
+from composable.distributed.processes import Processes
+from composable.engines.modules import bind_loss
+from composable.engines.parallel import Parallel
+from composable.engines.protocol import Setup
+from composable.functional._surgery import copy_on_write
+
+__all__ = ["Partitioned"]
+
+
+@attrs.define(eq=False)
+class Partitioned(Parallel):
+    """All processes call the model equally often; gradients are means over the processes."""
+
+    reads_parts: ClassVar[bool] = True
+    mean_gradients: ClassVar[bool] = True
+
+    def prepare(self, state: State, setup: Setup) -> State:
+        """Copy the given model, which can't be used once its parameters are in parts."""
+        state = super().prepare(state, setup)
+        if state.model is setup.given and self.processes.several:
+            state = bind_loss(state.evolve(model=copy_on_write(state.model)))
+        return state
+
+    def any_process(self, flag: Tensor) -> Tensor:
+        """Return the largest value of a flag of gradients on any process."""
+        if self.processes.several:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return flag
+
+    def equal_parts(self, count: int) -> int:
+        """Return the largest number of microbatches of a process."""
+        return self.processes.maximum([count])[0]
+
+    def agree_on_calls(self, flag: bool) -> bool:
+        """Return whether any process would call the model."""
+        return self.processes.any(flag)
+
+    def evaluation_batches(
+        self, loader: Any, key: Key, processes: Processes, spec: BatchSpec
+    ) -> Iterator[tuple[int, Any, bool]]:
+        """Iterate over parts of all batches, equally many on every process."""
+        if not processes.several:
+            return super().evaluation_batches(loader, key, processes, spec)
+        return divided_batches(loader, key, processes, spec)
+
+    def prediction_batches(self, loader: Any, key: Key) -> Iterator[tuple[int, Any, bool]]:
+        """Iterate over whole batches, equally many on every process."""
+        return batches_in_turn(loader, key, self.processes)
+
+    @property
+    def why_withdrawn(self) -> str | None:
+        """Why the given model can't be used between calls; None on one process."""
+        return _WITHDRAWN if self.processes.several else None
+
+
+_WITHDRAWN = (
+    "each process has a part of the weights. Save them with trainer.export_weights(path), which "
+    "all processes call, or use trainer.state.model."
+)

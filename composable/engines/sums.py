@@ -1,0 +1,128 @@
+"""The sums of a step over the shards of a global batch."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from composable.core.loss_mean import ExampleCounter
+from composable.core.state import State
+from composable.data.grouping import ShardedBatch, batches_of
+from composable.distributed.processes import Processes
+from composable.distributed.reduction import TreeSum
+from composable.distributed.shards import Shards
+from composable.engines.modules import modules_of
+from composable.engines.shares import LossShares, StepShares
+
+__all__ = ["ShardSums", "Summing"]
+
+
+class Summing(Protocol):
+    """What sums over shards need of their engine."""
+
+    shards: Shards
+    shares: LossShares
+
+    @property
+    def mean_gradients(self) -> bool:
+        """Whether gradients are reduced to means over the processes, and not to sums."""
+
+    @property
+    def rescales(self) -> bool:
+        """Whether gradients can be multiplied after they were computed."""
+
+
+class ShardSums:
+    """The sums of losses and buffers; those of gradients are in `.grad` on every process.
+
+    Every shard starts from the same buffers, such as the running statistics of batch norm, which
+    are then averaged. The number of examples was exchanged when the batch was loaded; algorithms
+    may have omitted some since. Any other weight is exchanged at the start, or with the losses.
+
+    Args:
+        engine: The engine.
+        state: The state with a `ShardedBatch`.
+    """
+
+    def __init__(self, engine: Summing, state: State) -> None:
+        self.number, self.processes = engine.shards.count, engine.shards.processes
+        self.means = self.processes.size if engine.mean_gradients else 1
+        batch: ShardedBatch = state.batch
+        counts_examples = isinstance(engine.shares.weights.of_batches(state), ExampleCounter)
+        self.shares = StepShares(
+            engine.shares,
+            state,
+            batches_of(batch)[0],
+            self.number,
+            exchange=lambda weight: _sum_of(weight, self.processes),
+            known=batch.examples if counts_examples and engine.rescales else None,
+            size=self.means,
+            ways="second" if engine.rescales else "first",
+        )
+
+    def begin(self, state: State) -> None:
+        """Start with the first shard of this process."""
+        self.shares.restart()
+        buffers = dict.fromkeys(one for module in modules_of(state) for one in module.buffers())
+        self.buffers = [one for one in buffers if one.is_floating_point()]
+        self.on_cpu = state.device.type == "cpu"
+        self.reports = TreeSum()
+
+    def split(self, state: State, first: Any, count: int) -> None:
+        """Do nothing: the microbatches of a shard are parts of the global batch."""
+
+    def begin_part(self, last: bool) -> None:
+        """Do nothing."""
+
+    def add(self, state: State) -> None:
+        """Add the loss of a shard and its buffers."""
+        loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
+        self.dtype = loss.dtype
+        report = [loss, self.shares.take(loss), *self.buffers]
+        self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])
+
+    def reduce(self, state: State) -> Tensor:
+        """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
+        report, counts = self.total(self.reports.value[0], [float(self.shares.omitted)])
+        self._average_buffers(report[2:])
+        loss = report[0] / self.means
+        return self.shares.finish(state, loss, report[1], omitted=counts[0]).to(self.dtype)
+
+    def total(self, report: Tensor, counts: list[float]) -> tuple[Tensor, list[float]]:
+        """Sum over the processes.
+
+        Args:
+            report: Values on the device of the run, in float64.
+            counts: Numbers that are needed on the CPU.
+        """
+        if not self.processes.several:
+            return report, counts
+        if self.on_cpu:  # in one message
+            both = self.all_reduce(torch.cat([report, report.new_tensor(counts)]))
+            return both[: len(report)], both[len(report) :].tolist()
+        counted = self.processes.sum(torch.tensor(counts, dtype=torch.float64))
+        return self.all_reduce(report), counted.tolist()
+
+    def all_reduce(self, flat: Tensor) -> Tensor:
+        """Sum a tensor of one dimension over the processes."""
+        return self.processes.sum(flat)
+
+    def end(self) -> None:
+        """Do nothing."""
+
+    def _average_buffers(self, sums: Tensor) -> None:
+        means = sums / self.number
+        sizes = [buffer.numel() for buffer in self.buffers]
+        with torch.no_grad():
+            for buffer, mean in zip(self.buffers, means.split_with_sizes(sizes), strict=True):
+                buffer.copy_(mean.view_as(buffer))
+
+
+def _sum_of(weight: Any, processes: Processes) -> Any:
+    """Return the sum of a number or a tensor over the processes."""
+    if not processes.several:
+        return weight
+    if isinstance(weight, Tensor):
+        return processes.sum(weight)
+    total = processes.sum(torch.tensor(weight, dtype=torch.float64)).item()
+    return int(total) if total == int(total) else total

@@ -1,0 +1,115 @@
+"""A strategy names its engine, and a derived one is run by the same."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from composable import Trainer
+from composable.algorithms import EMA, SAM, MixUp
+from composable.callbacks import ExportForInference, GradientNoise
+from composable.distributed import DDP, FSDP2, Processes
+from composable.engines.build import engine_type
+from composable.engines.ddp import Replicated
+from composable.engines.exact import Exact
+from composable.engines.fsdp2 import Sharded
+from composable.engines.local import Local
+from tests.support import parallel_messages, parallel_runs
+from tests.support.processes import attempt, run
+from tests.support.runs import make_trainer
+from tests.support.torch_ddp import Sharding, TorchDDP, Undone
+
+ONE, TWO = Processes(), Processes(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "processes", "shards", "engine"),
+    [
+        (DDP(), ONE, 1, Local),
+        (DDP(), ONE, 2, Replicated),
+        (DDP(), TWO, 2, Replicated),
+        (DDP(exact=True), TWO, 2, Exact),
+        (DDP(exact=True), ONE, 4, Exact),
+        (FSDP2(), TWO, 2, Sharded),
+        (FSDP2(), ONE, 4, Replicated),
+        (FSDP2(), ONE, 1, Local),
+        (Sharding(), TWO, 4, Sharded),
+    ],
+)
+def test_engine_of_a_strategy(strategy, processes, shards, engine):
+    assert engine_type(strategy, processes, shards) is engine
+
+
+def test_a_run_of_one_process_has_the_engine_that_adds_nothing():
+    assert type(make_trainer()._run.engine) is Local
+
+
+def test_an_engine_that_lacks_methods_is_an_error_before_anything_changes():
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    with pytest.raises(TypeError, match=r"Undone\(.* engine Unfinished, .*lacks .*prepare, "):
+        Trainer(model, parallel=Undone())
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("callback", [GradientNoise("1ba"), ExportForInference("model.pt2")])
+def test_callbacks_that_need_all_parameters_refuse_sharded_ones(callback, monkeypatch):
+    monkeypatch.setattr(Local, "check_whole", Sharded.check_whole)
+    trainer = make_trainer(callbacks=[callback])
+    with pytest.raises(ValueError, match=f"{callback.name} can.*parameters are (sharded|divided)"):
+        trainer.fit()
+
+
+def fit(options):
+    return parallel_runs.fit(**options)
+
+
+def fit_counting(options):
+    return parallel_messages.fit_counting(**options)
+
+
+def test_a_strategy_derived_from_fsdp2_shards_the_model():
+    options = {
+        "kind": "list",
+        "model": parallel_runs.plain_net,
+        "optimizers": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        "eval_dataloader": None,
+        "metrics": {},
+        "count": 32,
+        "max_duration": "1ep",
+    }
+    found, expected = (
+        run(fit_counting, 2, {**options, "parallel": strategy})[0]
+        for strategy in (Sharding(), FSDP2())
+    )
+    assert found["messages"]["reduce_scatter_base"] > 0
+    assert found["messages"] == expected["messages"]
+    assert found["losses"] == expected["losses"]
+
+
+def test_every_process_names_a_weight_that_is_not_finite_in_the_part_of_one():
+    options = {"model": parallel_runs.broken_net, "parallel": FSDP2(), "eval_dataloader": None}
+    for failed in attempt(fit, 2, {**options, "metrics": {}}):
+        assert failed.kind == "NonFiniteLossError"
+        assert "weights of the model were not finite when training began" in failed.message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grad_accum": 2, "algorithms": [MixUp(), EMA(half_life="2ba")]},
+        {"algorithms": [SAM()], "accumulate_batches": 2},
+        {"loss_fn": parallel_runs.weighted, "shards": 4, "count": 43},
+    ],
+    ids=["microbatches", "two passes", "a weighted loss in four shards"],
+)
+def test_torch_can_sum_the_gradients(options):
+    shards = options.pop("shards", 2)
+    found, expected = (
+        run(fit, 2, {**options, "parallel": strategy(shards=shards)})
+        for strategy in (TorchDDP, DDP)
+    )
+    assert found[0]["losses"] == pytest.approx(expected[0]["losses"], rel=1e-5)
+    assert found[0]["size"] == pytest.approx(expected[0]["size"], rel=1e-5)
+    assert found[0]["weights"] == found[1]["weights"]

@@ -1,0 +1,34 @@
+"""A run by an engine that owns gradients and steps, as that of DeepSpeed does."""
+
+import pytest
+
+from composable.algorithms import EMA, MixUp
+from composable.distributed import DDP
+from tests.support import fake_deepspeed, parallel_runs
+from tests.support.processes import run
+
+
+def fit(options):
+    return parallel_runs.fit(**options)
+
+
+def fit_with_deepspeed(options):
+    return fake_deepspeed.fit(**options)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_is_that_of_ddp_and_is_resumed(size, tmp_path):
+    options = {
+        "model": parallel_runs.plain_net,
+        "grad_accum": 2,
+        "loss_mean_over": "examples",
+        "algorithms": [MixUp(), EMA(half_life="2ba")],
+    }
+    expected = run(fit, size, {**options, "parallel": DDP(shards=2)})[0]
+    whole = run(fit_with_deepspeed, size, options)
+    stopping = {"callbacks": [parallel_runs.SignalAt(4, 0)], "folder": str(tmp_path)}
+    stopped = run(fit_with_deepspeed, size, {**options, **stopping})[0]
+    resumed = run(fit_with_deepspeed, size, {**options, "folder": str(tmp_path)})
+    assert whole[0]["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert stopped["ended"] == "preempted"
+    assert {one["weights"] for one in (*whole, *resumed)} == {whole[0]["weights"]}
