@@ -12,10 +12,8 @@ them down but does not decide.
 """
 
 import argparse
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +46,7 @@ from composable.algorithms import (
     WhitenedFirstLayer,
 )
 from composable.comparison import Comparison, Study
+from composable.comparison.study_file import write_study
 from composable.optim import (
     AdamWScheduleFree,
     constant,
@@ -193,7 +192,7 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def store(study: Study, folder: Path) -> None:
+def store(study: Study, folder: Path, references: Mapping[str, float] | None = None) -> None:
     """Write the study and its plot, with the two results that the documentation uses."""
     names = {study.protocol.metric, study.protocol.tuning_metric}
     results = [
@@ -212,10 +211,9 @@ def store(study: Study, folder: Path) -> None:
         for result in study.results
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        Comparison(attrs.evolve(study, results=results)).save(temporary)
-        for name in ("study.json", "plot.svg"):
-            shutil.copy(Path(temporary, name), folder / name)
+    comparison = Comparison(attrs.evolve(study, results=results))
+    write_study(comparison.study, folder / "study.json")
+    comparison.plot(folder / "plot.svg", references=references)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,15 +44,20 @@ class _Line(NamedTuple):
         return tuple(zip(*self.points, strict=True))
 
 
-def draw_plot(study: Study, analysis: Analysis) -> Figure:
+def draw_plot(
+    study: Study, analysis: Analysis, references: Mapping[str, float] | None = None
+) -> Figure:
     """Draw the speed-up by result, and the mean final results by cost.
 
-    Of many arms, the five with the smallest p values are drawn, and the baseline.
+    Of many arms, the five with the smallest p values are drawn, and the baseline. References are
+    results that are drawn as lines, by their names.
     """
     drawn = _drawn(analysis)
     speedups = [_Line(arm, color, _speedups(arm)) for arm, color in drawn]
     results = [_Line(arm, color, _results(arm)) for arm, color in drawn]
-    panels = [(_draw_speedups, speedups), (_draw_results, results)]
+    draw_results = partial(_draw_results, references=references or {})
+    panels: list[tuple[Callable[..., None], list[_Line]]]
+    panels = [(_draw_speedups, speedups), (draw_results, results)]
     panels = [(draw, kept) for draw, lines in panels if (kept := [x for x in lines if x.points])]
     # A figure of 7 inches has 700 pixels in a README.
     figure = Figure(figsize=(7.0, 1.0 + 3.1 * len(panels)), layout="constrained")
@@ -172,22 +178,27 @@ def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
     _name(axes, 1.02, printable(study.protocol.baseline[:40]))
 
 
-def _draw_results(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
+def _draw_results(
+    axes: "Axes", lines: Sequence[_Line], study: Study, references: Mapping[str, float]
+) -> None:
     _frame(axes, f"{_clock(study)} of training", study.protocol.metric)
     axes.set_xscale("log")
     for one in lines:
         x, y, low, high = one.columns
         axes.vlines(x, low, high, color=one.color, linewidth=1.0, alpha=0.6)
         axes.plot(x, y, linewidth=1.6, marker="o", markersize=4, color=one.color)
-    means = [point[1] for one in lines for point in one.points]
+    means = [point[1] for one in lines for point in one.points] + [*references.values()]
     margin = 0.08 * (max(means) - min(means)) or 0.1 * abs(means[0]) or 1.0
     low, high = min(means) - margin, max(means) + margin
     axes.set_ylim(low, high)
     _logarithmic(axes.xaxis)
+    marked = dict(references)
     target = study.protocol.target
     if target is not None and low <= target <= high:
-        axes.axhline(target, color=_FAINT, linewidth=1, linestyle=(0, (4, 3)))
-        _name(axes, target, f"target {show_number(target)}")
+        marked[f"target {show_number(target)}"] = target
+    for name, result in marked.items():
+        axes.axhline(result, color=_FAINT, linewidth=1, linestyle=(0, (4, 3)))
+        _name(axes, result, printable(name))
 
 
 # --- labels ---

@@ -1,6 +1,6 @@
 """The result of `compare`: a study and its analysis, as text, pictures and files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,12 +138,16 @@ class Comparison:
             from composable.comparison.table import format_markdown
         return format_markdown(self.study, self.analysis)
 
-    def plot(self, path: str | Path | None = None) -> "Figure":
+    def plot(
+        self, path: str | Path | None = None, *, references: Mapping[str, float] | None = None
+    ) -> "Figure":
         """Plot the speed-up by result, and the metric against the seconds of training.
 
         Args:
             path: A file to write, such as "plot.svg"; matplotlib derives the format from its
                 suffix. Default: none.
+            references: Results that are drawn as horizontal lines, by their names, such as those
+                of a simpler model.
 
         Returns:
             A matplotlib figure, which belongs to no window.
@@ -154,7 +158,7 @@ class Comparison:
         """
         with _extra():
             from composable.comparison.plot import draw_plot, render_figure
-        figure = draw_plot(self.study, self.analysis)
+        figure = draw_plot(self.study, self.analysis, references)
         if path is not None:
             file = as_path("path", path)
             write_atomically(file, render_figure(figure, file.suffix))
