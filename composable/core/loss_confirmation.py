@@ -229,7 +229,7 @@ def compare(
         raise refused(
             state,
             "takes its targets from a batch by an index or a number that depends on the size of "
-            "the batch, such as len(outputs), so that they can't be counted in other parts",
+            "the batch, such as len(outputs), so that their number in other parts is unknown",
         )
     if not math.isfinite(loss):
         return False
