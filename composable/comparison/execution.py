@@ -20,7 +20,6 @@ from typing import Any
 
 import attrs
 import torch
-from tqdm.auto import tqdm
 
 from composable.comparison.building import BuildError
 from composable.comparison.cache import Cache
@@ -297,6 +296,8 @@ class Progress:
     """Counts trials, and shows the time left by their lengths."""
 
     def __init__(self, length_of: Callable[[Trial], float] = lambda _: 1.0, show: bool = False):
+        from tqdm.auto import tqdm  # on use: it is slow, because it searches for notebooks
+
         self.finished = self.total = 0
         self._length_of, self._what = length_of, ""
         self._bar: Any = tqdm(

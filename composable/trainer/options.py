@@ -19,13 +19,8 @@ from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
 from composable.distributed.processes import Processes
-from composable.distributed.shards import Shards
-from composable.distributed.signals import Signals
 from composable.distributed.starting import join_processes
 from composable.distributed.strategies import DDP, OneProcess, Strategy, strategy_of
-from composable.engines.build import check_engine, engine_type, reads_parts
-from composable.engines.compiled import check_compile
-from composable.engines.protocol import Engine, Setup
 from composable.functional._checks import as_path, check_count, check_flag
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
@@ -34,6 +29,8 @@ from composable.trainer import arguments as check
 
 # A module that is imported on use is not needed by each run, or not before it is built.
 if TYPE_CHECKING:
+    from composable.distributed.signals import Signals
+    from composable.engines.protocol import Engine, Setup
     from composable.resume.lock import RunLock
     from composable.resume.verify import Reader, ResumePoint
     from composable.trainer.guards import NonFiniteGuard
@@ -66,7 +63,15 @@ def _duration(given: TimeLike | None) -> Time | None:
 
 def _parallel(given: Any) -> Strategy:
     join_processes()
+    from composable.engines.build import check_engine  # on use
+
     return check_engine(strategy_of(given))
+
+
+def _compile(given: Any) -> bool | dict[str, Any]:
+    from composable.engines.compiled import check_compile  # on use
+
+    return check_compile(given)
 
 
 def _precision(given: str | Precision) -> Precision:
@@ -252,7 +257,7 @@ class TrainerOptions:
     deepspeed_config: Mapping[str, Any] | None = None
     seed: int | None = None
     deterministic_mode: bool = _flag()
-    compile: bool | Mapping[str, Any] = attrs.field(default=False, converter=check_compile)
+    compile: bool | Mapping[str, Any] = attrs.field(default=False, converter=_compile)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(check.check_positive))
     accumulate_batches: int = attrs.field(default=1, validator=_valid(_count))
     microbatch_size: int | str | None = attrs.field(default=None, validator=_valid(_size))
@@ -368,13 +373,16 @@ class TrainerOptions:
             return is_divided(self.train_dataloader, self.processes.size)
         return self.parallel.data == "local"
 
-    def build_engine(self, signals: Signals, point: "ResumePoint | None") -> Engine:
+    def build_engine(self, signals: "Signals", point: "ResumePoint | None") -> "Engine":
         """Return the engine, which is prepared when the run is built.
 
         Args:
             signals: The signals of this process.
             point: The checkpoint to resume from, whose number of shards is kept.
         """
+        from composable.distributed.shards import Shards  # on use
+        from composable.engines.build import engine_type
+
         saved = None if point is None else point.num_shards
         count = self.parallel.shard_count(self.processes, saved)
         signals.shared = self.processes.several
@@ -383,8 +391,10 @@ class TrainerOptions:
         )
         return engine
 
-    def setup(self, plan: Plan, *, resumes: bool) -> Setup:
+    def setup(self, plan: Plan, *, resumes: bool) -> "Setup":
         """Return what the engine is prepared for."""
+        from composable.engines.protocol import Setup  # on use
+
         size = getattr(self.train_dataloader, "batch_size", None)
         if size is not None:
             size *= (self.processes.size if self.is_local else 1) * self.accumulate_batches
@@ -525,7 +535,8 @@ class TrainerOptions:
     @property
     def reader(self) -> "Reader":
         """How the processes read a checkpoint."""
-        from composable.resume.verify import Reader  # on use
+        from composable.engines.build import reads_parts  # on use
+        from composable.resume.verify import Reader
 
         divided = reads_parts(self.parallel, self.processes)
         return Reader(self.device, self.processes, divided=divided)
