@@ -61,7 +61,7 @@ def _train(case: AlgorithmCase, parallel: Any) -> dict[str, Any]:
     whole = {name: _gathered(tensor) for name, tensor in left["weights"].items()}
     return {
         "bits": digest({"weights": whole, "memory": left["memory"], "averages": left["averages"]})
-        if parallel.exact
+        if getattr(parallel, "exact", False)
         else "",
         "loss": left["metrics"]["eval"]["loss"],
         "norm": float(sum(t.double().square().sum() for t in whole.values())),
