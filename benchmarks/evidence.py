@@ -2,6 +2,7 @@
 
     python benchmarks/evidence.py language-methods    # rotary positions with one more method
     python benchmarks/evidence.py digits              # methods alone, six of them together
+    python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py mnist               # a convolutional network and its parts
     python benchmarks/evidence.py --list
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 
 import composable
 from composable import Algorithm
@@ -42,6 +44,7 @@ from composable.algorithms import (
     Rotary,
     SelectiveBackprop,
     SqueezeExcite,
+    StochasticDepth,
     WeightStandardization,
     WhitenedFirstLayer,
 )
@@ -49,6 +52,7 @@ from composable.comparison import Comparison, Study
 from composable.comparison.study_file import write_study
 from composable.optim import (
     AdamWScheduleFree,
+    SGDScheduleFree,
     constant,
     warmup_stable_decay,
 )
@@ -142,8 +146,58 @@ def digits() -> dict[str, Any]:
     }
 
 
+def resnet_muon(lr: float = 12e-3) -> Recipe:
+    """Return `small_resnet` without its memory format."""
+    return attrs.evolve(small_resnet(lr=lr), algorithms=())
+
+
+def sgd_schedule_free(lr: float = 1.0) -> Recipe:
+    """Return schedule-free SGD."""
+    options = {"weight_decay": 5e-4, "warmup_steps": 25}
+    return Recipe([], partial(SGDScheduleFree, lr=lr, **options), constant())
+
+
+def vision() -> dict[str, Any]:
+    """Compare a small residual network to a recipe, and to methods alone."""
+    import residual_net
+
+    methods = named(
+        [
+            ChannelsLast(),
+            ProgressiveResizing(),
+            FixRes(),
+            BlurPool(),
+            StochasticDepth(target=residual_net.BLOCKS, drop_rate=0.1),
+            WhitenedFirstLayer(
+                lambda: torch.stack([x for x, _ in residual_net.images()["train"]][:1000])
+            ),
+        ]
+    )
+    sgd, muon_rates = {"lr": [0.1, 0.3, 0.6]}, {"lr": [6e-3, 12e-3, 24e-3]}
+    return {
+        "build": residual_net.build,
+        "arms": {
+            "small_resnet": small_resnet,
+            "Muon": resnet_muon,
+            "SGDScheduleFree": sgd_schedule_free,
+            **methods,
+        },
+        "metric": "test/accuracy",
+        "tuning_metric": "validation/accuracy",
+        "durations": ["2ep", "4ep", "8ep"],
+        "tune": {
+            **dict.fromkeys(["baseline", *methods], sgd),
+            "small_resnet": muon_rates,
+            "Muon": muon_rates,
+            "SGDScheduleFree": {"lr": [1.0, 3.0, 6.0]},
+        },
+        "seeds": 4,
+        "tuning_seeds": 1,
+    }
+
+
 def mnist() -> dict[str, Any]:
-    """Compare a convolutional network to four parts, each alone and left out, and to others."""
+    """Compare a convolutional network to four parts, each alone and without each, and to others."""
     import mnist as example
 
     parts = {
@@ -188,6 +242,7 @@ def with_muon(algorithms: list[Algorithm], lr: float = 24e-3) -> Recipe:
 STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "language-methods": language_methods,
     "digits": digits,
+    "vision": vision,
     "mnist": mnist,
 }
 

@@ -1,6 +1,6 @@
 """The measured evidence: the studies in docs/evidence, and their results for each method."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
 import attrs
@@ -8,6 +8,7 @@ import attrs
 from composable.comparison import Comparison
 from composable.comparison.verdict import ArmAnalysis
 from tests.support.cases import ROOT, Case
+from tools.language_questions import question_lines, target_lines
 
 __all__ = ["STUDIES", "Evidence", "card_lines", "describe_verdict", "grade", "link", "page_lines"]
 
@@ -25,6 +26,7 @@ class Evidence:
         about: The compared arms, and how to repeat the study.
         alone: The names of arms of one method whose name is not that of its algorithm, by the
             name of the algorithm.
+        more: Functions that return lines for the end of its section.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Evidence:
     place: str
     about: str
     alone: Mapping[str, str] = attrs.field(factory=dict)
+    more: tuple[Callable[[], list[str]], ...] = ()
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -47,6 +50,20 @@ class Evidence:
 
 
 STUDIES: tuple[Evidence, ...] = (
+    Evidence(
+        "language",
+        "A small GPT",
+        "a small GPT on PyTorch's source",
+        "A GPT of one or two layers learns the Python source in PyTorch's wheel; results are in "
+        "nats per byte on other files. [The protocol](protocol.md) was written before the results: "
+        "it has the space of hyperparameters, the same for all arms, the targets and what is "
+        "reported. The baseline has rotary positions and AdamW with two learning rates. "
+        "[`small_gpt`](recipes.md) has ALiBi and Muon. Two arms of the protocol were not tuned and "
+        "trained to the end: ALiBi alone and schedule-free AdamW. To the four schedules of the "
+        "protocol, a shorter one was added for `small_gpt`, as the comparison proposes, so that "
+        "the curves share more results. Repeat with `python benchmarks/language.py compare`.",
+        more=(target_lines, question_lines),
+    ),
     Evidence(
         "language-methods",
         "One more method on the rotary GPT",
@@ -132,6 +149,7 @@ def page_lines(study: Evidence) -> list[str]:
         f"![{study.title}: the metric against seconds of training]({folder}/plot.svg)",
         "",
         study.comparison.markdown().strip(),
+        *(line for lines in study.more for line in ("", *lines())),
     ]
 
 

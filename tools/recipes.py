@@ -25,8 +25,12 @@ class RecipeEvidence:
 
 
 RECIPES: tuple[RecipeEvidence, ...] = (
+    RecipeEvidence("small_gpt", "language", ("Muon",)),
     RecipeEvidence("small_resnet", "vision", ("Muon", "ChannelsLast")),
 )
+
+
+_COMMANDS = {"language": "language.py compare"}
 
 
 def recipe_table() -> list[str]:
@@ -45,7 +49,7 @@ def _rows() -> Iterator[str]:
             link(study, "evidence.md"),
             _effect(study, one.recipe),
             parts or "–",
-            f"`python benchmarks/evidence.py {one.study}`",
+            f"`python benchmarks/{_COMMANDS.get(one.study, f'evidence.py {one.study}')}`",
         ]
         yield f"| {' | '.join(cells)} |"
 
