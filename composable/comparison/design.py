@@ -205,7 +205,7 @@ def _remarks(metrics: Metrics, *, tuned: bool, tune: Any) -> list[str]:
         )
     if not tuned:
         fixed = "the single values of tune" if tune else "the hyperparameters of build"
-        notes.append(f"Nothing was tuned: every arm has {fixed}.")
+        notes.append(f"The comparison tuned nothing: every arm has {fixed}.")
     return notes
 
 

@@ -36,7 +36,7 @@ def test_the_defaults_follow_from_the_trainer():
     assert list(made.arms) == ["baseline", "other", "baseline (repeated)"]
     assert (made.metrics.reporting, made.metrics.mode) == ("test/accuracy", "max")
     assert made.epoch_length == 10
-    assert made.notes == ("Nothing was tuned: every arm has the hyperparameters of build.",)
+    assert made.notes == ("The comparison tuned nothing: every arm has the hyperparameters of build.",)
 
 
 def test_tuning_uses_the_other_evaluator():
@@ -218,7 +218,7 @@ def test_arms_without_schedules_have_those_of_the_baseline():
 
 def test_values_of_tune_that_leave_no_choice_are_said():
     assert design(tune={"lr": [0.3]}).notes == (
-        "Nothing was tuned: every arm has the single values of tune.",
+        "The comparison tuned nothing: every arm has the single values of tune.",
     )
 
 
