@@ -233,7 +233,7 @@ def test_an_arm_whose_results_do_not_overlap_gets_the_schedule_that_the_analysis
 
 
 def test_a_budget_that_is_too_short_for_a_verdict_is_refused(tmp_path):
-    with pytest.raises(BudgetError, match="the smallest comparison that gives a verdict"):
+    with pytest.raises(BudgetError, match="before a short trial of each arm"):
         compare_loop(tmp_path, budget=1e-3)
 
 
