@@ -309,7 +309,7 @@ def targets(chosen: Mapping[str, Any], folder: Path, workers: int) -> list[float
 
 
 def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) -> dict[str, Any]:
-    """Train the chosen settings for twice the longest schedule, and on another text."""
+    """Train for twice the longest schedule, on another text, and without a longer context."""
 
     def trials(seconds: Iterable[float]) -> list[Trial]:
         return [
@@ -319,6 +319,8 @@ def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) ->
             for arm in chosen
         ]
 
+    settings = chosen[RECIPE]["settings"]
+    same = {**settings, "evaluated_context": settings["context"]}
     python = (
         f"python-{platform.python_version()}",
         Path(sysconfig.get_path("stdlib")),
@@ -327,6 +329,11 @@ def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) ->
         "twice as long": trained(trials([2 * SECONDS[-1]]), folder / "more.jsonl", workers),
         "other text": trained(
             trials(SECONDS[::3]), folder / "other-text.jsonl", workers, source=python
+        ),
+        "same context": trained(
+            [Trial(RECIPE, same, SECONDS[1], seed, "test") for seed in range(MORE_SEEDS)],
+            folder / "more.jsonl",
+            workers,
         ),
     }
 

@@ -36,7 +36,9 @@ def test_the_defaults_follow_from_the_trainer():
     assert list(made.arms) == ["baseline", "other", "baseline (repeated)"]
     assert (made.metrics.reporting, made.metrics.mode) == ("test/accuracy", "max")
     assert made.epoch_length == 10
-    assert made.notes == ("The comparison tuned nothing: every arm has the hyperparameters of build.",)
+    assert made.notes == (
+        "The comparison tuned nothing: every arm has the hyperparameters of build.",
+    )
 
 
 def test_tuning_uses_the_other_evaluator():
