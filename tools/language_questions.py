@@ -43,9 +43,9 @@ def target_lines() -> list[str]:
         "| --- | --- | --- |",
         *rows,
         "",
-        "*At most* and *at least* are bounds, with their 95 % confidence, where one of the two arms "
-        "reaches the target already in its shortest schedule, or not in its longest. A dash: both "
-        "reach it in their shortest.",
+        "*At most* and *at least* are bounds, with their 95 % confidence, where one of the two "
+        "arms reaches the target already in its shortest schedule, or not in its longest. A dash: "
+        "both reach it in their shortest.",
     ]
 
 
