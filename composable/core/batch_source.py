@@ -123,7 +123,7 @@ def _keeps_rows(name: str, args: tuple[Any, ...]) -> bool:
     if not all(isinstance(one, (slice, type(...))) or type(one) is int for one in items):
         return False
     if items[:1] == (...,):
-        return len(items) <= args[0].ndim
+        return len(items) <= int(args[0].ndim)
     return items[:1] == (slice(None),)
 
 
