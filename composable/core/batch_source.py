@@ -36,6 +36,17 @@ class Source:
     """Functions with their other arguments, apart from those that only change the shape."""
     reshaped: bool = attrs.field(default=False, eq=False)
     """Whether the shape was changed, so that positions are other ones."""
+    by_rows: bool = True
+    """Whether each row is computed from its own: those of a part are those in the whole."""
+
+    @property
+    def is_of_any_size(self) -> bool:
+        """Whether no number in the steps may be a size, which other parts of a batch don't have."""
+        return all(
+            constant in _CONSTANTS
+            for _, args, kwargs in self.steps
+            for constant in _integers_in((args, kwargs))
+        )
 
     def of(self, batch: Any) -> Tensor:
         """Compute the tensor for another batch.
@@ -74,12 +85,14 @@ class Sources:
         source = self.of(args[0]) if args else None
         if source is None or result is args[0] or not isinstance(result, Tensor):
             return
-        if name in _RESHAPING:
+        if name in _RESHAPING and result.dtype == args[0].dtype:
             self._record(result, attrs.evolve(source, reshaped=True))
         elif name in _OF_ELEMENTS or (name in _OF_POSITIONS and not source.reshaped):
             step = function, args[1:], tuple(kwargs.items())
             if _is_plain(step[1:]):
-                self._record(result, attrs.evolve(source, steps=(*source.steps, step)))
+                by_rows = source.by_rows and (name in _OF_ELEMENTS or _keeps_rows(name, args))
+                steps = (*source.steps, step)
+                self._record(result, attrs.evolve(source, steps=steps, by_rows=by_rows))
 
     def _record(self, tensor: Tensor, source: Source) -> None:
         self._known[id(tensor)] = tensor, tensor._version, source
@@ -98,6 +111,28 @@ _OF_ELEMENTS = frozenset(
 )
 FOLLOWED = _RESHAPING | _OF_POSITIONS | _OF_ELEMENTS
 """The names of the functions that are followed."""
+_CONSTANTS = (-100, -1, 0, 1)
+"""Arguments of functions of labels that shift and ignore; others may be sizes of one batch."""
+
+
+def _keeps_rows(name: str, args: tuple[Any, ...]) -> bool:
+    """Return whether an index leaves the first dimension as it is, which examples have."""
+    if name != "__getitem__":
+        return False
+    items = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if not all(isinstance(one, (slice, type(...))) or type(one) is int for one in items):
+        return False
+    if items[:1] == (...,):
+        return len(items) <= int(args[0].ndim)
+    return items[:1] == (slice(None),)
+
+
+def _integers_in(value: Any) -> list[int]:
+    if isinstance(value, slice):
+        value = value.start, value.stop, value.step
+    if isinstance(value, (tuple, list)):
+        return [one for item in value for one in _integers_in(item)]
+    return [value] if isinstance(value, int) else []
 
 
 def _tensors_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:

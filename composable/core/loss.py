@@ -211,12 +211,18 @@ def check_scalar(loss: Any) -> Tensor:
             f"loss_fn returned a tensor of shape {tuple(loss.shape)} and must return one without "
             "dimensions, such as loss.mean()."
         )
+    if loss.is_meta:
+        raise ValueError(
+            "loss_fn returned a tensor on 'meta', which has no value; compute it on the device of "
+            "the outputs, and create the model and all tensors of loss_fn there, or move them by "
+            "to_empty and load their values."
+        )
     return loss
 
 
 def check_loss(loss: Any) -> Tensor:
     """Return the loss; raise an error if it is not a differentiable scalar."""
-    if isinstance(loss, Tensor) and loss.requires_grad and not loss.ndim:
+    if isinstance(loss, Tensor) and loss.requires_grad and not (loss.ndim or loss.is_meta):
         return loss  # the common case, once a step
     scalar = check_scalar(loss)
     if not scalar.requires_grad:

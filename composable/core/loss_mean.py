@@ -51,6 +51,8 @@ class Declared:
 
     by_batch: Callable[[Any], Any] | None = None
     by_outputs: Callable[[Any, Any], Any] | None = None
+    by_name: bool = False
+    """Whether a name declares it, and not a function of the user."""
 
     def weight(self, outputs: Any, batch: Any, device: torch.device) -> Any:
         """Return the weight of a part.
@@ -86,11 +88,11 @@ def declared_by(mean_over: Any, state: State) -> Declared | None:
         return None
     word = mean_over if isinstance(mean_over, str) else ""
     if word == "examples":
-        return Declared(ExampleCounter(spec))
+        return Declared(ExampleCounter(spec), by_name=True)
     if word == "tokens":
         _warn_if_shifting(model)
     if word in ("tokens", "next_tokens"):
-        return Declared(_token_counter(word, spec))
+        return Declared(_token_counter(word, spec), by_name=True)
     if callable(mean_over):
         if _takes_outputs(mean_over):
             return Declared(by_outputs=mean_over)

@@ -64,6 +64,12 @@ class LossWeights:
         own = self._own_loss(state)
         return None if own is None else own.count
 
+    def declares(self, state: State) -> bool:
+        """Return whether a function of the user returns the weights."""
+        if self.declared is not None:
+            return not self.declared.by_name
+        return _declared_by(state) is not None
+
     def watches_forward(self, state: State) -> bool:
         """Return whether the forward pass is watched, since the loss may be computed there."""
         if self.declared is not None or _declared_by(state) is not None:

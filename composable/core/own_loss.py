@@ -7,7 +7,6 @@ import attrs
 import torch
 from torch import nn
 
-from composable.core.batch_source import Source
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.loss import check_scalar
 from composable.core.loss_confirmation import UNKNOWN, Seen, compare, select, without_effects
@@ -93,10 +92,10 @@ def _count_of(state: State, seen: list[tuple[Any, Terms]]) -> Count | None:
     first = seen[0][1]
     if first.is_sum or not first.single:
         return None
-    divisor = first.terms[0].divisor
+    divisor, source = first.terms[0].divisor, first.terms[0].divisor.source
     if divisor.sum_may_remain:  # the loss of a part without weight is seen in the forward pass only
         return None
-    counts: list[Count | None] = [divisor.of_batch if _is_of_any_size(divisor.source) else None]
+    counts = [divisor.of_batch if source is not None and source.is_of_any_size else None]
     if isinstance(divisor.value, int):
         counts.insert(0, state.batch_spec.count)
     for count in counts:
@@ -107,24 +106,3 @@ def _count_of(state: State, seen: list[tuple[Any, Terms]]) -> Count | None:
 
 def _is_right(count: Count, batch: Any, terms: Terms) -> bool:
     return float(count(batch)) == float(terms.terms[0].divisor.value)
-
-
-_CONSTANTS = (-100, -1, 0, 1)
-"""Arguments of functions of labels that shift and ignore; others may be sizes of one batch."""
-
-
-def _is_of_any_size(source: Source | None) -> bool:
-    """Return whether the targets of the loss function come from those of any batch alike."""
-    return source is not None and all(
-        constant in _CONSTANTS
-        for _, args, kwargs in source.steps
-        for constant in _integers_in((args, kwargs))
-    )
-
-
-def _integers_in(value: Any) -> list[int]:
-    if isinstance(value, slice):
-        value = value.start, value.stop, value.step
-    if isinstance(value, (tuple, list)):
-        return [one for item in value for one in _integers_in(item)]
-    return [value] if isinstance(value, int) else []

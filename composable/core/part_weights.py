@@ -149,12 +149,12 @@ def weigh(terms: Terms, state: State) -> Weight | TermWeights:
         return Weight(None, form, may_be_zero=False)
     if terms.single and first.value is not None:
         source = first.source
-        as_loaded = source is not None and not source.steps
+        follows = source is not None and source.by_rows and source.is_of_any_size
         return Weight(
             first.value,
             form,
             False,
-            first.of_batch if as_loaded else None,
+            first.of_batch if follows else None,
             source,
             any(one.sum_may_remain for one in divisors),
             terms.constant,

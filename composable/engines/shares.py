@@ -103,6 +103,7 @@ class StepShares:
         run.weights.find_own_loss(state.evolve_unchecked(batch=first))
         self.watches_forward = run.weights.watches_forward(state)
         self.count = run.weights.of_batches(state)
+        self.declared = run.weights.declares(state)
         self.total: Any = None
         """The sum of the weights of all parts, or of those of each term."""
         self.unit: Any = None
@@ -190,7 +191,7 @@ class StepShares:
         """
         factor: Any = 1.0
         if self.unit is not None:
-            factor = _ratio(self.unit, _checked_total(seen))
+            factor = _ratio(self.unit, _checked_total(seen, self.declared))
             self.run.unit = _next_unit(self.unit, seen)
         elif omitted:
             factor = float(self.total / (self.total - omitted))
@@ -263,7 +264,7 @@ class StepShares:
         return _ratio(weight, _ratio(total, self.size) if self.size > 1 else total)
 
     def _total_of(self, count: Count) -> Any:
-        return _checked_total(self.exchange(total_weight(self.whole, count)))
+        return _checked_total(self.exchange(total_weight(self.whole, count)), self.declared)
 
     def _total_of_targets(self, count: Count) -> Any:
         """Return the total of what is counted in the targets of a watched loss."""
@@ -323,14 +324,16 @@ def _clear_gradient(outputs: Any, share: Any) -> None:
                 tensor.register_hook(cleared)  # type: ignore[no-untyped-call]
 
 
-def _checked_total(total: Any) -> Any:
-    """Return the sum of weights; raise an error for the number 0, which is declared.
+def _checked_total(total: Any, declared: bool) -> Any:
+    """Return the sum of weights; raise an error for a declared one of 0.
 
-    A mean over nothing that is found in tensors is NaN, as without a split.
+    A mean over nothing that is found in tensors is NaN, as without a split. The value of a tensor
+    on a GPU is not read, since the host would wait for it.
     """
-    if not isinstance(total, Tensor) and not total > 0:
+    known = not isinstance(total, Tensor) or (declared and total.device.type == "cpu")
+    if known and not total > 0:
         raise ValueError(
-            f"the weights of all parts of a batch add up to {total}; loss_mean_over and "
+            f"the weights of all parts of a batch add up to {float(total):g}; loss_mean_over and "
             "loss_weight must return a number above 0 for at least one of them."
         )
     return total

@@ -197,6 +197,38 @@ def test_divisor_of_another_batch_follows_from_its_targets(name):
     assert term.divisor.of_batch(OTHER) == expected
 
 
+OF_ROWS = {
+    "as loaded": (lambda targets: targets, True),
+    "flattened": (lambda targets: targets.flatten(), True),
+    "without the first": (lambda targets: targets[:, 1:], True),
+    "from the end": (lambda targets: targets[..., 1:].contiguous().view(-1), True),
+    "a mask": (lambda targets: targets[:, 1] != -100, True),
+    "rows": (lambda targets: targets[1:], False),
+    "rows by their dimension": (lambda targets: targets[..., 1:, :], False),
+    "rows of one": (lambda targets: targets[:, 0][..., 1:], False),
+    "a new dimension": (lambda targets: targets[None][:, 1:], False),
+}
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_targets_of_rows_are_told_apart_from_those_of_the_whole(name):
+    targets, by_rows = OF_ROWS[name]
+
+    with LossWatch(BATCH) as watch:
+        loss = targets(BATCH[1]).float().mean()
+
+    source = watch.terms_of(loss).terms[0].divisor.source
+    assert source.is_of_any_size
+    assert source.by_rows == by_rows
+
+
+def test_other_elements_of_the_same_memory_are_not_those_of_the_batch():
+    with LossWatch(BATCH) as watch:
+        loss = BATCH[1].view(torch.int32).float().mean()
+
+    assert watch.terms_of(loss).terms[0].divisor.source is None
+
+
 def changed(targets):
     targets = targets.clone()
     targets[0] = 2

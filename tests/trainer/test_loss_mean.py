@@ -130,6 +130,9 @@ def test_declared_weight_must_be_a_number(weight, error, message):
         {"loss_fn": declaring(0)},
         {"loss_mean_over": lambda batch: 0},
         {"loss_mean_over": lambda outputs, batch: 0},
+        {"loss_fn": declaring(torch.tensor(0))},
+        {"loss_mean_over": lambda batch: torch.tensor(0)},
+        {"loss_mean_over": lambda outputs, batch: torch.tensor(0.0)},
     ],
 )
 def test_weights_that_are_all_zero_are_an_error(options):
@@ -140,6 +143,15 @@ def test_weights_that_are_all_zero_are_an_error(options):
 def test_a_vector_of_losses_is_an_error_that_names_the_argument():
     with pytest.raises(ValueError, match="loss_fn returned a tensor of shape"):
         fit(loss_fn=partial(cross_entropy, reduction="none"), grad_accum=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"grad_accum": 2}])
+def test_a_loss_without_a_value_is_an_error_that_names_the_argument(options):
+    def loss_fn(outputs, targets):
+        return cross_entropy(outputs.to("meta"), targets.to("meta"))
+
+    with pytest.raises(ValueError, match=r"loss_fn returned a tensor on 'meta'.* on the device of"):
+        fit(loss_fn=loss_fn, **options)
 
 
 def test_a_part_without_weight_has_no_gradient():
@@ -390,6 +402,67 @@ def test_takes_targets_by_the_size_of_the_batch_for_a_single_term():
     )
 
     torch.testing.assert_close(weights(split), weights(whole))
+
+
+CLASS_WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0, 1.5, 0.0, 4.0])
+NEXT = {
+    "plain": lambda outputs, targets: cross_entropy(outputs[..., :-1], targets[:, 1:]),
+    "flattened": lambda outputs, targets: cross_entropy(
+        outputs[..., :-1].mT.flatten(0, 1), targets[..., 1:].flatten()
+    ),
+    "weighted": lambda outputs, targets: cross_entropy(
+        outputs[..., :-1], targets[:, 1:], CLASS_WEIGHTS
+    ),
+}
+CROPPED = [(TOKENS[:1, :3], PADDED[:1, :3]), *PARTS[1:]]
+"""The parts, padded to lengths of their own."""
+
+
+@pytest.mark.parametrize("name", NEXT)
+@pytest.mark.parametrize(
+    ("parts", "options"),
+    [
+        (WHOLE, {"grad_accum": 3}),
+        (PARTS, {"accumulate_batches": 2}),
+        (CROPPED, {"accumulate_batches": 2}),
+        (CROPPED, {"accumulate_batches": 2, "microbatch_size": 1}),
+        (WHOLE, {"parallel": DDP(shards=2)}),
+    ],
+)
+def test_loss_of_the_next_token_is_that_of_the_whole(name, parts, options):
+    torch.testing.assert_close(
+        gradient_of(parts, loss_fn=NEXT[name], **options),
+        gradient_of(WHOLE, loss_fn=NEXT[name]),
+    )
+
+
+@pytest.mark.parametrize("name", NEXT)
+@pytest.mark.parametrize("parts", [WHOLE, CROPPED])
+def test_losses_of_the_next_token_add_up_without_a_correction(name, parts):
+    watch = Watch(Event.AFTER_BACKWARD, read=lambda state: state.loss.item())
+    trainer = make_trainer(
+        seeded(lambda: Bigram(7, 7)),
+        parts,
+        loss_fn=NEXT[name],
+        callbacks=watch,
+        accumulate_batches=len(parts),
+        microbatch_size=1,
+        max_duration="1ep",
+    )
+
+    loss = trainer.fit().loss.item()
+
+    assert len(watch.values) == 4
+    assert sum(watch.values) == pytest.approx(loss)
+    assert trainer._run.loss_shares.unit is None
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_targets_taken_by_the_size_of_a_part_are_weighted_once_it_is_computed(size):
+    trainer = make_trainer(seeded(linear), RARE, microbatch_size=size, loss_fn=sliced)
+    trainer.fit()
+
+    assert trainer._run.loss_shares.unit is not None
 
 
 def draws(outputs, targets):
