@@ -1,5 +1,6 @@
 """Data parallelism: every process has the whole model, and PyTorch's DDP sums gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -87,8 +88,7 @@ class ReducedSums(ShardSums):
     def begin(self, state: State) -> None:
         """Start with the first shard of this process."""
         super().begin(state)
-        size = 3 + sum(one.numel() for one in self.buffers)
-        self.reducer = self.engine.reducer_of(state, size)
+        self.state = state
         self.loss: Any = None
         self.is_joined = False
 
@@ -96,7 +96,12 @@ class ReducedSums(ShardSums):
         """Prepare to send gradients in the backward pass of the last part."""
         self.is_joined = last and self.engine.sends_early
         if self.is_joined:
-            self.reducer.start(self._last_report)
+            self._start(self._last_report)
+
+    def _start(self, report: Callable[[], Tensor]) -> None:
+        size = 3 + sum(one.numel() for one in self.buffers)
+        self.reducer = self.engine.reducer_of(self.state, size)
+        self.reducer.start(report)
 
     def joined(self, loss: Tensor, value: Tensor) -> Tensor:
         """Return a loss with whose backward pass gradients are sent, if it is the last one."""
@@ -117,7 +122,7 @@ class ReducedSums(ShardSums):
     def total(self) -> Tensor:
         """Send what was not sent during the last backward pass, and return the report of all."""
         if not self.is_joined:
-            self.reducer.start(self.report)
+            self._start(self.report)
         report = self.reducer.finish()
         if report is not None:
             return report

@@ -76,6 +76,8 @@ class GradientReducer:
         self._unreached: set[int] = set()
         self._joined: Tensor | None = None
         self._before: list[Tensor | None] = []
+        before = [one.grad for one in self.parameters]  # DDP would move them into its messages
+        self._clear()
         # DDP sends the last parameters first.
         held = [self.report, *self._dense] if self.carries else self._dense
         self.ddp = DistributedDataParallel(
@@ -92,6 +94,8 @@ class GradientReducer:
         if hook is not None:
             self._messages.state, self._messages.hook = hook
             self._messages.means = dist.get_world_size()
+        for one, grad in zip(self.parameters, before, strict=True):
+            one.grad = grad
 
     @property
     def is_complete(self) -> bool:
@@ -110,8 +114,11 @@ class GradientReducer:
             for one in reversed(self._dense):
                 _undefined([one]).backward()
             joined.backward()
-            for one in [*self.parameters, self.report]:
-                one.grad = None
+            self._clear()
+
+    def _clear(self) -> None:
+        for one in [*self.parameters, self.report]:
+            one.grad = None
 
     def start(self, report: Callable[[], Tensor]) -> None:
         """Begin the last part of a step, before its forward pass.
