@@ -47,7 +47,6 @@ class Parallel(Local):
     _exchanged: float = attrs.field(init=False, factory=time.perf_counter)
 
     has_shards: ClassVar[bool] = True
-    mean_gradients: ClassVar[bool] = False
     rescales: ClassVar[bool] = True
 
     def prepare(self, state: State, setup: Setup) -> State:

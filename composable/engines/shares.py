@@ -100,9 +100,10 @@ class StepShares:
         self.run, self.whole = run, state.batch
         self.number_of_parts, self.size, self.ways = count, size, ways
         self.exchange = exchange or (lambda value: value)
-        run.weights.find_own_loss(state.evolve_unchecked(batch=first))
+        if not state.whole_loss:
+            run.weights.find_own_loss(state.evolve_unchecked(batch=first))
         self.watches_forward = run.weights.watches_forward(state)
-        self.count = run.weights.of_batches(state)
+        self.count = None if state.whole_loss else run.weights.of_batches(state)
         self.declared = run.weights.declares(state)
         self.total: Any = None
         """The sum of the weights of all parts, or of those of each term."""
