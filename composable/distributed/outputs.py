@@ -38,7 +38,9 @@ def gather_outputs(
     device = next((tensor.device for tensor in tensors_of(template)), torch.device("cpu"))
     found: list[tuple[int, Any]] = []
     for rank, described in enumerate(processes.gather(sent)):
-        flat = _bytes_of(tensors, device) if rank == processes.rank else _room_for(described, device)
+        flat = (
+            _bytes_of(tensors, device) if rank == processes.rank else _room_for(described, device)
+        )
         dist.broadcast(flat, rank)
         if rank == processes.rank:
             found += own

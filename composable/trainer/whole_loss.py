@@ -15,11 +15,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch import map_tensors, tensors_of
+from composable.core.batch import tensors_of
 from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
-from composable.data.grouping import BatchGroup, ShardedBatch
+from composable.data.grouping import ShardedBatch
 from composable.engines.modules import Buffers
 from composable.engines.protocol import Engine, Sums
 from composable.optim.stepping import zero_grad
@@ -84,9 +84,7 @@ class _FirstPass:
         place = [self._batches[index], self._shard, index]
         examples = 0 if empty else state.batch_spec.count(state.batch)
         changed = state.batch is not given
-        self.parts.append(
-            Part(state.outputs, state.batch, state.loss_fn, examples, place, changed)
-        )
+        self.parts.append(Part(state.outputs, state.batch, state.loss_fn, examples, place, changed))
 
 
 @attrs.define(eq=False)
