@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from property_tests.test_split_losses import FULL, base_of
 from tests.support.processes import run
 from tests.support.split_losses import (
     LOSSES,
@@ -15,7 +16,6 @@ from tests.support.split_losses import (
     attempts,
     outcome,
 )
-from property_tests.test_split_losses import FULL, base_of
 
 CASES = [
     case

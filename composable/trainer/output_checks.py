@@ -86,10 +86,9 @@ class OutputChecks:
         if differing:
             shape, other_shape = differing[0]
             raise SplitLossError(
-                f"{type(state.model).__name__} returned a tensor of shape [{count}, {shape}] for "
-                f"{count} examples and [{len(indices)}, {other_shape}] for {len(indices)}, so it "
-                "compares the examples of a part of a batch, and has no row of the whole; "
-                f"{NAME_OUTPUTS}"
+                f"{type(state.model).__name__} returned a tensor whose rows have the shape {shape} "
+                f"for {count} examples and {other_shape} for {len(indices)}: it compares the "
+                f"examples of a part of a batch, and is no part of the whole; {NAME_OUTPUTS}"
             )
 
     def compare(self, state: State, first: Any) -> None:

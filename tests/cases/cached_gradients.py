@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import composable.functional as F
 from composable import Event
 from composable.algorithms import WholeLoss
+from composable.core.batch import map_tensors
 from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import SECOND_FORWARD, everywhere
 from tests.support.invalid import NO_TENSORS
@@ -31,6 +32,11 @@ def arguments(size: int) -> dict[str, Any]:
     }
 
 
+def halved(outputs: Any) -> Any:
+    """Halve the outputs of a model: another loss, in any split."""
+    return map_tensors(lambda tensor: tensor / 2, outputs)
+
+
 CASE = Case(
     functions=[
         FunctionCase(
@@ -41,9 +47,10 @@ CASE = Case(
     ],
     algorithm=AlgorithmCase(
         WholeLoss,
-        {"outputs": [None]},
+        {"outputs": [halved, None]},
         meaning=lambda a, s: {"whole_loss": True},
         acts_at=lambda a: Event.BEFORE_TRAIN_BATCH,
+        neutral="it replaces no module",
         refused=everywhere(SECOND_FORWARD),
     ),
     invalid={
