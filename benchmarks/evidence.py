@@ -4,6 +4,7 @@
     python benchmarks/evidence.py digits              # methods alone, six of them together
     python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py mnist               # a convolutional network and its parts
+    python benchmarks/evidence.py contrastive         # two encoders: the loss of a whole batch
     python benchmarks/evidence.py --list
 
 Each writes its study, table and plot to comparisons/<name>, or to --folder; with --store, what the
@@ -234,6 +235,26 @@ def mnist() -> dict[str, Any]:
     }
 
 
+def contrastive() -> dict[str, Any]:
+    """Compare two encoders to themselves with the loss of a batch eight times as large."""
+    import contrastive as example
+
+    rates = [1e-3, 3e-3, 1e-2, 3e-2]
+    return {
+        "build": example.build,
+        "arms": example.arms,
+        "metric": "test/reciprocal_rank",
+        "tuning_metric": "validation/reciprocal_rank",
+        "durations": ["8ep", "16ep", "32ep"],
+        "tune": {
+            "baseline": {"lr": rates, "batch_size": [example.MEMORY]},
+            "WholeLoss": {"lr": rates, "batch_size": [8 * example.MEMORY]},
+        },
+        "seeds": 8,
+        "tuning_seeds": 2,
+    }
+
+
 def with_muon(algorithms: list[Algorithm], lr: float = 24e-3) -> Recipe:
     """Return algorithms with the optimizer and the schedule of `small_resnet`."""
     return attrs.evolve(small_resnet(lr=lr), algorithms=algorithms)
@@ -244,6 +265,7 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "digits": digits,
     "vision": vision,
     "mnist": mnist,
+    "contrastive": contrastive,
 }
 
 
