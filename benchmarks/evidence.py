@@ -245,6 +245,7 @@ def contrastive() -> dict[str, Any]:
         "arms": example.arms,
         "metric": "test/reciprocal_rank",
         "tuning_metric": "validation/reciprocal_rank",
+        "mode": "max",
         "durations": ["8ep", "16ep", "32ep"],
         "tune": {
             "baseline": {"lr": rates, "batch_size": [example.MEMORY]},

@@ -9,7 +9,7 @@ and no microbatches can replace it. Memory is taken to hold the activations of 1
     python examples/contrastive.py                       # 16 scans a batch
     python examples/contrastive.py --batch-size 128      # 128, in parts of 16
 
-The metric is the mean reciprocal rank: of the right half of the same scan, among 360 right halves by
+The metric is the mean reciprocal rank of the right half of the same scan, among 360 right halves by
 their similarity to a left half.
 `build` and `arms` are what `composable compare` needs.
 """
