@@ -29,6 +29,7 @@ from composable.engines.modules import modules_of
 from composable.engines.protocol import Setup, Sums
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
+from composable.optim.muon import Muon
 from composable.plan.dispatch import Dispatcher
 
 __all__ = ["Parallel"]
@@ -58,6 +59,10 @@ class Parallel(Local):
         state = super().prepare(state, setup)
         if not setup.resumes:
             self.broadcast(state)
+        if self.processes.several:
+            for optimizer in state.optimizers:
+                if isinstance(optimizer, Muon):
+                    optimizer.process_group = dist.group.WORLD
         return state
 
     def sums(self, state: State) -> Sums:
