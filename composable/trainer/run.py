@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -95,29 +96,36 @@ class Run:
     rollback: Callable[[NonFiniteLossError], State] | None = None
     signals: Signals = attrs.field(factory=Signals)
     fire: Callable[[Event, State], State] = attrs.field(init=False)
-    fire_each: Callable[[Event, State], State] = attrs.field(init=False)
-    """Fires an event for each batch of the loader that belongs to the step."""
     fire_joined: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event, after which the requests of callbacks are the same on all processes."""
+    joins_requests: bool = attrs.field(init=False)
+    """Whether the requests of other processes are to be joined."""
+    after_dataloader: Step | None = attrs.field(init=False)
+    """Fires the event for each batch of the loader that belongs to the step, if any listens."""
     step: Step = attrs.field(init=False)
+    batch_end: Step | None = attrs.field(init=False)
+    batch_checkpoint: Step | None = attrs.field(init=False)
     recorders: list[Recorder] = attrs.field(factory=list)
     flops_counter: FlopsCounter | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.fire = self.fire_each = self.dispatcher.fire
+        self.fire = self.dispatcher.fire
         self.fire_joined = self.engine.joining(self.dispatcher)
+        self.joins_requests = self.fire_joined != self.fire
         self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
-        if self.microbatches.groups:
-            self.fire_each = each_batch(self.fire)
         self.compose()
 
     def compose(self) -> None:
-        """Compose the step for the plan that the dispatcher has now, and connect its callbacks."""
+        """Compose a batch for the plan that the dispatcher has now, and connect its callbacks."""
         self.checkpoints.managers.clear()
         self.recorders.clear()
         self.flops_counter = None
         for callback in self.dispatcher.plan.callbacks:
             callback.attach(self)
+        each = each_batch(self.fire) if self.microbatches.groups else self.fire
+        self.after_dataloader = self._firing(Event.AFTER_DATALOADER, each)
+        self.batch_end = self._firing(Event.BATCH_END, self.fire_joined)
+        self.batch_checkpoint = self._firing(Event.BATCH_CHECKPOINT, self.fire_joined)
         self.step = build_step(
             self.dispatcher,
             self.engine,
@@ -126,6 +134,11 @@ class Run:
             self.guard,
             None if self.data.copies is None else self.data.fetch_ahead,
         )
+
+    def _firing(self, event: Event, fire: Callable[[Event, State], State]) -> Step | None:
+        """Return a function of the state that fires an event, or None if that has no effect."""
+        joins = fire is self.fire_joined and self.joins_requests
+        return partial(fire, event) if joins or self.dispatcher.listens(event) else None
 
     @property
     def parts(self) -> dict[str, Stateful]:
