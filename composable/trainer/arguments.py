@@ -166,8 +166,7 @@ def check_separate_streams(train: Any, evaluators: Iterable[Evaluator]) -> None:
     Raises:
         ValueError: One iterates over the same loader or stream, which has a state.
     """
-    from composable.data.order import is_stateful  # on use
-    from composable.data.streams import is_stateful_stream
+    from composable.data.order import is_stateful, is_stateful_stream  # on use
 
     if not is_stateful(train):
         return

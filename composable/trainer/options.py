@@ -1,8 +1,7 @@
 """The arguments of the `Trainer`: documented, typed and validated once."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from composable.trainer.microbatches import Microbatches
     from composable.trainer.run import Run
 
-__all__ = ["TrainerOptions", "active_override", "overridden_runs", "run_overrides"]
+__all__ = ["TrainerOptions"]
 
 _NEED_A_FOLDER = (
     "save_interval",
@@ -69,6 +68,8 @@ def _parallel(given: Any) -> Strategy:
 
 
 def _compile(given: Any) -> bool | dict[str, Any]:
+    if given is False:
+        return False
     from composable.engines.compiled import check_compile  # on use
 
     return check_compile(given)
@@ -292,11 +293,11 @@ class TrainerOptions:
 
     def __attrs_post_init__(self) -> None:
         self._use_deepspeed()
-        loss = self.loss()
+        loss = self.loss
         self.precision.on(self.device)
         if not self.metrics:
             object.__setattr__(self, "metrics", check.metrics_of(self.model, loss))
-        evaluators = self.evaluators()
+        evaluators = self.evaluators
         if self.grad_accum is not None and self.microbatch_size is not None:
             raise ValueError(
                 f"grad_accum={self.grad_accum} and microbatch_size={self.microbatch_size!r} "
@@ -410,17 +411,19 @@ class TrainerOptions:
 
     # --- what the Trainer is built from ---
 
-    @property
+    @cached_property
     def batch_spec(self) -> BatchSpec:
         """The input and the target of a batch."""
         return batch_spec_of(self.model, self.input_key, self.target_key, self.batch_layout)
 
+    @cached_property
     def loss(self) -> Loss | None:
-        """Return the loss of outputs and a batch."""
+        """The loss of outputs and a batch."""
         return check.check_loss_fn(self.loss_fn, self.model, self.batch_spec)
 
+    @cached_property
     def evaluators(self) -> tuple[Evaluator, ...]:
-        """Return the evaluators, complete with metrics and intervals."""
+        """The evaluators, complete with metrics and intervals."""
         return check.check_evaluators(self.eval_dataloader, self.metrics, self.eval_interval)
 
     def microbatches(self, *, groups: bool) -> "Microbatches":
@@ -565,29 +568,3 @@ class TrainerOptions:
 
     def attach(self, run: "Run") -> None:
         """Do nothing; a replay follows the run that was built."""
-
-
-_override: ContextVar[Callable[[TrainerOptions], TrainerOptions] | None] = ContextVar(
-    "composable_run_override", default=None
-)
-
-
-def active_override() -> object | None:
-    """Return what identifies the tool that runs this code, or None."""
-    return _override.get()
-
-
-def run_overrides(options: TrainerOptions) -> TrainerOptions:
-    """Return the options as changed by the tool, such as a replay, that runs this code."""
-    override = _override.get()
-    return options if override is None else override(options)
-
-
-@contextmanager
-def overridden_runs(override: Callable[[TrainerOptions], TrainerOptions]) -> Iterator[None]:
-    """Change the options of every `Trainer` that is built in the block."""
-    token = _override.set(override)
-    try:
-        yield
-    finally:
-        _override.reset(token)
