@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from torch import nn
-from typing_extensions import TypedDict
 
 from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.loss_weights import LossWeights
 from composable.core.state import FLOPS, State
-from composable.core.stateful import Count, Stateful
+from composable.core.stateful import Count, SavedFields, Stateful, saved
 from composable.core.time import Time, TimeUnit, reached
 from composable.distributed.signals import Signals
 from composable.engines.protocol import Engine
@@ -227,19 +226,13 @@ class Run:
         raise self.signals.interruption()
 
 
-class EvaluationState(TypedDict):
-    """The batch after which each evaluator was last run."""
-
-    last_run: dict[str, Count]
-
-
 @attrs.define(eq=False)
-class Evaluation:
+class Evaluation(SavedFields):
     """The evaluators of a run, and the batch after which each was last run."""
 
     evaluators: tuple[Evaluator, ...]
     weights: LossWeights
-    last_run: dict[str, int] = attrs.field(factory=dict)
+    last_run: dict[str, int] = saved(dict[str, Count], factory=dict)
 
     def run_due(self, run: Run, before: State, state: State, event: Event) -> State:
         """Run the evaluators that are due, or all of them if a callback requested it."""
@@ -271,14 +264,6 @@ class Evaluation:
             self.last_run[evaluator.label] = state.timestamp.batch
         state = run.fire(Event.EVAL_AFTER_ALL, state)
         return outer.evolve(memory=state.memory, metrics=state.metrics)
-
-    def state_dict(self) -> EvaluationState:
-        """Return the batch after which each evaluator was last run."""
-        return {"last_run": self.last_run}
-
-    def load_state_dict(self, state: EvaluationState) -> None:
-        """Restore what `state_dict` returned."""
-        self.last_run = dict(state["last_run"])
 
 
 @attrs.define(eq=False)
@@ -341,26 +326,17 @@ class Checkpoints:
         return bool(self._saved_at != _progress_marker(run, state))
 
 
-class ProgressState(TypedDict):
-    """The fields of `Progress`."""
-
-    requested_duration: Time | None
-    num_fits: Count
-    fit_in_progress: bool
-    calls: list[str | None]
-
-
 @attrs.define(eq=False)
-class Progress:
+class Progress(SavedFields):
     """The calls of `fit`."""
 
-    requested_duration: Time | None = None
+    requested_duration: Time | None = saved(Time | None, default=None)
     """The `max_duration` of the user, before any algorithm changed it."""
-    num_fits: int = 0
+    num_fits: int = saved(Count, default=0)
     """How often training was started, including the fit in progress."""
-    fit_in_progress: bool = False
+    fit_in_progress: bool = saved(bool, default=False)
     """Whether a fit was started and has not ended."""
-    calls: list[str | None] = attrs.field(factory=list)
+    calls: list[str | None] = saved(list[str | None], factory=list)
     """The `duration` of each call of `fit` that the script has made."""
     _repeated: int | None = None
     """How many of `calls` a restarted script has repeated; None if it makes calls of its own."""
@@ -388,19 +364,9 @@ class Progress:
         """Record a call of `fit`."""
         self.calls.append(_text(duration))
 
-    def state_dict(self) -> ProgressState:
-        """Return everything."""
-        return {
-            "requested_duration": self.requested_duration,
-            "num_fits": self.num_fits,
-            "fit_in_progress": self.fit_in_progress,
-            "calls": self.calls,
-        }
-
-    def load_state_dict(self, state: ProgressState) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the calls of `fit`; a changed `max_duration` of the user stays."""
-        self.num_fits, self.fit_in_progress = state["num_fits"], state["fit_in_progress"]
-        self.calls = list(state["calls"])
+        super().load_state_dict({**state, "requested_duration": self.requested_duration})
 
 
 def _text(duration: Time | None) -> str | None:
