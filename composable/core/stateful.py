@@ -73,18 +73,21 @@ class SavedFields:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of the saved fields."""
-        return {field.alias: _plain(getattr(self, field.name)) for field in _saved(type(self))}
+        return {name: _plain(getattr(self, own)) for name, own, _ in _saved(type(self))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for field in _saved(type(self)):
-            own, value = getattr(self, field.name), state[field.alias]
+        for name, field, _ in _saved(type(self)):
+            own, value = getattr(self, field), state[name]
             copied = type(own)(value) if isinstance(own, (dict, list, set)) else value
-            setattr(self, field.name, copied)
+            setattr(self, field, copied)
 
 
-def _saved(part: type) -> "Iterator[attrs.Attribute[Any]]":
-    return (field for field in attrs.fields(part) if _SAVED in field.metadata)
+def _saved(part: type) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name in a checkpoint, the name, and the type of each saved field."""
+    for field in attrs.fields(part):
+        if _SAVED in field.metadata:
+            yield str(field.alias), field.name, field.metadata[_SAVED]
 
 
 def _plain(value: Any) -> Any:
@@ -96,8 +99,8 @@ def _plain(value: Any) -> Any:
 def declared_state(part: type[Stateful]) -> Any:
     """Return the type of what a part saves: that of its fields, or that of its `state_dict`."""
     if issubclass(part, SavedFields):
-        kinds = {field.alias: field.metadata[_SAVED] for field in _saved(part)}
-        return TypedDict(part.__name__, kinds)
+        kinds = {name: kind for name, _, kind in _saved(part)}
+        return TypedDict(part.__name__, kinds)  # type: ignore[operator]
     return get_type_hints(part.state_dict, include_extras=True)["return"]
 
 

@@ -1,7 +1,7 @@
 """The arguments of the `Trainer`: documented, typed and validated once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,10 +75,6 @@ def _compile(given: Any) -> bool | dict[str, Any]:
     return check_compile(given)
 
 
-def _precision(given: str | Precision) -> Precision:
-    return Precision.of(given)
-
-
 def _save_folder(given: str | Path | None) -> Path | None:
     return None if given is None else as_path("save_folder", given)
 
@@ -98,14 +94,6 @@ def _loader(name: str, loader: Any) -> None:
         check.check_loader(name, loader)
 
 
-def _saver(name: str, function: Any) -> None:
-    check.check_callable(name, function, "of the state")
-
-
-def _policy(_: str, policy: Any) -> None:
-    check.check_policy(policy)
-
-
 def _loggers(given: Any) -> Any:
     if not isinstance(given, str):
         return given
@@ -122,10 +110,6 @@ def _size(name: str, size: Any) -> None:
             return
         raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
     check.check_positive(name, size)
-
-
-def _count(name: str, count: Any) -> None:
-    check_count(name, count, 1)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -234,9 +218,7 @@ class TrainerOptions:
         ValueError: An argument is out of range, or contradicts another.
     """
 
-    model: nn.Module = attrs.field(
-        validator=_valid(lambda _, value: check.check_model(value)), kw_only=False
-    )
+    model: nn.Module = attrs.field(validator=_valid(check.check_model), kw_only=False)
     train_dataloader: Iterable[Any] | None = attrs.field(default=None, validator=_valid(_loader))
     eval_dataloader: Any = None
     loss_fn: Callable[[Any, Any], torch.Tensor] | None = None
@@ -253,14 +235,14 @@ class TrainerOptions:
     log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=check.check_log_interval)
     progress_bar: bool = _flag(default=True)
     device: torch.device = attrs.field(default=None, converter=check.check_device)
-    precision: Any = attrs.field(default="fp32", converter=_precision)
+    precision: Any = attrs.field(default="fp32", converter=Precision.of)
     parallel: Strategy = attrs.field(default=None, converter=_parallel)
     deepspeed_config: Mapping[str, Any] | None = None
     seed: int | None = None
     deterministic_mode: bool = _flag()
     compile: bool | Mapping[str, Any] = attrs.field(default=False, converter=_compile)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(check.check_positive))
-    accumulate_batches: int = attrs.field(default=1, validator=_valid(_count))
+    accumulate_batches: int = attrs.field(default=1, validator=_valid(partial(check_count, low=1)))
     microbatch_size: int | str | None = attrs.field(default=None, validator=_valid(_size))
     loss_mean_over: Any = None
     count_tokens: Callable[[Any], int] | None = attrs.field(
@@ -270,7 +252,9 @@ class TrainerOptions:
     target_key: Any = None
     batch_layout: str | None = None
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
-    saver: Callable[[State], Any] | None = attrs.field(default=None, validator=_valid(_saver))
+    saver: Callable[[State], Any] | None = attrs.field(
+        default=None, validator=_valid(partial(check.check_callable, call="of the state"))
+    )
     save_folder: Path | None = attrs.field(default=None, converter=_save_folder)
     save_interval: IntervalLike = "1ep"
     save_filename: str = "ep{epoch}-ba{batch}"
@@ -287,7 +271,7 @@ class TrainerOptions:
     load_weights_only: bool = _flag()
     load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
     autoresume: bool = _flag()
-    nonfinite_loss: str = attrs.field(default="raise", validator=_valid(_policy))
+    nonfinite_loss: str = attrs.field(default="raise", validator=_valid(check.check_policy))
     record_command: bool = _flag(default=True)
     check_effects: bool = _flag()
 

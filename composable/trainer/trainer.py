@@ -263,7 +263,7 @@ class Trainer(RunView):
             >>> sorted(load_file(path))
             ['bias', 'weight']
         """
-        from composable.trainer.export_weights import export_weights  # on use
+        from composable.checkpoint.export import export_weights  # on use
 
         if self._session.in_call:
             raise RuntimeError(
