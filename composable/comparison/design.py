@@ -153,7 +153,7 @@ def plan(  # noqa: PLR0913 (the arguments of `compare`)
         trainer = inspect_build(
             build, first.arguments(settings), own, split_evaluation=split_evaluation
         )
-        evaluators, epoch_length = trainer._options.evaluators(), trainer.state.epoch_length
+        evaluators, epoch_length = trainer._options.evaluators, trainer.state.epoch_length
         device = str(trainer.state.device)
         own = own or default_durations(trainer.state.max_duration)
     elif split_evaluation or own is None:
