@@ -208,6 +208,10 @@ class LocalSums:
     def begin_part(self, last: bool) -> None:
         """Do nothing."""
 
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss."""
+        return loss
+
     def add(self, state: State) -> None:
         """Do nothing."""
 

@@ -96,6 +96,8 @@ class StepShares:
         self.omitted = 0.0
         """The examples of this process that algorithms have omitted since they were loaded."""
         self.restart()
+        self.counts_examples = known is not None and self.count is not None
+        """Whether the total is the number of examples as they were loaded."""
         if known is not None and self.count is not None:
             self.total = known.all
             self.omitted = known.own - total_weight(self.whole, self.count)
@@ -166,7 +168,7 @@ class StepShares:
             _clear_gradient(outputs, share)
         return state, outputs, weight.of_weight(loss), share
 
-    def finish(self, state: State, loss: Tensor, seen: Any, omitted: float = 0.0) -> Tensor:
+    def finish(self, state: State, loss: Tensor, seen: Any, omitted: Any = 0.0) -> Tensor:
         """Let the gradients and the loss be those of the whole, and return the loss.
 
         Args:
@@ -175,14 +177,14 @@ class StepShares:
             seen: The weight of all parts on all processes, if the second way was taken.
             omitted: The examples of all processes that algorithms have omitted.
         """
-        factor: Any = 1.0
+        factor: Any = None
         if self.unit is not None:
             factor = _ratio(self.unit, _checked_total(seen, self.declared))
             self.run.unit = _next_unit(self.unit, seen)
-        elif omitted:
-            factor = float(self.total / (self.total - omitted))
-        self.run.factor = factor
-        if self.unit is None and not omitted:
+        elif isinstance(omitted, Tensor) or omitted:
+            factor = self.total / (self.total - omitted)
+        self.run.factor = 1.0 if factor is None else factor
+        if factor is None:
             return loss
         return rescale(trained_parameters(state), loss, factor)
 
