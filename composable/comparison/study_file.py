@@ -1,18 +1,18 @@
 """The records of a comparison as JSON, and the file of a study.
 
-A number that is not finite is a text, such as "nan". Where a field may hold any plain value,
-objects with one key mark what JSON does not have: `{"$float": "nan"}` and `{"$tuple": [1, 2]}`.
+A number that is not finite is a text, such as "nan", or `{"$float": "nan"}` where a field may hold
+text as well.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
-from composable.comparison.records import Study, TrialResult
+from composable.comparison.records import Scalar, Study, TrialResult
 from composable.core import _json
 from composable.core._paths import write_atomically
 from composable.core._printable import shorten
@@ -159,31 +159,21 @@ def _converter() -> "Converter":
     converter = Converter(forbid_extra_keys=True)
     hook = converter.register_structure_hook
 
-    @converter.register_structure_hook_factory(_is_tuple)
+    @converter.register_structure_hook_factory(lambda kind: get_origin(kind) is tuple)
     def structure_tuple(declared: Any) -> Any:
         items = homogenous_tuple_structure_factory(declared, converter)
-        if get_args(declared)[0] is Any:
-            return lambda value, _: tuple(map(_plain, _checked(list, value)))
         return lambda value, _: items(_checked(list, value), declared)
 
-    hook(Any, lambda value, _: _plain(value))
+    hook(Scalar, lambda value, _: _scalar(value))
     hook(float, lambda value, _: _number(value))
     for kind in (int, str):
         hook(kind, lambda value, kind: _checked(kind, value))
     of_result = make_dict_structure_fn(TrialResult, converter)
-    hook(TrialResult, lambda value, kind: of_result(_without_former(value), kind))
+    # Trials of earlier releases have a field "together".
+    hook(TrialResult, lambda one, kind: of_result({k: one[k] for k in one if k != "together"}, kind))
     converter.register_unstructure_hook(float, _finite)
-    converter.register_unstructure_hook(Any, _marked)
+    converter.register_unstructure_hook(Scalar, _marked)
     return converter
-
-
-def _is_tuple(kind: Any) -> bool:
-    return get_origin(kind) is tuple
-
-
-def _without_former(result: Any) -> Any:
-    """Return a trial without the fields of earlier releases."""
-    return {key: result[key] for key in result.keys() - {"together"}}
 
 
 def _checked(kind: type[T], value: Any) -> T:
@@ -203,39 +193,20 @@ def _finite(value: float) -> float | str:
 
 
 def _marked(value: Any) -> Any:
-    """Return a plain value as JSON, the inverse of `_plain`."""
+    """Return a scalar as JSON, the inverse of `_scalar`."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
-    if type(value) is list:
-        return [_marked(one) for one in value]
-    if type(value) is tuple:
-        return {"$tuple": [_marked(one) for one in value]}
-    if isinstance(value, Mapping) and all(map(_is_name, value)):
-        return {key: _marked(one) for key, one in value.items()}
     raise InvalidRecordError(
-        f"{shorten(value)} cannot be written as JSON: use None, True, False, a number, a string, "
-        "or a list, tuple or dict of these; keys of a dict must be strings that do not begin "
-        "with '$'."
+        f"{shorten(value)} cannot be written as JSON: use None, True, False, a number or a string."
     )
 
 
-def _plain(value: Any) -> Any:
-    """Return the plain value of JSON, the inverse of `_marked`."""
+def _scalar(value: Any) -> Scalar:
     match value:
-        case list():
-            return [_plain(one) for one in value]
-        case {"$tuple": list(items), **others} if not others:
-            return tuple(map(_plain, items))
         case {"$float": str(text), **others} if not others:
             return float(text)
-        case dict() if all(map(_is_name, value)):
-            return {key: _plain(one) for key, one in value.items()}
-        case dict():
-            raise ValueError(f"{shorten(value)} has an unknown key that begins with '$'")
-    return value
-
-
-def _is_name(key: Any) -> bool:
-    return type(key) is str and not key.startswith("$")
+        case None | bool() | int() | float() | str():
+            return value
+    raise ValueError(f"{shorten(value)} must be null, true, false, a number or a string")
