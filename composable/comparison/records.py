@@ -181,9 +181,16 @@ class Protocol:
         named = (self.baseline, *self.grids, *self.chosen, *self.own_durations)
         _check_arms(self, named)
 
-    def durations_of(self, arm: str) -> tuple[str, ...]:
-        """Return the schedules of an arm, from the shortest to the longest."""
-        return self.own_durations.get(arm, self.durations)
+    @property
+    def schedules(self) -> dict[str, tuple[str, ...]]:
+        """The schedules of each arm, from the shortest to the longest."""
+        return {arm: self.own_durations.get(arm, self.durations) for arm in self.arms}
+
+    def with_schedules(self, schedules: Mapping[str, tuple[str, ...]]) -> "Protocol":
+        """Return the protocol with other schedules of all arms."""
+        durations = schedules[self.baseline]
+        own = {arm: one for arm, one in schedules.items() if one != durations}
+        return attrs.evolve(self, durations=durations, own_durations=own)
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""The records of a comparison as JSON, and the file of a study.
+"""The records of a comparison as JSON: the file of a study, and those of finished trials.
 
 A number that is not finite is a text, such as "nan", or `{"$float": "nan"}` where a field may hold
 text as well.
@@ -6,34 +6,48 @@ text as well.
 
 import json
 import math
+import platform
 import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
+import attrs
+import torch
+
+from composable._version import __version__
+from composable.comparison.digest import digest_of
 from composable.comparison.records import Scalar, Study, TrialResult
+from composable.comparison.trial import Request
 from composable.core import _json
 from composable.core._paths import write_atomically
 from composable.core._printable import shorten
+from composable.core._warnings import warn_user
 from composable.functional._checks import as_path
 
 if TYPE_CHECKING:
     from cattrs import Converter
 
 __all__ = [
+    "Cache",
+    "DamagedCacheWarning",
     "InvalidRecordError",
     "decode",
     "encode",
     "format_study",
     "parse_study",
+    "read_stored",
     "read_study",
+    "write_stored",
     "write_study",
 ]
 
 T = TypeVar("T")
 
 _HEADER = {"format": "composable study", "version": 1}
+_CACHE_FORMAT = 3
+_KEPT = ("finished", "diverged", "stopped")
 
 
 class InvalidRecordError(ValueError):
@@ -96,6 +110,71 @@ def _study(read: Callable[[], Any], name: str) -> Study:
             f"and has {shorten(header)}."
         )
     return decode(Study, content, name)
+
+
+# --- finished trials ---
+
+
+class DamagedCacheWarning(UserWarning):
+    """What is stored cannot be read, and is measured again."""
+
+
+def read_stored(kind: type[T], path: Path, consequence: str) -> T | None:
+    """Return the records of a file; None if there is none, or with a warning if it is damaged."""
+    try:
+        return decode(kind, _json.read(path), path.name)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        warn_user(f"{path} is damaged, and {consequence}: {error!r}", DamagedCacheWarning)
+        return None
+
+
+def write_stored(records: Any, path: Path) -> None:
+    """Write a record, or a tuple of them, to a file; its folder is created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(encode(records), indent=1, allow_nan=False).encode())
+
+
+class Cache:
+    """Finished trials, one JSON file each.
+
+    A stored trial is reused if everything that may affect its result is the same: the code of the
+    compared function and the objects that it refers to, the arguments of the arm, the duration, the
+    seed, the threads, the versions of Python, torch and this library, and `data`. The name of the
+    arm may change. The contents of files that the function reads are not compared: `data` stands
+    for them.
+
+    Args:
+        folder: The folder of the files; it is created.
+        data: An identifier of the data: a version, the lengths of the data sets, or both.
+    """
+
+    def __init__(self, folder: str | Path, *, data: Any = None) -> None:
+        self.folder = as_path("folder", folder)
+        self.data = data
+
+    def context(self, *parts: Any) -> str:
+        """Return the digest of the values that all trials share: the function, and its options."""
+        versions = (platform.python_version(), torch.__version__, __version__)
+        return digest_of(_CACHE_FORMAT, versions, torch.cuda.is_available(), self.data, *parts)
+
+    def path(self, context: str, request: Request) -> Path:
+        """Return the file of a trial in a context."""
+        trial, arguments = request.trial, dict(request.arguments)
+        key = digest_of(context, arguments, dict(trial.settings), trial.duration, trial.seed)
+        return self.folder / f"{key[:32]}.json"
+
+    def get(self, context: str, request: Request) -> TrialResult | None:
+        """Return the result of a trial, or None if it is not stored."""
+        found = read_stored(TrialResult, self.path(context, request), "its trial is run again")
+        # The arm may have another name.
+        return None if found is None else attrs.evolve(found, trial=request.trial)
+
+    def put(self, context: str, request: Request, result: TrialResult) -> None:
+        """Store the result of a trial, unless it failed."""
+        if result.outcome in _KEPT:
+            write_stored(result, self.path(context, request))
 
 
 # --- records ---
@@ -170,7 +249,9 @@ def _converter() -> "Converter":
         hook(kind, lambda value, kind: _checked(kind, value))
     of_result = make_dict_structure_fn(TrialResult, converter)
     # Trials of earlier releases have a field "together".
-    hook(TrialResult, lambda one, kind: of_result({k: one[k] for k in one if k != "together"}, kind))
+    hook(
+        TrialResult, lambda one, kind: of_result({k: one[k] for k in one if k != "together"}, kind)
+    )
     converter.register_unstructure_hook(float, _finite)
     converter.register_unstructure_hook(Scalar, _marked)
     return converter

@@ -167,7 +167,7 @@ def test_a_wrong_field_is_named_by_its_path(study, path, value, message):
 def test_a_missing_field_with_a_default_has_the_default(study):
     assert parse_study(changed(study, ("protocol", "notes"), ...)).protocol.notes == ()
     older = parse_study(changed(study, ("protocol", "own_durations"), ...)).protocol
-    assert older.durations_of("MuonClip") == older.durations
+    assert older.schedules["MuonClip"] == older.durations
 
 
 @pytest.mark.parametrize(
