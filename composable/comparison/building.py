@@ -21,8 +21,9 @@ from composable.data.permutation import permute
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.replay import DryRunOptions
-from composable.trainer.options import TrainerOptions, overridden_runs
+from composable.trainer.options import TrainerOptions
 from composable.trainer.ownership import sharing_models
+from composable.trainer.session import overridden_runs
 from composable.trainer.trainer import Trainer
 from composable.utils.reproducibility import preserve_rng, seed_all
 
