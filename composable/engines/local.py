@@ -20,7 +20,6 @@ from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.distributed.strategies import Strategy
-from composable.engines.compiled import check_compilable, outputs_of
 from composable.engines.forward import ForwardPass
 from composable.engines.protocol import Engine, Setup, Sums
 from composable.engines.scaled import LossScaler
@@ -61,8 +60,11 @@ class Local:
 
     def prepare(self, state: State, setup: Setup) -> State:
         """Compile the forward pass if requested, in the precision of the state."""
-        check_compilable(state, setup.compile)
-        outputs = outputs_of(setup.compile, setup.algorithms)
+        outputs: Callable[[State], Any] = State.forward
+        if setup.compile:
+            from composable.engines.compiled import compile_outputs  # on use
+
+            outputs = compile_outputs(state, setup.compile, setup.algorithms)
         self._prepare_passes(state, outputs, compiled=bool(setup.compile))
         return state
 
@@ -205,6 +207,10 @@ class LocalSums:
 
     def begin_part(self, last: bool) -> None:
         """Do nothing."""
+
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss."""
+        return loss
 
     def add(self, state: State) -> None:
         """Do nothing."""

@@ -69,6 +69,14 @@ class Sums(Protocol):
             last: Whether it is the last one of this process, after which gradients are reduced.
         """
 
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss of a part of which gradients are computed, between the two passes.
+
+        Args:
+            loss: The loss.
+            value: Its value, 0 for a part with the weight 0.
+        """
+
     def add(self, state: State) -> None:
         """Add a shard: its gradients, which are in `.grad`, its loss and its buffers."""
 

@@ -28,7 +28,6 @@ __all__ = ["fit", "train", "train_batch", "train_epoch"]
 
 # Module globals, since on Python 3.11 reading a member of an Enum costs more than firing it.
 BEFORE_DATALOADER = Event.BEFORE_DATALOADER
-AFTER_DATALOADER = Event.AFTER_DATALOADER
 BEFORE_SCHEDULER_STEP = Event.BEFORE_SCHEDULER_STEP
 AFTER_SCHEDULER_STEP = Event.AFTER_SCHEDULER_STEP
 BATCH_END = Event.BATCH_END
@@ -127,7 +126,9 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     rates, before = run.rates, state
     logs = run.dispatcher.logger.destinations
     batch, samples, tokens = loaded
-    state = run.fire_each(AFTER_DATALOADER, state.evolve_unchecked(batch=batch, outputs=None))
+    state = state.evolve_unchecked(batch=batch, outputs=None)
+    if run.after_dataloader is not None:
+        state = run.after_dataloader(state)
     if logs:
         rates.record()
     state = run.step(state)
@@ -138,16 +139,20 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     )
     if run.flops_counter is not None:
         state = run.count_flops(run.flops_counter, state)
-    if rates.steps_each_batch:
+    if rates.schedules or rates.every_batch:
         state = schedule(run, state, rates.steps_of_batch())
-    state = run.fire_joined(BATCH_END, state)
+    if run.batch_end is not None:
+        state = run.batch_end(state)
     if logs:
         state = log(run, before, state)
-    run.engine.join_requests(LOG, run.dispatcher)
+    if run.joins_requests:
+        run.join_requests(LOG)
     run.state = state  # an interruption from here on keeps the batch
     if run.evaluation.evaluators or run.dispatcher.pending:
         state = run.evaluation.run_due(run, before, state, BATCH_END)
-    return run.checkpoints.save_requested(run, state, BATCH_CHECKPOINT)
+    if run.batch_checkpoint is not None or run.dispatcher.pending:
+        state = run.checkpoints.save_requested(run, state, BATCH_CHECKPOINT)
+    return state
 
 
 def end_epoch(run: Run, state: State) -> State:

@@ -10,6 +10,7 @@ import torch
 from composable.checkpoint.errors import CheckpointError, UnwritableCheckpointError
 from composable.core.destination import LoggerDestination
 from composable.core.state import State
+from composable.distributed.processes import Processes
 from composable.runs.environment import describe_environment
 from composable.trainer.callback_states import CallbackStates, named_callbacks
 from composable.trainer.description import (
@@ -232,7 +233,7 @@ class Saving:
         self.session.check_override()
         if self.options.dry_run:
             return path
-        processes = self.options.processes
+        processes = Processes.current()
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))

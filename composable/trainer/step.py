@@ -197,7 +197,7 @@ def forward_backward(
         last: bool = True,
         empty: bool = False,
     ) -> State:
-        batch, loss_fn, share = state.batch, state.loss_fn, None
+        batch, loss_fn = state.batch, state.loss_fn
         if before is not None:
             state = before(state)
         seed_step(state.key, state.timestamp.batch, index)
@@ -205,16 +205,16 @@ def forward_backward(
             sums.begin_part(last)
         if sums is None or sums.shares is None:
             state, outputs, _, loss = compute_loss(state)
+            value = loss
         else:
             state, outputs, loss, share = sums.shares.compute(
                 compute_loss, state, batch, empty=empty
             )
             loss = times(loss, share)
-        backward(loss)
-        if share is not None:
-            loss = without_nothing(loss, share)
+            value = without_nothing(loss, share)
+        backward(loss if sums is None else sums.joined(loss, value))
         state = state.evolve_unchecked(
-            outputs=outputs, loss=loss.detach(), batch=batch, loss_fn=loss_fn
+            outputs=outputs, loss=value.detach(), batch=batch, loss_fn=loss_fn
         )
         return state if after is None else after(state)
 

@@ -18,7 +18,7 @@ from composable.functional._checks import as_path, check_flag
 from composable.plan.declarations import as_observer
 from composable.trainer import arguments as check
 from composable.trainer._signature import takes_arguments_of
-from composable.trainer.options import TrainerOptions, run_overrides
+from composable.trainer.options import TrainerOptions
 from composable.trainer.views import RunView
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
 
@@ -60,7 +60,7 @@ class Trainer(RunView):
         from composable.trainer.build import build_run, build_state  # when a run is built
         from composable.trainer.ownership import GivenModel, check_unowned
         from composable.trainer.saving import Saving
-        from composable.trainer.session import Session
+        from composable.trainer.session import Session, run_overrides
 
         with failing_together():
             options = self._options = run_overrides(TrainerOptions(*args, **kwargs))
@@ -263,7 +263,7 @@ class Trainer(RunView):
             >>> sorted(load_file(path))
             ['bias', 'weight']
         """
-        from composable.trainer.export_weights import export_weights  # on use
+        from composable.checkpoint.export import export_weights  # on use
 
         if self._session.in_call:
             raise RuntimeError(
