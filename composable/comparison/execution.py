@@ -22,9 +22,9 @@ import attrs
 import torch
 
 from composable.comparison.building import BuildError
-from composable.comparison.cache import Cache
 from composable.comparison.cost import Block, paused_run
 from composable.comparison.records import Trial, TrialResult
+from composable.comparison.study_file import Cache
 from composable.comparison.trial import Request, Subject, failed, run_trial
 from composable.core._paths import check_no_link, open_to_write
 

@@ -61,6 +61,11 @@ class Subject:
         """The function."""
         return self.build or self.run
 
+    @property
+    def name(self) -> str:
+        """The argument of `compare` that it is."""
+        return "run" if self.build is None else "build"
+
 
 @attrs.frozen(eq=False)
 class Request:

@@ -29,6 +29,8 @@ from composable.engines.modules import modules_of
 from composable.engines.protocol import Setup, Sums
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
+from composable.optim.muon import Muon
+from composable.plan.compatibility import occurrences
 from composable.plan.dispatch import Dispatcher
 
 __all__ = ["Parallel"]
@@ -44,10 +46,11 @@ class Parallel(Local):
     """How long the last batch took, on rank 0."""
     user_events: frozenset[Event] = attrs.field(init=False, default=frozenset())
     """The events to which callbacks of the user listen, on any process."""
+    may_omit: bool = attrs.field(init=False, default=True)
+    """Whether an algorithm may omit examples of a batch."""
     _exchanged: float = attrs.field(init=False, factory=time.perf_counter)
 
     has_shards: ClassVar[bool] = True
-    mean_gradients: ClassVar[bool] = False
     rescales: ClassVar[bool] = True
 
     def prepare(self, state: State, setup: Setup) -> State:
@@ -57,8 +60,14 @@ class Parallel(Local):
             ProcessError: The models differ.
         """
         state = super().prepare(state, setup)
+        parts = [one.algorithm for given in setup.algorithms for one in occurrences(given)]
+        self.may_omit = any("batch" in one.writes or not one.declares for one in parts)
         if not setup.resumes:
             self.broadcast(state)
+        if self.processes.several:
+            for optimizer in state.optimizers:
+                if isinstance(optimizer, Muon):
+                    optimizer.process_group = dist.group.WORLD
         return state
 
     def sums(self, state: State) -> Sums:

@@ -1,6 +1,7 @@
 """Loss scaling in a run: scale the loss, unscale gradients, skip the steps that overflow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -67,9 +68,10 @@ class LossScaler:
     def _tensor(self, scale: float) -> Tensor:
         return torch.tensor(scale, dtype=torch.float32, device=self.device)
 
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of the scaled loss."""
-        (loss * self.scale).backward()  # type: ignore[no-untyped-call]
+    def backward(self, loss: Any, gradients: Sequence[Tensor] | None = None) -> None:
+        """Compute the gradients of the scaled loss, or of outputs whose gradients are scaled."""
+        scaled = loss * self.scale if gradients is None else loss
+        torch.autograd.backward(scaled, gradients)
 
     def unscale(self, state: State) -> bool:
         """Divide the gradients by the scale, and return whether all are finite."""

@@ -85,9 +85,10 @@ class StepShares:
         self.run, self.whole = run, state.batch
         self.number_of_parts, self.size, self.ways = count, size, ways
         self.exchange = exchange or (lambda value: value)
-        run.weights.find_own_loss(state.evolve_unchecked(batch=first))
+        if not state.whole_loss:
+            run.weights.find_own_loss(state.evolve_unchecked(batch=first))
         self.watches_forward = run.weights.watches_forward(state)
-        self.count = run.weights.of_batches(state)
+        self.count = None if state.whole_loss else run.weights.of_batches(state)
         self.declared = run.weights.declares(state)
         self.total: Any = None
         """The sum of the weights of all parts, or of those of each term."""
@@ -95,6 +96,8 @@ class StepShares:
         self.omitted = 0.0
         """The examples of this process that algorithms have omitted since they were loaded."""
         self.restart()
+        self.counts_examples = known is not None and self.count is not None
+        """Whether the total is the number of examples as they were loaded."""
         if known is not None and self.count is not None:
             self.total = known.all
             self.omitted = known.own - total_weight(self.whole, self.count)
@@ -165,7 +168,7 @@ class StepShares:
             _clear_gradient(outputs, share)
         return state, outputs, weight.of_weight(loss), share
 
-    def finish(self, state: State, loss: Tensor, seen: Any, omitted: float = 0.0) -> Tensor:
+    def finish(self, state: State, loss: Tensor, seen: Any, omitted: Any = 0.0) -> Tensor:
         """Let the gradients and the loss be those of the whole, and return the loss.
 
         Args:
@@ -174,14 +177,14 @@ class StepShares:
             seen: The weight of all parts on all processes, if the second way was taken.
             omitted: The examples of all processes that algorithms have omitted.
         """
-        factor: Any = 1.0
+        factor: Any = None
         if self.unit is not None:
             factor = _ratio(self.unit, _checked_total(seen, self.declared))
             self.run.unit = _next_unit(self.unit, seen)
-        elif omitted:
-            factor = float(self.total / (self.total - omitted))
-        self.run.factor = factor
-        if self.unit is None and not omitted:
+        elif isinstance(omitted, Tensor) or omitted:
+            factor = self.total / (self.total - omitted)
+        self.run.factor = 1.0 if factor is None else factor
+        if factor is None:
             return loss
         return rescale(trained_parameters(state), loss, factor)
 

@@ -4,16 +4,17 @@ import pytest
 
 from composable.comparison.budget import (
     Estimates,
+    Rung,
     Size,
     elapsed_seconds,
     equal_seconds,
     fit_budget,
     full_size,
+    halving,
     parse_budget,
     short_trials,
 )
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-from composable.comparison.tuning import Rung
 
 DURATIONS = ("1ep", "2ep", "4ep")
 TRIED = {"plain": ({"lr": 1}, {"lr": 2}), "mixed": ({"lr": 1}, {"lr": 2})}
@@ -135,3 +136,17 @@ def test_of_a_budget_that_is_too_short_the_smallest_size_with_a_verdict_is_left(
 def test_what_is_not_there_cannot_be_reduced():
     size = fit_budget(full_size(1, 2, ("1ep",), 1), ("1ep",), seconds, 2)
     assert (size.configurations, size.seeds, size.schedules) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "rounds"),
+    [
+        (1, []),
+        (2, [("4ep", 2)]),
+        (3, [("2ep", 3), ("4ep", 2)]),
+        (9, [("1ep", 9), ("2ep", 5), ("4ep", 3)]),
+        (100, [("1ep", 100), ("2ep", 50), ("4ep", 25)]),
+    ],
+)
+def test_halving_ends_with_the_longest_schedule(count, rounds):
+    assert [(one.duration, one.count) for one in halving(count, ["1ep", "2ep", "4ep"])] == rounds

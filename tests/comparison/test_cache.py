@@ -7,8 +7,8 @@ import attrs
 import pytest
 
 from composable.algorithms import MixUp
-from composable.comparison.cache import Cache, DamagedCacheWarning
 from composable.comparison.records import Evaluation, Seconds, TrialResult
+from composable.comparison.study_file import Cache, DamagedCacheWarning
 from tests.support.comparison import request
 
 

@@ -88,13 +88,7 @@ def test_numbers_that_are_not_finite_survive(study):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"betas": (0.9, 0.99)},
-        {"betas": [0.9, (1, [2])]},
-        {"name": "NaN", "lr": math.inf},
-        {"nested": {"a": None, "b": True}},
-        {"empty": (), "none": None},
-    ],
+    [{"name": "NaN", "lr": math.inf}, {"a": None, "b": True, "c": 1, "d": 1.0}],
 )
 def test_settings_keep_their_types(study, settings):
     trial = attrs.evolve(study.results[0].trial, settings=settings)
@@ -143,7 +137,7 @@ def test_settings_keep_their_types(study, settings):
         (
             ("results", 3, "trial", "settings", "lr"),
             {"$odd": 1},
-            "has an unknown key that begins with '$' @",
+            "must be null, true, false, a number or a string @",
         ),
         (("results", 3, "more"), 1, "TrialResult: more @ study.results[3]"),
         (("results", 3, "seconds"), ..., "the field 'seconds' is missing @ study.results[3]"),
@@ -173,7 +167,7 @@ def test_a_wrong_field_is_named_by_its_path(study, path, value, message):
 def test_a_missing_field_with_a_default_has_the_default(study):
     assert parse_study(changed(study, ("protocol", "notes"), ...)).protocol.notes == ()
     older = parse_study(changed(study, ("protocol", "own_durations"), ...)).protocol
-    assert older.durations_of("MuonClip") == older.durations
+    assert older.schedules["MuonClip"] == older.durations
 
 
 @pytest.mark.parametrize(
