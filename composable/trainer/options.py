@@ -75,6 +75,10 @@ def _compile(given: Any) -> bool | dict[str, Any]:
     return check_compile(given)
 
 
+def _precision(given: str | Precision) -> Precision:
+    return Precision.of(given)
+
+
 def _save_folder(given: str | Path | None) -> Path | None:
     return None if given is None else as_path("save_folder", given)
 
@@ -235,7 +239,7 @@ class TrainerOptions:
     log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=check.check_log_interval)
     progress_bar: bool = _flag(default=True)
     device: torch.device = attrs.field(default=None, converter=check.check_device)
-    precision: Any = attrs.field(default="fp32", converter=Precision.of)
+    precision: Any = attrs.field(default="fp32", converter=_precision)
     parallel: Strategy = attrs.field(default=None, converter=_parallel)
     deepspeed_config: Mapping[str, Any] | None = None
     seed: int | None = None
