@@ -114,6 +114,10 @@ class Local:
         """Group `count` batches at a time, if that is more than one."""
         return grouped(batches, count) if count > 1 else batches
 
+    def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Return the steps."""
+        return steps
+
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Return the steps."""
         return steps

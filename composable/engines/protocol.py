@@ -161,8 +161,15 @@ class Engine(Protocol):
     ) -> Iterator[Any]:
         """Join the batches of a loader, `count` at a time, into those of the steps."""
 
+    def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Iterate over steps as they are fetched, maybe ahead, and announce each to all processes.
+
+        Args:
+            steps: Batches, with their numbers of examples and tokens.
+        """
+
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Iterate over steps, with the numbers of examples and tokens of all processes."""
+        """Iterate over steps that are due, with the numbers of all processes."""
 
     def seconds_since(self, started: float) -> float:
         """Return how long a batch took: the same on every process."""
