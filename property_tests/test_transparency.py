@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
@@ -34,7 +34,6 @@ schedulers = st.sampled_from(
 
 
 @pytest.mark.filterwarnings("ignore:CosineAnnealingLR has T_max=4")
-@settings(max_examples=2 * settings.default.max_examples)
 @given(optimizers, counts, epochs, schedulers, st.booleans())
 def test_without_algorithms_the_weights_are_those_of_a_plain_loop(
     optimizer, count, epochs, scheduler, every_batch

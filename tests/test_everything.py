@@ -24,11 +24,6 @@ def test_a_run_with_everything_trains_evaluates_and_repeats_in_any_order(name, e
 
     assert digest(first) == digest(second)
     assert first.state.metrics["eval"]["accuracy"] > at_least
-
-
-# A run of one epoch is too short for some of the methods.
-@pytest.mark.filterwarnings("ignore::composable.IdleAlgorithmWarning")
-def test_the_digest_tells_runs_apart():
-    first, second = (train(TASKS["images"], seed, epochs=1, bar=False) for seed in (0, 1))
-
-    assert digest(first) != digest(second)
+    with torch.no_grad():
+        next(second.state.model.parameters())[0].mul_(1 + 1e-6)
+    assert digest(first) != digest(second)  # it tells the last bits apart

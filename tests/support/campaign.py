@@ -1,0 +1,17 @@
+"""Cases of which `make test` runs some, and `make campaign` all."""
+
+import os
+import random
+from collections.abc import Iterable
+from typing import TypeVar
+
+Case = TypeVar("Case")
+
+FULL = os.environ.get("CAMPAIGN") == "1"
+"""Whether to run every case: `make campaign`."""
+
+
+def drawn(cases: Iterable[Case], count: int) -> list[Case]:
+    """Draw cases at random, the same in every run; in a campaign, return all."""
+    cases = list(cases)
+    return cases if FULL else random.Random(0).sample(cases, min(count, len(cases)))
