@@ -24,7 +24,7 @@ from tests.comparison.known_answers import (
 from tests.comparison.synthetic import draw_study
 from tests.support.campaign import FULL
 
-STUDIES = 2000 if FULL else 40
+STUDIES = 2000 if FULL else 20
 COVERAGE, WRONG, FOUND = 0.94, 0.04, 0.95
 
 

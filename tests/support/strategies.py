@@ -10,8 +10,8 @@ from composable import Control, Event, Time, TimeUnit
 seeds = st.integers(0, 2**64 - 1)
 
 _PROFILE = settings.default.max_examples
-few, fewer, fewest = (settings(max_examples=max(1, _PROFILE * n // 25)) for n in (10, 5, 3))
-"""For laws whose examples train: 10, 5 or 3 examples for every 25 of the profile."""
+few, fewer, fewest = (settings(max_examples=max(1, _PROFILE * n // 25)) for n in (10, 5, 2))
+"""For laws whose examples train: 10, 5 or 2 examples for every 25 of the profile."""
 
 
 @st.composite
