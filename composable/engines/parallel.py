@@ -29,6 +29,7 @@ from composable.engines.modules import modules_of
 from composable.engines.protocol import Setup, Sums
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
+from composable.optim.muon import Muon
 from composable.plan.compatibility import occurrences
 from composable.plan.dispatch import Dispatcher
 
@@ -50,7 +51,6 @@ class Parallel(Local):
     _exchanged: float = attrs.field(init=False, factory=time.perf_counter)
 
     has_shards: ClassVar[bool] = True
-    mean_gradients: ClassVar[bool] = False
     rescales: ClassVar[bool] = True
 
     def prepare(self, state: State, setup: Setup) -> State:
@@ -64,6 +64,10 @@ class Parallel(Local):
         self.may_omit = any("batch" in one.writes or not one.declares for one in parts)
         if not setup.resumes:
             self.broadcast(state)
+        if self.processes.several:
+            for optimizer in state.optimizers:
+                if isinstance(optimizer, Muon):
+                    optimizer.process_group = dist.group.WORLD
         return state
 
     def sums(self, state: State) -> Sums:

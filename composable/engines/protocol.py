@@ -103,6 +103,8 @@ class Engine(Protocol):
     """Whether the loader yields the part of this process only."""
     shares: LossShares
     """The shares of the parts of all steps in their losses."""
+    mean_gradients: ClassVar[bool] = False
+    """Whether gradients are reduced to means over the processes, and not to sums."""
     reads_parts: ClassVar[bool] = False
     """Whether each process reads its part of the tensors of a checkpoint only."""
 
@@ -124,8 +126,13 @@ class Engine(Protocol):
     # --- a step ---
 
     @property
-    def backward(self) -> Callable[[Tensor], Any]:
-        """Computes the gradients of a loss."""
+    def backward(self) -> Callable[..., Any]:
+        """Computes the gradients of a loss; given outputs and the gradients of these, of both.
+
+        `backward(loss)`, or `backward(outputs, gradients)` with two sequences of tensors: a
+        vector-Jacobian product. Gradients of a loss are scaled where the precision needs it, and
+        those of outputs, which came from such a loss, are not scaled again.
+        """
 
     @property
     def step(self) -> Callable[[State], State]:

@@ -31,6 +31,7 @@ from composable.plan.dispatch import Dispatcher
 from composable.trainer.guards import NonFiniteGuard, skip_batches
 from composable.trainer.microbatches import Microbatches, each_batch, fit_memory, sum_gradients
 from composable.trainer.parameters import frozen_parameters, temporary_weights
+from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["Step", "build_step"]
@@ -82,6 +83,8 @@ def build_step(
         engine,
         microbatches,
     )
+    if dispatcher.plan.algorithms and microbatches.split:
+        gradients = whole_loss(gradients, dispatcher, engine, microbatches)
     if fetch_ahead is not None:
         gradients = followed_by(gradients, fetch_ahead)
     if scaler.enabled:
@@ -106,7 +109,7 @@ def build_step(
             at(AFTER_OPTIMIZER_STEP),
             at(BEFORE_ZERO_GRAD),
             zero_grad,
-            drop_gradients if dispatcher.plan.algorithms else None,
+            drop_requests if dispatcher.plan.algorithms else None,
             at(AFTER_ZERO_GRAD),
         ),
     )
@@ -312,6 +315,8 @@ def optimizer_step(
     return step
 
 
-def drop_gradients(state: State) -> State:
-    """Drop the gradients that an algorithm has changed."""
-    return state if state.gradients is None else state.evolve_unchecked(gradients=None)
+def drop_requests(state: State) -> State:
+    """Drop the gradients that an algorithm has changed, and its request of a loss of the whole."""
+    if state.gradients is None and not state.whole_loss:
+        return state
+    return state.evolve_unchecked(gradients=None, whole_loss=False)
