@@ -11,6 +11,7 @@ the gradients of the others stay None.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -23,7 +24,8 @@ from composable.engines.flat import flat_gradients, kinds_of, write_gradients
 
 __all__ = ["GradientReducer", "Hook", "drop_absent", "flags_like"]
 
-Hook: TypeAlias = Callable[[Any, dist.GradBucket], Future[Tensor]]
+Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]
+"""A communication hook of DDP: a function of a state and a `GradBucket`."""
 
 _CARRIERS = (torch.float32, torch.float64)
 """The dtypes of gradients that a report can be sent with."""
@@ -71,7 +73,7 @@ class GradientReducer:
                 device=device,
             )
         )
-        self.present: list[bool] = []
+        self.present = [True] * len(parameters)
         """Whether each parameter had a gradient in this process, in the last step."""
         self._touched = self._dense if find_unused_parameters else []
         self._unreached: set[int] = set()
@@ -133,7 +135,8 @@ class GradientReducer:
         """
         self._messages.all_sent, self._joined = False, None
         # A backward pass goes back in time, so that of the first operation is the last one.
-        self._last = _Report.apply(self.report, lambda: self._values(report))
+        values = partial(self._values, report)
+        self._last: Any = _Report.apply(self.report, values)  # type: ignore[no-untyped-call]
 
     def join(self, loss: Tensor) -> Tensor:
         """Return a loss, with whose backward pass the gradients are sent."""
@@ -153,10 +156,11 @@ class GradientReducer:
             this case, no gradient is None.
         """
         if self._joined is None:
+            self.present = self._has_gradients()
             joined = self.ddp(torch.zeros(()), self._last)
             _send_undefined(self._dense)
             joined.backward()
-            del joined, self._last
+            self._last = None
         elif not self.is_complete:  # DDP waits for parameters without a gradient
             _send_undefined(self._late())
         self._joined, self._before = None, []
@@ -190,9 +194,13 @@ class GradientReducer:
             write_gradients(parameters, flat / self._messages.means)
 
     def _values(self, report: Callable[[], Tensor]) -> Tensor:
-        self.present = [one.grad is not None for one in self.parameters]
+        if self._joined is not None:
+            self.present = self._has_gradients()
         values = report().to(self.report.dtype)
         return torch.cat([values, flags_like(values, self.present)])
+
+    def _has_gradients(self) -> list[bool]:
+        return [one.grad is not None for one in self.parameters]
 
 
 class _Messages:
@@ -205,16 +213,16 @@ class _Messages:
         self.means = 1
         """By what the hook divides the sum over the processes."""
 
-    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Send a message."""
         self.all_sent = bucket.is_last()
         return self.hook(self.state, bucket)
 
 
-def _sum(_: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+def _sum(_: Any, bucket: Any) -> Future[Tensor]:
     """Sum a bucket of gradients, where DDP would compute the mean."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[union-attr,no-any-return]
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
 
 def flags_like(tensor: Tensor, flags: Sequence[bool]) -> Tensor:
@@ -266,7 +274,7 @@ class _Held(nn.Module):
 
     def forward(self, loss: Tensor, *others: Tensor) -> Tensor:
         """Return the loss."""
-        joined: Tensor = _Joined.apply(loss, *others)
+        joined: Tensor = _Joined.apply(loss, *others)  # type: ignore[no-untyped-call]
         return joined
 
 
@@ -274,12 +282,12 @@ class _Joined(torch.autograd.Function):
     """A loss whose backward pass includes those of other values, with undefined gradients."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, *others: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, loss: Tensor, *others: Tensor) -> Tensor:
         ctx.count = len(others)
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return gradient, *(None,) * ctx.count
 
 
@@ -287,12 +295,12 @@ class _Report(torch.autograd.Function):
     """A value whose backward pass gives the report its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, report: Tensor, values: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, report: Tensor, values: Callable[[], Tensor]) -> Tensor:
         ctx.values = values
         return report.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
         return ctx.values(), None
 
 
@@ -304,7 +312,7 @@ def _send_undefined(parameters: Sequence[Tensor]) -> None:
         setattr(one, name, OrderedDict())
     try:
         if parameters:
-            _Undefined.apply(*parameters).backward()
+            _Undefined.apply(*parameters).backward()  # type: ignore[no-untyped-call]
     finally:
         for (one, name), hooks in zip(hooked, held, strict=True):
             setattr(one, name, hooks)
@@ -317,10 +325,11 @@ class _Undefined(torch.autograd.Function):
     """A value whose backward pass gives parameters undefined gradients."""
 
     @staticmethod
-    def forward(ctx: Any, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
         ctx.count = len(parameters)
         return torch.zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:  # type: ignore[override]
-        return (None,) * ctx.count
+    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:
+        absent: tuple[None, ...] = (None,) * ctx.count
+        return absent
