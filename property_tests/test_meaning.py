@@ -86,7 +86,7 @@ def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batc
     expected = meaning(case)(algorithm, state) if acts else {}
     if "second_pass" in expected:
         assert not differences(new.second_pass(state), expected["second_pass"])
-    for field in ("batch", "gradients", "memory", "averages", "frozen"):
+    for field in ("whole_loss", "batch", "gradients", "memory", "averages", "frozen"):
         assert not differences(getattr(new, field), expected.get(field, getattr(state, field)))
     model = expected.get("model", state.model)
     assert repr(new.model) == repr(model)

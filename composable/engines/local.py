@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import attrs
+import torch
 from torch import Tensor
 
 from composable.checkpoint.errors import MismatchError
@@ -19,7 +20,6 @@ from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.distributed.strategies import Strategy
-from composable.engines.compiled import check_compilable, outputs_of
 from composable.engines.forward import ForwardPass
 from composable.engines.protocol import Engine, Setup, Sums
 from composable.engines.scaled import LossScaler
@@ -49,6 +49,7 @@ class Local:
     scaler: LossScaler = attrs.field(init=False)
     shares: LossShares = attrs.field(init=False)
 
+    mean_gradients: ClassVar[bool] = False
     reads_parts: ClassVar[bool] = False
     has_shards: ClassVar[bool] = False
 
@@ -59,12 +60,19 @@ class Local:
 
     def prepare(self, state: State, setup: Setup) -> State:
         """Compile the forward pass if requested, in the precision of the state."""
-        check_compilable(state, setup.compile)
-        self._prepare_passes(state, outputs_of(setup.compile, setup.algorithms))
+        outputs: Callable[[State], Any] = State.forward
+        if setup.compile:
+            from composable.engines.compiled import compile_outputs  # on use
+
+            outputs = compile_outputs(state, setup.compile, setup.algorithms)
+        self._prepare_passes(state, outputs, compiled=bool(setup.compile))
         return state
 
-    def _prepare_passes(self, state: State, outputs: Callable[[State], Any]) -> None:
-        self.forward = ForwardPass(outputs).in_precision(state.precision, state.device)
+    def _prepare_passes(
+        self, state: State, outputs: Callable[[State], Any], *, compiled: bool = False
+    ) -> None:
+        forward = ForwardPass(outputs, reads_with_graph=compiled)
+        self.forward = forward.in_precision(state.precision, state.device)
         self.scaler = LossScaler(state.precision, state.device, on_all=self.any_process)
 
     def any_process(self, flag: Tensor) -> Tensor:
@@ -74,9 +82,9 @@ class Local:
     # --- a step ---
 
     @property
-    def backward(self) -> Callable[[Tensor], Any]:
-        """Computes the gradients of a loss, which is scaled if the precision needs it."""
-        return self.scaler.backward if self.scaler.enabled else Tensor.backward
+    def backward(self) -> Callable[..., Any]:
+        """Computes the gradients of a loss, which is scaled if needed, or of outputs."""
+        return self.scaler.backward if self.scaler.enabled else torch.autograd.backward
 
     @property
     def step(self) -> Callable[[State], State]:
@@ -105,6 +113,10 @@ class Local:
     ) -> Iterator[Any]:
         """Group `count` batches at a time, if that is more than one."""
         return grouped(batches, count) if count > 1 else batches
+
+    def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Return the steps."""
+        return steps
 
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Return the steps."""
@@ -199,6 +211,10 @@ class LocalSums:
 
     def begin_part(self, last: bool) -> None:
         """Do nothing."""
+
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss."""
+        return loss
 
     def add(self, state: State) -> None:
         """Do nothing."""
