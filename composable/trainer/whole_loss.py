@@ -70,7 +70,7 @@ class _FirstPass:
         self.add(state)
 
     def add(self, state: State) -> None:
-        """Go on to the next shard."""
+        """Begin with the next shard."""
         self._shard, self._batches = next(self._shards), [0]
 
     def split(self, state: State, first: Any, count: int) -> None:
