@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import attrs
-from torch import Tensor
+from torch import Tensor, nn
 
 from composable.checkpoint.errors import MismatchError
+from composable.checkpoint.tree import listed
 from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.key import Key
@@ -21,6 +22,8 @@ from composable.distributed.signals import Signals
 from composable.distributed.strategies import Strategy
 from composable.engines.compiled import check_compilable, outputs_of
 from composable.engines.forward import ForwardPass
+from composable.engines.initialization import Initialization, is_unset, replace_parameters
+from composable.engines.modules import modules_of
 from composable.engines.protocol import Engine, Setup, Sums
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
@@ -48,8 +51,10 @@ class Local:
     forward: ForwardPass = attrs.field(init=False, factory=ForwardPass)
     scaler: LossScaler = attrs.field(init=False)
     shares: LossShares = attrs.field(init=False)
+    _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
     reads_parts: ClassVar[bool] = False
+    loads_parts: ClassVar[bool] = False
     has_shards: ClassVar[bool] = False
 
     @property
@@ -58,10 +63,50 @@ class Local:
         return self.shards.processes
 
     def prepare(self, state: State, setup: Setup) -> State:
-        """Compile the forward pass if requested, in the precision of the state."""
+        """Compile the forward pass if requested, in the precision of the state; place the model.
+
+        Raises:
+            ValueError: The model was built on the meta device, and nothing sets a tensor.
+        """
         check_compilable(state, setup.compile)
         self._prepare_passes(state, outputs_of(setup.compile, setup.algorithms))
+        self.place(state, setup)
+        if setup.load is not None:
+            setup.load(state)
+        if not setup.resumes:
+            self.check_weights(state)
         return state
+
+    def place(self, state: State, setup: Setup) -> None:
+        """Give memory and initial values to what was built on the meta device."""
+        for module in modules_of(state):
+            replace_parameters(state.optimizers, self.initialization(module, state).fill(module))
+
+    def initialization(self, module: nn.Module, state: State) -> Initialization:
+        """Return what initializes the tensors of the model, or of the loss."""
+        function = getattr(self.strategy, "initialize", None)
+        initialization = Initialization(module, state.key, state.device, function)
+        self._initializations.append((module, initialization))
+        return initialization
+
+    def check_weights(self, state: State) -> None:
+        """Check that all weights have values: initial ones, or those of a checkpoint.
+
+        Raises:
+            ValueError: One has none.
+        """
+        pending, self._initializations = self._initializations, []
+        for module, initialization in pending:
+            held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            unset = [name for name in initialization.unset if name in held]
+            if missing := [n for n in unset if self.processes.any(is_unset(held[n]))]:
+                kind = type(module.get_submodule(missing[0].rpartition(".")[0])).__name__
+                raise ValueError(
+                    f"the {type(module).__name__} was built on the meta device, and nothing sets "
+                    f"{listed(missing)}: define reset_parameters in {kind}, pass "
+                    "parallel=FSDP2(initialize=...), a function that sets the tensors of a module, "
+                    "or load all weights with load_path."
+                )
 
     def _prepare_passes(self, state: State, outputs: Callable[[State], Any]) -> None:
         self.forward = ForwardPass(outputs).in_precision(state.precision, state.device)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from itertools import chain
@@ -51,20 +51,25 @@ class Parallel(Local):
     mean_gradients: ClassVar[bool] = False
     rescales: ClassVar[bool] = True
 
-    def prepare(self, state: State, setup: Setup) -> State:
+    def place(self, state: State, setup: Setup) -> None:
         """Copy the weights of rank 0, unless they will be restored.
 
         Raises:
             ProcessError: The models differ.
         """
-        state = super().prepare(state, setup)
-        if not setup.resumes:
-            self.broadcast(state)
+        super().place(state, setup)
+        if self.processes.several and not setup.resumes:
+            self.check_same_models(state)
+            for module in modules_of(state):
+                self.broadcast(chain(module.parameters(), module.buffers()))
+        self.share_work(state)
+
+    def share_work(self, state: State) -> None:
+        """Let the processes share the work of optimizers that can divide it."""
         if self.processes.several:
             for optimizer in state.optimizers:
                 if isinstance(optimizer, Muon):
                     optimizer.process_group = dist.group.WORLD
-        return state
 
     def sums(self, state: State) -> Sums:
         """Return sums over the shards; over the microbatches of a batch that is not sharded."""
@@ -217,18 +222,19 @@ class Parallel(Local):
             return bool(self.user_events & (_LATE | _EARLY_OR_LATE))
         return bool(self.user_events - _LATE)
 
-    def broadcast(self, state: State) -> None:
-        """Copy the weights and buffers of rank 0 to every process.
+    def check_same_models(self, state: State) -> None:
+        """Check that the processes have built the same model.
 
         Raises:
             ProcessError: The models differ.
         """
-        if not self.processes.several:
-            return
         shapes = {n: [*p.shape, str(p.dtype)] for n, p in state.model.named_parameters()}
         self.check_same({"seed": state.key.seed, "parameters": shapes})
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Copy tensors of rank 0, such as weights and buffers, to every process."""
         with torch.no_grad():
-            for tensor in _tensors(state):
+            for tensor in tensors:
                 held = tensor.detach().contiguous()
                 dist.broadcast(held, 0)
                 tensor.copy_(held)
@@ -270,11 +276,6 @@ class Parallel(Local):
         states of all processes themselves.
         """
         return Processes() if averages.needs_all else self.processes
-
-
-def _tensors(state: State) -> Iterator[Tensor]:
-    for module in modules_of(state):
-        yield from chain(module.parameters(), module.buffers())
 
 
 _SAME = (
