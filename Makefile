@@ -85,6 +85,7 @@ campaign: $(VENV)/.ready
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	CAMPAIGN=1 $(PYTEST) property_tests/test_ways_out.py property_tests/test_split_losses.py
 	CAMPAIGN=1 $(PYTEST) property_tests/test_known_speedups.py
+	CAMPAIGN=1 $(PYTEST) tests/distributed/test_meta_models.py -k whole_model
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
 

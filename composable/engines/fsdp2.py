@@ -65,7 +65,7 @@ class Sharded(Partitioned):
         for module in modules_of(state):
             if module is not state.model and not any(True for _ in module.parameters()):
                 continue
-            initialization, sent = self.initialization(module, state), set[Tensor]()
+            initialization, sent = self.initialization(module, state, reuse=True), set[Tensor]()
             wrapped = strategy.wrapped(module) if module is state.model else []
             for part in [*wrapped, module]:
                 replace_parameters(state.optimizers, initialization.fill(part))

@@ -14,6 +14,10 @@ from composable.utils.reproducibility import seed_all
 __all__ = ["Initialization", "has_meta_tensors", "is_unset", "replace_parameters"]
 
 
+_ALIGNED = 64
+"""A multiple of the sizes of all elements, in bytes."""
+
+
 def has_meta_tensors(module: nn.Module) -> bool:
     """Return whether a module has parameters or buffers on the meta device."""
     return any(tensor.is_meta for one in module.modules() for tensor in _own(one).values())
@@ -31,6 +35,8 @@ class Initialization:
         device: Where the tensors are put.
         function: Sets the tensors of a module. Default: the method `_init_weights` of the module,
             or of the nearest one around it that has such a method.
+        reuse: Whether the parameters of a part are not used any more when the next one is filled:
+            then those of all parts have the same memory, in turn.
     """
 
     def __init__(
@@ -39,10 +45,14 @@ class Initialization:
         key: Key,
         device: torch.device,
         function: Callable[[nn.Module], object] | None = None,
+        *,
+        reuse: bool = False,
     ) -> None:
         self.key, self.device, self.function = key.fold("initialize"), device, function
-        self.unset: list[str] = []
-        """The names of tensors that nothing has set: they have no finite value."""
+        self.kind = type(model).__name__
+        self._reuse, self._memory = reuse, torch.empty(0, dtype=torch.uint8, device=device)
+        self.unset: dict[str, str] = {}
+        """The names of tensors that nothing has set, with the types of their modules."""
         self._names = {id(one): name for name, one in model.named_modules()}
         self._given = {id(one) for one in model.modules() if _has_values(one)}
         self._done: set[int] = set()
@@ -63,10 +73,8 @@ class Initialization:
         old = dict(_meta_tensors(part))
         if not old:
             return {}
-        new: dict[Tensor, Tensor] = {}
+        new = self._allocate(list(dict.fromkeys(old.values())))
         for (module, name), tensor in old.items():
-            if tensor not in new:
-                new[tensor] = _empty_like(tensor, self.device)
             _own_dict(module, name)[name] = new[tensor]
         holders = {id(module) for module, _ in old}
         with torch.no_grad():
@@ -76,8 +84,26 @@ class Initialization:
                     self._initialize(module, owns=id(module) in holders)
         for (module, name), _ in old.items():
             if is_unset(_own_dict(module, name)[name]):
-                self.unset.append(".".join(filter(None, (self._names[id(module)], name))))
+                full = ".".join(filter(None, (self._names[id(module)], name)))
+                self.unset[full] = type(module).__name__
         return {tensor: _own_dict(*place)[place[1]] for place, tensor in old.items()}
+
+    def _allocate(self, tensors: list[Tensor]) -> dict[Tensor, Tensor]:
+        """Return tensors with memory, whose values show that they were not set."""
+        shared = [one for one in tensors if self._reuse and isinstance(one, nn.Parameter)]
+        sizes = [-(-one.numel() * one.element_size() // _ALIGNED) * _ALIGNED for one in shared]
+        if sum(sizes) > len(self._memory):
+            self._memory = self._memory.new_empty(sum(sizes))
+        places = iter(self._memory[: sum(sizes)].split(sizes))
+        new: dict[Tensor, Tensor] = {}
+        for one in tensors:
+            if self._reuse and isinstance(one, nn.Parameter):
+                size = one.numel() * one.element_size()
+                empty = next(places)[:size].view(one.dtype).as_strided(one.shape, one.stride())
+            else:
+                empty = torch.empty_like(one, device=self.device, requires_grad=False)
+            new[one] = _as(one, empty)
+        return new
 
     def _initialize(self, module: nn.Module, *, owns: bool) -> None:
         """Initialize a module, if it has tensors that were filled, or only such children."""
@@ -92,10 +118,10 @@ class Initialization:
         if function is None:
             return
         sharded = [(n, p) for n, p in module.named_parameters() if hasattr(p, "device_mesh")]
-        versions = [local_part(p)._version for _, p in sharded]
+        versions = [p._version for _, p in sharded]
         function(module)
         for (name, p), version in zip(sharded, versions, strict=True):
-            if local_part(p)._version != version:
+            if p._version != version:
                 kind = type(module).__name__
                 raise ValueError(
                     f"initialize changed {name} when it was called for {kind}, when that parameter "
@@ -114,10 +140,14 @@ def replace_parameters(optimizers: Iterable[Optimizer], replaced: Mapping[Tensor
 def is_unset(tensor: Tensor) -> bool:
     """Return whether the part of a tensor that this process has contains a value never set."""
     local = local_part(tensor.detach())
-    if local.is_floating_point() or local.is_complex():
-        return bool(local.isnan().any())
+    if not local.numel():
+        return False
+    if local.is_complex():
+        local = torch.view_as_real(local)
+    if local.is_floating_point():
+        return bool(local.amin().isnan())
     lowest = _sentinel(local.dtype)
-    return bool((local == lowest).any()) if lowest else local._version == 0
+    return bool(local.amin() == lowest) if lowest else local._version == 0
 
 
 def _sentinel(dtype: torch.dtype) -> int:
@@ -125,16 +155,16 @@ def _sentinel(dtype: torch.dtype) -> int:
     return torch.iinfo(dtype).min if dtype.is_signed and dtype != torch.bool else 0
 
 
-def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor whose values show that they were not set."""
-    new = torch.empty_like(tensor, device=device)
-    if new.is_floating_point() or new.is_complex():
-        new.fill_(float("nan"))
-    elif lowest := _sentinel(new.dtype):
-        new.fill_(lowest)
-    if isinstance(tensor, nn.Parameter):
-        new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-        vars(new).update(vars(tensor))
+def _as(tensor: Tensor, empty: Tensor) -> Tensor:
+    """Return memory as a parameter or a buffer like a given one, that was not set."""
+    if empty.is_floating_point() or empty.is_complex():
+        empty.fill_(float("nan"))
+    elif lowest := _sentinel(empty.dtype):
+        empty.fill_(lowest)
+    if not isinstance(tensor, nn.Parameter):
+        return empty
+    new = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    vars(new).update(vars(tensor))
     return new
 
 

@@ -82,10 +82,12 @@ class Local:
         for module in modules_of(state):
             replace_parameters(state.optimizers, self.initialization(module, state).fill(module))
 
-    def initialization(self, module: nn.Module, state: State) -> Initialization:
+    def initialization(
+        self, module: nn.Module, state: State, *, reuse: bool = False
+    ) -> Initialization:
         """Return what initializes the tensors of the model, or of the loss."""
         function = getattr(self.strategy, "initialize", None)
-        initialization = Initialization(module, state.key, state.device, function)
+        initialization = Initialization(module, state.key, state.device, function, reuse=reuse)
         self._initializations.append((module, initialization))
         return initialization
 
@@ -100,12 +102,12 @@ class Local:
             held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             unset = [name for name in initialization.unset if name in held]
             if missing := [n for n in unset if self.processes.any(is_unset(held[n]))]:
-                kind = type(module.get_submodule(missing[0].rpartition(".")[0])).__name__
                 raise ValueError(
-                    f"the {type(module).__name__} was built on the meta device, and nothing sets "
-                    f"{listed(missing)}: define reset_parameters in {kind}, pass "
-                    "parallel=FSDP2(initialize=...), a function that sets the tensors of a module, "
-                    "or load all weights with load_path."
+                    f"the {initialization.kind} was built on the meta device, and nothing sets "
+                    f"{listed(missing)}: define reset_parameters in "
+                    f"{initialization.unset[missing[0]]}, pass parallel=FSDP2(initialize=...), a "
+                    "function that sets the tensors of a module, or load all weights with "
+                    "load_path."
                 )
 
     def _prepare_passes(self, state: State, outputs: Callable[[State], Any]) -> None:
