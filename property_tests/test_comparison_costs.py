@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composable.comparison.cost import Block, seconds_until, step_cost, step_seconds
+from composable.comparison.cost import Block, run_seconds, step_cost, step_seconds
 from composable.comparison.records import StepCost, Trial
 
 positive = st.floats(1e-6, 1e3)
-fractions = st.floats(0, 1)
 
 
 @st.composite
@@ -21,22 +20,13 @@ def costs(draw):
     )
 
 
-@given(costs(), st.integers(1, 1000), fractions, fractions)
-def test_seconds_increase_with_progress_within_the_bounds_of_the_steps(cost, batches, one, other):
-    low, high = sorted((one, other))
-    between = seconds_until(cost, batches, high) - seconds_until(cost, batches, low)
-    steps = step_seconds(cost)
-    taken = batches * (high - low)
+@given(costs(), st.integers(1, 1000))
+def test_the_seconds_of_a_run_are_within_the_bounds_of_its_steps(cost, batches):
+    seconds, steps = run_seconds(cost, batches), step_seconds(cost)
 
-    assert between >= taken * min(steps) - 1e-6 * batches * max(steps)
-    assert between <= taken * max(steps) + 1e-6 * batches * max(steps)
-
-
-@given(costs(), st.integers(1, 1000), fractions)
-def test_seconds_are_proportional_to_the_number_of_batches(cost, batches, progress):
-    whole = seconds_until(cost, batches, progress)
-
-    assert whole == pytest.approx(batches * seconds_until(cost, 1, progress))
+    assert batches * min(steps) <= seconds * (1 + 1e-6)
+    assert seconds <= batches * max(steps) * (1 + 1e-6)
+    assert seconds == pytest.approx(batches * run_seconds(cost, 1))
 
 
 @given(st.integers(1, 60), st.integers(1, 400))
@@ -48,4 +38,4 @@ def test_the_points_of_a_cost_lie_in_the_run_and_have_as_many_rounds(count, leng
     assert list(cost.progress) == sorted(cost.progress)
     assert all(0 <= point <= 1 for point in cost.progress)
     assert {len(rounds) for rounds in cost.seconds} == {count // len(cost.progress)}
-    assert seconds_until(cost, 100, 1.0) == pytest.approx(100)
+    assert run_seconds(cost, 100) == pytest.approx(100)

@@ -22,16 +22,9 @@ NAMES = st.sampled_from(["baseline", "EMA + MixUp", "ä\ud800\n", "a/a"])
 DURATIONS = st.sampled_from(["10ba", "2ep", "0.5dur", "1h30m"])
 SECONDS = st.floats(min_value=0) | st.just(float("nan"))
 POINTS = st.lists(st.floats(0, 1), max_size=3).map(sorted).map(tuple)
-PLAIN: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.text("abc", max_size=2), inner, max_size=2)
-    ),
-    max_leaves=5,
-)
-SETTINGS = st.dictionaries(st.text(max_size=4), PLAIN, max_size=2)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+PLAIN: st.SearchStrategy[Any] = SCALARS | st.lists(SCALARS) | st.dictionaries(st.text(), SCALARS)
+SETTINGS = st.dictionaries(st.text(max_size=4), SCALARS, max_size=2)
 TRIALS = st.builds(
     Trial, NAMES, SETTINGS, DURATIONS, st.integers(), st.sampled_from(["tuning", "reporting"])
 )
@@ -39,13 +32,9 @@ TRIALS = st.builds(
 
 @st.composite
 def results(draw: st.DrawFn) -> TrialResult:
-    progress = draw(POINTS)
-    batches = sorted(draw(st.lists(st.integers(0), min_size=len(progress), max_size=len(progress))))
+    batches = sorted(draw(st.lists(st.integers(0), max_size=3)))
     metrics = st.dictionaries(st.text(max_size=4), st.floats(), max_size=2)
-    curve = [
-        Evaluation(batch, point, draw(SECONDS), draw(metrics))
-        for batch, point in zip(batches, progress, strict=True)
-    ]
+    curve = [Evaluation(batch, draw(metrics)) for batch in batches]
     return TrialResult(
         draw(TRIALS),
         draw(st.sampled_from(["finished", "diverged", "failed", "stopped"])),
@@ -80,7 +69,7 @@ PROTOCOLS = st.builds(
     durations=tuples(DURATIONS),
     seeds=tuples(st.integers()),
     tuning_seeds=tuples(st.integers()),
-    grids=st.dictionaries(NAMES, st.dictionaries(st.text(max_size=4), tuples(PLAIN), max_size=2)),
+    grids=st.dictionaries(NAMES, st.dictionaries(st.text(max_size=4), tuples(SCALARS), max_size=2)),
     chosen=st.dictionaries(NAMES, SETTINGS),
     clock=st.sampled_from(["cpu", "wall"]),
     versions=st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2),

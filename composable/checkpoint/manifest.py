@@ -1,10 +1,12 @@
 """The manifest of a checkpoint: versions, and the size and hash of each file."""
 
+import os
 import re
 import sys
 import time
 from collections.abc import Mapping
 from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType
 
 import attrs
@@ -14,6 +16,7 @@ from composable.checkpoint import _json
 from composable.checkpoint._json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
 from composable.core._printable import shorten
+from composable.functional._checks import as_path
 
 __all__ = [
     "FILES",
@@ -27,6 +30,7 @@ __all__ = [
     "TENSORS",
     "FileRecord",
     "Manifest",
+    "as_target",
     "check_info",
     "dump_manifest",
     "is_part",
@@ -92,6 +96,14 @@ class Manifest:
 def tensor_file(number: int, count: int) -> str:
     """Return the name of one of several files of tensors; they are numbered from 1."""
     return f"tensors-{number:05d}-of-{count:05d}.safetensors"
+
+
+def as_target(name: str, folder: str | os.PathLike[str]) -> Path:
+    """Return the path of a checkpoint, absolute."""
+    path = as_path(name, folder).absolute()
+    if not path.name or path.name == "..":
+        raise ValueError(f"{name}={str(folder)!r} must end with the name of the checkpoint.")
+    return path
 
 
 def is_part(name: str) -> bool:

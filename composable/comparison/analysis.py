@@ -9,10 +9,8 @@ from math import exp, isfinite, log, sqrt
 from statistics import fmean
 from typing import Any
 
-import attrs
 import numpy as np
 
-from composable.comparison.cost import seconds_until
 from composable.comparison.records import Protocol, StepCost, Study, TrialResult
 from composable.comparison.statistics import (
     CONTRAST,
@@ -96,8 +94,8 @@ def _runs_of(study: Study) -> dict[str, Runs]:
             )
         seeds[trial.seed] = result
     arms = {
-        arm: {d: found[arm, d] for d in study.protocol.durations_of(arm) if (arm, d) in found}
-        for arm in study.protocol.arms
+        arm: {one: found[arm, one] for one in durations if (arm, one) in found}
+        for arm, durations in study.protocol.schedules.items()
     }
     return {arm: runs for arm, runs in arms.items() if runs}
 
@@ -129,41 +127,25 @@ def _final(run: TrialResult, metric: str) -> float | None:
 # --- schedules ---
 
 
-@attrs.frozen
-class _Schedule:
-    """The runs of an arm on one schedule."""
-
-    duration: str
-    steps: int
-    cost: StepCost
-    finals: Mapping[int, float | None]
-    """The final results by seed; None for a run that did not finish."""
-
-    @property
-    def seconds(self) -> float:
-        return seconds_until(self.cost, self.steps, 1.0)
-
-    @property
-    def complete(self) -> bool:
-        return None not in self.finals.values()
-
-
 def _schedules(
     protocol: Protocol, arm: str, runs: Runs, costs: Sequence[StepCost]
-) -> list[_Schedule]:
+) -> list[Quality]:
     schedules = []
     for duration, seeds in runs.items():
         every = list(seeds.values())
         finished = [run for run in every if run.outcome == "finished"] or every
-        steps = max(run.batches for run in finished)
         own = [run.seconds.training / max(run.batches, 1) for run in finished]
         cost = min(
             costs,
             key=lambda one: (one.duration != duration, one.duration),
             default=StepCost(arm, {}, duration, (0.5,), (tuple(own),)),
         )
+        steps = max(run.batches for run in finished)
         finals = {seed: _final(run, protocol.metric) for seed, run in seeds.items()}
-        schedules.append(_Schedule(duration, steps, cost, finals))
+        values = [value for value in finals.values() if value is not None]
+        complete = len(values) == len(finals)
+        facts = (fmean(values), *mean_interval(values)) if complete else (None, None, None)
+        schedules.append(Quality(duration, steps, cost, finals, *facts))
     return schedules
 
 
@@ -176,15 +158,20 @@ def _costs_of(study: Study, arm: str) -> list[StepCost]:
 
 
 def _curves(
-    baseline: Sequence[_Schedule], arm: Sequence[_Schedule], sign: int
+    baseline: Sequence[Quality], arm: Sequence[Quality], sign: int
 ) -> tuple[Curve | None, Curve | None, bool]:
     """Return the curves of the baseline and of an arm, and whether their seeds are paired.
 
     Seeds are paired if both have at least two of them in common: then the curves have those only.
     A schedule on which a run did not finish is not on a curve, and neither is one without cost.
     """
-    both = [[one for one in each if one.complete and one.seconds > 0] for each in (baseline, arm)]
-    own = [set.intersection(*(set(one.finals) for one in each)) if each else set() for each in both]
+    both = [
+        [one for one in each if one.mean is not None and one.seconds > 0]
+        for each in (baseline, arm)
+    ]
+    own = [
+        set.intersection(*(set(one.results) for one in each)) if each else set() for each in both
+    ]
     common = own[0] & own[1]
     paired = len(common) > 1
     seeds = [common, common] if paired else own
@@ -192,10 +179,10 @@ def _curves(
     return base, other, paired
 
 
-def _curve(schedules: Sequence[_Schedule], seeds: set[int], sign: int) -> Curve | None:
+def _curve(schedules: Sequence[Quality], seeds: set[int], sign: int) -> Curve | None:
     """Return the curve; None with fewer than two schedules or two seeds."""
     by_cost = {
-        log(one.seconds): [sign * (one.finals[seed] or 0.0) for seed in sorted(seeds)]
+        log(one.seconds): [sign * (one.results[seed] or 0.0) for seed in sorted(seeds)]
         for one in schedules
     }
     if len(by_cost) < 2 or len(seeds) < 2:
@@ -222,7 +209,7 @@ def _draft(study: Study, arm: str, runs: Mapping[str, Runs]) -> ArmAnalysis:
     return ArmAnalysis(
         arm=arm,
         role="baseline" if is_baseline else "repeated" if arm == protocol.repeated else "arm",
-        qualities=tuple(map(_quality, own)),
+        qualities=tuple(own),
         step_cost=own[-1].seconds / max(own[-1].steps, 1),
         step_cost_ratio=ratio if measured and not is_baseline else None,
         notes=(*_edges(protocol, arm), *_run_notes(runs[arm], own, measured)),
@@ -231,7 +218,7 @@ def _draft(study: Study, arm: str, runs: Mapping[str, Runs]) -> ArmAnalysis:
 
 
 def _distance(
-    protocol: Protocol, baseline: Sequence[_Schedule], own: Sequence[_Schedule], error: Part
+    protocol: Protocol, baseline: Sequence[Quality], own: Sequence[Quality], error: Part
 ) -> dict[str, Any]:
     """Return the fields of an arm that follow from the curves."""
     sign = 1 if protocol.mode == "max" else -1
@@ -273,7 +260,7 @@ def _estimate(log_ratio: Interval, kind: Kind, seeds: int) -> Estimate:
     return Estimate(value, low, high, log_ratio.p, seeds)
 
 
-def _compare_steps(base: _Schedule, arm: _Schedule) -> tuple[Estimate | None, Part]:
+def _compare_steps(base: Quality, arm: Quality) -> tuple[Estimate | None, Part]:
     """Return the ratio of step costs, and the error of its logarithm."""
     if base.cost == arm.cost:
         return Estimate(1.0, 1.0, 1.0, 1.0, len(arm.cost.seconds[0])), Part(0.0, 1)
@@ -284,13 +271,7 @@ def _compare_steps(base: _Schedule, arm: _Schedule) -> tuple[Estimate | None, Pa
     return _estimate(ratio, "distance", len(arm.cost.seconds[0])), error
 
 
-def _quality(schedule: _Schedule) -> Quality:
-    values = [value for value in schedule.finals.values() if value is not None]
-    facts = (fmean(values), *mean_interval(values)) if schedule.complete else (None, None, None)
-    return Quality(schedule.duration, schedule.seconds, schedule.finals, *facts)
-
-
-def _schedule_to_add(schedules: Sequence[_Schedule], factor: float | None) -> str | None:
+def _schedule_to_add(schedules: Sequence[Quality], factor: float | None) -> str | None:
     """Return the length of a schedule beyond the shortest or the longest one."""
     if factor is None:
         return None
@@ -305,9 +286,9 @@ def _schedule_to_add(schedules: Sequence[_Schedule], factor: float | None) -> st
 # --- notes ---
 
 
-def _run_notes(runs: Runs, schedules: Sequence[_Schedule], measured: bool) -> Iterator[str]:
+def _run_notes(runs: Runs, schedules: Sequence[Quality], measured: bool) -> Iterator[str]:
     for schedule in schedules:
-        missing = list(schedule.finals.values()).count(None)
+        missing = list(schedule.results.values()).count(None)
         lost = {
             ": ".join([run.outcome, *(run.error or "").splitlines()[:1]])
             for run in runs[schedule.duration].values()
@@ -315,7 +296,7 @@ def _run_notes(runs: Runs, schedules: Sequence[_Schedule], measured: bool) -> It
         }
         if missing:
             yield (
-                f"{missing} of {len(schedule.finals)} runs of {schedule.duration} did not finish "
+                f"{missing} of {len(schedule.results)} runs of {schedule.duration} did not finish "
                 f"({'; '.join(sorted(lost)) or 'the result is not finite'}): this schedule is not "
                 "part of the curve"
             )

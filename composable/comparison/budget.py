@@ -5,33 +5,34 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
-from composable.comparison.records import Trial, TrialResult
-from composable.comparison.tuning import Rung, Settings, halving
+from composable.comparison.records import Settings, Trial, TrialResult
 from composable.core.time import Time, TimeUnit
 
 __all__ = [
     "BudgetError",
     "Estimates",
+    "Rung",
     "Size",
+    "batches_of",
     "elapsed_seconds",
     "equal_seconds",
     "fit_budget",
     "format_seconds",
     "full_size",
-    "is_countable",
+    "halving",
     "length_of",
     "parse_budget",
     "short_trials",
 ]
 
+_PIECE = r"([0-9]+(?:\.[0-9]+)?)\s*([hms])(?:ours?|in|ec)?\s*"
+_SECONDS = {"h": 3600, "m": 60, "s": 1}
 _PART = 8
 _FEWEST = 20
-_BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|hours?)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 class BudgetError(ValueError):
@@ -56,29 +57,21 @@ def parse_budget(budget: Any) -> float:
         return math.inf
     if isinstance(budget, bool) or not isinstance(budget, (int, float, str)):
         raise TypeError(f"budget={budget!r} must be a time such as '10min', or seconds.")
-    allowed = f"budget={budget!r} must be a time such as '10min', '2h' or '1h30m', above 0."
-    if isinstance(budget, str) and (match := _BUDGET.fullmatch(budget.strip())):
-        seconds = float(match[1]) * _SECONDS[match[2][0]]
-    elif isinstance(budget, str):
-        try:
-            seconds = Time.parse(budget.strip()).seconds
-        except (TypeError, ValueError):
-            raise ValueError(allowed) from None
+    if isinstance(budget, str):
+        known = re.fullmatch(f"({_PIECE})+", budget.strip())
+        pieces = re.findall(_PIECE, budget) if known else []
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in pieces)
     else:
         seconds = float(budget)
     if not 0 < seconds < math.inf:
-        raise ValueError(allowed)
+        raise ValueError(
+            f"budget={budget!r} must be a time such as '10min', '2h' or '1h30m', above 0."
+        )
     return seconds
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time in the largest units that matter.
-
-    Example:
-        >>> from composable.comparison.budget import format_seconds
-        >>> format_seconds(8.4), format_seconds(61), format_seconds(7300)
-        ('8 s', '1 min', '2 h 2 min')
-    """
+    """Return a time in the largest units that matter, such as "8 s" and "2 h 2 min"."""
     if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -88,23 +81,17 @@ def format_seconds(seconds: float) -> str:
 # --- lengths ---
 
 
+def batches_of(duration: str, epoch_length: int | None) -> float | None:
+    """Return the number of batches of a run; None if it is not known."""
+    time = Time.parse(duration)
+    each = {TimeUnit.BATCH: 1, TimeUnit.EPOCH: epoch_length}.get(time.unit)
+    return None if each is None else float(time.value * each)
+
+
 def length_of(duration: str, epoch_length: int | None) -> float:
-    """Return the number of batches of a run, or its length in its own unit.
-
-    Example:
-        >>> from composable.comparison.budget import length_of
-        >>> length_of("2ep", 50), length_of("300ba", None), length_of("2ep", None)
-        (100.0, 300.0, 2.0)
-    """
-    length = Time.parse(duration)
-    batches = epoch_length if length.unit is TimeUnit.EPOCH and epoch_length else 1
-    return float(length.value * batches)
-
-
-def is_countable(duration: str, epoch_length: int | None) -> bool:
-    """Return whether the length of a run is known in batches."""
-    unit = Time.parse(duration).unit
-    return unit is TimeUnit.BATCH or (unit is TimeUnit.EPOCH and epoch_length is not None)
+    """Return the number of batches of a run, or its length in its own unit."""
+    batches = batches_of(duration, epoch_length)
+    return float(Time.parse(duration).value) if batches is None else batches
 
 
 def short_trials(
@@ -116,9 +103,9 @@ def short_trials(
     """Return a trial of an eighth of the shortest schedule of each arm, at least 20 batches."""
 
     def shortened(duration: str) -> str:
-        if not is_countable(duration, epoch_length):
+        length = batches_of(duration, epoch_length)
+        if length is None:
             return duration
-        length = length_of(duration, epoch_length)
         return f"{int(min(length, max(length // _PART, _FEWEST)))}ba"
 
     return [
@@ -132,21 +119,13 @@ def equal_seconds(duration: str, relative_rate: float, epoch_length: int | None)
 
     The ratio of step costs is rounded to a power of the fourth root of 2, and that of up to a fifth
     to 1: a small change of the measured cost leaves trials as they are.
-
-    Example:
-        >>> from composable.comparison.budget import equal_seconds
-        >>> equal_seconds("100ba", 2.0, None), equal_seconds("4ep", 1.9, 50)
-        ('50ba', '100ba')
-        >>> equal_seconds("100ba", 1.1, None)
-        '100ba'
     """
-    length = Time.parse(duration)
-    steps = round(4 * math.log2(relative_rate))
-    if abs(steps) < 2 or length.unit in (TimeUnit.SECOND, TimeUnit.ITERATION):
+    time, steps = Time.parse(duration), round(4 * math.log2(relative_rate))
+    if abs(steps) < 2 or time.unit in (TimeUnit.SECOND, TimeUnit.ITERATION):
         return duration
-    if length.unit is TimeUnit.EPOCH and epoch_length is not None:
-        length = Time(length.value * epoch_length, TimeUnit.BATCH)
-    return str(Time(max(1, round(length.value / 2 ** (steps / 4))), length.unit))
+    unit = time.unit if batches_of(duration, epoch_length) is None else TimeUnit.BATCH
+    length = length_of(duration, epoch_length)
+    return str(Time(max(1, round(length / 2 ** (steps / 4))), unit))
 
 
 # --- estimates ---
@@ -169,7 +148,7 @@ class Estimates:
         """Return the seconds of a unit of length: of a batch, where these can be counted."""
         one = self.ran[arm]
         length = length_of(one.trial.duration, self.epoch_length)
-        if one.outcome == "diverged" and is_countable(one.trial.duration, self.epoch_length):
+        if one.outcome == "diverged" and batches_of(one.trial.duration, self.epoch_length):
             length = min(length, one.batches)
         return one.seconds.training / length
 
@@ -188,19 +167,12 @@ class Estimates:
 
     def relative_rate(self, arm: str, baseline: str) -> float:
         """Return the step cost of an arm divided by that of the baseline; 1 if unknown."""
-        known = arm in self.ran and baseline in self.ran
-        rates = (self.rate(arm), self.rate(baseline)) if known else (1.0, 1.0)
-        return rates[0] / rates[1] if all(rates) else 1.0
+        rates = [self.rate(one) for one in (arm, baseline) if one in self.ran]
+        return rates[0] / rates[1] if len(rates) == 2 and all(rates) else 1.0
 
 
 def elapsed_seconds(trials: Iterable[float], workers: int) -> float:
-    """Return how long trials take that start in their order as soon as a worker is free.
-
-    Example:
-        >>> from composable.comparison.budget import elapsed_seconds
-        >>> elapsed_seconds([3.0, 1.0, 1.0, 2.0], 2)
-        4.0
-    """
+    """Return how long trials take that start in their order as soon as a worker is free."""
     ends = [0.0] * workers
     for seconds in trials:
         heapq.heapreplace(ends, ends[0] + seconds)
@@ -211,7 +183,15 @@ def elapsed_seconds(trials: Iterable[float], workers: int) -> float:
 
 
 @attrs.frozen
-class Size:
+class Rung:
+    """A round of tuning: the remaining configurations are trained for one duration."""
+
+    duration: str
+    count: int
+    """The number of configurations of each arm that enter it."""
+
+
+class Size(NamedTuple):
     """How much a comparison trains."""
 
     configurations: int
@@ -220,6 +200,22 @@ class Size:
     seeds: int
     schedules: int
     """Of each arm, the shortest ones."""
+
+    @property
+    def product(self) -> int:
+        """The number of reported trials of an arm, for each configuration."""
+        return self.configurations * self.seeds * self.schedules
+
+
+def halving(count: int, durations: Sequence[str]) -> tuple[Rung, ...]:
+    """Return rounds of which each keeps the better half of the configurations.
+
+    The last round has the longest duration, and the earlier ones the next shorter.
+    """
+    if count < 2:
+        return ()
+    used = durations[-math.ceil(math.log2(count)) :]
+    return tuple(Rung(one, math.ceil(count / 2**at)) for at, one in enumerate(used))
 
 
 def full_size(configurations: int, seeds: int, durations: Sequence[str], most: int) -> Size:
@@ -236,19 +232,12 @@ def fit_budget(
     At least two configurations are tried, and three seeds and two schedules are run, where there
     are as many: the smallest size that gives a verdict, which is returned if none fits.
     """
-    least = min(full.configurations, 2), min(full.seeds, 3), min(full.schedules, 2)
-    counts = (full.configurations, full.seeds, full.schedules)
+    pairs = ((full.configurations, 2), (full.seeds, 3), (full.schedules, 2))
+    counts = (range(most, min(most, least) - 1, -1) for most, least in pairs)
     sizes = [full] + [
         Size(configurations, halving(configurations, durations[:schedules]), seeds, schedules)
-        for configurations, seeds, schedules in product(*map(_down, counts, least))
+        for configurations, seeds, schedules in product(*counts)
     ]
     fitting = [size for size in sizes if seconds(size) <= left]
     # The first of equal ones is kept, and the full size is first.
-    return max(
-        fitting or sizes[-1:],
-        key=lambda size: (size.configurations * size.seeds * size.schedules, size.seeds),
-    )
-
-
-def _down(most: int, least: int) -> range:
-    return range(most, least - 1, -1)
+    return max(fitting or sizes[-1:], key=lambda size: (size.product, size.seeds))

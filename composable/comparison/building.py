@@ -1,7 +1,7 @@
 """Call the user's function that builds a Trainer, and check what it builds."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,8 +21,9 @@ from composable.data.permutation import permute
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.replay import DryRunOptions
-from composable.trainer.options import TrainerOptions, overridden_runs
+from composable.trainer.options import TrainerOptions
 from composable.trainer.ownership import sharing_models
+from composable.trainer.session import overridden_runs
 from composable.trainer.trainer import Trainer
 from composable.utils.reproducibility import preserve_rng, seed_all
 
@@ -48,15 +49,15 @@ class TrialOptions(DryRunOptions):
         cls, options: TrainerOptions, *, max_duration: str | None, split_evaluation: bool
     ) -> DryRunOptions:
         """Change the options of a Trainer; the duration only if one is given."""
-        needs = {
-            "nonfinite_loss='rollback'": options.nonfinite_loss == "rollback",
-            "load_best_at_end=True": options.load_best_at_end,
-        }
-        for argument in (one for one, needed in needs.items() if needed):
-            raise BuildError(
-                f"build passes {argument} to the Trainer, which needs checkpoints, and the trials "
-                "of a comparison write none; drop it."
-            )
+        for argument, needed in (
+            ("nonfinite_loss='rollback'", options.nonfinite_loss == "rollback"),
+            ("load_best_at_end=True", options.load_best_at_end),
+        ):
+            if needed:
+                raise BuildError(
+                    f"build passes {argument} to the Trainer, which needs checkpoints, and the "
+                    "trials of a comparison write none; drop it."
+                )
         changes: dict[str, Any] = {
             field.name: field.default
             for field in attrs.fields(TrainerOptions)
@@ -66,7 +67,7 @@ class TrialOptions(DryRunOptions):
         if max_duration is not None:
             changes["max_duration"] = max_duration
         if split_evaluation:
-            changes["eval_dataloader"] = split_evaluators(options.evaluators())
+            changes["eval_dataloader"] = split_evaluators(options.evaluators)
         return cls.of(options, **changes)
 
 
@@ -93,12 +94,25 @@ def build_trainer(
     Raises:
         BuildError: The function does not take an argument, or ignores it, or returns no Trainer.
     """
-    signature = _signature(build)
     passed = {**arguments, "seed": seed}
-    own = signature.parameters.get("max_duration")
+    own = _duration_of(build)
     if own is not None and duration is not None:
         passed["max_duration"] = duration
-    _check_arguments(build, signature, passed, own if duration is None else None)
+    elif own is not None and own.default is own.empty:
+        raise BuildError(
+            "durations=None stands for the max_duration that build passes to the Trainer, and it "
+            "takes it as an argument without a default; pass durations, such as ['2ep', '4ep', "
+            "'8ep']."
+        )
+    signature = inspect.signature(build)
+    try:
+        signature.bind(**passed)
+    except TypeError as error:
+        name = getattr(build, "__name__", repr(build))
+        raise BuildError(
+            f"{name}{signature} cannot be called with {', '.join(f'{n}=' for n in passed)}: "
+            f"{error}. Add the parameter, or change the arms."
+        ) from None
 
     def override(options: TrainerOptions) -> TrainerOptions:
         given = None if own is not None else duration
@@ -110,19 +124,14 @@ def build_trainer(
     if not isinstance(trainer, Trainer):
         raise BuildError(f"build must return a Trainer, and returned {trainer!r:.200}.")
     if duration is not None:
-        for problem in _problems(trainer, passed, duration):
-            raise BuildError(problem)
+        _check_built(trainer, passed, duration)
     return trainer
 
 
-def takes_duration(build: Build) -> bool:
-    """Return whether the function has a parameter `max_duration`."""
-    return "max_duration" in _signature(build).parameters
-
-
-def _signature(build: Build) -> inspect.Signature:
+def _duration_of(build: Build) -> inspect.Parameter | None:
+    """Return the parameter `max_duration` of the function, if it has one."""
     try:
-        return inspect.signature(build)
+        return inspect.signature(build).parameters.get("max_duration")
     except (TypeError, ValueError):
         raise BuildError(
             f"build={build!r} must be a function (algorithms, seed, **hyperparameters) that "
@@ -130,67 +139,54 @@ def _signature(build: Build) -> inspect.Signature:
         ) from None
 
 
-def _check_arguments(
-    build: Build, signature: inspect.Signature, passed: Mapping[str, Any], missing: Any
-) -> None:
-    if missing is not None and missing.default is missing.empty:
-        raise BuildError(
-            "durations=None stands for the max_duration that build passes to the Trainer, and it "
-            "takes it as an argument without a default; pass durations, such as ['2ep', '4ep', "
-            "'8ep']."
-        )
-    try:
-        signature.bind(**passed)
-    except TypeError as error:
-        name = getattr(build, "__name__", repr(build))
-        raise BuildError(
-            f"{name}{signature} cannot be called with {', '.join(f'{n}=' for n in passed)}: "
-            f"{error}. Add the parameter, or change the arms."
-        ) from None
-
-
-def _problems(trainer: Trainer, passed: Mapping[str, Any], duration: str) -> Iterable[str]:
-    """Yield what is wrong with a Trainer for a trial."""
-    options, state = trainer._options, trainer.state
-    if not isinstance(options, TrialOptions):
-        yield (
-            "build returned a Trainer that was built before it was called; build a new one in each "
-            "call."
-        )
-    if state.timestamp.batch:
-        yield (
-            f"build returned a Trainer that has trained on {state.timestamp.batch} batches; leave "
-            "the call of fit to the comparison."
-        )
-    if not any(one.eval_interval is not None for one in options.evaluators()):
-        yield (
-            "build returned a Trainer that never evaluates; pass eval_dataloader=..., and an "
-            "eval_interval other than None."
-        )
-    if options.seed != passed["seed"]:
-        yield (
-            f"build was called with seed={passed['seed']} and returned a Trainer with "
-            f"seed={options.seed}; pass the seed on: Trainer(..., seed=seed)."
-        )
-    if str(state.max_duration) != str(Time.parse(duration)):
-        yield (
-            f"build was called with max_duration={duration!r} and returned a Trainer with "
-            f"max_duration={str(state.max_duration)!r}; pass it on: Trainer(..., "
-            "max_duration=max_duration)."
-        )
+def _check_built(trainer: Trainer, passed: Mapping[str, Any], duration: str) -> None:
+    """Check a Trainer for a trial."""
+    options, trained = trainer._options, trainer.state.timestamp.batch
     present, given = as_list(options.algorithms), as_list(passed.get("algorithms", ()))
     missing = [one for one in given if not any(one is has or one == has for has in present)]
-    if missing:
-        yield (
-            f"build ignores its argument algorithms: the Trainer lacks {missing!r}; pass them on: "
-            "Trainer(..., algorithms=algorithms)."
-        )
-    for name in ("optimizers", "schedulers"):
-        if passed.get(name) is not None and getattr(options, name) is not passed[name]:
-            yield (
-                f"build ignores its argument {name}, which a recipe gives; pass it on: "
-                f"Trainer(..., {name}={name})."
+    returned = {"seed": options.seed, "max_duration": str(trainer.state.max_duration)}
+    wanted = {"seed": passed["seed"], "max_duration": str(Time.parse(duration))}
+    problems = [
+        (
+            not isinstance(options, TrialOptions),
+            "returned a Trainer that was built before it was called; build a new one in each call.",
+        ),
+        (
+            trained,
+            f"returned a Trainer that has trained on {trained} batches; leave the call of fit to "
+            "the comparison.",
+        ),
+        (
+            all(one.eval_interval is None for one in options.evaluators),
+            "returned a Trainer that never evaluates; pass eval_dataloader=..., and an "
+            "eval_interval other than None.",
+        ),
+        *(
+            (
+                returned[name] != one,
+                f"was called with {name}={one!r} and returned a Trainer with "
+                f"{name}={returned[name]!r}; pass {'the seed' if name == 'seed' else 'it'} on: "
+                f"Trainer(..., {name}={name}).",
             )
+            for name, one in wanted.items()
+        ),
+        (
+            missing,
+            f"ignores its argument algorithms: the Trainer lacks {missing!r}; pass them on: "
+            "Trainer(..., algorithms=algorithms).",
+        ),
+        *(
+            (
+                passed.get(name) is not None and getattr(options, name) is not passed[name],
+                f"ignores its argument {name}, which a recipe gives; pass it on: "
+                f"Trainer(..., {name}={name}).",
+            )
+            for name in ("optimizers", "schedulers")
+        ),
+    ]
+    for found, problem in problems:
+        if found:
+            raise BuildError(f"build {problem}")
 
 
 # --- before anything trains ---
@@ -227,7 +223,7 @@ def inspect_build(
     first = built(durations[0] if durations else None)
     own = first.state.max_duration
     tried = list(durations or ([] if own is None else [str(own)]))
-    for one in (tried if takes_duration(build) else tried[:1])[bool(durations) :]:
+    for one in (tried if _duration_of(build) else tried[:1])[bool(durations) :]:
         built(one)
     if tried:
         _check_new_weights(first, lambda: built(tried[-1]))
@@ -287,8 +283,13 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
         )
     loader: Any = evaluators[0].dataloader
     listed = isinstance(loader, (list, tuple))
-    if not listed:
-        _check_loader(loader)
+    if not listed and (problem := _problem(loader)):
+        raise BuildError(
+            "split_evaluation=True needs an eval_dataloader that is a DataLoader with a batch_size "
+            f"and takes each example of a data set with indices once; {problem}. Pass two "
+            "evaluators to the Trainer instead: eval_dataloader=[Evaluator('validation', ...), "
+            "Evaluator('test', ...)]."
+        )
     length = len(loader if listed else loader.dataset)
     if length < 2:
         raise BuildError(
@@ -307,31 +308,20 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
     )
 
 
-def _check_loader(loader: Any) -> None:
-    """Check that a loader reads each example of an indexed data set once."""
-    dataset = getattr(loader, "dataset", None)
-    problem = ""
+def _problem(loader: Any) -> str:
+    """Return why a loader does not read each example of an indexed data set once, or ""."""
     if not isinstance(loader, DataLoader):
-        problem = f"it is a {type(loader).__name__}"
-    elif isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        problem = f"its data set is a {type(dataset).__name__}"
-    elif loader.batch_size is None:
-        problem = "it has a batch sampler of its own, or none"
-    elif not _takes_each_example_once(loader.sampler, len(dataset)):  # type: ignore[arg-type]
-        problem = f"it has a {type(loader.sampler).__name__}"
-    if problem:
-        raise BuildError(
-            "split_evaluation=True needs an eval_dataloader that is a DataLoader with a batch_size "
-            f"and takes each example of a data set with indices once; {problem}. Pass two "
-            "evaluators to the Trainer instead: eval_dataloader=[Evaluator('validation', ...), "
-            "Evaluator('test', ...)]."
-        )
-
-
-def _takes_each_example_once(sampler: Any, length: int) -> bool:
-    if isinstance(sampler, RandomSampler):
-        return not sampler.replacement and sampler.num_samples == length
-    return isinstance(sampler, SequentialSampler)
+        return f"it is a {type(loader).__name__}"
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return f"its data set is a {type(dataset).__name__}"
+    if loader.batch_size is None:
+        return "it has a batch sampler of its own, or none"
+    sampler: Any = loader.sampler
+    shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement
+    if (shuffled and sampler.num_samples == len(dataset)) or isinstance(sampler, SequentialSampler):
+        return ""
+    return f"it has a {type(sampler).__name__}"
 
 
 def _part(loader: "DataLoader[Any]", indices: list[int]) -> "DataLoader[Any]":

@@ -2,24 +2,19 @@
 
 import importlib.util
 import math
-import platform
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 
-from composable._version import __version__
 from composable.comparison.arms import ArmLike
 from composable.comparison.budget import length_of, parse_budget
 from composable.comparison.building import BuildError
-from composable.comparison.cache import Cache
 from composable.comparison.design import Design, Durations, default_folder, plan
-from composable.comparison.digest import digest_of
 from composable.comparison.execution import (
     Machine,
     Progress,
@@ -28,11 +23,11 @@ from composable.comparison.execution import (
     default_workers,
     pickled,
 )
-from composable.comparison.records import Protocol, StepCost, Study, TrialResult
-from composable.comparison.result import Comparison
-from composable.comparison.stages import Trained, measure_costs, train
+from composable.comparison.records import StepCost, Study
+from composable.comparison.result import Comparison, missing_extra
 from composable.comparison.stages import extend as add_schedules
-from composable.comparison.study_file import write_study
+from composable.comparison.stages import measure_costs, train
+from composable.comparison.study_file import Cache, write_study
 from composable.core._secrets import redact_command
 from composable.functional._checks import as_path, check_count, check_flag
 from composable.trainer.trainer import Trainer
@@ -224,82 +219,80 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
 
 def _check_packages() -> None:
     """Check before training that the analysis afterwards can run."""
-    needed = ("cloudpickle", "jinja2", "loky", "pandas", "scipy")
+    needed = ("cloudpickle", "jinja2", "loky", "scipy")
     missing = [one for one in needed if importlib.util.find_spec(one) is None]
     if missing:
-        raise ImportError(
-            f"a comparison needs {' and '.join(missing)}: pip install composable[compare]. It is "
-            "an extra, which the library does not install by default."
-        )
+        raise missing_extra(missing)
 
 
 def _check_sendable(design: Design) -> None:
     """Check before training that the function and all arms can be sent to other processes."""
     function = design.subject.function
-    pickled("build" if design.subject.build is not None else "run", function, function)
+    pickled(design.subject.name, function, function)
     for name, arm in design.arms.items():
-        for settings in design.tried.by_arm[name]:
+        for settings in design.tried[name]:
             pickled(f"the arguments of arm {name!r}", arm.arguments(settings), function)
 
 
-def _given_costs(design: Design, cost: Mapping[str, float] | None) -> dict[str, float] | None:
+def _given_costs(design: Design, cost: Mapping[str, float] | None) -> tuple[StepCost, ...] | None:
     """Return the given seconds of a step of every arm but the A/A arm."""
     if cost is None:
         return None
-    arms = [arm for arm in design.arms if arm != design.repeated]
+    arms = [arm for arm in design.arms if arm != design.protocol.repeated]
     if not isinstance(cost, Mapping) or set(cost) != set(arms):
         raise ValueError(f"cost={cost!r} must be a mapping with the seconds of a step of {arms}.")
     for arm, one in cost.items():
         if isinstance(one, bool) or not isinstance(one, (int, float)) or not 0 < one < math.inf:
             raise ValueError(f"cost[{arm!r}]={one!r} must be a number of seconds above 0.")
-    return {arm: float(cost[arm]) for arm in arms}
+    longest = design.protocol.schedules
+    return tuple(
+        StepCost(arm, {}, longest[arm][-1], (0.5,), ((float(cost[arm]),),)) for arm in arms
+    )
 
 
 def _run(
-    design: Design, pool: Workers, until: float, extensions: int, given: Mapping[str, float] | None
+    design: Design, pool: Workers, until: float, extensions: int, costs: tuple[StepCost, ...] | None
 ) -> Study:
     """Train, measure the costs of steps, and add the schedules that the analysis names."""
-    trained = train(design, pool, until)
-    check_results(design, trained)
-    if given is None:
-        costs, notes = measure_costs(design, pool, trained, until)
-    else:
-        settings, longest = trained.settings, trained.schedules
-        costs = tuple(
-            StepCost(arm, settings[arm], longest[arm][-1], (0.5,), ((seconds,),))
-            for arm, seconds in given.items()
-        )
-        notes = ("The costs of steps were given, not measured.",)
-    while True:
-        equal = equal_arms(design, trained.results)
-        study = Study(_protocol(design, trained, [*equal, *notes]), trained.results, costs)
-        needed = Comparison(study).analysis.needed if extensions else {}
-        needed = {arm: one for arm, one in needed.items() if arm != design.repeated}
-        if not needed:
-            return study
-        before, extensions = trained, extensions - 1
-        trained = add_schedules(design, pool, trained, needed, until)
-        if trained.schedules == before.schedules:
-            extensions = 0
+    study = train(design, pool, until)
+    check_results(study, design.subject.name)
+    notes = ["The costs of steps were given, not measured."]
+    if costs is None:
+        costs, notes = measure_costs(design, pool, study, until)
+    study = attrs.evolve(study, costs=costs)
+    for _ in range(extensions):
+        analyzed = Comparison(study).analysis.needed
+        needed = {arm: one for arm, one in analyzed.items() if arm != study.protocol.repeated}
+        before, study = study, add_schedules(design, pool, study, needed, until)
+        if study.protocol.schedules == before.protocol.schedules:
+            break
+    notes = [*study.protocol.notes, *equal_arms(study), *notes]
+    return attrs.evolve(study, protocol=attrs.evolve(study.protocol, notes=tuple(notes)))
 
 
 # --- runs without a result, or with equal ones ---
 
 
-def check_results(design: Design, trained: Trained) -> None:
-    """Check that the baseline and another arm have a result, and that seeds have different ones."""
-    reported = [one for one in trained.results if one.trial.purpose == "reporting"]
+def check_results(study: Study, function: str) -> None:
+    """Check that the baseline and another arm have a result, and that seeds have different ones.
+
+    Args:
+        study: What was trained.
+        function: The name of the compared function, for the error.
+    """
+    protocol = study.protocol
+    reported = [one for one in study.results if one.trial.purpose == "reporting"]
     if not reported:
         raise NothingToCompareError(
             "the budget ended before all arms had one seed. Finished trials are kept: the same "
-            "call continues with the others. " + " ".join(trained.notes)
+            "call continues with the others. " + " ".join(protocol.notes)
         )
     having = {one.trial.arm for one in reported if one.outcome == "finished"}
-    others = set(design.arms) - {design.baseline, design.repeated}
-    if design.baseline in having and having & others:
-        _check_seeds(design, reported)
+    others = set(protocol.arms) - {protocol.baseline, protocol.repeated}
+    if protocol.baseline in having and having & others:
+        _check_seeds(study, function)
         return
-    lacking = [design.baseline] if design.baseline not in having else sorted(others)
+    lacking = [protocol.baseline] if protocol.baseline not in having else sorted(others)
     errors = {
         f"{one.trial.arm}, {one.trial.duration}, seed {one.trial.seed}: {one.error or one.outcome}"
         for one in reported
@@ -310,87 +303,45 @@ def check_results(design: Design, trained: Trained) -> None:
     )
 
 
-def _check_seeds(design: Design, results: Iterable[TrialResult]) -> None:
+def _check_seeds(study: Study, function: str) -> None:
     """Check that the runs of an arm differ: equal ones would be taken for certain results."""
-    for arm, runs in _curves(design, results).items():
+    for arm, runs in _curves(study).items():
         seeds = sorted({seed for _, seed in runs})
-        if len(seeds) > 1 and len({(at, curve) for (at, _), curve in runs.items()}) == len(
-            {at for at, _ in runs}
-        ):
+        durations = {duration for duration, _ in runs}
+        curves = {(duration, curve) for (duration, _), curve in runs.items()}
+        if len(seeds) > 1 and len(curves) == len(durations):
             raise BuildError(
                 f"the runs of arm {arm!r} have the same results for the seeds "
-                f"{', '.join(map(str, seeds))}: {'build' if design.subject.build else 'run'} does "
-                "not depend on the seed, apart from passing it on. Set no seed of its own in it, "
-                "and shuffle the training data; or pass seeds=1."
+                f"{', '.join(map(str, seeds))}: {function} does not depend on the seed, apart from "
+                "passing it on. Set no seed of its own in it, and shuffle the training data; or "
+                "pass seeds=1."
             )
 
 
-def equal_arms(design: Design, results: Iterable[TrialResult]) -> list[str]:
+def equal_arms(study: Study) -> list[str]:
     """Return a note for each arm whose results are those of an arm before it."""
-    curves = _curves(design, results)
-    notes: list[str] = []
-    different = [design.baseline]
-    for arm in design.arms:
-        if arm in (design.baseline, design.repeated):
-            continue
-        equal = [one for one in different if curves.get(arm) and curves.get(one) == curves[arm]]
-        if equal:
+    notes, different = [], dict[str, str]()
+    for arm, runs in _curves(study).items():
+        first = different.setdefault(str(sorted(runs.items())), arm)
+        if runs and first != arm and arm != study.protocol.repeated:
             notes.append(
-                f"Arm {arm!r} has the same results as {equal[0]!r}: what it adds or changes has "
-                "no effect on this model and data."
+                f"Arm {arm!r} has the same results as {first!r}: what it adds or changes has no "
+                "effect on this model and data."
             )
-        else:
-            different.append(arm)
     return notes
 
 
-def _curves(
-    design: Design, results: Iterable[TrialResult]
-) -> Mapping[str, dict[tuple[str, int], str]]:
+def _curves(study: Study) -> Mapping[str, dict[tuple[str, int], str]]:
     """Return the results of reported runs that finished, by arm, duration and seed."""
-    curves: dict[str, dict[tuple[str, int], str]] = {arm: {} for arm in design.arms}
-    for one in results:
+    curves: dict[str, dict[tuple[str, int], str]] = {arm: {} for arm in study.protocol.arms}
+    for one in study.results:
         if one.outcome == "finished" and one.trial.purpose == "reporting":
             evaluations = str([(point.batch, dict(point.metrics)) for point in one.curve])
             curves[one.trial.arm][one.trial.duration, one.trial.seed] = evaluations
     return curves
 
 
-# --- the study ---
-
-
-def _protocol(design: Design, trained: Trained, notes: Sequence[str]) -> Protocol:
-    durations = trained.schedules[design.baseline]
-    return Protocol(
-        arms=tuple(design.arms),
-        baseline=design.baseline,
-        repeated=design.repeated,
-        metric=design.metrics.reporting,
-        tuning_metric=design.metrics.tuning,
-        mode="min" if design.metrics.mode == "min" else "max",
-        target=design.target,
-        durations=durations,
-        own_durations={arm: own for arm, own in trained.schedules.items() if own != durations},
-        seeds=trained.seeds,
-        tuning_seeds=design.seeds.tuning if design.tuned else (),
-        grids=design.grids,
-        chosen=trained.settings,
-        clock=design.subject.clock,
-        versions={
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "composable": __version__,
-            "device": _device_name(design.device),
-            "build": digest_of(design.subject.function)[:16],
-        },
-        notes=(*design.notes, *trained.notes, *notes),
-    )
-
-
-def _device_name(device: str) -> str:
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} {device}"
+# --- the files ---
 
 
 def _write(study: Study, folder: Path) -> Comparison:

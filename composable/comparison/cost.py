@@ -9,11 +9,9 @@ its cost.
 import math
 import random
 import time
-from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean, quantiles
-from typing import Protocol
 
 import attrs
 
@@ -26,7 +24,7 @@ __all__ = [
     "interleave",
     "paused_run",
     "rescale",
-    "seconds_until",
+    "run_seconds",
     "step_cost",
     "step_seconds",
 ]
@@ -81,16 +79,10 @@ def paused_run(subject: Subject, request: Request, steps: int) -> Iterator[Block
     return yield_reports(train)
 
 
-class Advances(Protocol):
-    """A run of an arm, in this process or another one."""
-
-    def advance(self) -> Block | None: ...
-
-
 def interleave(
-    runs: Sequence[Advances], until: float = math.inf
+    runs: Sequence[Callable[[], Block | None]], until: float = math.inf
 ) -> tuple[list[list[Block]], dict[int, str]]:
-    """Let runs train a block each, in turn and in random order, until all have ended.
+    """Call runs, which train a block each, in turn and in random order, until all have ended.
 
     Returns:
         The blocks of each run, and the errors of those that failed, by index.
@@ -102,7 +94,7 @@ def interleave(
         order.shuffle(alive)
         for index in alive[:]:
             try:
-                block = runs[index].advance()
+                block = runs[index]()
             except BuildError:
                 raise
             except Exception as error:  # also of a process that has died
@@ -143,30 +135,15 @@ def rescale(cost: StepCost, measured: StepCost, reference: StepCost) -> StepCost
 # --- what runs cost ---
 
 
-def seconds_until(cost: StepCost, batches: int, progress: float) -> float:
-    """Return the seconds of training from the start of a run until a fraction of it.
+def run_seconds(cost: StepCost, steps: int) -> float:
+    """Return the seconds of training of a run.
 
     The cost of a step is interpolated linearly between the points, and constant before the first
     and after the last one.
-
-    Example:
-        >>> from composable.comparison.cost import seconds_until
-        >>> from composable.comparison.records import StepCost
-        >>> cost = StepCost("plain", {}, "100ba", (0.25, 0.75), ((0.01, 0.01), (0.03, 0.03)))
-        >>> round(seconds_until(cost, 100, 0.5), 6), round(seconds_until(cost, 100, 1.0), 6)
-        (0.625, 2.0)
     """
-    if not 0 <= progress <= 1:
-        raise ValueError(f"progress={progress!r} must be a fraction of the run, from 0 to 1.")
-    if batches < 0:
-        raise ValueError(f"batches={batches!r} must be the number of steps, at least 0.")
-    points, steps = cost.progress, step_seconds(cost)
-    grid = [0.0, *(point for point in points if 0 < point < progress), progress]
-    pieces = (
-        (end - start) * (_at(points, steps, start) + _at(points, steps, end)) / 2
-        for start, end in pairwise(grid)
-    )
-    return batches * sum(pieces)
+    each = step_seconds(cost)
+    ends = [(0.0, each[0]), *zip(cost.progress, each, strict=True), (1.0, each[-1])]
+    return steps * sum((y - x) * (a + b) / 2 for (x, a), (y, b) in pairwise(ends))
 
 
 def step_seconds(cost: StepCost) -> tuple[float, ...]:
@@ -184,12 +161,3 @@ def step_seconds(cost: StepCost) -> tuple[float, ...]:
         quantiles(rounds, n=4, method="inclusive")[0] if len(rounds) > 1 else rounds[0]
         for rounds in cost.seconds
     )
-
-
-def _at(points: Sequence[float], values: Sequence[float], point: float) -> float:
-    """Interpolate linearly; constant outside of the points."""
-    after = bisect(points, point)
-    if after in (0, len(points)):
-        return values[min(after, len(points) - 1)]
-    low, high = points[after - 1], points[after]
-    return values[after - 1] + (values[after] - values[after - 1]) * (point - low) / (high - low)

@@ -1,8 +1,10 @@
 """The design of a comparison: everything that is checked before anything trains."""
 
 import math
+import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,6 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 import torch
 
+from composable._version import __version__
 from composable.callbacks._results import (
     check_result,
     declared_modes,
@@ -19,28 +22,18 @@ from composable.callbacks._results import (
 )
 from composable.comparison.arms import Arm, RunArm, as_arms, check_composed, derive, repeat
 from composable.comparison.building import inspect_build
-from composable.comparison.records import Trial
+from composable.comparison.digest import digest_of
+from composable.comparison.grids import configurations, grids_of, hyperparameters
+from composable.comparison.records import Protocol, Purpose, Settings, Trial
 from composable.comparison.trial import Request, Subject
-from composable.comparison.tuning import Configurations, configurations, grids_of, hyperparameters
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
 from composable.functional._checks import check_flag
 from composable.metrics import Evaluator
 
-__all__ = ["Design", "Durations", "Metrics", "Seeds", "default_folder", "plan"]
+__all__ = ["Design", "Durations", "default_folder", "plan"]
 
 Durations: TypeAlias = TimeLike | Sequence[TimeLike] | Mapping[str, TimeLike | Sequence[TimeLike]]
 """The schedules of all arms, or by the name of an arm."""
-
-
-@attrs.frozen
-class Metrics:
-    """The metrics of a comparison, by their full names."""
-
-    reporting: str
-    tuning: str
-    mode: str
-    """Whether the "min" or the "max" of the reported metric is best."""
-    tuning_mode: str
 
 
 @attrs.frozen(eq=False)
@@ -50,43 +43,26 @@ class Design:
     subject: Subject
     arms: Mapping[str, Arm]
     """By name, the baseline first, and the A/A arm last."""
-    repeated: str | None
-    metrics: Metrics
-    target: float | None
-    schedules: Mapping[str, tuple[str, ...]]
-    """The durations of each arm, ascending."""
-    seeds: "Seeds"
-    grids: Mapping[str, Mapping[str, tuple[Any, ...]]]
-    tried: Configurations
+    protocol: Protocol
+    """What is planned; nothing is chosen yet, and a budget may reduce it."""
+    tried: Mapping[str, Sequence[Settings]]
+    """The settings to try by arm, equally many for all."""
+    tuning_mode: str
+    seed_offset: int
+    """Of the seeds of the A/A arm."""
     epoch_length: int | None
     device: str
-    notes: tuple[str, ...]
-
-    @property
-    def baseline(self) -> str:
-        """The name of the baseline."""
-        return next(iter(self.arms))
-
-    @property
-    def durations(self) -> tuple[str, ...]:
-        """The schedules of the baseline, which those of tuning follow for every arm."""
-        return self.schedules[self.baseline]
 
     @property
     def tuned(self) -> bool:
         """Whether settings are chosen."""
-        return self.tried.count > 1
+        return len(self.tried[self.protocol.baseline]) > 1
 
-    def reporting_seeds(self, arm: str) -> tuple[int, ...]:
-        """Return the seeds of the reported trials of an arm."""
-        return self.seeds.repeated if arm == self.repeated else self.seeds.reporting
-
-    def tuning_seeds(self) -> dict[str, tuple[int, ...]]:
-        """Return the tuning seeds by arm."""
-        return {
-            arm: self.seeds.repeated_tuning if arm == self.repeated else self.seeds.tuning
-            for arm in self.arms
-        }
+    def seeds(self, arm: str, purpose: Purpose = "reporting") -> tuple[int, ...]:
+        """Return the seeds of an arm."""
+        tuning = self.protocol.tuning_seeds if purpose == "tuning" else ()
+        offset = self.seed_offset if arm == self.protocol.repeated else 0
+        return tuple(seed + offset for seed in tuning or self.protocol.seeds)
 
     def request(self, trial: Trial) -> Request:
         """Return the trial with the arguments of the compared function."""
@@ -107,11 +83,8 @@ def plan(  # noqa: PLR0913 (the arguments of `compare`)
     seeds: int | Iterable[int],
     tuning_seeds: int | Iterable[int],
     tuning_metric: str | None,
-    split_evaluation: bool,
-    leave_one_out: bool,
-    add_one_in: bool,
-    repeat_baseline: bool,
     threads: int,
+    **flags: bool,
 ) -> Design:
     """Check the arguments of `compare`, build the Trainer of the baseline, and plan the arms.
 
@@ -122,72 +95,87 @@ def plan(  # noqa: PLR0913 (the arguments of `compare`)
     """
     if (build is None) == (run is None):
         raise TypeError("pass either build, a function that returns a Trainer, or run, a loop.")
-    _check(
-        target,
-        split_evaluation=split_evaluation,
-        leave_one_out=leave_one_out,
-        add_one_in=add_one_in,
-        repeat_baseline=repeat_baseline,
-    )
-    given_seeds = Seeds.of(seeds, tuning_seeds)
+    _check(target, flags)
+    reporting, tuning, offset = choose_seeds(seeds, tuning_seeds)
     first, *others = as_arms(arms, baseline, Arm if run is None else RunArm)
-    named = derive(first, others, leave_one_out=leave_one_out, add_one_in=add_one_in)
+    named = derive(
+        first, others, leave_one_out=flags["leave_one_out"], add_one_in=flags["add_one_in"]
+    )
     required = ("algorithms", "seed") if run is None else ("arm", "seed", "duration")
     taken = hyperparameters("build" if run is None else "run", build or run, required)
     grids = grids_of(tune, named, taken)
-    given = given_schedules(durations, named)
-    if repeat_baseline:
-        again = repeat(first)
+    given = _given_schedules(durations, named)
+    again = repeat(first) if flags["repeat_baseline"] else None
+    if again is not None:
         if any(arm.name == again.name for arm in named):
             raise ValueError(f"arms has the name {again.name!r}, which the A/A arm has; rename it.")
         named, grids[again.name] = (*named, again), grids[first.name]
-    tried = configurations(grids)
-    notes = [*tried.notes]
-    for arm in named[: len(named) - repeat_baseline]:
-        notes += check_composed(arm, tried.by_arm[arm.name])
-    own = given.get(first.name)
+    tried, notes = configurations(grids)
+    for arm in named:
+        notes += check_composed(arm, tried[arm.name]) if arm is not again else ()
+    split, own = flags["split_evaluation"], given.get(first.name)
     evaluators: tuple[Evaluator, ...] = ()
     epoch_length, device = None, "cuda" if torch.cuda.is_available() else "cpu"
     if build is not None:
-        settings = tried.by_arm[first.name][0]
-        trainer = inspect_build(
-            build, first.arguments(settings), own, split_evaluation=split_evaluation
-        )
-        evaluators, epoch_length = trainer._options.evaluators(), trainer.state.epoch_length
+        arguments = first.arguments(tried[first.name][0])
+        trainer = inspect_build(build, arguments, own, split_evaluation=split)
+        evaluators, epoch_length = trainer._options.evaluators, trainer.state.epoch_length
         device = str(trainer.state.device)
         own = own or default_durations(trainer.state.max_duration)
-    elif split_evaluation or own is None:
+    elif split or own is None:
         raise ValueError(
             "run=... needs durations, and no split_evaluation: a comparison knows the schedules "
             "and evaluators of a Trainer only."
         )
-    tuned = tried.count > 1
-    metrics = check_metrics(evaluators, metric, tuning_metric, mode, tuned=tuned)
-    notes += _remarks(metrics, tuned=tuned, tune=tune)
-    return Design(
-        subject=Subject(
-            build=build,
-            run=run,
-            metrics=tuple(dict.fromkeys((metrics.reporting, metrics.tuning))),
-            split_evaluation=split_evaluation,
-            threads=threads,
-            clock="cpu" if device == "cpu" and threads == 1 else "wall",
-        ),
-        arms={arm.name: arm for arm in named},
-        repeated=named[-1].name if repeat_baseline else None,
-        metrics=metrics,
+    tuned = len(tried[first.name]) > 1
+    reported, tuning_result, best, tuning_mode = check_metrics(
+        evaluators, metric, tuning_metric, mode, tuned=tuned
+    )
+    subject = Subject(
+        build=build,
+        run=run,
+        metrics=tuple(dict.fromkeys((reported, tuning_result))),
+        split_evaluation=split,
+        threads=threads,
+        clock="cpu" if device == "cpu" and threads == 1 else "wall",
+    )
+    protocol = Protocol(
+        arms=tuple(arm.name for arm in named),
+        baseline=first.name,
+        repeated=None if again is None else again.name,
+        metric=reported,
+        tuning_metric=tuning_result,
+        mode="min" if best == "min" else "max",
         target=None if target is None else float(target),
-        schedules=schedules_of(given, named, own),
-        seeds=given_seeds,
+        durations=own,
+        seeds=reporting,
+        tuning_seeds=tuning if tuned else (),
         grids=grids,
-        tried=tried,
-        epoch_length=epoch_length,
-        device=device,
-        notes=tuple(notes),
+        chosen={},
+        clock=subject.clock,
+        versions={
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "composable": __version__,
+            "device": processor(device),
+            "build": digest_of(subject.function)[:16],
+        },
+        notes=(*notes, *_remarks(reported, best, tuned=tuned, tune=tune)),
+    )
+    protocol = protocol.with_schedules(schedules_of(given, named, own))
+    return Design(
+        subject,
+        {arm.name: arm for arm in named},
+        protocol,
+        tried,
+        tuning_mode,
+        offset,
+        epoch_length,
+        device,
     )
 
 
-def _check(target: Any, **flags: Any) -> None:
+def _check(target: Any, flags: Mapping[str, Any]) -> None:
     for name, flag in flags.items():
         check_flag(name, flag)
     number = isinstance(target, (int, float)) and not isinstance(target, bool)
@@ -195,18 +183,27 @@ def _check(target: Any, **flags: Any) -> None:
         raise ValueError(f"target={target!r} must be a finite number, or None.")
 
 
-def _remarks(metrics: Metrics, *, tuned: bool, tune: Any) -> list[str]:
+def _remarks(metric: str, mode: str, *, tuned: bool, tune: Any) -> list[str]:
     notes = []
-    usual = known_mode(metrics.reporting, None)
-    if usual not in (None, metrics.mode):
-        notes.append(
-            f"mode={metrics.mode!r} was passed, although the name of {metrics.reporting} "
-            f"suggests {usual!r}."
-        )
+    usual = known_mode(metric, None)
+    if usual not in (None, mode):
+        notes.append(f"mode={mode!r} was passed, although the name of {metric} suggests {usual!r}.")
     if not tuned:
         fixed = "the single values of tune" if tune else "the hyperparameters of build"
         notes.append(f"The comparison tuned nothing: every arm has {fixed}.")
     return notes
+
+
+def processor(device: str) -> str:
+    """Return the model of the GPU, or else of the CPU, as the system names it."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line for line in lines if line.startswith("model name"))
+        name = model.partition(":")[2].strip()
+    return f"{name} {device}"
 
 
 # --- metrics ---
@@ -219,14 +216,16 @@ def check_metrics(
     mode: str | None,
     *,
     tuned: bool,
-) -> Metrics:
+) -> tuple[str, str, str, str]:
     """Check that the evaluators have the metrics, and that tuning uses other data than the report.
 
     Tuning uses the metric of the same name of the only other evaluator by default.
+
+    Returns:
+        The full names of the reported metric and that of tuning, and their modes.
     """
-    name = full_name("metric", metric)
+    name = tuning = full_name("metric", metric)
     label, _, own = name.partition("/")
-    tuning = name
     if tuning_metric is not None:
         tuning = full_name("tuning_metric", tuning_metric)
     elif tuned:
@@ -245,52 +244,34 @@ def check_metrics(
             "Trainer, eval_dataloader=[Evaluator('validation', ...), Evaluator('test', ...)], or "
             "split_evaluation=True, which splits the data of the evaluator."
         )
-    same = tuning.partition("/")[2] == own
-    tuning_mode = best if same else mode_of(tuning, modes.get(tuning), "mode", "tuning_metric")
-    return Metrics(name, tuning, best, tuning_mode)
+    if tuning.partition("/")[2] == own:
+        return name, tuning, best, best
+    return name, tuning, best, mode_of(tuning, modes.get(tuning), "mode", "tuning_metric")
 
 
 # --- seeds ---
 
 
-@attrs.frozen
-class Seeds:
-    """The seeds of a comparison: those of tuning and those of the A/A arm are others."""
+def choose_seeds(
+    seeds: int | Iterable[int], tuning_seeds: int | Iterable[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return the reported seeds, those of tuning, and the offset of those of the A/A arm.
 
-    reporting: tuple[int, ...]
-    """The same ones for each arm."""
-    repeated: tuple[int, ...]
-    """Of the A/A arm."""
-    tuning: tuple[int, ...]
-    repeated_tuning: tuple[int, ...]
-
-    @classmethod
-    def of(cls, seeds: int | Iterable[int], tuning_seeds: int | Iterable[int]) -> "Seeds":
-        """Return the seeds for numbers of them, or for given ones.
-
-        More seeds keep those of fewer, so that finished trials are used again.
-
-        Example:
-            >>> from composable.comparison.design import Seeds
-            >>> Seeds.of(3, 1)
-            Seeds(reporting=(0, 1, 2), repeated=(1000, 1001, 1002), tuning=(2000,),
-                  repeated_tuning=(3000,))
-        """
-        reporting = _seeds("seeds", seeds, 0)
-        step = 1000 * (1 + (max(reporting) - min(reporting)) // 1000)
-        repeated = tuple(seed + step for seed in reporting)
-        tuning = _seeds("tuning_seeds", tuning_seeds, max(repeated) // 1000 * 1000 + 1000)
-        if both := sorted(set(tuning) & {*reporting, *repeated}):
-            raise ValueError(
-                f"tuning_seeds={list(tuning)} has {both}, which are reported ({list(reporting)}, "
-                f"and {list(repeated)} for the repeated baseline); pass others."
-            )
-        far = 1000 * (1 + (max((*tuning, *repeated)) - min(tuning)) // 1000)
-        return cls(reporting, repeated, tuning, tuple(seed + far for seed in tuning))
+    All differ. More seeds keep those of fewer, so that finished trials are used again.
+    """
+    reporting = _seeds("seeds", seeds, 0)
+    tuning = _seeds("tuning_seeds", tuning_seeds, 1000 * (1 + max(reporting) // 1000))
+    if both := sorted({*tuning} & {*reporting}):
+        raise ValueError(
+            f"tuning_seeds={list(tuning)} has {both}, which are reported ({list(reporting)}); pass "
+            "others."
+        )
+    every = (*reporting, *tuning)
+    return reporting, tuning, 1000 * (1 + (max(every) - min(every)) // 1000)
 
 
 def _seeds(name: str, given: Any, start: int) -> tuple[int, ...]:
-    if isinstance(given, bool) or not isinstance(given, (int, Iterable)) or isinstance(given, str):
+    if isinstance(given, (bool, str)) or not isinstance(given, (int, Iterable)):
         raise TypeError(f"{name}={given!r} must be a number of seeds, or a list of seeds.")
     if isinstance(given, int):
         if given < 1:
@@ -310,13 +291,7 @@ def _seeds(name: str, given: Any, start: int) -> tuple[int, ...]:
 
 
 def default_durations(longest: TimeLike | None) -> tuple[str, ...]:
-    """Return a quarter, a half and the whole of a duration.
-
-    Example:
-        >>> from composable.comparison.design import default_durations
-        >>> default_durations("10ep"), default_durations("1ep")
-        (('2ep', '5ep', '10ep'), ('1ep',))
-    """
+    """Return a quarter, a half and the whole of a duration."""
     if longest is None:
         raise ValueError(
             "durations=None stands for the max_duration of the Trainer that build returns, which "
@@ -327,7 +302,7 @@ def default_durations(longest: TimeLike | None) -> tuple[str, ...]:
     return tuple(str(Time(part, whole.unit)) for part in sorted(parts))
 
 
-def given_schedules(durations: Any, arms: Sequence[Arm]) -> Mapping[str, tuple[str, ...]]:
+def _given_schedules(durations: Any, arms: Sequence[Arm]) -> Mapping[str, tuple[str, ...]]:
     """Return the given schedules by arm; those for all arms are of the baseline."""
     if durations is None:
         return {}
@@ -368,14 +343,13 @@ def schedules_of(
         {'plain': ('30ba',), 'muon': ('9ba', '18ba'), 'muon without EMA': ('9ba', '18ba')}
     """
     found: dict[str, tuple[str, ...]] = {}
+    unit = Time.parse(baseline[0]).unit
     for arm in arms:
         inherited = baseline if arm.origin is None else found[arm.origin]
-        found[arm.name] = given.get(arm.name, inherited)
-    unit = Time.parse(baseline[0]).unit
-    for name, durations in found.items():
-        if Time.parse(durations[0]).unit is not unit:
+        found[arm.name] = own = given.get(arm.name, inherited)
+        if Time.parse(own[0]).unit is not unit:
             raise ValueError(
-                f"durations[{name!r}]={list(durations)} and those of the baseline, "
+                f"durations[{arm.name!r}]={list(own)} and those of the baseline, "
                 f"{list(baseline)}, must have one unit: costs are estimated for it."
             )
     return found
@@ -386,9 +360,8 @@ def default_folder(function: Callable[..., Any]) -> Path:
     while isinstance(function, partial):
         function = function.func
     module = str(getattr(function, "__module__", None) or "")
+    name = module.rpartition(".")[2] or "comparison"
     if module == "__main__":
         file = getattr(sys.modules["__main__"], "__file__", None)
         name = Path(file).stem if file else getattr(function, "__name__", "comparison")
-    else:
-        name = module.rpartition(".")[2] or "comparison"
     return Path("comparisons") / name.strip("<>")

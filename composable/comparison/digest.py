@@ -8,14 +8,14 @@ import ctypes
 import dis
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Set
-from enum import Enum
+from collections.abc import Iterator, Mapping, Set
 from functools import cache, partial
 from hashlib import sha256
 from importlib.util import resolve_name
 from pathlib import Path, PurePath
 from types import (
     BuiltinFunctionType,
+    CellType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
@@ -26,7 +26,6 @@ from types import (
 )
 from typing import Any
 
-import attrs
 import torch
 
 __all__ = ["digest_of"]
@@ -36,6 +35,11 @@ _BUILTIN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, Ge
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 _LIBRARY = str(Path(__file__).parents[1])
 _PACKAGES = ("site-packages", "dist-packages")
+_UNSTABLE = (
+    *("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"),
+    *("__static_attributes__", "__annotations_cache__", "__abstractmethods__", "_abc_impl"),
+)
+"""The attributes of a class that differ between processes, or say nothing of what it does."""
 
 
 def digest_of(*values: Any) -> str:
@@ -44,9 +48,9 @@ def digest_of(*values: Any) -> str:
     A function is described by its bytecode, its defaults, the values that it closes over and the
     globals that it names; so are functions and classes among them, unless they belong to an
     installed package. A module is described by its source and that of the modules that it imports.
-    Comments in functions don't count. Tensors and arrays are described by their elements, other
-    objects by their class and attributes. Other inputs of a function, such as files and imports
-    within it, are not part of the digest.
+    Comments in functions don't count. Tensors are described by their elements, other objects by
+    their class and attributes. Other inputs of a function, such as files and imports within it, are
+    not part of the digest.
 
     Example:
         >>> from composable.comparison.digest import digest_of
@@ -55,183 +59,141 @@ def digest_of(*values: Any) -> str:
         >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 2)
         False
     """
-    walk = _Walk()
-    for value in values:
-        walk.add(value)
-    return walk.hash.hexdigest()
+    digest = sha256()
+    seen: dict[int, tuple[int, Any]] = {}  # with the object: no other one may get its id
 
+    def put(kind: str, data: bytes) -> None:
+        digest.update(f"{kind}:{len(data)}:".encode() + data)
 
-class _Walk:
-    """Adds the parts of values to a hash; an object that was added before is only counted."""
-
-    def __init__(self) -> None:
-        self.hash = sha256()
-        self._seen: dict[int, int] = {}
-        self._kept: list[Any] = []  # so that no other object gets the id of a seen one
-
-    def add(self, value: Any) -> None:
-        """Add a value."""
+    def add(value: Any) -> None:
         if isinstance(value, _PLAIN):
-            self._put(type(value).__name__, repr(value))
-            return
-        number = self._seen.get(id(value))
-        if number is not None:
-            self._put("again", str(number))
-            return
-        self._seen[id(value)] = len(self._seen)
-        self._kept.append(value)
-        for kinds, method in self._METHODS:
-            if isinstance(value, kinds):
-                method(self, value)
-                return
-        for kinds, parts in _PARTS:
-            if isinstance(value, kinds):
-                name = "method" if isinstance(value, MethodType) else type(value).__name__
-                self._add_all(name, parts(value))
-                return
-        self._add_object(value)
-
-    def _put(self, kind: str, text: str | bytes = b"") -> None:
-        data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
-        self.hash.update(f"{kind}:{len(data)}:".encode())
-        self.hash.update(data)
-
-    def _add_all(self, kind: str, values: Any) -> None:
-        given = list(values)
-        self._put(kind, str(len(given)))
-        for value in given:
-            self.add(value)
-
-    # --- containers ---
-
-    def _add_mapping(self, value: Mapping[Any, Any]) -> None:
-        items = sorted(value.items(), key=lambda item: repr(item[0]))
-        self._add_all(type(value).__name__, (part for item in items for part in item))
-
-    def _add_tensor(self, value: torch.Tensor) -> None:
-        self._put("tensor", f"{value.dtype} {tuple(value.shape)} {value.device.type}")
-        if value.device.type != "meta":
-            dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
-            plain = dense.cpu().contiguous()
-            if plain.numel():
-                size = plain.numel() * plain.element_size()
-                self.hash.update((ctypes.c_ubyte * size).from_address(plain.data_ptr()))
-
-    # --- code ---
-
-    def _add_function(self, value: FunctionType) -> None:
-        file = value.__code__.co_filename
-        # attrs generates a __hash__ with a constant that differs between processes.
-        if _is_installed(file) or file.startswith("<attrs generated"):
-            self._put("function", f"{value.__module__}.{value.__qualname__}")
-            return
-        self._put("function")
-        self.add(value.__code__)
-        self.add(value.__defaults__)
-        self.add(value.__kwdefaults__)
-        for cell in value.__closure__ or ():
-            try:
-                self.add(cell.cell_contents)
-            except ValueError:  # not assigned yet
-                self._put("empty")
-        for name in sorted(_global_names(value.__code__)):
-            if name in value.__globals__:
-                self._put("global", name)
-                self.add(value.__globals__[name])
-
-    def _add_builtin(self, value: Any) -> None:
-        self._put("builtin", f"{getattr(value, '__module__', None)}.{value.__qualname__}")
-
-    def _add_code(self, value: CodeType) -> None:
-        self._put("code", value.co_code)
-        self._put("exceptions", getattr(value, "co_exceptiontable", b""))  # from Python 3.11 on
-        counts = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount
-        self._add_all("parameters", (*counts, value.co_flags))
-        self._add_all("names", (*value.co_names, *value.co_varnames, *value.co_freevars))
-        self._add_all("constants", value.co_consts)
-
-    def _add_class(self, value: type) -> None:
-        self._put("class", f"{value.__module__}.{value.__qualname__}")
-        if _is_own(value.__module__):
-            own = {n: v for n, v in vars(value).items() if n not in _UNSTABLE}
-            self._add_all("bases", value.__bases__)
-            self._add_mapping(own)
-
-    def _add_module(self, value: ModuleType) -> None:
-        self._put("module", value.__name__)
-        file = getattr(value, "__file__", None)
-        if file is not None and _is_own(value.__name__):
-            source = Path(file).read_bytes()
-            self._put("source", source)
-            if Path(file).suffix == ".py":
-                self._add_all("imports", _imported_modules(value, source))
-
-    # --- objects ---
-
-    def _add_object(self, value: Any) -> None:
-        self.add(type(value))
-        if isinstance(value, Enum):
-            self._put("member", value.name)
-        elif hasattr(value, "tobytes") and hasattr(value, "dtype"):  # an array
-            self._put("array", f"{value.dtype} {getattr(value, 'shape', ())}")
-            self.hash.update(value.tobytes())
-        elif attrs.has(type(value)):
-            fields = attrs.fields(type(value))
-            self._add_mapping({one.name: getattr(value, one.name, None) for one in fields})
-        elif isinstance(getattr(value, "__dict__", None), dict):
-            self._add_mapping(vars(value))
+            text = value if isinstance(value, bytes) else repr(value).encode("utf-8", "replace")
+            put(type(value).__name__, text)
+        elif id(value) in seen and not isinstance(value, tuple):  # equal tuples may be one
+            put("again", str(seen[id(value)][0]).encode())
         else:
-            self._add_reduced(value)
+            seen[id(value)] = len(seen), value
+            kind, *parts = _describe(value)
+            put(kind, str(len(parts)).encode())
+            for part in parts:
+                add(part)
 
-    def _add_reduced(self, value: Any) -> None:
-        """Add what pickle would store, such as the values of slots."""
-        try:
-            reduced = value.__reduce_ex__(2)
-        except Exception:  # such as a lock, which has its class alone
-            return
-        if isinstance(reduced, str):
-            self._put("name", reduced)
-            return
-        function, arguments, *state = reduced
-        items = [list(one) if isinstance(one, Iterator) else one for one in state]
-        self._add_all("reduced", (function, arguments, *items))
+    for value in values:
+        add(value)
+    return digest.hexdigest()
 
-    _METHODS: tuple[tuple[Any, Callable[["_Walk", Any], None]], ...] = (
-        (torch.Tensor, _add_tensor),
-        (FunctionType, _add_function),
-        (_BUILTIN, _add_builtin),
-        (CodeType, _add_code),
-        (type, _add_class),
-        (ModuleType, _add_module),
-        (Mapping, _add_mapping),
+
+def _describe(value: Any) -> tuple[Any, ...]:
+    """Return the kind of a value, and its parts."""
+    match value:
+        case torch.Tensor():
+            return "tensor", str(value.dtype), tuple(value.shape), *_elements(value)
+        case Mapping():
+            items = sorted(value.items(), key=lambda item: repr(item[0]))
+            return type(value).__name__, *(part for item in items for part in item)
+        case Set():
+            return type(value).__name__, *sorted(value, key=repr)
+        case list() | tuple():
+            return type(value).__name__, *value
+        case partial():
+            return "partial", value.func, value.args, value.keywords
+    return _describe_code(value) or ("object", type(value), *_state(value))
+
+
+def _describe_code(value: Any) -> tuple[Any, ...]:
+    """Return the same for functions, classes, modules and their parts; nothing for objects."""
+    match value:
+        case FunctionType():
+            return "function", *_function(value)
+        case CellType():
+            return "cell", *_content(value)
+        case CodeType():
+            return "code", *_code(value)
+        case type():
+            return "class", f"{value.__module__}.{value.__qualname__}", *_class(value)
+        case ModuleType():
+            return "module", value.__name__, *_module(value)
+        case MethodType():
+            return "method", value.__func__, value.__self__
+        case staticmethod() | classmethod():
+            return type(value).__name__, value.__func__
+        case property():
+            return "property", value.fget, value.fset, value.fdel
+    if isinstance(value, _BUILTIN):
+        return "builtin", f"{getattr(value, '__module__', None)}.{value.__qualname__}"
+    return ()
+
+
+def _elements(value: torch.Tensor) -> tuple[Any, ...]:
+    if value.device.type == "meta":
+        return ("meta",)
+    dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
+    plain = dense.cpu().contiguous()
+    size = plain.numel() * plain.element_size()
+    data = bytes((ctypes.c_ubyte * size).from_address(plain.data_ptr())) if size else b""
+    return value.device.type, str(value.layout), data
+
+
+def _state(value: Any) -> Any:
+    """Return the attributes of an object, or what pickle would store, such as values of slots."""
+    if isinstance(getattr(value, "__dict__", None), dict):
+        return (vars(value),)
+    try:
+        reduced = value.__reduce_ex__(2)
+    except Exception:  # such as a lock, which has its class alone
+        return ()
+    parts = (reduced,) if isinstance(reduced, str) else reduced
+    return (list(part) if isinstance(part, Iterator) else part for part in parts)
+
+
+# --- code ---
+
+
+def _function(value: FunctionType) -> tuple[Any, ...]:
+    file = value.__code__.co_filename
+    # attrs generates a __hash__ with a constant that differs between processes.
+    if _is_installed(file) or file.startswith("<attrs generated"):
+        return (f"{value.__module__}.{value.__qualname__}",)
+    names = sorted(_global_names(value.__code__) & value.__globals__.keys())
+    read = {name: value.__globals__[name] for name in names}
+    return value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, read
+
+
+def _content(value: CellType) -> tuple[Any, ...]:
+    try:
+        return (value.cell_contents,)
+    except ValueError:  # not assigned yet
+        return ()
+
+
+def _code(value: CodeType) -> tuple[Any, ...]:
+    return (
+        value.co_code,
+        getattr(value, "co_exceptiontable", b""),  # from Python 3.11 on
+        (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags),
+        (value.co_names, value.co_varnames, value.co_freevars),
+        value.co_consts,
     )
 
 
-_PARTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (partial, lambda one: (one.func, one.args, one.keywords)),
-    (MethodType, lambda one: (one.__func__, one.__self__)),
-    ((staticmethod, classmethod), lambda one: (one.__func__,)),
-    (property, lambda one: (one.fget, one.fset, one.fdel)),
-    (Set, lambda one: sorted(one, key=repr)),
-    ((list, tuple), lambda one: one),
-)
-"""What is described by its type and its parts."""
-_UNSTABLE = (
-    *("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"),
-    *("__static_attributes__", "__annotations_cache__", "__abstractmethods__", "_abc_impl"),
-)
+def _class(value: type) -> tuple[Any, ...]:
+    if not _is_own(value.__module__):
+        return ()
+    return value.__bases__, {n: one for n, one in vars(value).items() if n not in _UNSTABLE}
+
+
+def _module(value: ModuleType) -> tuple[Any, ...]:
+    file = getattr(value, "__file__", None)
+    if file is None or not _is_own(value.__name__):
+        return ()
+    source = Path(file).read_bytes()
+    return source, *(_imported_modules(value, source) if file.endswith(".py") else ())
 
 
 def _global_names(code: CodeType) -> set[str]:
     """Return the names of globals that code reads, also in functions defined within it."""
     names = {one.argval for one in dis.get_instructions(code) if one.opname in _GLOBALS}
-    for inner in _inner_codes(code):
-        names |= _global_names(inner)
-    return names
-
-
-def _inner_codes(code: CodeType) -> Iterator[CodeType]:
-    return (one for one in code.co_consts if isinstance(one, CodeType))
+    return names.union(*(_global_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 def _imported_modules(module: ModuleType, source: bytes) -> list[ModuleType]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -15,7 +15,9 @@ __all__ = [
     "Outcome",
     "Protocol",
     "Purpose",
+    "Scalar",
     "Seconds",
+    "Settings",
     "StepCost",
     "Study",
     "Trial",
@@ -24,6 +26,10 @@ __all__ = [
 
 Purpose = Literal["tuning", "reporting"]
 Outcome = Literal["finished", "diverged", "failed", "stopped"]
+Scalar: TypeAlias = bool | int | float | str | None
+"""The value of a hyperparameter."""
+Settings: TypeAlias = Mapping[str, Scalar]
+"""Hyperparameters by name."""
 
 
 def _check(fits: Callable[[Any], bool], wanted: str) -> Callable[[Any, Any, Any], None]:
@@ -59,8 +65,8 @@ class Trial:
     """One run to train."""
 
     arm: str
-    settings: Mapping[str, Any]
-    """The tuned hyperparameters: plain values by name."""
+    settings: Settings
+    """The tuned hyperparameters."""
     duration: str = attrs.field(validator=_duration)
     """The `max_duration` of the run, such as "300ba"."""
     seed: int
@@ -72,10 +78,7 @@ class Evaluation:
     """The results of one evaluation during a trial."""
 
     batch: int = attrs.field(validator=_amount)
-    progress: float
-    """The fraction of the duration, from 0 to 1."""
-    seconds: float = attrs.field(validator=_amount)
-    """The seconds of training before it, without set-up, compilation and evaluation."""
+    """The number of batches before it."""
     metrics: Mapping[str, float]
     """Results by logged name, such as "test/accuracy"."""
 
@@ -102,11 +105,8 @@ class TrialResult:
     seconds: Seconds
     curve: tuple[Evaluation, ...] = attrs.field(
         validator=_check(
-            lambda curve: (
-                _are_ascending([one.progress for one in curve])
-                and all(one.batch <= later.batch for one, later in pairwise(curve))
-            ),
-            "in order of batches, and of progress from 0 to 1",
+            lambda curve: all(one.batch <= later.batch for one, later in pairwise(curve)),
+            "in order of batches",
         )
     )
     """In order of batches; the last one of a finished trial is its final result."""
@@ -119,7 +119,7 @@ class StepCost:
     """The calibrated cost of the steps of an arm, at some points of its run."""
 
     arm: str
-    settings: Mapping[str, Any]
+    settings: Settings
     duration: str = attrs.field(validator=_duration)
     progress: tuple[float, ...] = attrs.field(validator=_ascending)
     """The points, ascending, within 0 and 1."""
@@ -151,9 +151,9 @@ class Protocol:
     """The schedules of the baseline's reported trials, from the shortest to the longest."""
     seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
-    grids: Mapping[str, Mapping[str, tuple[Any, ...]]]
+    grids: Mapping[str, Mapping[str, tuple[Scalar, ...]]]
     """The tried values of each hyperparameter, by arm."""
-    chosen: Mapping[str, Mapping[str, Any]]
+    chosen: Mapping[str, Settings]
     """The settings of each arm after tuning."""
     clock: Literal["cpu", "wall"]
     """Whether `seconds` are CPU seconds of one thread, or seconds of a wall clock."""
@@ -175,9 +175,16 @@ class Protocol:
         named = (self.baseline, *self.grids, *self.chosen, *self.own_durations)
         _check_arms(self, named)
 
-    def durations_of(self, arm: str) -> tuple[str, ...]:
-        """Return the schedules of an arm, from the shortest to the longest."""
-        return self.own_durations.get(arm, self.durations)
+    @property
+    def schedules(self) -> dict[str, tuple[str, ...]]:
+        """The schedules of each arm, from the shortest to the longest."""
+        return {arm: self.own_durations.get(arm, self.durations) for arm in self.arms}
+
+    def with_schedules(self, schedules: Mapping[str, tuple[str, ...]]) -> "Protocol":
+        """Return the protocol with other schedules of all arms."""
+        durations = schedules[self.baseline]
+        own = {arm: one for arm, one in schedules.items() if one != durations}
+        return attrs.evolve(self, durations=durations, own_durations=own)
 
 
 @attrs.frozen

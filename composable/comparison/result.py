@@ -1,9 +1,9 @@
 """The result of `compare`: a study and its analysis, as text, pictures and files."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -17,22 +17,25 @@ if TYPE_CHECKING:
 
     from composable.comparison.verdict import Analysis, Estimate, Verdict
 
-__all__ = ["Comparison"]
+__all__ = ["Comparison", "missing_extra"]
 
 _PICTURES = ("plot.png", "plot.svg", "report.html")
 
 
-@contextmanager
-def _extra() -> Iterator[None]:
-    """Name the extra if one of its packages is not installed."""
+def missing_extra(packages: Iterable[str]) -> ImportError:
+    """Return the error that names the extra with these packages."""
+    return ImportError(
+        f"a comparison needs {' and '.join(packages)}: pip install composable[compare]. It is an "
+        "extra, which the library does not install by default."
+    )
+
+
+def _load(module: str) -> Any:
+    """Import a module of this package, which needs the extra."""
     try:
-        yield
+        return import_module(f"composable.comparison.{module}")
     except ImportError as error:
-        package = (error.name or "a package").partition(".")[0]
-        raise ImportError(
-            f"a comparison needs {package}: pip install composable[compare]. It is an extra, "
-            "which the library does not install by default."
-        ) from error
+        raise missing_extra([(error.name or "a package").partition(".")[0]]) from error
 
 
 @attrs.frozen(repr=False)
@@ -60,9 +63,8 @@ class Comparison:
 
     @analysis.default
     def _analyze(self) -> "Analysis":
-        with _extra():
-            from composable.comparison.analysis import analyze
-        return analyze(self.study)
+        found: Analysis = _load("analysis").analyze(self.study)
+        return found
 
     @classmethod
     def load(cls, folder: str | Path) -> "Comparison":
@@ -128,15 +130,13 @@ class Comparison:
         Args:
             details: Add the reasons, the costs and the notes below it.
         """
-        with _extra():
-            from composable.comparison.table import format_text
-        return format_text(self.study, self.analysis, details=details)
+        text: str = _load("table").format_text(self.study, self.analysis, details=details)
+        return text
 
     def markdown(self) -> str:
         """Return a block of Markdown for a README or the card of a method."""
-        with _extra():
-            from composable.comparison.table import format_markdown
-        return format_markdown(self.study, self.analysis)
+        text: str = _load("table").format_markdown(self.study, self.analysis)
+        return text
 
     def plot(
         self, path: str | Path | None = None, *, references: Mapping[str, float] | None = None
@@ -156,12 +156,11 @@ class Comparison:
             ImportError: matplotlib is not installed.
             ValueError: matplotlib does not support the suffix of `path`.
         """
-        with _extra():
-            from composable.comparison.plot import draw_plot, render_figure
-        figure = draw_plot(self.study, self.analysis, references)
+        plots = _load("plot")
+        figure: Figure = plots.draw_plot(self.study, self.analysis, references)
         if path is not None:
             file = as_path("path", path)
-            write_atomically(file, render_figure(figure, file.suffix))
+            write_atomically(file, plots.render_figure(figure, file.suffix))
         return figure
 
     def save(self, folder: str | Path) -> Path:
@@ -185,25 +184,22 @@ class Comparison:
         write_study(self.study, target / "study.json")
         write_atomically(target / "table.txt", (self.table() + "\n").encode())
         write_atomically(target / "card.md", self.markdown().encode())
-        self.plot(target / "plot.png")
-        self.plot(target / "plot.svg")
-        write_atomically(target / "report.html", self._page().encode())
+        figure, plots = self.plot(), _load("plot")
+        for name in ("plot.png", "plot.svg"):
+            write_atomically(target / name, plots.render_figure(figure, Path(name).suffix))
+        page = self._html(plots.render_inline(figure))
+        write_atomically(target / "report.html", page.encode())
         return target
 
-    def _page(self) -> str:
-        from composable.comparison.plot import draw_plot, render_inline
-        from composable.comparison.table import format_html
-
-        figure = draw_plot(self.study, self.analysis)
-        return format_html(self.study, self.analysis, render_inline(figure))
+    def _html(self, plot: str | None = None) -> str:
+        text: str = _load("table").format_html(self.study, self.analysis, plot)
+        return text
 
     def __repr__(self) -> str:
         return self.table()
 
     def _repr_html_(self) -> str:
-        with _extra():
-            from composable.comparison.table import format_html
-        return format_html(self.study, self.analysis)
+        return self._html()
 
     def _check_arm(self, name: str, arm: str) -> None:
         names = [found.arm for found in self.analysis.arms]
@@ -213,23 +209,21 @@ class Comparison:
 
 def _rebase(study: Study, baseline: str, target: float | None) -> Study:
     """Return the study with another baseline, without the A/A arm of its own one."""
-    protocol = study.protocol
+    protocol, schedules = study.protocol, study.protocol.schedules
     dropped = None if baseline == protocol.baseline else protocol.repeated
-    others = [arm for arm in protocol.arms if arm not in (baseline, dropped)]
-    durations = protocol.durations_of(baseline)
-    own = {arm: protocol.durations_of(arm) for arm in others}
+    arms = (baseline, *(arm for arm in protocol.arms if arm not in (baseline, dropped)))
+    changed = attrs.evolve(
+        protocol,
+        arms=arms,
+        baseline=baseline,
+        repeated=None if dropped else protocol.repeated,
+        target=target,
+        own_durations={},
+        grids={arm: one for arm, one in protocol.grids.items() if arm != dropped},
+        chosen={arm: one for arm, one in protocol.chosen.items() if arm != dropped},
+    )
     return Study(
-        attrs.evolve(
-            protocol,
-            arms=(baseline, *others),
-            baseline=baseline,
-            repeated=None if dropped else protocol.repeated,
-            target=target,
-            durations=durations,
-            own_durations={arm: one for arm, one in own.items() if one != durations},
-            grids={arm: one for arm, one in protocol.grids.items() if arm != dropped},
-            chosen={arm: one for arm, one in protocol.chosen.items() if arm != dropped},
-        ),
+        changed.with_schedules({arm: schedules[arm] for arm in arms}),
         tuple(one for one in study.results if one.trial.arm != dropped),
         tuple(one for one in study.costs if one.arm != dropped),
     )

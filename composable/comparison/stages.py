@@ -1,41 +1,42 @@
 """The stages of a comparison: short trials, tuning, reported trials, costs of steps, extensions."""
 
 import math
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from itertools import chain
-from pathlib import Path
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import chain, zip_longest
+from statistics import fmean
+from typing import TypeAlias
 
 import attrs
-import torch
 
 from composable.comparison.budget import (
     BudgetError,
     Estimates,
+    Rung,
     Size,
+    batches_of,
     elapsed_seconds,
     equal_seconds,
     fit_budget,
     format_seconds,
     full_size,
-    is_countable,
     length_of,
     short_trials,
 )
 from composable.comparison.building import BuildError
-from composable.comparison.cache import read_stored, write_stored
 from composable.comparison.cost import interleave, rescale, step_cost
 from composable.comparison.design import Design
 from composable.comparison.digest import digest_of
 from composable.comparison.execution import ProcessRun, Workers
-from composable.comparison.records import StepCost, Trial, TrialResult
+from composable.comparison.grids import sample
+from composable.comparison.records import Settings, StepCost, Study, Trial, TrialResult
+from composable.comparison.study_file import read_stored, write_stored
 from composable.comparison.trial import Request
-from composable.comparison.tuning import Rung, Settings, rung_trials, sample, tune
 from composable.core.time import Time
 
-__all__ = ["Trained", "extend", "measure_costs", "train"]
+__all__ = ["extend", "measure_costs", "train"]
 
 _RESERVE = 0.9
 """The part of the time left that is planned: the rest is for what estimates miss."""
@@ -44,35 +45,40 @@ _STEPS = 120
 _AT_ONCE = 8
 """The processes that are alive at once while steps are measured."""
 
+Tried: TypeAlias = Mapping[str, Sequence[Settings]]
+Seeds: TypeAlias = Mapping[str, Sequence[int]]
+
 
 @attrs.frozen
-class Trained:
-    """What a comparison has trained."""
-
-    results: tuple[TrialResult, ...]
-    """Of tuning and of the report, without the seeds that are not complete."""
-    settings: Mapping[str, Settings]
-    """The chosen settings of each arm."""
-    schedules: Mapping[str, tuple[str, ...]]
-    """The reported schedules of each arm."""
-    seeds: tuple[int, ...]
-    """The reported seeds: those for which every arm has all its trials."""
-    notes: tuple[str, ...]
-
-
 class _Plan:
     """The trials of a size, for the first settings that are not chosen yet."""
 
-    def __init__(self, design: Design, estimates: Estimates, size: Size) -> None:
-        self.design, self.estimates, self.size = design, estimates, size
-        every, count = design.tried.by_arm, size.configurations
-        self.tried = {arm: sample(settings, count) for arm, settings in every.items()}
-        self.schedules = {arm: own[: size.schedules] for arm, own in design.schedules.items()}
+    design: Design
+    workers: Workers
+    estimates: Estimates
+    size: Size
+
+    @property
+    def tried(self) -> Tried:
+        """The settings to try."""
+        every = self.design.tried.items()
+        return {arm: sample(settings, self.size.configurations) for arm, settings in every}
+
+    @property
+    def schedules(self) -> dict[str, tuple[str, ...]]:
+        """The reported schedules by arm."""
+        every = self.design.protocol.schedules.items()
+        return {arm: own[: self.size.schedules] for arm, own in every}
+
+    @property
+    def tuning_seeds(self) -> Seeds:
+        """The seeds of tuning by arm."""
+        return {arm: self.design.seeds(arm, "tuning") for arm in self.design.arms}
 
     def scale(self, arm: str, duration: str) -> str:
         """Return the duration in which an arm is tuned for the seconds of the baseline."""
-        base = self.design.baseline
-        measured = base if arm == self.design.repeated else arm
+        base = self.design.protocol.baseline
+        measured = base if arm == self.design.protocol.repeated else arm
         rate = self.estimates.relative_rate(measured, base)
         return equal_seconds(duration, rate, self.estimates.epoch_length)
 
@@ -83,54 +89,74 @@ class _Plan:
     def tuning(self, rung: Rung) -> list[Trial]:
         """Return as many trials of a round as there will be, of these durations."""
         entering = {arm: settings[: rung.count] for arm, settings in self.tried.items()}
-        return rung_trials(entering, rung.duration, self.design.tuning_seeds(), self.scale)
+        return rung_trials(entering, rung.duration, self.tuning_seeds, self.scale)
 
     def reporting(self, settings: Mapping[str, Settings] | None = None) -> list[Trial]:
         """Return the reported trials, seed by seed, for chosen settings or for the first ones."""
-        first = {arm: tried[0] for arm, tried in self.tried.items()}
+        chosen = settings or {arm: tried[0] for arm, tried in self.tried.items()}
         return [
-            Trial(arm, (settings or first)[arm], duration, seeds[at], "reporting")
+            Trial(arm, chosen[arm], duration, self.design.seeds(arm)[at], "reporting")
             for at in range(self.size.seeds)
             for arm, durations in self.schedules.items()
-            for seeds in [self.design.reporting_seeds(arm)]
             for duration in durations
         ]
 
-    def seconds(self, workers: Workers) -> float:
-        """Return the estimated seconds of everything."""
-        tuning = (self.elapsed(self.tuning(rung), workers) for rung in self.size.rungs)
-        return sum(tuning) + self.elapsed(self.reporting(), workers) + self.costs(workers)
+    @property
+    def seconds(self) -> float:
+        """The estimated seconds of everything."""
+        tuning = (self.elapsed(self.tuning(rung)) for rung in self.size.rungs)
+        return sum(tuning) + self.elapsed(self.reporting()) + self.costs()
 
-    def elapsed(self, trials: Sequence[Trial], workers: Workers) -> float:
+    def elapsed(self, trials: Sequence[Trial]) -> float:
         """Return the estimated seconds of a stage."""
         each = map(self.estimates.seconds, trials)
-        return elapsed_seconds(each, workers.count) * workers.slowdown
+        return elapsed_seconds(each, self.workers.count) * self.workers.slowdown
 
-    def costs(self, workers: Workers) -> float:
+    def costs(self) -> float:
         """Return the estimated seconds of measuring the costs of steps, one arm after the other."""
         epoch, found = self.design.epoch_length, 0.0
         for arm, durations in self.schedules.items():
-            if arm != self.design.repeated:
+            if arm != self.design.protocol.repeated:
                 lengths = {length_of(one, epoch): one for one in durations}
-                countable = is_countable(durations[0], epoch)
+                countable = batches_of(durations[0], epoch) is not None
                 length, factor = _measured_length(lengths) if countable else (max(lengths), 1)
                 trial = Trial(arm, {}, lengths[length], 0, "reporting")
-                found += factor * self.estimates.seconds(trial) * workers.slowdown
+                found += factor * self.estimates.seconds(trial) * self.workers.slowdown
                 # Processes start at the same time, as many as workers did.
-                found += workers.start_seconds / workers.count
+                found += self.workers.start_seconds / self.workers.count
         return found
 
+    def fitted(self, full: Size, until: float) -> "_Plan":
+        """Return the plan of the largest size that the time allows."""
+        if until == math.inf:
+            return attrs.evolve(self, size=full)
+        left = max(0.0, until - time.monotonic()) * _RESERVE
+        durations = self.design.protocol.durations
+        return attrs.evolve(
+            self,
+            size=fit_budget(
+                full, durations, lambda size: attrs.evolve(self, size=size).seconds, left
+            ),
+        )
 
-def train(design: Design, workers: Workers, until: float = math.inf) -> Trained:
+
+def train(design: Design, workers: Workers, until: float = math.inf) -> Study:
     """Train a design: as much as fits until a reading of `time.monotonic`.
+
+    Returns:
+        The study, with the seeds for which every arm has all its trials, and without costs.
 
     Raises:
         BudgetError: Not even the smallest comparison with a verdict fits.
     """
-    estimates = _estimate(design, workers, until)
-    size = _fitted(design, estimates, workers, _full(design), until)
-    plan = _Plan(design, estimates, size)
-    if (took := plan.seconds(workers)) > (left := until - time.monotonic()):
+    protocol = design.protocol
+    most = max(map(len, protocol.schedules.values()))
+    configurations = len(design.tried[protocol.baseline])
+    full = full_size(configurations, len(protocol.seeds), protocol.durations, most)
+    plan = _Plan(design, workers, Estimates.of([], design.epoch_length), full)
+    plan = _estimated(plan, until).fitted(full, until)
+    size = plan.size
+    if (took := plan.seconds) > (left := until - time.monotonic()):
         raise BudgetError(
             f"{format_seconds(max(left, 0.0))} of the budget are left after the costs of the arms "
             "were measured, and the smallest comparison that gives a verdict takes about "
@@ -141,43 +167,40 @@ def train(design: Design, workers: Workers, until: float = math.inf) -> Trained:
     waiting = list(size.rungs)
     results: list[TrialResult] = []
 
-    def tune_on(trials: Sequence[Trial]) -> list[TrialResult | None]:
+    def run(trials: Sequence[Trial]) -> list[TrialResult | None]:
         del waiting[0]
-        kept = plan.elapsed(plan.reporting(), workers) + plan.costs(workers)
+        kept = plan.elapsed(plan.reporting()) + plan.costs()
         requests = [*map(design.request, trials)]
         found = workers.train("tuning", requests, plan.later(waiting), until - kept)
         results.extend(one for one in found if one is not None)
         return found
 
-    chosen = tune(
-        plan.tried, size.rungs, design.tuning_seeds(), tune_on, _score(design), plan.scale
+    chosen, notes = tune(
+        plan.tried, size.rungs, plan.tuning_seeds, run, partial(_score, design), plan.scale
     )
-    tuned, rest = size, attrs.evolve(size, configurations=1, rungs=())
-    size = _fitted(design, estimates, workers, rest, until)
-    plan = _Plan(design, estimates, size)
-    trials = plan.reporting(chosen.settings)
+    plan = plan.fitted(size._replace(configurations=1, rungs=()), until)
+    trials = plan.reporting(chosen)
     requests = [*map(design.request, trials)]
-    found = workers.train("reported runs", requests, until=until - plan.costs(workers))
-    reported, complete, cut = whole_seeds(found, len(trials) // size.seeds)
-    reduced = attrs.evolve(tuned, seeds=size.seeds, schedules=size.schedules)
-    return Trained(
+    found = workers.train("reported runs", requests, until=until - plan.costs())
+    reported, complete, cut = whole_seeds(found, len(trials) // plan.size.seeds)
+    reduced = size._replace(seeds=plan.size.seeds, schedules=plan.size.schedules)
+    notes = [*protocol.notes, *_reduced(design, full, reduced), *notes, *cut]
+    protocol = protocol.with_schedules(plan.schedules)
+    return Study(
+        attrs.evolve(protocol, chosen=chosen, seeds=protocol.seeds[:complete], notes=tuple(notes)),
         (*results, *reported),
-        chosen.settings,
-        plan.schedules,
-        design.seeds.reporting[:complete],
-        (*_reduced(design, reduced), *chosen.notes, *cut),
+        (),
     )
 
 
-def _estimate(design: Design, workers: Workers, until: float) -> Estimates:
+def _estimated(plan: _Plan, until: float) -> _Plan:
     """Measure the costs of the arms, where tuning or a budget depends on them."""
-    length, limited = design.epoch_length, until < math.inf
+    design, workers, limited = plan.design, plan.workers, until < math.inf
     if not design.tuned and not limited:
-        return Estimates.of([], length)
-    shortest = {arm: durations[0] for arm, durations in design.schedules.items()}
-    trials = short_trials(design.tried.by_arm, shortest, design.tuning_seeds(), length)
+        return plan
+    shortest = {arm: durations[0] for arm, durations in plan.schedules.items()}
+    trials = short_trials(design.tried, shortest, plan.tuning_seeds, design.epoch_length)
     requests = [*map(design.request, trials)]
-    plan = _Plan(design, Estimates.of([], length), _full(design))
     later = plan.later(plan.size.rungs)
     warm: list[TrialResult | None] = []
     if limited:  # how fast is the machine now? The first trial of a process imports, too
@@ -188,29 +211,12 @@ def _estimate(design: Design, workers: Workers, until: float) -> Estimates:
             "the budget ended before a short trial of each arm had measured the costs; pass a "
             "larger one."
         )
-    return Estimates.of([one for one in found if one is not None], length)
+    ran = [one for one in found if one is not None]
+    return attrs.evolve(plan, estimates=Estimates.of(ran, design.epoch_length))
 
 
-def _full(design: Design) -> Size:
-    most = max(map(len, design.schedules.values()))
-    return full_size(design.tried.count, len(design.seeds.reporting), design.durations, most)
-
-
-def _fitted(
-    design: Design, estimates: Estimates, workers: Workers, full: Size, until: float
-) -> Size:
-    """Return the largest size that the time allows."""
-    if until == math.inf:
-        return full
-    left = max(0.0, until - time.monotonic()) * _RESERVE
-    return fit_budget(
-        full, design.durations, lambda size: _Plan(design, estimates, size).seconds(workers), left
-    )
-
-
-def _reduced(design: Design, size: Size) -> list[str]:
+def _reduced(design: Design, full: Size, size: Size) -> list[str]:
     """Return a note if the budget has reduced the comparison."""
-    full = _full(design)
     if size == full:
         return []
     rounds = f"{len(size.rungs)} round{'s' * (len(size.rungs) != 1)}"
@@ -221,17 +227,6 @@ def _reduced(design: Design, size: Size) -> list[str]:
     ]
 
 
-def _score(design: Design) -> Callable[[TrialResult | None], float]:
-    sign = 1 if design.metrics.tuning_mode == "max" else -1
-
-    def score(result: TrialResult | None) -> float:
-        if result is None or result.outcome != "finished" or not result.curve:
-            return -math.inf
-        return sign * result.curve[-1].metrics.get(design.metrics.tuning, math.nan)
-
-    return score
-
-
 def whole_seeds(
     results: Sequence[TrialResult | None], each: int
 ) -> tuple[list[TrialResult], int, list[str]]:
@@ -239,19 +234,95 @@ def whole_seeds(
 
     The results are those of the reported trials, seed by seed, with as many for each.
     """
-    blocks = [results[at : at + each] for at in range(0, len(results), each)]
-    complete = 0
-    while complete < len(blocks) and None not in blocks[complete]:
-        complete += 1
-    kept = [one for block in blocks[:complete] for one in block if one is not None]
-    notes = []
-    if complete < len(blocks):
-        missing = sum(one is None for one in results)
-        notes.append(
-            f"The budget ended with {missing} of {len(results)} reported runs not run: "
-            f"{complete} of {len(blocks)} seeds are complete, and reported."
-        )
-    return kept, complete, notes
+    missing = results.count(None)
+    if not missing:
+        return [one for one in results if one is not None], len(results) // each, []
+    complete, every = results.index(None) // each, len(results) // each
+    kept = [one for one in results[: complete * each] if one is not None]
+    note = (
+        f"The budget ended with {missing} of {len(results)} reported runs not run: {complete} of "
+        f"{every} seeds are complete, and reported."
+    )
+    return kept, complete, [note]
+
+
+# --- tuning ---
+
+
+def rung_trials(
+    tried: Tried, duration: str, seeds: Seeds, scale: Callable[[str, str], str]
+) -> list[Trial]:
+    """Return the trials of a round, in turn for all arms: if it is cut short, all had as many."""
+    by_arm = [
+        [
+            Trial(arm, one, scale(arm, duration), seed, "tuning")
+            for one in settings
+            for seed in seeds[arm]
+        ]
+        for arm, settings in tried.items()
+    ]
+    return [trial for turn in zip_longest(*by_arm) for trial in turn if trial is not None]
+
+
+def tune(
+    tried: Tried,
+    rungs: Sequence[Rung],
+    seeds: Seeds,
+    run: Callable[[Sequence[Trial]], Sequence[TrialResult | None]],
+    score: Callable[[TrialResult | None], float],
+    scale: Callable[[str, str], str] = lambda arm, duration: duration,
+) -> tuple[dict[str, Settings], list[str]]:
+    """Choose the settings of each arm: every round keeps those with the best mean score.
+
+    Of equal ones the earlier is kept. If a round is cut short, the settings are chosen by what it
+    has finished, and then by the round before.
+
+    Args:
+        tried: The settings to try by arm.
+        rungs: The rounds.
+        seeds: The seeds by arm.
+        run: Trains trials, and returns a result for each; None for one that was not run.
+        score: The value of a result, higher is better; -inf for one without a result.
+        scale: The duration in which an arm trains for the seconds of the baseline.
+
+    Returns:
+        The settings by arm, and notes.
+    """
+    left = {arm: list(settings) for arm, settings in tried.items()}
+    notes: list[str] = []
+    for rung in rungs:
+        left = {arm: settings[: rung.count] for arm, settings in left.items()}
+        trials = rung_trials(left, rung.duration, seeds, scale)
+        results = run(trials)
+        scores = [*map(score, results)]
+        for arm, settings in left.items():
+            own = [at for at, trial in enumerate(trials) if trial.arm == arm]
+            means = [fmean(scores[at] for at in own if trials[at].settings == s) for s in settings]
+            order = sorted(range(len(settings)), key=lambda i, means=means: -_known(means[i]))  # type: ignore[misc]
+            left[arm] = [settings[i] for i in order]
+            ran = [one for at in own if (one := results[at]) is not None]
+            if ran and all(_known(score(one)) == -math.inf for one in ran):
+                errors = sorted({one.error for one in ran if one.error})
+                why = f": {errors[0]}" if errors else "."
+                notes.append(f"{arm}: no tuning trial of {rung.duration} has a result{why}")
+        if missing := [*results].count(None):
+            notes.append(
+                f"Tuning was cut short: {missing} of {len(trials)} trials of a round of "
+                f"{rung.duration} were not run."
+            )
+            break
+    return {arm: settings[0] for arm, settings in left.items()}, notes
+
+
+def _score(design: Design, result: TrialResult | None) -> float:
+    if result is None or result.outcome != "finished" or not result.curve:
+        return -math.inf
+    sign = 1 if design.tuning_mode == "max" else -1
+    return sign * result.curve[-1].metrics.get(design.protocol.tuning_metric, math.nan)
+
+
+def _known(score: float) -> float:
+    return -math.inf if math.isnan(score) else score
 
 
 # --- the schedules that the analysis names ---
@@ -260,58 +331,61 @@ def whole_seeds(
 def extend(
     design: Design,
     workers: Workers,
-    trained: Trained,
+    study: Study,
     needed: Mapping[str, str],
     until: float = math.inf,
-) -> Trained:
+) -> Study:
     """Train arms on one more schedule each, with the settings and seeds that they have."""
-    added = {arm: one for arm, one in needed.items() if one not in trained.schedules[arm]}
-    count = len(trained.seeds)
+    protocol = study.protocol
+    schedules, notes = protocol.schedules, [*protocol.notes]
+    added = {arm: one for arm, one in needed.items() if one not in schedules[arm]}
+    count = len(protocol.seeds)
     trials = [
-        Trial(arm, trained.settings[arm], duration, seed, "reporting")
+        Trial(arm, protocol.chosen[arm], duration, seed, "reporting")
         for arm, duration in added.items()
-        for seed in design.reporting_seeds(arm)[:count]
+        for seed in design.seeds(arm)[:count]
     ]
+    results = study.results
     try:
         found = workers.train("added schedules", [*map(design.request, trials)], until=until)
     except BuildError as error:  # what has been trained is reported
-        note = f"The schedules that the analysis names cannot be added: {error}"
-        return attrs.evolve(trained, notes=(*trained.notes, note))
-    schedules, results, notes = dict(trained.schedules), list(trained.results), [*trained.notes]
+        notes.append(f"The schedules that the analysis names cannot be added: {error}")
+        added = {}
     for at, (arm, duration) in enumerate(added.items()):
         runs = [one for one in found[at * count : (at + 1) * count] if one is not None]
         if len(runs) < count:
             notes.append(f"The budget leaves no time for the schedule {duration} of {arm!r}.")
             continue
-        results += runs
+        results += tuple(runs)
         schedules[arm] = tuple(sorted((*schedules[arm], duration), key=Time.parse))
         notes.append(f"{arm}: the schedule {duration} was added, which the analysis names.")
-    return attrs.evolve(trained, results=tuple(results), schedules=schedules, notes=tuple(notes))
+    protocol = attrs.evolve(protocol.with_schedules(schedules), notes=tuple(notes))
+    return attrs.evolve(study, protocol=protocol, results=results)
 
 
 # --- the costs of steps ---
 
 
 def measure_costs(
-    design: Design, workers: Workers, trained: Trained, until: float = math.inf
-) -> tuple[tuple[StepCost, ...], tuple[str, ...]]:
+    design: Design, workers: Workers, study: Study, until: float = math.inf
+) -> tuple[tuple[StepCost, ...], list[str]]:
     """Measure the cost of the steps of each arm, or read stored costs.
 
     An arm is measured on its shortest schedule of at least 120 steps, or on a multiple of its
     longest one. The A/A arm has the cost of the baseline, and an arm without a finished run none:
     notes name these.
     """
-    runs = _measured_runs(design, trained)
-    if design.baseline not in runs:
-        return (), ("The costs of steps are not measured: no run of the baseline finished.",)
+    baseline, runs = study.protocol.baseline, _measured_runs(study)
+    if baseline not in runs:
+        return (), ["The costs of steps are not measured: no run of the baseline finished."]
     requests = [design.request(trial) for trial, _ in runs.values()]
     names = [workers.cache.path(workers.context, one).name for one in requests]
-    key = digest_of("interleaved", names, _processor(design.device))[:32]
+    key = digest_of("interleaved", names, study.protocol.versions["device"])[:32]
     path = workers.cache.folder.parent / "costs" / f"{key}.json"
     stored = read_stored(tuple[StepCost, ...], path, "the costs of steps are measured again")
     if stored is not None and len(stored) == len(requests):  # arms may have other names since
         pairs = zip(stored, runs, strict=True)
-        return tuple(attrs.evolve(cost, arm=arm) for cost, arm in pairs), ()
+        return tuple(attrs.evolve(cost, arm=arm) for cost, arm in pairs), []
     workers.stop()
     steps = [count for _, count in runs.values()]
     costs: list[StepCost] = []
@@ -321,7 +395,7 @@ def measure_costs(
         measured = _measure(workers, [requests[i] for i in group], [steps[i] for i in group], until)
         base = measured[0]
         if isinstance(base, str):
-            return (), (f"The costs of steps are not measured: {design.baseline}: {base}",)
+            return (), [f"The costs of steps are not measured: {baseline}: {base}"]
         costs += [] if costs else [base]
         for index, cost in zip(group[1:], measured[1:], strict=True):
             if isinstance(cost, str):
@@ -331,7 +405,7 @@ def measure_costs(
                 costs.append(rescale(cost, base, costs[0]))
     if not notes:
         write_stored(tuple(costs), path)
-    return tuple(costs), tuple(notes)
+    return tuple(costs), notes
 
 
 def _measure(
@@ -339,14 +413,14 @@ def _measure(
 ) -> list[StepCost | str]:
     """Return the cost of each arm, or why it cannot be measured."""
     workers.progress.start("costs of steps", [])
-    runs: list[ProcessRun] = []
-    try:
-        for number, (one, count) in enumerate(zip(requests, steps, strict=True)):
-            runs.append(ProcessRun(workers.machine, number, workers.subject, one, count))
-        blocks, errors = interleave(runs, until)
-    finally:
-        for run in runs:
-            run.close()
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                closing(ProcessRun(workers.machine, number, workers.subject, one, count))
+            )
+            for number, (one, count) in enumerate(zip(requests, steps, strict=True))
+        ]
+        blocks, errors = interleave([run.advance for run in runs], until)
     costs: list[StepCost | str] = []
     for index, (one, count) in enumerate(zip(requests, steps, strict=True)):
         cost = None if index in errors else step_cost(one.trial, blocks[index], count)
@@ -354,23 +428,22 @@ def _measure(
     return costs
 
 
-def _measured_runs(design: Design, trained: Trained) -> dict[str, tuple[Trial, int]]:
+def _measured_runs(study: Study) -> dict[str, tuple[Trial, int]]:
     """Return the run of each arm whose steps are measured, and the number of its steps."""
-    found: dict[str, tuple[Trial, int]] = {}
-    for arm in design.arms:
-        runs = {
-            one.batches: one.trial.duration
-            for one in trained.results
-            if (one.trial.arm, one.trial.purpose, one.outcome) == (arm, "reporting", "finished")
-        }
-        if runs and arm != design.repeated:
-            longest, factor = _measured_length(runs)
-            batches = int(longest)
-            length = Time.parse(runs[batches])
+    protocol = study.protocol
+    finished: dict[str, dict[float, Trial]] = {}
+    for one in study.results:
+        if (one.trial.purpose, one.outcome) == ("reporting", "finished"):
+            finished.setdefault(one.trial.arm, {})[one.batches] = one.trial
+    found = {}
+    for arm in protocol.arms:
+        if arm in finished and arm != protocol.repeated:
+            longest, factor = _measured_length(finished[arm])
+            trial = finished[arm][longest]
+            length = Time.parse(trial.duration)
             duration = str(Time(length.value * factor, length.unit))
-            seed, settings = design.seeds.reporting[0], trained.settings[arm]
-            trial = Trial(arm, settings, duration, seed, "reporting")
-            found[arm] = trial, batches * factor
+            trial = attrs.evolve(trial, duration=duration, seed=protocol.seeds[0])
+            found[arm] = trial, int(longest) * factor
     return found
 
 
@@ -379,14 +452,3 @@ def _measured_length(batches: Iterable[float]) -> tuple[float, int]:
     factors = {one: max(1, math.ceil(_STEPS / max(one, 1))) for one in batches}
     best = min(factors, key=lambda one: (factors[one], one))
     return best, factors[best]
-
-
-def _processor(device: str) -> str:
-    """Return the model of the GPU, or else of the CPU, as the system names it."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line for line in lines if line.startswith("model name"))
-        return f"{model.partition(':')[2].strip()} {device}"
-    return f"{platform.processor() or platform.machine()} {device}"

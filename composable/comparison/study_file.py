@@ -1,39 +1,55 @@
-"""The records of a comparison as JSON, and the file of a study.
+"""The records of a comparison as JSON: the file of a study, and those of finished trials.
 
-A number that is not finite is a text, such as "nan". Where a field may hold any plain value,
-objects with one key mark what JSON does not have: `{"$float": "nan"}` and `{"$tuple": [1, 2]}`.
+A number that is not finite is a text, such as "nan", or `{"$float": "nan"}` where a field may hold
+text as well.
 """
 
 import json
 import math
+import platform
 import re
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
-from composable.comparison.records import Study, TrialResult
+import attrs
+import torch
+
+from composable._version import __version__
+from composable.comparison.digest import digest_of
+from composable.comparison.records import Evaluation, Scalar, Study, TrialResult
+from composable.comparison.trial import Request
 from composable.core import _json
 from composable.core._paths import write_atomically
 from composable.core._printable import shorten
+from composable.core._warnings import warn_user
 from composable.functional._checks import as_path
 
 if TYPE_CHECKING:
     from cattrs import Converter
 
 __all__ = [
+    "Cache",
+    "DamagedCacheWarning",
     "InvalidRecordError",
     "decode",
     "encode",
     "format_study",
     "parse_study",
+    "read_stored",
     "read_study",
+    "write_stored",
     "write_study",
 ]
 
 T = TypeVar("T")
 
 _HEADER = {"format": "composable study", "version": 1}
+_FORMER = {Evaluation: {"progress", "seconds"}, TrialResult: {"together"}}
+"""The fields of studies of earlier releases."""
+_CACHE_FORMAT = 3
+_KEPT = ("finished", "diverged", "stopped")
 
 
 class InvalidRecordError(ValueError):
@@ -98,6 +114,71 @@ def _study(read: Callable[[], Any], name: str) -> Study:
     return decode(Study, content, name)
 
 
+# --- finished trials ---
+
+
+class DamagedCacheWarning(UserWarning):
+    """What is stored cannot be read, and is measured again."""
+
+
+def read_stored(kind: type[T], path: Path, consequence: str) -> T | None:
+    """Return the records of a file; None if there is none, or with a warning if it is damaged."""
+    try:
+        return decode(kind, _json.read(path), path.name)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        warn_user(f"{path} is damaged, and {consequence}: {error!r}", DamagedCacheWarning)
+        return None
+
+
+def write_stored(records: Any, path: Path) -> None:
+    """Write a record, or a tuple of them, to a file; its folder is created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(encode(records), indent=1, allow_nan=False).encode())
+
+
+class Cache:
+    """Finished trials, one JSON file each.
+
+    A stored trial is reused if everything that may affect its result is the same: the code of the
+    compared function and the objects that it refers to, the arguments of the arm, the duration, the
+    seed, the threads, the versions of Python, torch and this library, and `data`. The name of the
+    arm may change. The contents of files that the function reads are not compared: `data` stands
+    for them.
+
+    Args:
+        folder: The folder of the files; it is created.
+        data: An identifier of the data: a version, the lengths of the data sets, or both.
+    """
+
+    def __init__(self, folder: str | Path, *, data: Any = None) -> None:
+        self.folder = as_path("folder", folder)
+        self.data = data
+
+    def context(self, *parts: Any) -> str:
+        """Return the digest of the values that all trials share: the function, and its options."""
+        versions = (platform.python_version(), torch.__version__, __version__)
+        return digest_of(_CACHE_FORMAT, versions, torch.cuda.is_available(), self.data, *parts)
+
+    def path(self, context: str, request: Request) -> Path:
+        """Return the file of a trial in a context."""
+        trial, arguments = request.trial, dict(request.arguments)
+        key = digest_of(context, arguments, dict(trial.settings), trial.duration, trial.seed)
+        return self.folder / f"{key[:32]}.json"
+
+    def get(self, context: str, request: Request) -> TrialResult | None:
+        """Return the result of a trial, or None if it is not stored."""
+        found = read_stored(TrialResult, self.path(context, request), "its trial is run again")
+        # The arm may have another name.
+        return None if found is None else attrs.evolve(found, trial=request.trial)
+
+    def put(self, context: str, request: Request, result: TrialResult) -> None:
+        """Store the result of a trial, unless it failed."""
+        if result.outcome in _KEPT:
+            write_stored(result, self.path(context, request))
+
+
 # --- records ---
 
 
@@ -106,12 +187,6 @@ def encode(record: Any) -> Any:
 
     Raises:
         InvalidRecordError: A value cannot be written as JSON, such as a function in the settings.
-
-    Example:
-        >>> from composable.comparison.records import Seconds
-        >>> from composable.comparison.study_file import encode
-        >>> encode(Seconds(1.5, 0.2, float("inf"), 0.0))
-        {'setup': 1.5, 'warmup': 0.2, 'training': 'inf', 'evaluation': 0.0}
     """
     return _converter().unstructure(record)
 
@@ -127,12 +202,6 @@ def decode(kind: type[T], value: Any, path: str = "record") -> T:
     Raises:
         InvalidRecordError: A field is missing, unknown or of another type; the message ends with
             its path, such as "study.results[3].seconds.training".
-
-    Example:
-        >>> from composable.comparison.records import Seconds
-        >>> from composable.comparison.study_file import decode
-        >>> decode(Seconds, {"setup": 1.5, "warmup": 0, "training": 2, "evaluation": "NaN"})
-        Seconds(setup=1.5, warmup=0.0, training=2.0, evaluation=nan)
     """
     try:
         return _converter().structure(value, kind)
@@ -159,31 +228,27 @@ def _converter() -> "Converter":
     converter = Converter(forbid_extra_keys=True)
     hook = converter.register_structure_hook
 
-    @converter.register_structure_hook_factory(_is_tuple)
+    @converter.register_structure_hook_factory(lambda kind: get_origin(kind) is tuple)
     def structure_tuple(declared: Any) -> Any:
         items = homogenous_tuple_structure_factory(declared, converter)
-        if get_args(declared)[0] is Any:
-            return lambda value, _: tuple(map(_plain, _checked(list, value)))
         return lambda value, _: items(_checked(list, value), declared)
 
-    hook(Any, lambda value, _: _plain(value))
+    hook(Scalar, lambda value, _: _scalar(value))
     hook(float, lambda value, _: _number(value))
     for kind in (int, str):
         hook(kind, lambda value, kind: _checked(kind, value))
-    of_result = make_dict_structure_fn(TrialResult, converter)
-    hook(TrialResult, lambda value, kind: of_result(_without_former(value), kind))
+    for kind, former in _FORMER.items():
+        structure = make_dict_structure_fn(kind, converter)
+        hook(kind, partial(_structure_without, former, structure))
     converter.register_unstructure_hook(float, _finite)
-    converter.register_unstructure_hook(Any, _marked)
+    converter.register_unstructure_hook(Scalar, _marked)
     return converter
 
 
-def _is_tuple(kind: Any) -> bool:
-    return get_origin(kind) is tuple
-
-
-def _without_former(result: Any) -> Any:
-    """Return a trial without the fields of earlier releases."""
-    return {key: result[key] for key in result.keys() - {"together"}}
+def _structure_without(
+    former: set[str], structure: Callable[[Any, Any], Any], value: Any, kind: Any
+) -> Any:
+    return structure({name: value[name] for name in value if name not in former}, kind)
 
 
 def _checked(kind: type[T], value: Any) -> T:
@@ -203,39 +268,20 @@ def _finite(value: float) -> float | str:
 
 
 def _marked(value: Any) -> Any:
-    """Return a plain value as JSON, the inverse of `_plain`."""
+    """Return a scalar as JSON, the inverse of `_scalar`."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
-    if type(value) is list:
-        return [_marked(one) for one in value]
-    if type(value) is tuple:
-        return {"$tuple": [_marked(one) for one in value]}
-    if isinstance(value, Mapping) and all(map(_is_name, value)):
-        return {key: _marked(one) for key, one in value.items()}
     raise InvalidRecordError(
-        f"{shorten(value)} cannot be written as JSON: use None, True, False, a number, a string, "
-        "or a list, tuple or dict of these; keys of a dict must be strings that do not begin "
-        "with '$'."
+        f"{shorten(value)} cannot be written as JSON: use None, True, False, a number or a string."
     )
 
 
-def _plain(value: Any) -> Any:
-    """Return the plain value of JSON, the inverse of `_marked`."""
+def _scalar(value: Any) -> Scalar:
     match value:
-        case list():
-            return [_plain(one) for one in value]
-        case {"$tuple": list(items), **others} if not others:
-            return tuple(map(_plain, items))
         case {"$float": str(text), **others} if not others:
             return float(text)
-        case dict() if all(map(_is_name, value)):
-            return {key: _plain(one) for key, one in value.items()}
-        case dict():
-            raise ValueError(f"{shorten(value)} has an unknown key that begins with '$'")
-    return value
-
-
-def _is_name(key: Any) -> bool:
-    return type(key) is str and not key.startswith("$")
+        case None | bool() | int() | float() | str():
+            return value
+    raise ValueError(f"{shorten(value)} must be null, true, false, a number or a string")

@@ -10,6 +10,8 @@ from typing import Literal
 
 import attrs
 
+from composable.comparison.cost import run_seconds
+from composable.comparison.records import StepCost
 from composable.comparison.statistics import Kind, Power, Shares
 
 __all__ = [
@@ -77,8 +79,9 @@ class Quality:
     """The final results of an arm on one schedule."""
 
     duration: str
-    seconds: float
-    """The time of the schedule: the measured cost of its steps."""
+    steps: int
+    cost: StepCost
+    """The measured cost of its steps."""
     results: Mapping[int, float | None]
     """By seed; None for a run that did not finish."""
     mean: float | None
@@ -86,6 +89,11 @@ class Quality:
     low: float | None
     high: float | None
     """The two-sided 95 % confidence interval of the mean."""
+
+    @property
+    def seconds(self) -> float:
+        """The time of the schedule, by the cost of its steps."""
+        return run_seconds(self.cost, self.steps)
 
 
 @attrs.frozen(kw_only=True)

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import attrs
+import torch
 from torch import Tensor, nn
 
 from composable.checkpoint.errors import MismatchError
-from composable.checkpoint.tree import listed
 from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.key import Key
@@ -20,7 +20,6 @@ from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.distributed.strategies import Strategy
-from composable.engines.compiled import check_compilable, outputs_of
 from composable.engines.forward import ForwardPass
 from composable.engines.initialization import Initialization, is_unset, replace_parameters
 from composable.engines.modules import modules_of
@@ -53,6 +52,7 @@ class Local:
     shares: LossShares = attrs.field(init=False)
     _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
+    mean_gradients: ClassVar[bool] = False
     reads_parts: ClassVar[bool] = False
     loads_parts: ClassVar[bool] = False
     has_shards: ClassVar[bool] = False
@@ -68,8 +68,12 @@ class Local:
         Raises:
             ValueError: The model was built on the meta device, and nothing sets a tensor.
         """
-        check_compilable(state, setup.compile)
-        self._prepare_passes(state, outputs_of(setup.compile, setup.algorithms))
+        outputs: Callable[[State], Any] = State.forward
+        if setup.compile:
+            from composable.engines.compiled import compile_outputs  # on use
+
+            outputs = compile_outputs(state, setup.compile, setup.algorithms)
+        self._prepare_passes(state, outputs, compiled=bool(setup.compile))
         self.place(state, setup)
         if setup.load is not None:
             setup.load(state)
@@ -104,14 +108,17 @@ class Local:
             if missing := [n for n in unset if self.processes.any(is_unset(held[n]))]:
                 raise ValueError(
                     f"the {initialization.kind} was built on the meta device, and nothing sets "
-                    f"{listed(missing)}: define reset_parameters in "
+                    f"{', '.join(missing[:5])}: define reset_parameters in "
                     f"{initialization.unset[missing[0]]}, pass parallel=FSDP2(initialize=...), a "
                     "function that sets the tensors of a module, or load all weights with "
                     "load_path."
                 )
 
-    def _prepare_passes(self, state: State, outputs: Callable[[State], Any]) -> None:
-        self.forward = ForwardPass(outputs).in_precision(state.precision, state.device)
+    def _prepare_passes(
+        self, state: State, outputs: Callable[[State], Any], *, compiled: bool = False
+    ) -> None:
+        forward = ForwardPass(outputs, reads_with_graph=compiled)
+        self.forward = forward.in_precision(state.precision, state.device)
         self.scaler = LossScaler(state.precision, state.device, on_all=self.any_process)
 
     def any_process(self, flag: Tensor) -> Tensor:
@@ -121,9 +128,9 @@ class Local:
     # --- a step ---
 
     @property
-    def backward(self) -> Callable[[Tensor], Any]:
-        """Computes the gradients of a loss, which is scaled if the precision needs it."""
-        return self.scaler.backward if self.scaler.enabled else Tensor.backward
+    def backward(self) -> Callable[..., Any]:
+        """Computes the gradients of a loss, which is scaled if needed, or of outputs."""
+        return self.scaler.backward if self.scaler.enabled else torch.autograd.backward
 
     @property
     def step(self) -> Callable[[State], State]:
@@ -152,6 +159,10 @@ class Local:
     ) -> Iterator[Any]:
         """Group `count` batches at a time, if that is more than one."""
         return grouped(batches, count) if count > 1 else batches
+
+    def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Return the steps."""
+        return steps
 
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Return the steps."""
@@ -246,6 +257,10 @@ class LocalSums:
 
     def begin_part(self, last: bool) -> None:
         """Do nothing."""
+
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss."""
+        return loss
 
     def add(self, state: State) -> None:
         """Do nothing."""

@@ -23,6 +23,9 @@ class Summing(Protocol):
     shards: Shards
     shares: LossShares
 
+    may_omit: bool
+    """Whether an algorithm may omit examples of a batch."""
+
     @property
     def mean_gradients(self) -> bool:
         """Whether gradients are reduced to means over the processes, and not to sums."""
@@ -45,6 +48,7 @@ class ShardSums:
     """
 
     def __init__(self, engine: Summing, state: State) -> None:
+        self.may_omit = engine.may_omit
         self.number, self.processes = engine.shards.count, engine.shards.processes
         self.means = self.processes.size if engine.mean_gradients else 1
         batch: ShardedBatch = state.batch
@@ -74,34 +78,41 @@ class ShardSums:
     def begin_part(self, last: bool) -> None:
         """Do nothing."""
 
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss: its backward pass sends nothing."""
+        return loss
+
     def add(self, state: State) -> None:
         """Add the loss of a shard and its buffers."""
-        loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
+        self.add_report(state.loss)  # type: ignore[arg-type]  # a step has computed it
+
+    def add_report(self, loss: Tensor) -> None:
+        """Add the loss of a shard, its weight, and the buffers after it."""
         self.dtype = loss.dtype
         report = [loss, self.shares.take(loss), *self.buffers]
         self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])
 
+    def report(self) -> Tensor:
+        """Return the sum of the reports of this process, and its omitted examples, in float64."""
+        (report,) = self.reports.value
+        return torch.cat([report, report.new_full((1,), self.shares.omitted)])
+
     def reduce(self, state: State) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
-        report, counts = self.total(self.reports.value[0], [float(self.shares.omitted)])
-        self._average_buffers(report[2:])
+        report = self.total()
+        self._average_buffers(report[2:-1])
         loss = report[0] / self.means
-        return self.shares.finish(state, loss, report[1], omitted=counts[0]).to(self.dtype)
+        return self.shares.finish(state, loss, report[1], self._omitted(report[-1])).to(self.dtype)
 
-    def total(self, report: Tensor, counts: list[float]) -> tuple[Tensor, list[float]]:
-        """Sum over the processes.
+    def _omitted(self, count: Tensor) -> Any:
+        """Return the examples that algorithms have omitted: a tensor where the host would wait."""
+        if not (self.may_omit and self.shares.counts_examples):
+            return 0.0
+        return count.item() if self.on_cpu else count
 
-        Args:
-            report: Values on the device of the run, in float64.
-            counts: Numbers that are needed on the CPU.
-        """
-        if not self.processes.several:
-            return report, counts
-        if self.on_cpu:  # in one message
-            both = self.all_reduce(torch.cat([report, report.new_tensor(counts)]))
-            return both[: len(report)], both[len(report) :].tolist()
-        counted = self.processes.sum(torch.tensor(counts, dtype=torch.float64))
-        return self.all_reduce(report), counted.tolist()
+    def total(self) -> Tensor:
+        """Return the sum of the reports of all processes, and set `.grad`."""
+        return self.all_reduce(self.report())
 
     def all_reduce(self, flat: Tensor) -> Tensor:
         """Sum a tensor of one dimension over the processes."""

@@ -49,7 +49,7 @@ def build_state(options: TrainerOptions, plan: Plan, point: "ResumePoint | None"
     seed = check.check_seed(options.seed, None if point is None else point.seed)
     if seed is None:
         seed = options.processes.broadcast(get_random_seed())
-    loss, precision = options.loss(), options.precision.on(options.device)
+    loss, precision = options.loss, options.precision.on(options.device)
     module = loss_module(loss, options.model)
     state = State(
         model=precision.convert(moved(options.model, options.device)),
@@ -65,7 +65,7 @@ def build_state(options: TrainerOptions, plan: Plan, point: "ResumePoint | None"
     )
     check.check_windows(plan, options.count_tokens, options.iteration_length)
     if options.train_dataloader is not None:
-        plan.report_idle(state, check.absent_events(options.evaluators(), options.schedulers))
+        plan.report_idle(state, check.absent_events(options.evaluators, options.schedulers))
     return state
 
 
@@ -163,7 +163,7 @@ def build_run(
             engine=engine,
         ),
         rates=rates,
-        evaluation=Evaluation(options.evaluators(), weights),
+        evaluation=Evaluation(options.evaluators, weights),
         checkpoints=Checkpoints(options.saver),
         guard=options.guard(),
         microbatches=options.microbatches(groups=engine.has_shards),

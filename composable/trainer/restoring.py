@@ -38,7 +38,7 @@ def prepare(saving: Saving) -> None:
     """
     options, run = saving.options, saving.run
     if options.load_best_at_end:
-        check_determined(saving.managers, options.evaluators())
+        check_determined(saving.managers, options.evaluators)
     if options.dry_run:
         return
     if options.nonfinite_loss == "rollback":

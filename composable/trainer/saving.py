@@ -9,7 +9,10 @@ import torch
 
 from composable.checkpoint.errors import CheckpointError, UnwritableCheckpointError
 from composable.core.destination import LoggerDestination
+from composable.core.event import Event
+from composable.core.logger import Logger
 from composable.core.state import State
+from composable.distributed.processes import Processes
 from composable.runs.environment import describe_environment
 from composable.trainer.callback_states import CallbackStates, named_callbacks
 from composable.trainer.description import (
@@ -108,11 +111,6 @@ class Saving:
             **describe_environment(command=self.options.record_command),
         }
 
-    def with_folder(self, description: dict[str, Any]) -> dict[str, Any]:
-        """Return the description of the run, with the folder of its checkpoints for loggers."""
-        folder = self.options.save_folder
-        return description if folder is None else {**description, "save_folder": str(folder)}
-
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder of the run for the length of a call of `fit`.
@@ -136,10 +134,19 @@ class Saving:
         finally:
             self.lock.release()
 
-    def begin(self, description: dict[str, Any], state: State) -> None:
+    def begin(self, logger: Logger) -> None:
+        """Log and record the configuration of the run, after all processes have compared theirs."""
+        state, folder = self.run.state, self.options.save_folder
+        description = self.describe(state)
+        self.run.engine.begin(description, self.run.dispatcher)
+        self.run.join_requests(Event.FIT_START)
+        where = {} if folder is None else {"save_folder": str(folder)}
+        logger.log_hyperparameters({**description, **where})
+        if self.run.recorders:
+            self._begin_records(description, state)
+
+    def _begin_records(self, description: dict[str, Any], state: State) -> None:
         """Record the configuration of a run, its plan, and its metrics files."""
-        if not self.run.recorders:
-            return
         entries = {name: one.run_entries() for name, one in self._loggers().items()}
         record = {
             **description,
@@ -232,7 +239,7 @@ class Saving:
         self.session.check_override()
         if self.options.dry_run:
             return path
-        processes = self.options.processes
+        processes = Processes.current()
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))

@@ -4,16 +4,17 @@ import pytest
 
 from composable.comparison.budget import (
     Estimates,
+    Rung,
     Size,
     elapsed_seconds,
     equal_seconds,
     fit_budget,
     full_size,
+    halving,
     parse_budget,
     short_trials,
 )
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-from composable.comparison.tuning import Rung
 
 DURATIONS = ("1ep", "2ep", "4ep")
 TRIED = {"plain": ({"lr": 1}, {"lr": 2}), "mixed": ({"lr": 1}, {"lr": 2})}
@@ -55,7 +56,7 @@ def test_short_trials_are_an_eighth_of_the_shortest_schedule(shortest, epoch_len
 
 
 def ran(arm, duration, outcome="finished"):
-    curve = (Evaluation(10, 1.0, 1.0, {}),)
+    curve = (Evaluation(10, {}),)
     trial = Trial(arm, {}, duration, 8, "tuning")
     return TrialResult(trial, outcome, 10, Seconds(0.5, 0.25, 2.0, 0.1), curve)
 
@@ -99,6 +100,10 @@ def test_small_changes_of_the_cost_leave_the_duration_as_it_is():
     assert len({equal_seconds("1000ba", rate, None) for rate in (1.95, 2.0, 2.05)}) == 1
 
 
+def test_trials_start_in_their_order_as_soon_as_a_worker_is_free():
+    assert elapsed_seconds([3.0, 1.0, 1.0, 2.0], 2) == 4.0
+
+
 # --- how much fits ---
 
 
@@ -135,3 +140,17 @@ def test_of_a_budget_that_is_too_short_the_smallest_size_with_a_verdict_is_left(
 def test_what_is_not_there_cannot_be_reduced():
     size = fit_budget(full_size(1, 2, ("1ep",), 1), ("1ep",), seconds, 2)
     assert (size.configurations, size.seeds, size.schedules) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "rounds"),
+    [
+        (1, []),
+        (2, [("4ep", 2)]),
+        (3, [("2ep", 3), ("4ep", 2)]),
+        (9, [("1ep", 9), ("2ep", 5), ("4ep", 3)]),
+        (100, [("1ep", 100), ("2ep", 50), ("4ep", 25)]),
+    ],
+)
+def test_halving_ends_with_the_longest_schedule(count, rounds):
+    assert [(one.duration, one.count) for one in halving(count, ["1ep", "2ep", "4ep"])] == rounds

@@ -1,7 +1,6 @@
 """Comparisons from beginning to end, with worker processes and very small models."""
 
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -17,12 +16,12 @@ import pytest
 
 import composable
 from composable.algorithms import LabelSmoothing
+from composable.cli import main
 from composable.comparison import Comparison, Study, Verdict
 from composable.comparison.budget import BudgetError
 from composable.comparison.building import BuildError
 from composable.comparison.compare import NothingToCompareError, check_results, equal_arms
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-from composable.comparison.stages import Trained
 from tests.comparison.small import build, descend, design
 from tests.support.signals import set_signals
 
@@ -35,7 +34,6 @@ SMALL = {
     "workers": 1,
     "progress_bar": False,
 }
-FILES = {"study.json"}
 
 
 def reported(study, arm):
@@ -46,12 +44,34 @@ def reported(study, arm):
     ]
 
 
-def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(tmp_path, capsys):
+@pytest.fixture
+def unsaved(monkeypatch):
+    """Write no plots, which take longer than training here."""
+    monkeypatch.setattr(Comparison, "save", lambda self, folder: folder)
+
+
+def compare(function, arms, folder, **options):
+    """Compare in a thread, by given costs."""
+    names = ["baseline", *arms]
+    with ThreadPoolExecutor(1) as executor:
+        return composable.compare(
+            function,
+            arms,
+            folder=folder,
+            executor=executor,
+            cost=dict.fromkeys(names, 1.0),
+            **{**SMALL, **options},
+        )
+
+
+def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(
+    tmp_path, capsys, unsaved
+):
     folder = tmp_path / "compared"
     own = {"durations": {"baseline": ["1ep", "2ep"], "smoothing": ["1ep", "3ep"]}}
-    arguments = {**SMALL, **own, "tune": {"lr": [0.01, 0.1]}, "tuning_seeds": 1, "folder": folder}
+    options = {**own, "tune": {"lr": [0.01, 0.1]}, "tuning_seeds": 1}
     arms = {"smoothing": [LabelSmoothing(0.1)]}
-    first = composable.compare(build, arms, **arguments)
+    first = compare(build, arms, folder, **options)
     study = first.study
     assert isinstance(first, Comparison)
     assert isinstance(study, Study)
@@ -62,39 +82,35 @@ def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(tmp_p
     assert study.protocol.durations == ("1ep", "2ep")
     assert study.protocol.own_durations == {"smoothing": ("1ep", "3ep")}
     assert {one.outcome for one in study.results} == {"finished"}
-    assert [(one.arm, one.duration) for one in study.costs] == [
-        ("baseline", "12ep"),
-        ("smoothing", "12ep"),
-    ]
     assert study.protocol.chosen["smoothing"]["lr"] in (0.01, 0.1)
-    assert {path.name for path in folder.iterdir()} >= FILES
     printed = capsys.readouterr().out
     assert first.table() in printed
     assert str(folder) in printed
     stored = {path: path.stat().st_mtime_ns for path in (folder / "trials").iterdir()}
 
-    fewer = {**arguments, "seeds": 1}
-    second = composable.compare(build, arms, **fewer)  # starts no process
+    second = compare(build, arms, folder, **options, seeds=1)
     assert {path: path.stat().st_mtime_ns for path in stored} == stored
     assert all(one in study.results for one in second.study.results)
     assert reported(second.study, "smoothing") == [("1ep", 0), ("3ep", 0)]
-    assert second.study.costs == study.costs
     assert Comparison.load(folder).study == second.study
 
 
-def test_an_arm_whose_runs_fail_does_not_end_the_comparison(tmp_path):
+def test_an_arm_whose_runs_fail_does_not_end_the_comparison(tmp_path, unsaved):
     def failing(algorithms, seed):
         if algorithms == [LabelSmoothing(0.9)]:
             raise RuntimeError("no such smoothing")
         return build(algorithms, seed)
 
     arms = {"good": [LabelSmoothing(0.1)], "bad": [LabelSmoothing(0.9)]}
-    options = {**SMALL, "durations": ["3ba"], "repeat_baseline": False}
-    comparison = composable.compare(failing, arms, folder=tmp_path, **options)
+    comparison = compare(failing, arms, tmp_path, durations=["3ba"], repeat_baseline=False)
     bad = [one for one in comparison.study.results if one.trial.arm == "bad"]
     assert {(one.outcome, one.error) for one in bad} == {
         ("failed", "RuntimeError: no such smoothing")
     }
+
+
+def study_of(results):
+    return Study(design().protocol, tuple(results), ())
 
 
 def result(arm, outcome, error=None):
@@ -122,7 +138,7 @@ def result(arm, outcome, error=None):
 )
 def test_without_a_result_to_compare_the_reason_is_an_error(results, message):
     with pytest.raises(NothingToCompareError, match=re.escape(message)):
-        check_results(design(), Trained(tuple(results), {}, {}, (), ()))
+        check_results(study_of(results), "build")
 
 
 def runs_of(arm, losses):
@@ -131,7 +147,7 @@ def runs_of(arm, losses):
         attrs.evolve(
             result(arm, "finished"),
             trial=Trial(arm, {}, "4ep", seed, "reporting"),
-            curve=(Evaluation(40, 1.0, 1.0, {"test/accuracy": 0.5, "test/loss": loss}),),
+            curve=(Evaluation(40, {"test/accuracy": 0.5, "test/loss": loss}),),
         )
         for seed, loss in enumerate(losses)
     ]
@@ -140,20 +156,20 @@ def runs_of(arm, losses):
 def test_runs_that_do_not_depend_on_the_seed_are_an_error():
     runs = [*runs_of("baseline", [0.4, 0.3]), *runs_of("other", [0.5, 0.5])]
     with pytest.raises(BuildError, match=r"arm 'other' have the same results for the seeds 0, 1"):
-        check_results(design(), Trained(tuple(runs), {}, {}, (0, 1), ()))
+        check_results(study_of(runs), "build")
 
 
 def test_runs_with_equal_results_of_some_metrics_may_be_compared():
     runs = [*runs_of("baseline", [0.4, 0.3]), *runs_of("other", [0.5])]
-    check_results(design(), Trained(tuple(runs), {}, {}, (0, 1), ()))
+    check_results(study_of(runs), "build")
 
 
 def test_an_arm_without_an_effect_is_noted():
     runs = [*runs_of("baseline", [0.4, 0.3]), *runs_of("other", [0.4, 0.3])]
-    (note,) = equal_arms(design(), runs)
+    (note,) = equal_arms(study_of(runs))
     assert note.startswith("Arm 'other' has the same results as 'baseline'")
-    assert equal_arms(design(), [*runs[:3], *runs_of("other", [0.4, 0.2])]) == []
-    assert equal_arms(design(), runs[:1]) == []
+    assert equal_arms(study_of([*runs[:3], *runs_of("other", [0.4, 0.2])])) == []
+    assert equal_arms(study_of(runs[:1])) == []
 
 
 def test_an_algorithm_that_cannot_be_sent_is_found_before_training(tmp_path, monkeypatch):
@@ -203,7 +219,7 @@ def compare_loop(folder, **changes):
         return composable.compare(folder=folder, executor=executor, **{**given, **changes})
 
 
-def test_a_loop_is_compared_by_given_costs_in_an_executor(tmp_path):
+def test_a_loop_is_compared_by_given_costs_in_an_executor(tmp_path, unsaved):
     durations = {"baseline": ["10ba", "20ba", "40ba"], "fast": ["5ba", "10ba", "20ba"]}
     comparison = compare_loop(tmp_path, durations=durations)
     study = comparison.study
@@ -221,12 +237,12 @@ def test_given_costs_are_those_of_all_arms(tmp_path, cost):
         compare_loop(tmp_path, cost=cost)
 
 
-def test_an_arm_whose_results_do_not_overlap_gets_the_schedule_that_the_analysis_names(tmp_path):
+def test_an_arm_whose_results_do_not_overlap_gets_the_schedule_that_is_named(tmp_path, unsaved):
     far = {"baseline": ["10ba", "20ba"], "fast": ["20ba", "40ba"]}
     once = compare_loop(tmp_path, durations=far)
     assert once.analysis.needed
     extended = compare_loop(tmp_path, durations=far, extend=True)
-    added = set(extended.study.protocol.durations_of("fast")) - {"20ba", "40ba"}
+    added = set(extended.study.protocol.schedules["fast"]) - {"20ba", "40ba"}
     assert once.analysis.needed["fast"] in added
     assert extended.analysis["fast"].covered > once.analysis["fast"].covered
     assert any("was added" in note for note in extended.study.protocol.notes)
@@ -264,7 +280,7 @@ def command(script, *options):
     return [sys.executable, "-m", "composable", "compare", str(script), *OPTIONS, *options]
 
 
-def test_the_command_resumes_after_an_interrupt(tmp_path):
+def test_the_command_resumes_after_an_interrupt_and_repeats_nothing(tmp_path, monkeypatch, capsys):
     script, folder = tmp_path / "points.py", tmp_path / "comparisons" / "points"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -288,14 +304,27 @@ def test_the_command_resumes_after_an_interrupt(tmp_path):
     kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("trials/*.json")}
     assert 2 <= len(kept) < 8
 
-    resumed = subprocess.run(
-        command(script, "--no-repeat"), capture_output=True, timeout=300, check=False, **options
-    )
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    after = {path.name: path.stat().st_mtime_ns for path in folder.glob("trials/*.json")}
-    assert len(after) == 8
+    def run(*options):
+        """Run the command in this process."""
+        monkeypatch.delitem(sys.modules, "points", raising=False)
+        return main(command(script, *options)[3:])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    assert run("--no-repeat") == 0
+    after = {path.name: path.stat().st_mtime_ns for path in folder.glob("*/*.json")}
+    assert len(list(folder.glob("trials/*.json"))) == 8
     assert {name: after[name] for name in kept} == kept
-    assert "smoothing" in resumed.stdout
-    study = json.loads((folder / "study.json").read_text())
-    assert len(study["results"]) == 8
-    assert study["protocol"]["command"].startswith(f"composable compare {script} --metric")
+    assert "smoothing" in capsys.readouterr().out
+    study = Comparison.load(folder).study
+    assert len(study.results) == 8
+    assert study.protocol.command.startswith(f"composable compare {script} --metric")
+    assert [(one.arm, one.duration) for one in study.costs] == [
+        ("baseline", "12ep"),
+        ("smoothing", "12ep"),
+    ]
+
+    assert run("--no-repeat", "--seeds", "1") == 0  # starts no process
+    again = {path.name: path.stat().st_mtime_ns for path in folder.glob("*/*.json")}
+    assert again == after
+    assert Comparison.load(folder).study.costs == study.costs

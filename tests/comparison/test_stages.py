@@ -11,10 +11,10 @@ import pytest
 from composable.algorithms import LabelSmoothing
 from composable.comparison import stages
 from composable.comparison.budget import BudgetError
-from composable.comparison.cache import Cache, DamagedCacheWarning
 from composable.comparison.cost import Block
-from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-from composable.comparison.stages import Trained, extend, measure_costs, train, whole_seeds
+from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
+from composable.comparison.stages import extend, measure_costs, train, whole_seeds
+from composable.comparison.study_file import Cache, DamagedCacheWarning
 from composable.core.time import Time
 from tests.comparison.small import BATCHES, design
 
@@ -58,7 +58,7 @@ class Machine:
         seconds = batches * self.cost.get(trial.arm, 1.0)
         value = 1.0 - abs(trial.settings.get("lr", 0.1) - 0.1)
         metrics = {"test/accuracy": 0.5, "validation/accuracy": value}
-        curve = (Evaluation(batches, 1.0, seconds, metrics),)
+        curve = (Evaluation(batches, metrics),)
         return TrialResult(trial, "finished", batches, Seconds(0, 0, seconds, 0), curve)
 
     def of(self, purpose):
@@ -70,15 +70,16 @@ def test_without_tuning_only_the_reported_runs_are_trained(clock):
     trained = train(design(seeds=3), machine)
     assert machine.of("tuning") == []
     assert len(machine.of("reporting")) == 3 * 3 * 3
-    assert (trained.seeds, trained.notes) == ((0, 1, 2), ())
+    assert trained.protocol.seeds == (0, 1, 2)
+    assert len(trained.protocol.notes) == 1
     first = {(one.arm, one.seed) for one in machine.trials[:9]}  # seed by seed
-    assert first == {("baseline", 0), ("other", 0), ("baseline (repeated)", 1000)}
+    assert first == {("baseline", 0), ("other", 0), ("baseline (repeated)", 2000)}
 
 
 def test_every_arm_is_tuned_and_reported_on_its_own_seeds(clock):
     made, machine = design(tune=RATES, seeds=3), Machine(clock)
     trained = train(made, machine)
-    assert set(map(str, trained.settings.values())) == {"{'lr': 0.1}"}
+    assert set(map(str, trained.protocol.chosen.values())) == {"{'lr': 0.1}"}
     full = [one for one in machine.of("tuning") if one.duration == "4ep"]
     assert [sum(one.arm == arm for one in full) for arm in made.arms] == [8, 8, 8]
     assert len(machine.of("tuning")) == 24 + 3  # with the short trials, which are not reported
@@ -112,7 +113,7 @@ def test_all_arms_are_tuned_for_the_same_seconds(clock, durations, rate):
 def test_a_budget_that_suffices_changes_nothing(clock):
     made, free, limited = design(tune=RATES, seeds=3), Machine(clock), Machine(clock)
     train(made, free)
-    assert train(made, limited, clock[0] + 10_000).notes == ()
+    assert train(made, limited, clock[0] + 10_000).protocol.notes == made.protocol.notes
     assert limited.trials[1:] == free.trials  # after a warm-up
 
 
@@ -121,9 +122,9 @@ def test_a_smaller_budget_is_kept_and_what_is_left_out_is_said(clock, budget):
     machine = Machine(clock)
     trained = train(design(tune=RATES, seeds=5), machine, budget)
     assert clock[0] <= budget
-    assert len(trained.seeds) >= 3
-    assert all(len(kept) >= 2 for kept in trained.schedules.values())
-    (note,) = trained.notes
+    assert len(trained.protocol.seeds) >= 3
+    assert all(len(kept) >= 2 for kept in trained.protocol.schedules.values())
+    (note,) = trained.protocol.notes
     assert re.match(r"The budget allows \d of 4 configurations .* seeds and \d of 3 sch", note)
 
 
@@ -161,16 +162,16 @@ def test_tuning_leaves_the_time_of_the_reported_runs(clock):
     machine.result = slower
     trained = train(design(tune=RATES, seeds=5), machine, 2500)
     assert clock[0] <= 2500
-    assert len(trained.seeds) >= 3
-    assert any("Tuning was cut short" in note for note in trained.notes)
+    assert len(trained.protocol.seeds) >= 3
+    assert any("Tuning was cut short" in note for note in trained.protocol.notes)
 
 
 def test_a_budget_that_ends_early_reports_whole_seeds(clock):
     machine = Machine(clock, late=60)
     trained = train(design(seeds=5), machine, 1600)
     assert clock[0] <= 1600
-    assert len(trained.seeds) == 1
-    assert "reported runs not run: 1 of 5 seeds are complete" in trained.notes[-1]
+    assert len(trained.protocol.seeds) == 1
+    assert "reported runs not run: 1 of 5 seeds are complete" in trained.protocol.notes[-1]
     assert len([one for one in trained.results if one.trial.purpose == "reporting"]) == 9
 
 
@@ -201,17 +202,22 @@ def test_a_needed_schedule_is_trained_with_the_settings_and_seeds_that_were_repo
         ("other", "8ep", seed) for seed in (0, 1, 2)
     ]
     assert {one.settings["lr"] for one in added} == {0.1}
-    assert extended.schedules["other"] == ("1ep", "2ep", "4ep", "8ep")
+    assert extended.protocol.schedules["other"] == ("1ep", "2ep", "4ep", "8ep")
     assert extended.results[: len(trained.results)] == trained.results
-    assert extended.notes[-1] == "other: the schedule 8ep was added, which the analysis names."
+    assert (
+        extended.protocol.notes[-1]
+        == "other: the schedule 8ep was added, which the analysis names."
+    )
 
 
 def test_a_schedule_for_which_no_time_is_left_is_not_added(clock):
     made, machine = design(seeds=3), Machine(clock)
     trained = train(made, machine)
     extended = extend(made, machine, trained, {"other": "8ep"}, clock[0] + 100)
-    assert extended.schedules == trained.schedules
-    assert extended.notes[-1] == "The budget leaves no time for the schedule 8ep of 'other'."
+    assert extended.protocol.schedules == trained.protocol.schedules
+    assert (
+        extended.protocol.notes[-1] == "The budget leaves no time for the schedule 8ep of 'other'."
+    )
 
 
 # --- the costs of steps ---
@@ -239,19 +245,20 @@ def pool(tmp_path, monkeypatch):
 def trained(made, *, batches=40, failing=()):
     results = []
     for arm in made.arms:
-        for at, duration in enumerate(made.durations):
+        for at, duration in enumerate(made.protocol.durations):
             outcome = "failed" if (arm, duration) in failing else "finished"
             trial = Trial(arm, {}, duration, 0, "reporting")
             results.append(TrialResult(trial, outcome, batches * 2**at, Seconds(0, 0, 1, 0), ()))
-    return Trained(tuple(results), {arm: {} for arm in made.arms}, made.schedules, (0,), ())
+    protocol = attrs.evolve(made.protocol, chosen={arm: {} for arm in made.arms}, seeds=(0,))
+    return Study(protocol, tuple(results), ())
 
 
 def test_costs_are_measured_once_and_read_again(pool):
     made = design()
     first, notes = measure_costs(made, pool, trained(made))
     assert [one.arm for one in first] == ["baseline", "other"]
-    assert notes == ()
-    assert measure_costs(made, pool, trained(made)) == (first, ())
+    assert notes == []
+    assert measure_costs(made, pool, trained(made)) == (first, [])
     assert len(pool.measured) == 1
 
 
@@ -266,11 +273,12 @@ def test_stored_costs_have_the_present_names_of_the_arms(pool):
     assert [one.seconds for one in renamed] == [one.seconds for one in costs]
 
 
-def test_costs_of_another_machine_are_measured_again(pool, monkeypatch):
+def test_costs_of_another_machine_are_measured_again(pool):
     made = design()
-    measure_costs(made, pool, trained(made))
-    monkeypatch.setattr(stages, "_processor", lambda device: "another")
-    measure_costs(made, pool, trained(made))
+    study = trained(made)
+    measure_costs(made, pool, study)
+    protocol = attrs.evolve(study.protocol, versions={"device": "another"})
+    measure_costs(made, pool, attrs.evolve(study, protocol=protocol))
     assert len(pool.measured) == 2
 
 
@@ -281,19 +289,19 @@ def test_damaged_costs_are_measured_again_with_a_warning(pool, text):
     (path,) = (pool.cache.folder.parent / "costs").iterdir()
     path.write_text(text)
     with pytest.warns(DamagedCacheWarning, match="is damaged, and the costs of steps"):
-        assert measure_costs(made, pool, trained(made)) == (first, ())
+        assert measure_costs(made, pool, trained(made)) == (first, [])
 
 
 def test_an_arm_without_a_finished_run_has_no_cost(pool):
     made = design(arms={"good": [LabelSmoothing(0.1)], "bad": [LabelSmoothing(0.9)]})
-    failing = {("bad", duration) for duration in made.durations}
+    failing = {("bad", duration) for duration in made.protocol.durations}
     costs, _ = measure_costs(made, pool, trained(made, failing=failing))
     assert [one.arm for one in costs] == ["baseline", "good"]
 
 
 def test_without_a_finished_run_of_the_baseline_nothing_is_measured(pool):
     made = design()
-    failing = {("baseline", duration) for duration in made.durations}
+    failing = {("baseline", duration) for duration in made.protocol.durations}
     costs, notes = measure_costs(made, pool, trained(made, failing=failing))
     assert (costs, pool.measured) == ((), [])
     assert "no run of the baseline finished" in notes[0]

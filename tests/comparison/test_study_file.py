@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from composable.comparison.records import Evaluation, Study, TrialResult
+from composable.comparison.records import Evaluation, Seconds, Study, TrialResult
 from composable.comparison.study_file import (
     InvalidRecordError,
     decode,
@@ -74,12 +74,13 @@ def test_a_study_that_cannot_be_written_keeps_the_old_file(study, tmp_path):
 
 
 def test_numbers_that_are_not_finite_survive(study):
-    curve = (Evaluation(10, 1.0, math.inf, {"loss": math.nan, "low": -math.inf}),)
-    result = attrs.evolve(study.results[0], curve=curve)
+    curve = (Evaluation(10, {"loss": math.nan, "low": -math.inf}),)
+    seconds = Seconds(math.inf, 0.0, 0.0, 0.0)
+    result = attrs.evolve(study.results[0], curve=curve, seconds=seconds)
     text = format_study(attrs.evolve(study, results=(result,)))
     assert '"loss": "nan", "low": "-inf"' in text
+    assert parse_study(text).results[0].seconds.setup == math.inf
     (back,) = parse_study(text).results[0].curve
-    assert back.seconds == math.inf
     assert math.isnan(back.metrics["loss"])
     assert back.metrics["low"] == -math.inf
     older = text.replace('"nan"', '"NaN"').replace('"-inf"', '"-Infinity"')
@@ -88,13 +89,7 @@ def test_numbers_that_are_not_finite_survive(study):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"betas": (0.9, 0.99)},
-        {"betas": [0.9, (1, [2])]},
-        {"name": "NaN", "lr": math.inf},
-        {"nested": {"a": None, "b": True}},
-        {"empty": (), "none": None},
-    ],
+    [{"name": "NaN", "lr": math.inf}, {"a": None, "b": True, "c": 1, "d": 1.0}],
 )
 def test_settings_keep_their_types(study, settings):
     trial = attrs.evolve(study.results[0].trial, settings=settings)
@@ -128,13 +123,7 @@ def test_settings_keep_their_types(study, settings):
         (("results", 3, "trial", "arm"), "x", "arm 'x' must be one of ["),
         (("results", 3, "trial", "duration"), "9q", "duration='9q' must be a duration"),
         (("results", 3, "error"), 5, "5 must be of the type str @ study.results[3].error"),
-        (("results", 3, "curve", 0, "progress"), 1.5, "of progress from 0 to 1 @ study.results[3]"),
-        (
-            ("results", 3, "curve", 0, "progress"),
-            "NaN",
-            "of progress from 0 to 1 @ study.results[3]",
-        ),
-        (("results", 3, "curve", 0, "batch"), 999, "must be in order of batches, and"),
+        (("results", 3, "curve", 0, "batch"), 999, "must be in order of batches @ study.results"),
         (
             ("results", 3, "curve", 0, "metrics", "test/accuracy"),
             None,
@@ -143,7 +132,7 @@ def test_settings_keep_their_types(study, settings):
         (
             ("results", 3, "trial", "settings", "lr"),
             {"$odd": 1},
-            "has an unknown key that begins with '$' @",
+            "must be null, true, false, a number or a string @",
         ),
         (("results", 3, "more"), 1, "TrialResult: more @ study.results[3]"),
         (("results", 3, "seconds"), ..., "the field 'seconds' is missing @ study.results[3]"),
@@ -173,7 +162,7 @@ def test_a_wrong_field_is_named_by_its_path(study, path, value, message):
 def test_a_missing_field_with_a_default_has_the_default(study):
     assert parse_study(changed(study, ("protocol", "notes"), ...)).protocol.notes == ()
     older = parse_study(changed(study, ("protocol", "own_durations"), ...)).protocol
-    assert older.durations_of("MuonClip") == older.durations
+    assert older.schedules["MuonClip"] == older.durations
 
 
 @pytest.mark.parametrize(
@@ -207,4 +196,5 @@ def test_a_study_without_trials_survives(study):
 def test_studies_of_earlier_releases_stay_readable():
     text = (Path(__file__).parents[2] / "docs/evidence/digits/study.json").read_text()
     assert '"together"' in text
+    assert '"progress"' in text
     assert parse_study(text).results

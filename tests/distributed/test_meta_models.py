@@ -30,7 +30,7 @@ def test_initial_weights_are_the_same_on_any_number_of_processes():
 
 
 FAULTS = {
-    ("scaled", "parts"): "nothing sets '1.scale', '1.offsets': define reset_parameters in Scaled",
+    ("scaled", "parts"): "nothing sets 1.scale, 1.offsets: define reset_parameters in Scaled",
     ("Network", "too late"): "initialize changed last.weight when it was called for Block",
 }
 
