@@ -380,7 +380,7 @@ class TrainerOptions:
         )
         return engine
 
-    def setup(self, plan: Plan, *, resumes: bool) -> "Setup":
+    def setup(self, plan: Plan, *, resumes: bool, load: Callable[[State], None] | None) -> "Setup":
         """Return what the engine is prepared for."""
         from composable.engines.protocol import Setup  # on use
 
@@ -392,6 +392,7 @@ class TrainerOptions:
             algorithms=plan.algorithms,
             compile=self.compile,
             resumes=resumes,
+            load=load,
             fits_memory=self.microbatch_size == "auto",
             batch_size=size,
             grad_accum=(self.grad_accum or 1) * self.accumulate_batches,
