@@ -4,6 +4,7 @@
     python benchmarks/evidence.py digits              # methods alone, six of them together
     python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py mnist               # a convolutional network and its parts
+    python benchmarks/evidence.py contrastive         # two encoders: the loss of a whole batch
     python benchmarks/evidence.py --list
 
 Each writes its study, table and plot to comparisons/<name>, or to --folder; with --store, what the
@@ -38,7 +39,6 @@ from composable.algorithms import (
     GyroDropout,
     LabelSmoothing,
     LayerFreezing,
-    MixUp,
     ProgressiveResizing,
     RandAugment,
     Rotary,
@@ -197,7 +197,7 @@ def vision() -> dict[str, Any]:
 
 
 def mnist() -> dict[str, Any]:
-    """Compare a convolutional network to four parts, each alone and without each, and to others."""
+    """Compare a convolutional network to four parts, together, each alone and without each."""
     import mnist as example
 
     parts = {
@@ -205,7 +205,6 @@ def mnist() -> dict[str, Any]:
         "LabelSmoothing": LabelSmoothing(0.2),
         "WhitenedFirstLayer": WhitenedFirstLayer(example.sample),
     }
-    others = [MixUp(), EMA(half_life="20ba"), BlurPool(), ProgressiveResizing(), FixRes()]
     adamw, muon = {"lr": [5e-3, 1e-2, 2e-2]}, {"lr": [12e-3, 24e-3, 48e-3]}
     without = {
         f"without {name}": partial(with_muon, [one for key, one in parts.items() if key != name])
@@ -220,17 +219,37 @@ def mnist() -> dict[str, Any]:
             "all four": partial(with_muon, list(parts.values())),
             **without,
             "without Muon": list(parts.values()),
-            **named(others),
         },
         "metric": "test/accuracy",
         "tuning_metric": "validation/accuracy",
-        "durations": ["1ep", "2ep", "4ep"],
+        "durations": ["1ep", "4ep"],
         "tune": {
-            **dict.fromkeys(["baseline", *parts, "without Muon", *named(others)], adamw | shifts),
+            **dict.fromkeys(["baseline", *parts, "without Muon"], adamw | shifts),
             **dict.fromkeys(["Muon", "all four", *without], muon | shifts),
         },
         "seeds": 50,
         "tuning_seeds": 3,
+    }
+
+
+def contrastive() -> dict[str, Any]:
+    """Compare two encoders to themselves with the loss of a batch eight times as large."""
+    import contrastive as example
+
+    rates = [3e-3, 1e-2]
+    return {
+        "build": example.build,
+        "arms": example.arms,
+        "metric": "test/reciprocal_rank",
+        "tuning_metric": "validation/reciprocal_rank",
+        "mode": "max",
+        "durations": ["4ep", "8ep", "16ep"],
+        "tune": {
+            "baseline": {"lr": rates, "batch_size": [example.MEMORY]},
+            "WholeLoss": {"lr": rates, "batch_size": [8 * example.MEMORY]},
+        },
+        "seeds": 4,
+        "tuning_seeds": 1,
     }
 
 
@@ -244,6 +263,7 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "digits": digits,
     "vision": vision,
     "mnist": mnist,
+    "contrastive": contrastive,
 }
 
 

@@ -33,8 +33,9 @@ from composable.runs.environment import hash_file
 from composable.runs.recorder import RunRecorder, StepObserver
 from composable.runs.records import Steps, format_hex
 from composable.trainer.arguments import check_seed
-from composable.trainer.options import TrainerOptions, overridden_runs
+from composable.trainer.options import TrainerOptions
 from composable.trainer.run import Run
+from composable.trainer.session import overridden_runs
 
 __all__ = ["Replay", "ReplayError", "Report", "replay", "replay_script"]
 

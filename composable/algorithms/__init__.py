@@ -45,5 +45,6 @@ if TYPE_CHECKING:
         WeightStandardization as WeightStandardization,
     )
     from composable.algorithms.whitened_first_layer import WhitenedFirstLayer as WhitenedFirstLayer
+    from composable.algorithms.whole_loss import WholeLoss as WholeLoss
 else:
     export_lazily(__name__)

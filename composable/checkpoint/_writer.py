@@ -30,16 +30,16 @@ from composable.checkpoint.manifest import (
     STATE,
     TENSORS,
     FileRecord,
+    as_target,
     check_info,
     dump_manifest,
 )
 from composable.checkpoint.shards import TensorShard, as_whole
-from composable.functional._checks import as_path, check_flag, check_tensors
+from composable.functional._checks import check_flag, check_tensors
 
 __all__ = [
     "Request",
     "as_request",
-    "as_target",
     "dump_state",
     "finish",
     "staging",
@@ -81,14 +81,6 @@ def as_request(
                 "pack()."
             )
     return Request(target, tensors, state, overwrite, entries)
-
-
-def as_target(name: str, folder: str | os.PathLike[str]) -> Path:
-    """Return the path of a checkpoint, absolute."""
-    path = as_path(name, folder).absolute()
-    if not path.name or path.name == "..":
-        raise ValueError(f"{name}={str(folder)!r} must end with the name of the checkpoint.")
-    return path
 
 
 def dump_state(data: JSON) -> bytes:

@@ -8,8 +8,8 @@ import torch
 from composable.checkpoint._reader import check_json, check_sizes, reading
 from composable.checkpoint._regions import fetcher, read_headers, read_regions
 from composable.checkpoint._safetensors import write_tensors
-from composable.checkpoint._writer import Request, as_target, write_whole
-from composable.checkpoint.manifest import STATE
+from composable.checkpoint._writer import Request, write_whole
+from composable.checkpoint.manifest import STATE, as_target
 from composable.functional._checks import check_flag
 
 __all__ = ["consolidate"]
@@ -48,7 +48,7 @@ def consolidate(
         state = bytes(check_json(inputs, STATE))
         headers = read_headers(inputs)
         read_regions(inputs, headers, {}, everything=True)
-        fetch = fetcher(inputs, headers)
+        fetch = fetcher(inputs.files, headers)
         tensors = {
             name: torch.empty(stored.shape, dtype=stored.dtype, device="meta")
             for name, stored in headers.tensors.items()

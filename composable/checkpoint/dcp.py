@@ -19,7 +19,7 @@ from composable.checkpoint._dcp_metadata import METADATA, Entry, Piece, parse_me
 from composable.checkpoint._reader import check_json, check_sizes, reading
 from composable.checkpoint._regions import fetcher, read_headers, read_regions
 from composable.checkpoint._safetensors import fill, write_tensors
-from composable.checkpoint._writer import Request, as_target, dump_state, writable, write_whole
+from composable.checkpoint._writer import Request, dump_state, writable, write_whole
 from composable.checkpoint.errors import (
     CheckpointExistsError,
     DamagedCheckpointError,
@@ -28,7 +28,7 @@ from composable.checkpoint.errors import (
     UnsavableError,
 )
 from composable.checkpoint.layout import Region
-from composable.checkpoint.manifest import MAX_STATE, STATE, check_info
+from composable.checkpoint.manifest import MAX_STATE, STATE, as_target, check_info
 from composable.checkpoint.tree import pack
 from composable.checkpoint.weights import as_patterns, load_plain, matches, read_weights
 from composable.core._paths import open_regular

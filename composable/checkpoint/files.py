@@ -17,9 +17,9 @@ from composable.checkpoint._json import JSON
 from composable.checkpoint._reader import candidates, check_sizes, holds_files_of_one, reading
 from composable.checkpoint._regions import check_all
 from composable.checkpoint._together import write_together
-from composable.checkpoint._writer import Request, as_request, as_target, write_alone
+from composable.checkpoint._writer import Request, as_request, write_alone
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
-from composable.checkpoint.manifest import Manifest
+from composable.checkpoint.manifest import Manifest, as_target
 from composable.checkpoint.shards import TensorShard
 from composable.distributed.processes import Processes
 from composable.functional._checks import as_path, check_device, check_flag

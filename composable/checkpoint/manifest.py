@@ -1,10 +1,13 @@
 """The manifest of a checkpoint: versions, and the size and hash of each file."""
 
+import json
+import os
 import re
 import sys
 import time
 from collections.abc import Mapping
 from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType
 
 import attrs
@@ -14,6 +17,7 @@ from composable.checkpoint import _json
 from composable.checkpoint._json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
 from composable.core._printable import shorten
+from composable.functional._checks import as_path
 
 __all__ = [
     "FILES",
@@ -27,6 +31,7 @@ __all__ = [
     "TENSORS",
     "FileRecord",
     "Manifest",
+    "as_target",
     "check_info",
     "dump_manifest",
     "is_part",
@@ -94,6 +99,14 @@ def tensor_file(number: int, count: int) -> str:
     return f"tensors-{number:05d}-of-{count:05d}.safetensors"
 
 
+def as_target(name: str, folder: str | os.PathLike[str]) -> Path:
+    """Return the path of a checkpoint, absolute."""
+    path = as_path(name, folder).absolute()
+    if not path.name or path.name == "..":
+        raise ValueError(f"{name}={str(folder)!r} must end with the name of the checkpoint.")
+    return path
+
+
 def is_part(name: str) -> bool:
     """Return whether a checkpoint may have a file of this name."""
     return name in FILES or name == LAYOUT or _TENSOR_FILE.fullmatch(name) is not None
@@ -118,8 +131,8 @@ def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> byte
     }
     try:
         raw = _seal(body)
-        same = _json.load(raw, "info")["info"] == info
-    except (TypeError, ValueError, RecursionError, DamagedCheckpointError) as error:
+        same = json.loads(raw)["info"] == info
+    except (TypeError, ValueError, RecursionError) as error:
         raise UnsavableError(f"info is not JSON: {error}.") from None
     if not same or len(raw) > MAX_MANIFEST:
         raise UnsavableError(f"info is not JSON, or has more than {MAX_MANIFEST} bytes.")

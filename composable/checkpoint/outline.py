@@ -6,8 +6,8 @@ import torch
 
 from composable.checkpoint._reader import check_sizes, check_state, reading
 from composable.checkpoint._regions import hash_files, read_headers
-from composable.checkpoint._writer import as_target
 from composable.checkpoint.files import Contents
+from composable.checkpoint.manifest import as_target
 from composable.distributed.processes import Processes
 
 __all__ = ["read_outline"]

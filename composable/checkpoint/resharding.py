@@ -10,10 +10,10 @@ from torch import nn
 
 from composable.checkpoint._reader import check_sizes, check_state, reading
 from composable.checkpoint._regions import read_headers, read_regions
-from composable.checkpoint._writer import as_target
 from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.files import Contents
 from composable.checkpoint.layout import Region, Stored
+from composable.checkpoint.manifest import as_target
 from composable.checkpoint.shards import is_dtensor, like_dtensor, region_of
 from composable.functional._checks import check_device, check_flag
 

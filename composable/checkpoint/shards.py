@@ -141,6 +141,8 @@ def as_whole(name: str, tensor: Tensor | TensorShard) -> Tensor:
     Raises:
         UnsavableError: It has only a part.
     """
+    if isinstance(tensor, Tensor) and not is_dtensor(tensor):
+        return tensor
     shard = as_shard(name, tensor)
     if shard is None or shard.region != Region.whole(shard.shape):
         raise UnsavableError(

@@ -21,8 +21,9 @@ from composable.data.permutation import permute
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.replay import DryRunOptions
-from composable.trainer.options import TrainerOptions, overridden_runs
+from composable.trainer.options import TrainerOptions
 from composable.trainer.ownership import sharing_models
+from composable.trainer.session import overridden_runs
 from composable.trainer.trainer import Trainer
 from composable.utils.reproducibility import preserve_rng, seed_all
 
@@ -66,7 +67,7 @@ class TrialOptions(DryRunOptions):
         if max_duration is not None:
             changes["max_duration"] = max_duration
         if split_evaluation:
-            changes["eval_dataloader"] = split_evaluators(options.evaluators())
+            changes["eval_dataloader"] = split_evaluators(options.evaluators)
         return cls.of(options, **changes)
 
 
@@ -156,7 +157,7 @@ def _check_built(trainer: Trainer, passed: Mapping[str, Any], duration: str) -> 
             "the comparison.",
         ),
         (
-            all(one.eval_interval is None for one in options.evaluators()),
+            all(one.eval_interval is None for one in options.evaluators),
             "returned a Trainer that never evaluates; pass eval_dataloader=..., and an "
             "eval_interval other than None.",
         ),

@@ -119,7 +119,7 @@ def plan(  # noqa: PLR0913 (the arguments of `compare`)
     if build is not None:
         arguments = first.arguments(tried[first.name][0])
         trainer = inspect_build(build, arguments, own, split_evaluation=split)
-        evaluators, epoch_length = trainer._options.evaluators(), trainer.state.epoch_length
+        evaluators, epoch_length = trainer._options.evaluators, trainer.state.epoch_length
         device = str(trainer.state.device)
         own = own or default_durations(trainer.state.max_duration)
     elif split or own is None:

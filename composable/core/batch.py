@@ -205,7 +205,7 @@ def _split(tree: Any, sizes: list[int], place: str) -> list[Any]:
                 "row per example, or train without grad_accum and microbatch_size."
             )
         return list(torch.split(tree, sizes))
-    if _is_column(tree, count):
+    if is_column(tree, count):
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [type(tree)(tree[start : start + n]) for start, n in zip(starts, sizes, strict=True)]
     children = children_of(tree)
@@ -252,7 +252,7 @@ def select_examples(batch: Any, indices: Tensor, count: int) -> Any:
 def _select(batch: Any, indices: Tensor, count: int) -> Any:
     if isinstance(batch, Tensor):
         return batch[indices] if batch.ndim and batch.shape[0] == count else batch
-    if _is_column(batch, count):
+    if is_column(batch, count):
         return type(batch)(batch[i] for i in indices.tolist())
     children = children_of(batch)
     if not children:
@@ -263,7 +263,7 @@ def _select(batch: Any, indices: Tensor, count: int) -> Any:
     return rebuild(batch, new)
 
 
-def _is_column(tree: Any, count: int) -> bool:
+def is_column(tree: Any, count: int) -> bool:
     """Return whether it is a list of plain values, or a tuple of strings, one per example."""
     if not (isinstance(tree, list) or type(tree) is tuple) or len(tree) != count:
         return False

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from composable.functional.mixed import MixedTargets
 __all__ = [
     "CalledModel",
     "ModelCall",
+    "NamedOutputs",
     "batch_spec_of",
     "call_for_logits",
     "call_with_batch",
@@ -95,6 +97,19 @@ def call_for_logits(model: Any, batch: Any, spec: BatchSpec) -> Any:
         return logits_of(call_with_input(model, batch, spec))
     names = spec.target_names
     return logits_of(model(**{name: part for name, part in batch.items() if name not in names}))
+
+
+@attrs.frozen(eq=False)
+class NamedOutputs:
+    """A call of a model that returns some of its outputs."""
+
+    call: ModelCall
+    outputs: Callable[[Any], Any]
+    """Returns them, given all outputs."""
+
+    def __call__(self, model: Any, batch: Any, spec: BatchSpec) -> Any:
+        """Call the model, and return the named outputs."""
+        return self.outputs(self.call(model, batch, spec))
 
 
 def logits_of(outputs: Any) -> Any:

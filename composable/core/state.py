@@ -136,6 +136,9 @@ class State:
     """Requests a second forward and backward pass over this batch, at other weights: a function of
     the state after the first pass that returns these weights by parameter name. Set it at
     `BEFORE_TRAIN_BATCH`."""
+    whole_loss: bool = False
+    """Requests that the loss of a batch that is split be computed once, of the outputs for all of
+    its parts. Set it at `BEFORE_TRAIN_BATCH`."""
     lr_override: Callable[[Any], Any] | None = None
     """Overrides the learning rates of this step: a function of the learning rate of a parameter
     group. Set it at `BEFORE_OPTIMIZER_STEP`."""

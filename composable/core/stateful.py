@@ -1,10 +1,11 @@
 """Parts of a run that a checkpoint saves, and the types of what they save."""
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Protocol, get_type_hints, runtime_checkable
 
 import attrs
 from torch import Tensor
+from typing_extensions import TypedDict
 
 __all__ = [
     "ChecksState",
@@ -12,10 +13,13 @@ __all__ = [
     "Factor",
     "Kind",
     "Number",
+    "SavedFields",
     "Size",
     "Stateful",
+    "declared_state",
     "is_count",
     "is_number",
+    "saved",
 ]
 
 
@@ -23,7 +27,8 @@ class Stateful(Protocol):
     """A part of a run that a checkpoint saves, by the protocol of `torch.nn.Module`.
 
     The type that `state_dict` is declared to return, a `TypedDict`, is the structure with which a
-    checkpoint is compared before anything is changed.
+    checkpoint is compared before anything is changed. A part whose fields are its state derives
+    from `SavedFields`.
     """
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -31,6 +36,72 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any, /) -> None:
         """Restore what `state_dict` returned."""
+
+
+_SAVED = "type of the value in a checkpoint"
+
+
+def saved(kind: Any, **arguments: Any) -> Any:
+    """Declare a field of an attrs class that checkpoints save.
+
+    Args:
+        kind: The type of its value in a checkpoint.
+        arguments: Those of `attrs.field`.
+    """
+    return attrs.field(metadata={_SAVED: kind}, **arguments)
+
+
+class SavedFields:
+    """A part of which a checkpoint saves the fields that are declared by `saved`.
+
+    Their values are plain, or tensors of one number; a set is saved as a sorted list.
+
+    Example:
+        >>> @attrs.define
+        ... class Counter(SavedFields):
+        ...     step: float
+        ...     count: int = saved(Count, default=0)
+        >>> counter = Counter(0.5, 3)
+        >>> counter.state_dict()
+        {'count': 3}
+        >>> counter.load_state_dict({"count": 4})
+        >>> counter
+        Counter(step=0.5, count=4)
+    """
+
+    __slots__ = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values of the saved fields."""
+        return {name: _plain(getattr(self, own)) for name, own, _ in _saved(type(self))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name, field, _ in _saved(type(self)):
+            own, value = getattr(self, field), state[name]
+            copied = type(own)(value) if isinstance(own, (dict, list, set)) else value
+            setattr(self, field, copied)
+
+
+def _saved(part: type) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name in a checkpoint, the name, and the type of each saved field."""
+    for field in attrs.fields(part):
+        if _SAVED in field.metadata:
+            yield str(field.alias), field.name, field.metadata[_SAVED]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()
+    return sorted(value) if isinstance(value, set) else value
+
+
+def declared_state(part: type[Stateful]) -> Any:
+    """Return the type of what a part saves: that of its fields, or that of its `state_dict`."""
+    if issubclass(part, SavedFields):
+        kinds = {name: kind for name, _, kind in _saved(part)}
+        return TypedDict(part.__name__, kinds)  # type: ignore[operator]
+    return get_type_hints(part.state_dict, include_extras=True)["return"]
 
 
 @runtime_checkable

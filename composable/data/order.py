@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from composable.core._warnings import warn_user
 from composable.core.key import Key
@@ -14,14 +14,13 @@ from composable.data.fetching import (
     Parts,
     SeededIndex,
     fetch_in_process,
+    has_own_iteration,
     is_map_style,
     with_new_workers,
     with_seeded_fetch,
 )
 from composable.data.streams import (
     check_stream_state,
-    is_stateful_stream,
-    is_stream,
     read_stream_state,
     stateful_stream_batches,
     stream_batches,
@@ -105,7 +104,7 @@ def seeded_batches(
             worker it is.
 
     Example:
-        >>> from torch.utils.data import DataLoader
+        >>> from torch.utils.data import DataLoader, IterableDataset
         >>> from composable.data import seeded_batches
         >>> loader = DataLoader(range(6), batch_size=2, shuffle=True)
         >>> first = [batch.tolist() for batch in seeded_batches(loader, 17, epoch=0)]
@@ -144,7 +143,7 @@ def get_generator_states(dataloader: object) -> list[Tensor]:
     """Return the states of the loader's own generators: for a checkpoint.
 
     Example:
-        >>> from torch.utils.data import DataLoader
+        >>> from torch.utils.data import DataLoader, IterableDataset
         >>> from composable.data import get_generator_states, seeded_batches
         >>> own = torch.Generator().manual_seed(0)
         >>> loader = DataLoader(range(6), batch_size=2, shuffle=True, generator=own)
@@ -264,6 +263,22 @@ def _no_state(dataloader: object) -> str:
         f"loader_state requires a loader with load_state_dict, and {type(dataloader).__name__} "
         "has none: omit loader_state, or pass the loader that it was read from."
     )
+
+
+def is_stream(dataloader: object) -> bool:
+    """Return whether `dataloader` is a `DataLoader` of an iterable dataset."""
+    return (
+        isinstance(dataloader, DataLoader)
+        and isinstance(dataloader.dataset, IterableDataset)
+        and not has_own_iteration(dataloader)
+    )
+
+
+def is_stateful_stream(dataloader: Any) -> bool:
+    """Return whether `dataloader` is a `DataLoader` of an iterable dataset that has a state."""
+    if not is_stream(dataloader) or hasattr(dataloader, "state_dict"):
+        return False
+    return all(hasattr(dataloader.dataset, name) for name in ("state_dict", "load_state_dict"))
 
 
 def is_stateful(dataloader: object) -> bool:

@@ -18,15 +18,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from composable.core._warnings import warn_user
 from composable.core.batch import tensors_of
-from composable.data.fetching import SeededIndex, copy_loader, has_own_iteration
+from composable.data.fetching import SeededIndex, copy_loader
 from composable.data.worker_shard import WorkerShard
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
 __all__ = [
     "UnshardedStreamWarning",
     "check_stream_state",
-    "is_stateful_stream",
-    "is_stream",
     "read_stream_state",
     "stateful_stream_batches",
     "stream_batches",
@@ -35,22 +33,6 @@ __all__ = [
 
 class UnshardedStreamWarning(UserWarning):
     """Several worker processes read an iterable dataset that is not divided among them."""
-
-
-def is_stream(dataloader: object) -> bool:
-    """Return whether `dataloader` is a `DataLoader` of an iterable dataset."""
-    return (
-        isinstance(dataloader, DataLoader)
-        and isinstance(dataloader.dataset, IterableDataset)
-        and not has_own_iteration(dataloader)
-    )
-
-
-def is_stateful_stream(dataloader: Any) -> bool:
-    """Return whether `dataloader` is a `DataLoader` of an iterable dataset that has a state."""
-    if not is_stream(dataloader) or hasattr(dataloader, "state_dict"):
-        return False
-    return all(hasattr(dataloader.dataset, name) for name in ("state_dict", "load_state_dict"))
 
 
 def stream_batches(dataloader: DataLoader[Any]) -> Iterator[Any]:

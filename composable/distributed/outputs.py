@@ -35,9 +35,12 @@ def gather_outputs(
         return [output for _, output in own]
     sent = [_describe(number, output) for number, output in own]
     tensors = [tensor for _, output in own for tensor in tensors_of(output)]
+    device = next((tensor.device for tensor in tensors_of(template)), torch.device("cpu"))
     found: list[tuple[int, Any]] = []
     for rank, described in enumerate(processes.gather(sent)):
-        flat = _bytes_of(tensors) if rank == processes.rank else _room_for(described)
+        flat = (
+            _bytes_of(tensors, device) if rank == processes.rank else _room_for(described, device)
+        )
         dist.broadcast(flat, rank)
         if rank == processes.rank:
             found += own
@@ -105,9 +108,9 @@ def _with_values(tree: Any, values: Iterator[Any]) -> Any:
     return tree if same else rebuild(tree, new)
 
 
-def _bytes_of(tensors: Sequence[Tensor]) -> Tensor:
+def _bytes_of(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     flat = [one.detach().contiguous().reshape(-1).view(torch.uint8) for one in tensors]
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *flat])
+    return torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *flat])
 
 
 def _sizes(described: list[dict[str, Any]]) -> list[tuple[list[int], torch.dtype, int]]:
@@ -115,8 +118,9 @@ def _sizes(described: list[dict[str, Any]]) -> list[tuple[list[int], torch.dtype
     return [(s, d, torch.Size(s).numel() * d.itemsize) for s, d in kinds]
 
 
-def _room_for(described: list[dict[str, Any]]) -> Tensor:
-    return torch.empty(sum(size for *_, size in _sizes(described)), dtype=torch.uint8)
+def _room_for(described: list[dict[str, Any]], device: torch.device) -> Tensor:
+    size = sum(size for *_, size in _sizes(described))
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _parts(flat: Tensor, described: list[dict[str, Any]]) -> Iterator[Tensor]:

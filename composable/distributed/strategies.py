@@ -1,18 +1,20 @@
 """How a run uses several processes."""
 
 import os
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import attrs
 
 from composable.core.precision import Precision
 from composable.distributed.processes import Processes
-from composable.functional._checks import check_count, check_flag, check_one_of
+from composable.functional._checks import check_count, check_flag, check_one_of, check_range
 
 __all__ = ["DDP", "LOCAL", "OneProcess", "Strategy", "strategy_of"]
 
 LOCAL = "composable.engines.local.Local"
 """The engine of one process."""
+_OF_TORCH = ("bucket_cap_mb", "static_graph", "find_unused_parameters", "comm_hook")
 _DATA = ("auto", "global", "local")
 
 
@@ -22,12 +24,17 @@ class Strategy:
 
     shards: int | None = attrs.field(default=None)
     data: str = attrs.field(default="auto")
+    timeout: float | None = attrs.field(default=None, kw_only=True)
     engine: ClassVar[Any] = "composable.engines.ddp.Replicated"
     """The class that computes gradients and steps, or its name: see `composable.engines`."""
+    reduction: ClassVar[Any] = {}
+    """The options of the reduction of gradients over copies of the model."""
 
     def __attrs_post_init__(self) -> None:
         if self.shards is not None:
             check_count("shards", self.shards, 1)
+        if self.timeout is not None:
+            check_range("timeout", self.timeout, 0, ends="()")
         check_one_of("data", self.data, _DATA)
 
     def engine_for(self, processes: Processes, shards: int) -> Any:
@@ -99,26 +106,56 @@ class DDP(Strategy):
             part, or "local" ones, for a loader that is already divided among the processes.
             Default: "local" for a `DistributedSampler`, a `GlobalBatchSampler` with several
             processes and a dataset of `datasets.distributed`, otherwise "global".
+        timeout: After how many seconds without an answer of another process the run ends, if the
+            process group is not initialized yet. Default: that of PyTorch, 30 minutes with gloo and
+            10 with NCCL.
         exact: Sum gradients over the shards in a fixed order, so that the weights are the same, to
             the bit, for any number of processes. `shards` must be a power of two. The reduction
             takes about three times as long.
 
     Example:
         >>> from composable.distributed import DDP
-        >>> DDP(shards=8, exact=True)
-        DDP(shards=8, data='auto', exact=True)
+        >>> DDP(shards=8, exact=True).shards
+        8
     """
 
     exact: bool = attrs.field(default=False)
+    bucket_cap_mb: float | None = attrs.field(default=None, kw_only=True)
+    static_graph: bool = attrs.field(default=False, kw_only=True)
+    find_unused_parameters: bool = attrs.field(default=False, kw_only=True)
+    comm_hook: Callable[..., Any] | None = attrs.field(default=None, kw_only=True)
+    comm_hook_state: Any = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        check_flag("exact", self.exact)
+        for name in ("exact", "static_graph", "find_unused_parameters"):
+            check_flag(name, getattr(self, name))
+        if self.bucket_cap_mb is not None:
+            check_range("bucket_cap_mb", self.bucket_cap_mb, 0, ends="()")
+        if self.comm_hook is not None and not callable(self.comm_hook):
+            raise TypeError(
+                f"comm_hook={self.comm_hook!r} must be a function of a state and a bucket, such as "
+                "bf16_compress_hook of torch.distributed.algorithms.ddp_comm_hooks.default_hooks."
+            )
+        if self.comm_hook is None and self.comm_hook_state is not None:
+            raise ValueError("comm_hook_state is passed without comm_hook, which would use it.")
+        given = [name for name in _OF_TORCH if getattr(self, name)]
+        if self.exact and given:
+            raise ValueError(
+                f"exact=True sums gradients without PyTorch's DDP; omit {', '.join(given)}."
+            )
         if self.exact and self.shards is not None and self.shards & (self.shards - 1):
             raise ValueError(
                 f"shards={self.shards} must be a power of two with exact=True, such as "
                 f"{1 << (self.shards - 1).bit_length()}: sums are formed in pairs."
             )
+
+    @property
+    def reduction(self) -> dict[str, Any]:
+        """The options of the reduction of gradients."""
+        options = {name: getattr(self, name) for name in _OF_TORCH[:3]}
+        hook = None if self.comm_hook is None else (self.comm_hook_state, self.comm_hook)
+        return {**options, "hook": hook}
 
     @property
     def engine(self) -> Any:

@@ -31,9 +31,8 @@ from composable.plan.compatibility import occurrences
 __all__ = [
     "CompilationWarning",
     "CompiledForward",
-    "check_compilable",
     "check_compile",
-    "outputs_of",
+    "compile_outputs",
 ]
 
 _OPTIONS = ("mode", "fullgraph", "dynamic", "backend", "options")
@@ -51,17 +50,21 @@ class CompilationWarning(UserWarning):
     """A model, or some of its calls, are not compiled as requested."""
 
 
-def outputs_of(
-    options: bool | Mapping[str, Any], algorithms: Sequence[Algorithm]
+def compile_outputs(
+    state: State, options: bool | Mapping[str, Any], algorithms: Sequence[Algorithm]
 ) -> Callable[[State], Any]:
-    """Return the function that computes the outputs of a run, compiled if that is requested.
+    """Return the compiled function that computes the outputs of a run.
 
     Args:
+        state: The state with the model.
         options: What `check_compile` returned.
         algorithms: The algorithms of the run.
+
+    Raises:
+        ValueError: The model has a TorchScript module.
+        RuntimeError: There is no C++ compiler.
     """
-    if not options:
-        return State.forward
+    _check_compilable(state, options)
     logging.getLogger("torch._dynamo.convert_frame").addHandler(_limits)
     given = options if isinstance(options, Mapping) else {}
     resizes = any(_resizes(one.algorithm) for a in algorithms for one in occurrences(a))
@@ -226,15 +229,8 @@ def _check_backend(backend: Any) -> None:
         )
 
 
-def check_compilable(state: State, options: bool | Mapping[str, Any]) -> None:
-    """Check that the model of a state can be compiled, on this machine.
-
-    Raises:
-        ValueError: The model has a TorchScript module.
-        RuntimeError: There is no C++ compiler.
-    """
-    if not options:
-        return
+def _check_compilable(state: State, options: bool | Mapping[str, Any]) -> None:
+    """Check that the model of a state can be compiled, on this machine."""
     for name, module in state.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(

@@ -1,60 +1,140 @@
-"""Data parallelism: every process has the whole model, and gradients are summed in messages."""
+"""Data parallelism: every process has the whole model, and PyTorch's DDP sums gradients."""
+
+from collections.abc import Callable
+from typing import Any
 
 import attrs
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from composable.core.event import Event
 from composable.core.state import State
-from composable.engines.buckets import OverlappedSum
-from composable.engines.modules import trained_parameters
+from composable.engines.modules import modules_of, trained_parameters
 from composable.engines.parallel import Parallel
 from composable.engines.protocol import Setup, Sums
+from composable.engines.reducer import GradientReducer, drop_absent, flags_like
 from composable.engines.sums import ShardSums
+from composable.plan.dispatch import Dispatcher
 
 __all__ = ["Replicated"]
 
 
 @attrs.define(eq=False)
 class Replicated(Parallel):
-    """The engine of `DDP`: messages are sent while other gradients are computed."""
+    """The engine of `DDP`: gradients are sent while others are computed."""
 
     overlaps: bool = True
-    """Whether messages may be sent before all gradients are computed."""
+    """Whether gradients may be sent before all are computed."""
+    reducer: GradientReducer | None = attrs.field(init=False, default=None)
+    _observed: bool = attrs.field(init=False, default=False)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {} if self.strategy is None else self.strategy.reduction
+
+    @property
+    def mean_gradients(self) -> bool:  # type: ignore[override]
+        """Whether gradients become means, as those of a communication hook."""
+        return self._options.get("hook") is not None and self.processes.several
 
     def prepare(self, state: State, setup: Setup) -> State:
         """Copy the weights of rank 0; send nothing early if a process may repeat its shards."""
         self.overlaps = not setup.fits_memory
         return super().prepare(state, setup)
 
+    def begin(self, description: Any, dispatcher: Dispatcher) -> None:
+        """Also send nothing early if something may change gradients after the backward pass."""
+        super().begin(description, dispatcher)
+        self._observed = dispatcher.listens(Event.AFTER_BACKWARD)
+
     def shard_sums(self, state: State) -> Sums:
         """Return sums whose messages overlap with the last backward pass."""
         several = self.processes.several
-        return OverlappedSums(self, state) if several else ShardSums(self, state)
+        return ReducedSums(self, state) if several else ShardSums(self, state)
+
+    @property
+    def sends_early(self) -> bool:
+        """Whether gradients are sent during the last backward pass of a step."""
+        return self.overlaps and not self._observed
+
+    def reducer_of(self, state: State, size: int) -> GradientReducer:
+        """Return what reduces the gradients of a state: another one if the parameters differ.
+
+        Args:
+            state: The state.
+            size: The size of a report.
+        """
+        parameters, reducer = trained_parameters(state), self.reducer
+        if reducer is not None:
+            same = len(parameters) == len(reducer.parameters) and all(
+                one is other for one, other in zip(parameters, reducer.parameters, strict=True)
+            )
+            if same and reducer.size == size and reducer.is_complete:
+                return reducer
+            self.reducer = None  # frees its memory
+        self.reducer = GradientReducer(
+            parameters, size, state.device, sparse=_sparse(state), **self._options
+        )
+        return self.reducer
 
 
-class OverlappedSums(ShardSums):
-    """Sums of gradients, whose last message has those of losses and buffers too."""
-
-    overlapped: OverlappedSum | None = None
+class ReducedSums(ShardSums):
+    """Sums of gradients by DDP, whose last message has those of losses and buffers too."""
 
     def __init__(self, engine: Replicated, state: State) -> None:
         super().__init__(engine, state)
-        self.overlaps = engine.overlaps
+        self.engine = engine
 
     def begin(self, state: State) -> None:
         """Start with the first shard of this process."""
         super().begin(state)
-        self.overlapped = OverlappedSum(trained_parameters(state), self.processes)
+        self.state = state
+        self.loss: Any = None
+        self.is_joined = False
 
     def begin_part(self, last: bool) -> None:
-        """Send the gradients of the last part as soon as they are computed."""
-        if last and self.overlaps and self.overlapped is not None:
-            self.overlapped.arm()
+        """Prepare to send gradients in the backward pass of the last part."""
+        self.is_joined = last and self.engine.sends_early
+        if self.is_joined:
+            self._start(self._last_report)
 
-    def total(self, report: Tensor, counts: list[float]) -> tuple[Tensor, list[float]]:
-        """Sum over the processes, and set `.grad`."""
-        return self.overlapped.finish(report, counts)  # type: ignore[union-attr]  # begun
+    def _start(self, report: Callable[[], Tensor]) -> None:
+        self.reducer = self.engine.reducer_of(self.state, self.size)
+        self.reducer.start(report)
 
-    def end(self) -> None:
-        """Remove the hooks of the last part, after an error too."""
-        if self.overlapped is not None:
-            self.overlapped.disarm()
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return a loss with whose backward pass gradients are sent, if it is the last one."""
+        value = value.detach()
+        self.loss = value if self.loss is None else self.loss + value
+        return self.reducer.join(loss) if self.is_joined else loss
+
+    def _last_report(self) -> Tensor:
+        self.add_report(self.loss)
+        return self.report()
+
+    def add(self, state: State) -> None:
+        """Add a shard; the report of the last one has been sent."""
+        self.loss = None
+        if not self.is_joined:
+            super().add(state)
+
+    def total(self) -> Tensor:
+        """Send what was not sent during the last backward pass, and return the report of all."""
+        if not self.is_joined:
+            self._start(self.report)
+        report = self.reducer.finish()
+        if report is not None:
+            return report
+        report = self.report()
+        present = flags_like(report, self.reducer.present)
+        both = self.all_reduce(torch.cat([report, present]))
+        drop_absent(self.reducer.parameters, both[len(report) :], self.reducer.present)
+        return both[: len(report)]
+
+
+def _sparse(state: State) -> list[Tensor]:
+    """Return the parameters that have sparse gradients."""
+    modules = (one for root in modules_of(state) for one in root.modules())
+    kinds = nn.Embedding, nn.EmbeddingBag
+    found = [one.weight for one in modules if isinstance(one, kinds) and one.sparse]
+    return [one for one in dict.fromkeys(found) if one.requires_grad]

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -88,8 +88,11 @@ class Zero(Partitioned):
             return state.forward()
         return state.model_call(self.engine, state.batch, state.batch_spec)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Any, gradients: Sequence[Tensor] | None = None) -> None:
         """Compute gradients, and reduce them if the stage divides them."""
+        if gradients is not None:  # as those of a sum: the engine takes a loss
+            products = (a.float() * b for a, b in zip(loss, gradients, strict=True))
+            loss = torch.stack([one.sum() for one in products]).sum()
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, state: State) -> State:

@@ -1,19 +1,19 @@
 """Data parallelism whose sums have the same bits for any number of processes."""
 
 import attrs
+import torch
 from torch import Tensor
 
 from composable.core.state import State
 from composable.distributed.reduction import TreeSum, all_reduce_exactly
-from composable.engines.buckets import buckets_of, flat_gradients, write_gradients
+from composable.engines.flat import flat_gradients, kinds_of, write_gradients
 from composable.engines.modules import trained_parameters
 from composable.engines.parallel import Parallel
 from composable.engines.protocol import Sums
+from composable.engines.reducer import drop_absent, flags_like
 from composable.engines.sums import ShardSums
 
 __all__ = ["Exact"]
-
-_ALL = 2**63
 
 
 @attrs.define(eq=False)
@@ -32,7 +32,7 @@ class TreeSums(ShardSums):
         """Start with the first shard of this process."""
         super().begin(state)
         self.parameters = trained_parameters(state)
-        self.kinds = buckets_of(self.parameters, _ALL)  # the parameters of a dtype and a device
+        self.kinds = kinds_of(self.parameters)
         self.present = [False] * len(self.parameters)
         self.gradients = TreeSum()
 
@@ -50,14 +50,15 @@ class TreeSums(ShardSums):
         for parameter in self.parameters:
             parameter.grad = None
 
-    def total(self, report: Tensor, counts: list[float]) -> tuple[Tensor, list[float]]:
+    def total(self) -> Tensor:
         """Sum over the processes, and set `.grad`."""
-        report, counts = super().total(report, counts + list(map(float, self.present)))
-        present = [bool(one) for one in counts[-len(self.present) :]]
+        report = self.report()
+        total = self.all_reduce(torch.cat([report, flags_like(report, self.present)]))
         for kind, flat in zip(self.kinds, self.gradients.value, strict=True):
             parameters = [self.parameters[i] for i in kind]
-            write_gradients(parameters, self.all_reduce(flat), [present[i] for i in kind])
-        return report, counts
+            write_gradients(parameters, self.all_reduce(flat))
+        drop_absent(self.parameters, total[len(report) :], self.present)
+        return total[: len(report)]
 
     def all_reduce(self, flat: Tensor) -> Tensor:
         """Sum a tensor over the processes in a fixed order."""

@@ -26,6 +26,17 @@ class ForwardPass:
     loss: Callable[[State, Any], Tensor] = State.compute_loss
     """Computes the loss of outputs and the batch of a state."""
 
+    reads_with_graph: bool = False
+    """Whether `read` computes a graph, too, since a compiled model has one for its training."""
+
+    def read(self, state: State) -> Any:
+        """Return outputs that are not differentiated."""
+        with torch.set_grad_enabled(self.reads_with_graph):
+            outputs = self.outputs(state)
+        if not self.reads_with_graph:
+            return outputs
+        return map_tensors(lambda tensor: tensor.detach().clone(), outputs)
+
     def in_precision(self, precision: Precision, device: torch.device) -> "ForwardPass":
         """Return the forward pass in a precision."""
         outputs, loss = self.outputs, self.loss
@@ -42,7 +53,7 @@ class ForwardPass:
             with precision.autocast(device):
                 return loss(state, outputs)
 
-        return ForwardPass(autocast_outputs, autocast_loss)
+        return attrs.evolve(self, outputs=autocast_outputs, loss=autocast_loss)
 
 
 def _with_cast_inputs(outputs: Callable[[State], Any], precision: Precision) -> Any:

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import attrs
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from composable.checkpoint.errors import MismatchError
 from composable.core.batch_spec import BatchSpec
@@ -19,8 +20,9 @@ from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.distributed.strategies import Strategy
-from composable.engines.compiled import check_compilable, outputs_of
 from composable.engines.forward import ForwardPass
+from composable.engines.initialization import Initialization, is_unset, replace_parameters
+from composable.engines.modules import modules_of
 from composable.engines.protocol import Engine, Setup, Sums
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
@@ -48,8 +50,11 @@ class Local:
     forward: ForwardPass = attrs.field(init=False, factory=ForwardPass)
     scaler: LossScaler = attrs.field(init=False)
     shares: LossShares = attrs.field(init=False)
+    _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
+    mean_gradients: ClassVar[bool] = False
     reads_parts: ClassVar[bool] = False
+    loads_parts: ClassVar[bool] = False
     has_shards: ClassVar[bool] = False
 
     @property
@@ -58,13 +63,62 @@ class Local:
         return self.shards.processes
 
     def prepare(self, state: State, setup: Setup) -> State:
-        """Compile the forward pass if requested, in the precision of the state."""
-        check_compilable(state, setup.compile)
-        self._prepare_passes(state, outputs_of(setup.compile, setup.algorithms))
+        """Compile the forward pass if requested, in the precision of the state; place the model.
+
+        Raises:
+            ValueError: The model was built on the meta device, and nothing sets a tensor.
+        """
+        outputs: Callable[[State], Any] = State.forward
+        if setup.compile:
+            from composable.engines.compiled import compile_outputs  # on use
+
+            outputs = compile_outputs(state, setup.compile, setup.algorithms)
+        self._prepare_passes(state, outputs, compiled=bool(setup.compile))
+        self.place(state, setup)
+        if setup.load is not None:
+            setup.load(state)
+        if not setup.resumes:
+            self.check_weights(state)
         return state
 
-    def _prepare_passes(self, state: State, outputs: Callable[[State], Any]) -> None:
-        self.forward = ForwardPass(outputs).in_precision(state.precision, state.device)
+    def place(self, state: State, setup: Setup) -> None:
+        """Give memory and initial values to what was built on the meta device."""
+        for module in modules_of(state):
+            replace_parameters(state.optimizers, self.initialization(module, state).fill(module))
+
+    def initialization(
+        self, module: nn.Module, state: State, *, reuse: bool = False
+    ) -> Initialization:
+        """Return what initializes the tensors of the model, or of the loss."""
+        function = getattr(self.strategy, "initialize", None)
+        initialization = Initialization(module, state.key, state.device, function, reuse=reuse)
+        self._initializations.append((module, initialization))
+        return initialization
+
+    def check_weights(self, state: State) -> None:
+        """Check that all weights have values: initial ones, or those of a checkpoint.
+
+        Raises:
+            ValueError: One has none.
+        """
+        pending, self._initializations = self._initializations, []
+        for module, initialization in pending:
+            held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            unset = [name for name in initialization.unset if name in held]
+            if missing := [n for n in unset if self.processes.any(is_unset(held[n]))]:
+                raise ValueError(
+                    f"the {initialization.kind} was built on the meta device, and nothing sets "
+                    f"{', '.join(missing[:5])}: define reset_parameters in "
+                    f"{initialization.unset[missing[0]]}, pass parallel=FSDP2(initialize=...), a "
+                    "function that sets the tensors of a module, or load all weights with "
+                    "load_path."
+                )
+
+    def _prepare_passes(
+        self, state: State, outputs: Callable[[State], Any], *, compiled: bool = False
+    ) -> None:
+        forward = ForwardPass(outputs, reads_with_graph=compiled)
+        self.forward = forward.in_precision(state.precision, state.device)
         self.scaler = LossScaler(state.precision, state.device, on_all=self.any_process)
 
     def any_process(self, flag: Tensor) -> Tensor:
@@ -74,9 +128,9 @@ class Local:
     # --- a step ---
 
     @property
-    def backward(self) -> Callable[[Tensor], Any]:
-        """Computes the gradients of a loss, which is scaled if the precision needs it."""
-        return self.scaler.backward if self.scaler.enabled else Tensor.backward
+    def backward(self) -> Callable[..., Any]:
+        """Computes the gradients of a loss, which is scaled if needed, or of outputs."""
+        return self.scaler.backward if self.scaler.enabled else torch.autograd.backward
 
     @property
     def step(self) -> Callable[[State], State]:
@@ -105,6 +159,10 @@ class Local:
     ) -> Iterator[Any]:
         """Group `count` batches at a time, if that is more than one."""
         return grouped(batches, count) if count > 1 else batches
+
+    def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Return the steps."""
+        return steps
 
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Return the steps."""
@@ -199,6 +257,10 @@ class LocalSums:
 
     def begin_part(self, last: bool) -> None:
         """Do nothing."""
+
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss."""
+        return loss
 
     def add(self, state: State) -> None:
         """Do nothing."""

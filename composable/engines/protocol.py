@@ -35,6 +35,8 @@ class Setup:
     """What `check_compile` returned."""
     resumes: bool = False
     """Whether weights will be restored from a checkpoint."""
+    load: Callable[[State], None] | None = None
+    """What loads the weights of a file when the model was placed."""
     fits_memory: bool = False
     """Whether a process computes its shards again in smaller parts if memory is short."""
     batch_size: int | None = None
@@ -69,6 +71,14 @@ class Sums(Protocol):
             last: Whether it is the last one of this process, after which gradients are reduced.
         """
 
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss of a part of which gradients are computed, between the two passes.
+
+        Args:
+            loss: The loss.
+            value: Its value, 0 for a part with the weight 0.
+        """
+
     def add(self, state: State) -> None:
         """Add a shard: its gradients, which are in `.grad`, its loss and its buffers."""
 
@@ -95,8 +105,12 @@ class Engine(Protocol):
     """Whether the loader yields the part of this process only."""
     shares: LossShares
     """The shares of the parts of all steps in their losses."""
+    mean_gradients: ClassVar[bool] = False
+    """Whether gradients are reduced to means over the processes, and not to sums."""
     reads_parts: ClassVar[bool] = False
     """Whether each process reads its part of the tensors of a checkpoint only."""
+    loads_parts: ClassVar[bool] = False
+    """Whether each process loads its part of the weights of a file, when the model was placed."""
 
     @property
     def processes(self) -> Processes:
@@ -113,11 +127,19 @@ class Engine(Protocol):
     def prepare(self, state: State, setup: Setup) -> State:
         """Prepare for a run, after all surgery: compile, copy, shard; and return the state."""
 
+    def check_weights(self, state: State) -> None:
+        """Check that all weights have values, once they were loaded."""
+
     # --- a step ---
 
     @property
-    def backward(self) -> Callable[[Tensor], Any]:
-        """Computes the gradients of a loss."""
+    def backward(self) -> Callable[..., Any]:
+        """Computes the gradients of a loss; given outputs and the gradients of these, of both.
+
+        `backward(loss)`, or `backward(outputs, gradients)` with two sequences of tensors: a
+        vector-Jacobian product. Gradients of a loss are scaled where the precision needs it, and
+        those of outputs, which came from such a loss, are not scaled again.
+        """
 
     @property
     def step(self) -> Callable[[State], State]:
@@ -146,8 +168,15 @@ class Engine(Protocol):
     ) -> Iterator[Any]:
         """Join the batches of a loader, `count` at a time, into those of the steps."""
 
+    def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Iterate over steps as they are fetched, maybe ahead, and announce each to all processes.
+
+        Args:
+            steps: Batches, with their numbers of examples and tokens.
+        """
+
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Iterate over steps, with the numbers of examples and tokens of all processes."""
+        """Iterate over steps that are due, with the numbers of all processes."""
 
     def seconds_since(self, started: float) -> float:
         """Return how long a batch took: the same on every process."""

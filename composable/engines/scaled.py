@@ -1,6 +1,7 @@
 """Loss scaling in a run: scale the loss, unscale gradients, skip the steps that overflow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -51,6 +52,8 @@ class LossScaler:
 
     precision: Precision
     device: torch.device
+    enabled: bool = attrs.field(init=False)
+    """Whether the loss is scaled."""
     scale: Tensor = attrs.field(init=False)
     streak: int = 0
     """The number of steps without overflow since the scale changed."""
@@ -59,19 +62,16 @@ class LossScaler:
     """Returns whether any process has gradients that are not finite."""
 
     def __attrs_post_init__(self) -> None:
+        self.enabled = self.precision.scales_loss
         self.scale = self._tensor(self.precision.initial_scale)
 
     def _tensor(self, scale: float) -> Tensor:
         return torch.tensor(scale, dtype=torch.float32, device=self.device)
 
-    @property
-    def enabled(self) -> bool:
-        """Whether the loss is scaled."""
-        return self.precision.scales_loss
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of the scaled loss."""
-        (loss * self.scale).backward()  # type: ignore[no-untyped-call]
+    def backward(self, loss: Any, gradients: Sequence[Tensor] | None = None) -> None:
+        """Compute the gradients of the scaled loss, or of outputs whose gradients are scaled."""
+        scaled = loss * self.scale if gradients is None else loss
+        torch.autograd.backward(scaled, gradients)
 
     def unscale(self, state: State) -> bool:
         """Divide the gradients by the scale, and return whether all are finite."""

@@ -20,14 +20,13 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from composable.core.batch import tensors_of
 from composable.core.loss_confirmation import LossOf
 from composable.core.loss_weights import LossWeights
 from composable.core.part_weights import Count, SplitLossError, TermWeights, Weight
 from composable.core.state import State
-from composable.core.stateful import Factor
+from composable.core.stateful import Factor, SavedFields, saved
 from composable.data.grouping import Examples, total_weight
 from composable.engines.modules import trained_parameters
 from composable.functional._foreach import compute_dtype
@@ -38,14 +37,8 @@ __all__ = ["LossShares", "StepShares", "rescale"]
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
-class SharesState(TypedDict):
-    """The unit, once it is known."""
-
-    unit: Factor
-
-
 @attrs.define(eq=False)
-class LossShares:
+class LossShares(SavedFields):
     """The shares of the parts of all steps of a run.
 
     Args:
@@ -55,18 +48,10 @@ class LossShares:
 
     weights: LossWeights
     loss_of: LossOf
-    unit: Any = None
+    unit: Any = saved(Factor, default=None)
     """A power of two near the last total: a number, or a tensor on the device of the losses."""
     factor: Any = 1.0
     """What the gradients of the last step were multiplied by after its last part."""
-
-    def state_dict(self) -> SharesState:
-        """Return the unit."""
-        return {"unit": None if self.unit is None else float(self.unit)}
-
-    def load_state_dict(self, state: SharesState) -> None:
-        """Restore the unit."""
-        self.unit = state["unit"]
 
 
 class StepShares:
@@ -100,9 +85,10 @@ class StepShares:
         self.run, self.whole = run, state.batch
         self.number_of_parts, self.size, self.ways = count, size, ways
         self.exchange = exchange or (lambda value: value)
-        run.weights.find_own_loss(state.evolve_unchecked(batch=first))
+        if not state.whole_loss:
+            run.weights.find_own_loss(state.evolve_unchecked(batch=first))
         self.watches_forward = run.weights.watches_forward(state)
-        self.count = run.weights.of_batches(state)
+        self.count = None if state.whole_loss else run.weights.of_batches(state)
         self.declared = run.weights.declares(state)
         self.total: Any = None
         """The sum of the weights of all parts, or of those of each term."""
@@ -110,6 +96,8 @@ class StepShares:
         self.omitted = 0.0
         """The examples of this process that algorithms have omitted since they were loaded."""
         self.restart()
+        self.counts_examples = known is not None and self.count is not None
+        """Whether the total is the number of examples as they were loaded."""
         if known is not None and self.count is not None:
             self.total = known.all
             self.omitted = known.own - total_weight(self.whole, self.count)
@@ -180,7 +168,7 @@ class StepShares:
             _clear_gradient(outputs, share)
         return state, outputs, weight.of_weight(loss), share
 
-    def finish(self, state: State, loss: Tensor, seen: Any, omitted: float = 0.0) -> Tensor:
+    def finish(self, state: State, loss: Tensor, seen: Any, omitted: Any = 0.0) -> Tensor:
         """Let the gradients and the loss be those of the whole, and return the loss.
 
         Args:
@@ -189,14 +177,14 @@ class StepShares:
             seen: The weight of all parts on all processes, if the second way was taken.
             omitted: The examples of all processes that algorithms have omitted.
         """
-        factor: Any = 1.0
+        factor: Any = None
         if self.unit is not None:
             factor = _ratio(self.unit, _checked_total(seen, self.declared))
             self.run.unit = _next_unit(self.unit, seen)
-        elif omitted:
-            factor = float(self.total / (self.total - omitted))
-        self.run.factor = factor
-        if self.unit is None and not omitted:
+        elif isinstance(omitted, Tensor) or omitted:
+            factor = self.total / (self.total - omitted)
+        self.run.factor = 1.0 if factor is None else factor
+        if factor is None:
             return loss
         return rescale(trained_parameters(state), loss, factor)
 

@@ -23,6 +23,9 @@ class Summing(Protocol):
     shards: Shards
     shares: LossShares
 
+    may_omit: bool
+    """Whether an algorithm may omit examples of a batch."""
+
     @property
     def mean_gradients(self) -> bool:
         """Whether gradients are reduced to means over the processes, and not to sums."""
@@ -36,7 +39,8 @@ class ShardSums:
     """The sums of losses and buffers; those of gradients are in `.grad` on every process.
 
     Every shard starts from the same buffers, such as the running statistics of batch norm, which
-    are then averaged. The number of examples was exchanged when the batch was loaded; algorithms
+    are then averaged. Integers without dimensions, such as a count of batches, become those of the
+    first shard of all. The number of examples was exchanged when the batch was loaded; algorithms
     may have omitted some since. Any other weight is exchanged at the start, or with the losses.
 
     Args:
@@ -45,6 +49,8 @@ class ShardSums:
     """
 
     def __init__(self, engine: Summing, state: State) -> None:
+        self.may_omit = engine.may_omit
+        self.first_shard = engine.shards.own.start
         self.number, self.processes = engine.shards.count, engine.shards.processes
         self.means = self.processes.size if engine.mean_gradients else 1
         batch: ShardedBatch = state.batch
@@ -65,6 +71,9 @@ class ShardSums:
         self.shares.restart()
         buffers = dict.fromkeys(one for module in modules_of(state) for one in module.buffers())
         self.buffers = [one for one in buffers if one.is_floating_point()]
+        self.counters = [one for one in buffers if one.ndim == 0 and _is_integer(one)]
+        self.counts = _counts(self.counters)
+        self.is_first = self.first_shard == 0
         self.on_cpu = state.device.type == "cpu"
         self.reports = TreeSum()
 
@@ -74,34 +83,45 @@ class ShardSums:
     def begin_part(self, last: bool) -> None:
         """Do nothing."""
 
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss: its backward pass sends nothing."""
+        return loss
+
     def add(self, state: State) -> None:
         """Add the loss of a shard and its buffers."""
-        loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
+        self.add_report(state.loss)  # type: ignore[arg-type]  # a step has computed it
+
+    def add_report(self, loss: Tensor) -> None:
+        """Add the loss of a shard, its weight, and the buffers after it."""
         self.dtype = loss.dtype
         report = [loss, self.shares.take(loss), *self.buffers]
+        if self.counters:
+            counted = _counts(self.counters) - self.counts
+            report.append(counted if self.is_first else torch.zeros_like(counted))
+            self.is_first = False
         self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])
+
+    def report(self) -> Tensor:
+        """Return the sum of the reports of this process, and its omitted examples, in float64."""
+        (report,) = self.reports.value
+        return torch.cat([report, report.new_full((1,), self.shares.omitted)])
 
     def reduce(self, state: State) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
-        report, counts = self.total(self.reports.value[0], [float(self.shares.omitted)])
-        self._average_buffers(report[2:])
+        report = self.total()
+        self._write_buffers(report[2:-1])
         loss = report[0] / self.means
-        return self.shares.finish(state, loss, report[1], omitted=counts[0]).to(self.dtype)
+        return self.shares.finish(state, loss, report[1], self._omitted(report[-1])).to(self.dtype)
 
-    def total(self, report: Tensor, counts: list[float]) -> tuple[Tensor, list[float]]:
-        """Sum over the processes.
+    def _omitted(self, count: Tensor) -> Any:
+        """Return the examples that algorithms have omitted: a tensor where the host would wait."""
+        if not (self.may_omit and self.shares.counts_examples):
+            return 0.0
+        return count.item() if self.on_cpu else count
 
-        Args:
-            report: Values on the device of the run, in float64.
-            counts: Numbers that are needed on the CPU.
-        """
-        if not self.processes.several:
-            return report, counts
-        if self.on_cpu:  # in one message
-            both = self.all_reduce(torch.cat([report, report.new_tensor(counts)]))
-            return both[: len(report)], both[len(report) :].tolist()
-        counted = self.processes.sum(torch.tensor(counts, dtype=torch.float64))
-        return self.all_reduce(report), counted.tolist()
+    def total(self) -> Tensor:
+        """Return the sum of the reports of all processes, and set `.grad`."""
+        return self.all_reduce(self.report())
 
     def all_reduce(self, flat: Tensor) -> Tensor:
         """Sum a tensor of one dimension over the processes."""
@@ -110,12 +130,29 @@ class ShardSums:
     def end(self) -> None:
         """Do nothing."""
 
-    def _average_buffers(self, sums: Tensor) -> None:
-        means = sums / self.number
-        sizes = [buffer.numel() for buffer in self.buffers]
+    @property
+    def size(self) -> int:
+        """The number of values of a report."""
+        return 3 + sum(one.numel() for one in self.buffers) + len(self.counters)
+
+    def _write_buffers(self, sums: Tensor) -> None:
+        *parts, counted = sums.split_with_sizes(
+            [*(one.numel() for one in self.buffers), len(self.counters)]
+        )
         with torch.no_grad():
-            for buffer, mean in zip(self.buffers, means.split_with_sizes(sizes), strict=True):
-                buffer.copy_(mean.view_as(buffer))
+            for buffer, part in zip(self.buffers, parts, strict=True):
+                buffer.copy_((part / self.number).view_as(buffer))
+            if self.counters:
+                for counter, count in zip(self.counters, self.counts + counted.round(), strict=True):
+                    counter.copy_(count)
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _counts(counters: list[Tensor]) -> Tensor:
+    return torch.stack(counters) if counters else torch.empty(0)
 
 
 def _sum_of(weight: Any, processes: Processes) -> Any:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     )
     from .batch_norm_statistics import reset_batch_norm_statistics as reset_batch_norm_statistics
     from .blurpool import blurpool as blurpool
+    from .cached_gradients import WholeGradients as WholeGradients
+    from .cached_gradients import cached_gradients as cached_gradients
     from .channels_last import channels_last as channels_last
     from .clip_gradients import clip_gradients as clip_gradients
     from .colout import ColOutDraw as ColOutDraw

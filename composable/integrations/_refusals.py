@@ -46,6 +46,7 @@ _OF_EVALUATED_BATCHES = {
 }
 _REQUESTS = {
     "second_pass": "a second pass over the batch, at other weights",
+    "whole_loss": "a loss of the outputs for all parts of a batch",
     "lr_override": "a step with other learning rates",
 }
 

@@ -115,6 +115,8 @@ class StepEvents:
             )
         if state.second_pass is not None:
             refuse_request("second_pass")
+        if state.whole_loss:
+            refuse_request("whole_loss")
         self._advance(Event.BEFORE_FORWARD, state)
         if first:
             refuse_calls(self._replaced, self._watched)

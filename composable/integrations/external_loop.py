@@ -105,7 +105,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
         ...     outputs = model(loader[0][0])
     """
     spec = BatchSpec(input_key, target_key)
-    model = given = check_bare(check.check_model(model))
+    model = given = check_bare(check.check_model("model", model))
     loss = check.check_loss_fn(loss_fn, model, spec)
     plan = Plan.compile(algorithms)
     refuse_requests(plan)

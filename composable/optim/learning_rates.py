@@ -163,11 +163,6 @@ class LearningRates:
                 initial = group.setdefault("initial_lr", _number(group["lr"]))
                 _write(group, initial * factor)
 
-    @property
-    def steps_each_batch(self) -> bool:
-        """Whether learning rates may change after each batch."""
-        return bool(self.schedules or self.every_batch)
-
     def steps_of_batch(self) -> Sequence[Step]:
         """Return what sets the learning rates of the next batch: the schedules, as their product.
 

@@ -6,16 +6,20 @@ Scalable for LLM Training", 2025, https://arxiv.org/abs/2502.16982
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from composable.functional._checks import check_count, check_flag, check_place, check_range
+from composable.functional._lent import local_part
 from composable.functional.orthogonalize import COEFFICIENTS, check_coefficients, iterate
+from composable.optim.matrix_owners import Batch, compute_by_owners
 from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.muon_groups import ADAMW, MUON, check_matrix, muon_groups, roles_of
 
@@ -57,6 +61,10 @@ class Muon(Optimizer):
         adamw_betas: The betas of AdamW.
         adamw_eps: The epsilon of AdamW.
         adamw_weight_decay: The weight decay of AdamW, by default `weight_decay`.
+        process_group: The processes that have the same parameters and gradients, as with
+            `DistributedDataParallel`. Each orthogonalizes some of the matrices, and sends the
+            results to the others. By default, each process orthogonalizes all. The `Trainer` sets
+            it. A `DTensor` needs none: its rows are sent to one of its processes.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -71,6 +79,8 @@ class Muon(Optimizer):
         >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
         [('matrices', 0.02), ('others', 0.001)]
     """
+
+    process_group: Any = None  # of a copy, and of an optimizer that was unpickled
 
     def __init__(  # noqa: PLR0913
         self,
@@ -89,6 +99,7 @@ class Muon(Optimizer):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
+        process_group: Any = None,
     ) -> None:
         matrices = {
             "lr": lr,
@@ -113,6 +124,12 @@ class Muon(Optimizer):
         }
         _check_adamw(others, "adamw_")
         self._halves: dict[str, dict[str, Any]] = {MUON: matrices, ADAMW: others}
+        if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+            raise TypeError(
+                f"process_group={process_group!r} must be a torch.distributed.ProcessGroup, such "
+                "as torch.distributed.group.WORLD, or None."
+            )
+        self.process_group = process_group
         super().__init__(_groups(params), {"lr": lr, "weight_decay": weight_decay})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,14 +185,20 @@ class Muon(Optimizer):
         lr, momentum = float(group["lr"]), group["momentum"]
         torch._foreach_lerp_(buffers, grads, 1 - momentum)
         updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
-        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-        options = [group[name] for name in ("ns_steps", "ns_coefficients", "eps", "dtype")]
-        for batch in _batches(params):
-            matrices = [_as_matrices(updates[i], group["stacked"]) for i in batch]
-            stack = torch.stack(matrices) if len(batch) > 1 else matrices[0]
-            shape, rate = params[batch[0]].shape, -lr * _scale(group["adjust_lr_fn"], stack)
-            orthogonal = iterate(stack, *options).reshape(len(batch), *shape)
-            torch._foreach_add_([params[i] for i in batch], list(orthogonal), alpha=rate)
+        own = [local_part(p) for p in params]
+        torch._foreach_mul_(own, 1 - lr * group["weight_decay"])
+        computed = compute_by_owners(
+            updates,
+            list(_batches(params, group["stacked"])),
+            partial(_orthogonalized, group=group),
+            group=self.process_group,
+            dtype=_narrower(group["dtype"], params[0].dtype),
+        )
+        for batch, results in computed:
+            some = [own[i] for i in batch.indices]
+            rate = -lr * _scale(group["adjust_lr_fn"], params[batch.indices[0]], group["stacked"])
+            orthogonal = [result.to(p.dtype) for result, p in zip(results, some, strict=True)]
+            torch._foreach_add_(some, orthogonal, alpha=rate)
 
     def _step_others(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for p in params:
@@ -267,7 +290,20 @@ def _as_matrices(tensor: Tensor, stacked: int) -> Tensor:
     return tensor.reshape(stacked, len(tensor) // stacked, -1)
 
 
-def _batches(params: Sequence[Tensor]) -> Iterator[list[int]]:
+def _orthogonalized(updates: list[Tensor], group: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Orthogonalize updates of equal shape in one batch."""
+    matrices = [_as_matrices(one, group["stacked"]) for one in updates]
+    stack = torch.stack(matrices) if len(matrices) > 1 else matrices[0]
+    options = [group[name] for name in ("ns_steps", "ns_coefficients", "eps", "dtype")]
+    return list(iterate(stack, *options).reshape(len(updates), *updates[0].shape))
+
+
+def _narrower(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Return the dtype in which no bit of a result is lost: that of the computation, or of it."""
+    return one if one.itemsize <= other.itemsize else other
+
+
+def _batches(params: Sequence[Tensor], stacked: int) -> Iterator[Batch]:
     """Divide parameters into batches of equal shape, dtype and device."""
     alike: dict[Any, list[int]] = {}
     for i, p in enumerate(params):
@@ -275,11 +311,19 @@ def _batches(params: Sequence[Tensor]) -> Iterator[list[int]]:
     for (shape, _, device), indices in alike.items():
         elements = _ELEMENTS_ON_CPU if device.type == "cpu" else _ELEMENTS
         most = max(elements // max(shape.numel(), 1), 1)
-        yield from (indices[i : i + most] for i in range(0, len(indices), most))
+        cost = shape.numel() * min(_matrix_shape(shape, stacked))
+        for i in range(0, len(indices), most):
+            some = indices[i : i + most]
+            yield Batch(some, len(some) * cost)
 
 
-def _scale(adjust_lr_fn: str | None, matrices: Tensor) -> float:
-    rows, columns = matrices.shape[-2:]
+def _matrix_shape(shape: torch.Size, stacked: int) -> tuple[int, int]:
+    """Return the rows and columns of each matrix of a parameter."""
+    return shape[0] // stacked, shape[1:].numel()
+
+
+def _scale(adjust_lr_fn: str | None, parameter: Tensor, stacked: int) -> float:
+    rows, columns = _matrix_shape(parameter.shape, stacked)
     if adjust_lr_fn == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1, rows / columns))

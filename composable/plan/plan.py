@@ -67,6 +67,9 @@ class Plan:
     global_callbacks: tuple[Callback, ...] = ()
     remarks: tuple[Remark, ...] = attrs.field(default=(), eq=False, repr=False)
     """Which algorithms have little effect in the run of the plan, if it has one."""
+    _transforms: dict[Event, tuple[Algorithm, ...]] = attrs.field(
+        factory=dict, init=False, eq=False, repr=False
+    )
 
     # --- construction ---
 
@@ -155,7 +158,9 @@ class Plan:
 
     def transforms(self, event: Event) -> tuple[Algorithm, ...]:
         """Return the algorithms that listen to an event, in the order in which they run."""
-        return nested(self.algorithms, event)
+        if event not in self._transforms:
+            self._transforms[event] = nested(self.algorithms, event)
+        return self._transforms[event]
 
     def observers(self, event: Event) -> tuple[Callback, ...]:
         """Return the callbacks that listen to an event, in the order in which they run."""
@@ -233,8 +238,6 @@ class Plan:
             run: The run; its duration matters.
             absent: The events that don't occur in it, with reasons.
         """
-        from composable.plan.timeline import Timeline  # on use: it is slow to import
-
         # `compile` has warned about the others.
         able = [algorithm for algorithm in self.algorithms if algorithm.idle_reason() is None]
         for algorithm in able:
@@ -243,8 +246,10 @@ class Plan:
                     events = ", ".join(event.value for event in Event if event in leaf.events)
                     reasons = ", ".join(dict.fromkeys(absent[event] for event in leaf.events))
                     _warn_idle(leaf.name, f"it acts only at {events}, and {reasons}")
-        if run.max_duration is None:
+        if run.max_duration is None or not able:
             return
+        from composable.plan.timeline import Timeline  # on use: it is slow to import
+
         for row in Timeline.of(able, run.max_duration, run.epoch_length).rows:
             if not row.spans:
                 _warn_idle(row.name, f"its window lies outside of a run of {run.max_duration}")

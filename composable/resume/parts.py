@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import is_typeddict
 
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
-from composable.core.stateful import ChecksState, Kind, Stateful
+from composable.core.stateful import ChecksState, Kind, Stateful, declared_state
 from composable.resume.values import short
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Parts:
         """The declared type of each entry of a checkpoint."""
         found: dict[str, Any] = {ENGINE: Mapping[str, Any]}
         for name, part in self.named.items():
-            declared = hints_of(type(part).state_dict, include_extras=True)["return"]
+            declared = declared_state(type(part))
             found |= hints_of(declared, include_extras=True) if name == ALL else {name: declared}
         return found
 

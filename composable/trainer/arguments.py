@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from composable.trainer.run import Run
 
 
-def check_model(model: Any) -> nn.Module:
+def check_model(_: str, model: Any) -> nn.Module:
     """Check that the model is a module."""
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise TypeError(
@@ -166,8 +166,7 @@ def check_separate_streams(train: Any, evaluators: Iterable[Evaluator]) -> None:
     Raises:
         ValueError: One iterates over the same loader or stream, which has a state.
     """
-    from composable.data.order import is_stateful  # on use
-    from composable.data.streams import is_stateful_stream
+    from composable.data.order import is_stateful, is_stateful_stream  # on use
 
     if not is_stateful(train):
         return
@@ -423,14 +422,12 @@ def check_callable(name: str, function: Any, call: str) -> Any:
     return function
 
 
-def check_policy(policy: Any) -> str:
+def check_policy(name: str, policy: Any) -> str:
     """Check what to do about losses that are not finite."""
     from composable.trainer.guards import POLICIES  # on use
 
     if not isinstance(policy, str) or policy not in POLICIES:
-        raise ValueError(
-            f"nonfinite_loss={policy!r} must be one of {', '.join(map(repr, POLICIES))}."
-        )
+        raise ValueError(f"{name}={policy!r} must be one of {', '.join(map(repr, POLICIES))}.")
     return str(policy)
 
 

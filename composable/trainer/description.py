@@ -59,7 +59,7 @@ def describe_request(options: TrainerOptions, model: nn.Module) -> dict[str, Any
                 "metrics": sorted(one.metrics or {}),
                 "data": _describe_loader(one.dataloader),
             }
-            for one in options.evaluators()
+            for one in options.evaluators
         },
         "options": {
             **{name: describe_value(getattr(options, name)) for name in _OPTIONS},

@@ -6,7 +6,8 @@ checkpoint. Values are exchanged in place, so that tied parameters, optimizers a
 their tensors.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -14,23 +15,26 @@ import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 from typing_extensions import TypedDict
 
 from composable.core._warnings import warn_user
 from composable.core.algorithm import leaves
 from composable.core.event import Event
 from composable.core.state import State
+from composable.engines.modules import bind_loss
 from composable.functional import with_tensors
 from composable.functional._lent import LentModel, local_part
 from composable.optim.schedule_free import ScheduleFree
 from composable.plan.plan import Plan
 from composable.resume.modules import tensors_of
-from composable.trainer.parameters import averaged_weights
+from composable.trainer.parameters import temporary_weights
 
 __all__ = [
     "ChangedWeightsWarning",
     "EvaluatedWeights",
     "Weights",
+    "at_averaged_weights",
     "averaging_names",
     "loss_module",
     "same_bits",
@@ -250,6 +254,32 @@ class EvaluatedWeights:
     def load_state_dict(self, state: WeightsState) -> None:
         """Restore what `state_dict` returned."""
         self.best = None if state["best"] is None else Weights(**state["best"])
+
+
+@contextmanager
+def at_averaged_weights(state: State) -> Iterator[State]:
+    """Yield the state with the averages of schedule-free optimizers as its weights.
+
+    Its model is a copy; the model of `state` keeps its weights. The parameters of the loss are set
+    to their averages, and restored at the end.
+    """
+    if not any(isinstance(optimizer, ScheduleFree) for optimizer in state.optimizers):
+        yield state
+        return
+    tensors = averaged_weights(state.model, state.optimizers)
+    loss = nn.Module() if state.loss_module is None else state.loss_module
+    with temporary_weights(dict(loss.named_parameters()), averaged_weights(loss, state.optimizers)):
+        yield bind_loss(state.evolve(model=with_tensors(state.model, tensors)))
+
+
+def averaged_weights(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
+    """Return the averages of schedule-free optimizers in training mode, by parameter name."""
+    averages: dict[Tensor, Tensor] = {}
+    for optimizer in optimizers:
+        if isinstance(optimizer, ScheduleFree):
+            averages |= optimizer.averaged_weights()
+    named = module.named_parameters()
+    return {name: averages[p] for name, p in named if averages.get(p, p) is not p}
 
 
 def averaging_names(plan: Plan) -> set[str]:

@@ -25,8 +25,8 @@ from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer.evaluated_loss import EvaluatedLoss
+from composable.trainer.evaluated_weights import at_averaged_weights
 from composable.trainer.guards import warn_if_nonfinite
-from composable.trainer.parameters import at_averaged_weights
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["evaluate", "predict"]

@@ -8,12 +8,11 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from composable.core._notes import add_note
 from composable.core._warnings import warn_user
 from composable.core.state import State
-from composable.core.stateful import Count
+from composable.core.stateful import Count, SavedFields, saved
 from composable.engines.modules import Buffers
 from composable.functional._lent import whole
 from composable.optim.stepping import count_skipped_step, zero_grad
@@ -57,17 +56,8 @@ class SkipBatch(Exception):
         self.loss = loss
 
 
-class GuardState(TypedDict):
-    """The counts of a guard, and the batches to skip."""
-
-    num_skipped: Count
-    num_rollbacks: Count
-    skipped_batches: list[Count]
-    consecutive: Count
-
-
 @attrs.define(eq=False)
-class NonFiniteGuard:
+class NonFiniteGuard(SavedFields):
     """Checks that losses are finite.
 
     Args:
@@ -78,11 +68,11 @@ class NonFiniteGuard:
 
     policy: str
     immediate: bool
-    num_skipped: int = 0
-    num_rollbacks: int = 0
-    skipped_batches: set[int] = attrs.field(factory=set)
+    num_skipped: int = saved(Count, default=0)
+    num_rollbacks: int = saved(Count, default=0)
+    skipped_batches: set[int] = saved(list[Count], factory=set)
     """Batches that are skipped after a rollback, because their losses were not finite before."""
-    _consecutive: int = 0
+    _consecutive: int = saved(Count, default=0)
     _pending: list[tuple[int, Tensor]] = attrs.field(factory=list)
 
     def check(self, state: State) -> None:
@@ -165,21 +155,6 @@ class NonFiniteGuard:
             raise error
         self.skipped_batches.add(error.batch)
         self._pending.clear()
-
-    def state_dict(self) -> GuardState:
-        """Return the counts and the batches to skip."""
-        return {
-            "num_skipped": self.num_skipped,
-            "num_rollbacks": self.num_rollbacks,
-            "skipped_batches": sorted(self.skipped_batches),
-            "consecutive": self._consecutive,
-        }
-
-    def load_state_dict(self, state: GuardState) -> None:
-        """Restore what `state_dict` returned."""
-        self.num_skipped, self.num_rollbacks = state["num_skipped"], state["num_rollbacks"]
-        self.skipped_batches = set(state["skipped_batches"])
-        self._consecutive = state["consecutive"]
 
 
 def _error(value: float, batch: int) -> NonFiniteLossError:

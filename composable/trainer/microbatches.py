@@ -70,6 +70,11 @@ class Microbatches:
             for part in self._parts(batch, state.batch_spec)
         ]
 
+    def batch_numbers(self, state: State) -> list[int]:
+        """Return the number of the batch of each microbatch, among those of the step."""
+        batches = enumerate(batches_of(state.batch))
+        return [i for i, batch in batches for _ in self._parts(batch, state.batch_spec)]
+
     def _parts(self, batch: Any, spec: BatchSpec) -> list[Any]:
         sizes = microbatch_sizes(spec.count(batch), parts=self.count, size=self.size)
         return [batch] if len(sizes) == 1 else spec.split(batch, sizes)

@@ -1,8 +1,7 @@
 """The arguments of the `Trainer`: documented, typed and validated once."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from composable.trainer.microbatches import Microbatches
     from composable.trainer.run import Run
 
-__all__ = ["TrainerOptions", "active_override", "overridden_runs", "run_overrides"]
+__all__ = ["TrainerOptions"]
 
 _NEED_A_FOLDER = (
     "save_interval",
@@ -62,13 +61,15 @@ def _duration(given: TimeLike | None) -> Time | None:
 
 
 def _parallel(given: Any) -> Strategy:
-    join_processes()
+    join_processes(getattr(given, "timeout", None))
     from composable.engines.build import check_engine  # on use
 
     return check_engine(strategy_of(given))
 
 
 def _compile(given: Any) -> bool | dict[str, Any]:
+    if given is False:
+        return False
     from composable.engines.compiled import check_compile  # on use
 
     return check_compile(given)
@@ -97,14 +98,6 @@ def _loader(name: str, loader: Any) -> None:
         check.check_loader(name, loader)
 
 
-def _saver(name: str, function: Any) -> None:
-    check.check_callable(name, function, "of the state")
-
-
-def _policy(_: str, policy: Any) -> None:
-    check.check_policy(policy)
-
-
 def _loggers(given: Any) -> Any:
     if not isinstance(given, str):
         return given
@@ -121,10 +114,6 @@ def _size(name: str, size: Any) -> None:
             return
         raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
     check.check_positive(name, size)
-
-
-def _count(name: str, count: Any) -> None:
-    check_count(name, count, 1)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -233,9 +222,7 @@ class TrainerOptions:
         ValueError: An argument is out of range, or contradicts another.
     """
 
-    model: nn.Module = attrs.field(
-        validator=_valid(lambda _, value: check.check_model(value)), kw_only=False
-    )
+    model: nn.Module = attrs.field(validator=_valid(check.check_model), kw_only=False)
     train_dataloader: Iterable[Any] | None = attrs.field(default=None, validator=_valid(_loader))
     eval_dataloader: Any = None
     loss_fn: Callable[[Any, Any], torch.Tensor] | None = None
@@ -259,7 +246,7 @@ class TrainerOptions:
     deterministic_mode: bool = _flag()
     compile: bool | Mapping[str, Any] = attrs.field(default=False, converter=_compile)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(check.check_positive))
-    accumulate_batches: int = attrs.field(default=1, validator=_valid(_count))
+    accumulate_batches: int = attrs.field(default=1, validator=_valid(partial(check_count, low=1)))
     microbatch_size: int | str | None = attrs.field(default=None, validator=_valid(_size))
     loss_mean_over: Any = None
     count_tokens: Callable[[Any], int] | None = attrs.field(
@@ -269,7 +256,9 @@ class TrainerOptions:
     target_key: Any = None
     batch_layout: str | None = None
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
-    saver: Callable[[State], Any] | None = attrs.field(default=None, validator=_valid(_saver))
+    saver: Callable[[State], Any] | None = attrs.field(
+        default=None, validator=_valid(partial(check.check_callable, call="of the state"))
+    )
     save_folder: Path | None = attrs.field(default=None, converter=_save_folder)
     save_interval: IntervalLike = "1ep"
     save_filename: str = "ep{epoch}-ba{batch}"
@@ -286,17 +275,17 @@ class TrainerOptions:
     load_weights_only: bool = _flag()
     load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
     autoresume: bool = _flag()
-    nonfinite_loss: str = attrs.field(default="raise", validator=_valid(_policy))
+    nonfinite_loss: str = attrs.field(default="raise", validator=_valid(check.check_policy))
     record_command: bool = _flag(default=True)
     check_effects: bool = _flag()
 
     def __attrs_post_init__(self) -> None:
         self._use_deepspeed()
-        loss = self.loss()
+        loss = self.loss
         self.precision.on(self.device)
         if not self.metrics:
             object.__setattr__(self, "metrics", check.metrics_of(self.model, loss))
-        evaluators = self.evaluators()
+        evaluators = self.evaluators
         if self.grad_accum is not None and self.microbatch_size is not None:
             raise ValueError(
                 f"grad_accum={self.grad_accum} and microbatch_size={self.microbatch_size!r} "
@@ -391,7 +380,7 @@ class TrainerOptions:
         )
         return engine
 
-    def setup(self, plan: Plan, *, resumes: bool) -> "Setup":
+    def setup(self, plan: Plan, *, resumes: bool, load: Callable[[State], None] | None) -> "Setup":
         """Return what the engine is prepared for."""
         from composable.engines.protocol import Setup  # on use
 
@@ -403,6 +392,7 @@ class TrainerOptions:
             algorithms=plan.algorithms,
             compile=self.compile,
             resumes=resumes,
+            load=load,
             fits_memory=self.microbatch_size == "auto",
             batch_size=size,
             grad_accum=(self.grad_accum or 1) * self.accumulate_batches,
@@ -410,17 +400,19 @@ class TrainerOptions:
 
     # --- what the Trainer is built from ---
 
-    @property
+    @cached_property
     def batch_spec(self) -> BatchSpec:
         """The input and the target of a batch."""
         return batch_spec_of(self.model, self.input_key, self.target_key, self.batch_layout)
 
+    @cached_property
     def loss(self) -> Loss | None:
-        """Return the loss of outputs and a batch."""
+        """The loss of outputs and a batch."""
         return check.check_loss_fn(self.loss_fn, self.model, self.batch_spec)
 
+    @cached_property
     def evaluators(self) -> tuple[Evaluator, ...]:
-        """Return the evaluators, complete with metrics and intervals."""
+        """The evaluators, complete with metrics and intervals."""
         return check.check_evaluators(self.eval_dataloader, self.metrics, self.eval_interval)
 
     def microbatches(self, *, groups: bool) -> "Microbatches":
@@ -565,29 +557,3 @@ class TrainerOptions:
 
     def attach(self, run: "Run") -> None:
         """Do nothing; a replay follows the run that was built."""
-
-
-_override: ContextVar[Callable[[TrainerOptions], TrainerOptions] | None] = ContextVar(
-    "composable_run_override", default=None
-)
-
-
-def active_override() -> object | None:
-    """Return what identifies the tool that runs this code, or None."""
-    return _override.get()
-
-
-def run_overrides(options: TrainerOptions) -> TrainerOptions:
-    """Return the options as changed by the tool, such as a replay, that runs this code."""
-    override = _override.get()
-    return options if override is None else override(options)
-
-
-@contextmanager
-def overridden_runs(override: Callable[[TrainerOptions], TrainerOptions]) -> Iterator[None]:
-    """Change the options of every `Trainer` that is built in the block."""
-    token = _override.set(override)
-    try:
-        yield
-    finally:
-        _override.reset(token)

@@ -6,20 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.state import State
 from composable.engines.modules import bind_loss
-from composable.functional import with_tensors
 from composable.functional._lent import local_part
 from composable.optim.building import update_param_groups
 from composable.optim.schedule_free import ScheduleFree
 
 __all__ = [
-    "at_averaged_weights",
-    "averaged_weights",
     "drop_batch",
     "frozen_parameters",
     "is_surgery",
@@ -97,32 +93,6 @@ def _require_input_grad(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any
     if not isinstance(x, Tensor) or x.requires_grad or x.is_contiguous() or not x.is_cpu:
         return None
     return (x.detach().requires_grad_(torch.is_grad_enabled()), *inputs[1:])
-
-
-@contextmanager
-def at_averaged_weights(state: State) -> Iterator[State]:
-    """Yield the state with the averages of schedule-free optimizers as its weights.
-
-    Its model is a copy; the model of `state` keeps its weights. The parameters of the loss are set
-    to their averages, and restored at the end.
-    """
-    if not any(isinstance(optimizer, ScheduleFree) for optimizer in state.optimizers):
-        yield state
-        return
-    tensors = averaged_weights(state.model, state.optimizers)
-    loss = nn.Module() if state.loss_module is None else state.loss_module
-    with temporary_weights(dict(loss.named_parameters()), averaged_weights(loss, state.optimizers)):
-        yield bind_loss(state.evolve(model=with_tensors(state.model, tensors)))
-
-
-def averaged_weights(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
-    """Return the averages of schedule-free optimizers in training mode, by parameter name."""
-    averages: dict[Tensor, Tensor] = {}
-    for optimizer in optimizers:
-        if isinstance(optimizer, ScheduleFree):
-            averages |= optimizer.averaged_weights()
-    named = module.named_parameters()
-    return {name: averages[p] for name, p in named if averages.get(p, p) is not p}
 
 
 @contextmanager

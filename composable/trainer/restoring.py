@@ -38,7 +38,7 @@ def prepare(saving: Saving) -> None:
     """
     options, run = saving.options, saving.run
     if options.load_best_at_end:
-        check_determined(saving.managers, options.evaluators())
+        check_determined(saving.managers, options.evaluators)
     if options.dry_run:
         return
     if options.nonfinite_loss == "rollback":
@@ -66,6 +66,7 @@ def resume(saving: Saving, point: ResumePoint) -> None:
     if ignored:
         tree = replaced(tree, saving.capture(False), expanded(ignored))
     _restore(saving, tree, point)
+    run.engine.check_weights(run.state)
     run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
     run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
     saving.resumed = True

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from torch import nn
-from typing_extensions import TypedDict
 
 from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.loss_weights import LossWeights
 from composable.core.state import FLOPS, State
-from composable.core.stateful import Count, Stateful
+from composable.core.stateful import Count, SavedFields, Stateful, saved
 from composable.core.time import Time, TimeUnit, reached
 from composable.distributed.signals import Signals
 from composable.engines.protocol import Engine
@@ -45,6 +45,7 @@ class UnsupportedRequestWarning(UserWarning):
     """A callback requested something that this run cannot do."""
 
 
+_ONE_BATCH = Time(1, TimeUnit.BATCH)
 _PART = "name of the part in a checkpoint"
 
 
@@ -95,29 +96,39 @@ class Run:
     rollback: Callable[[NonFiniteLossError], State] | None = None
     signals: Signals = attrs.field(factory=Signals)
     fire: Callable[[Event, State], State] = attrs.field(init=False)
-    fire_each: Callable[[Event, State], State] = attrs.field(init=False)
-    """Fires an event for each batch of the loader that belongs to the step."""
     fire_joined: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event, after which the requests of callbacks are the same on all processes."""
+    logs_each_batch: bool = attrs.field(init=False)
+    """Whether `log_interval` is one batch, which need not be computed."""
+    joins_requests: bool = attrs.field(init=False)
+    """Whether the requests of other processes are to be joined."""
+    after_dataloader: Step | None = attrs.field(init=False)
+    """Fires the event for each batch of the loader that belongs to the step, if any listens."""
     step: Step = attrs.field(init=False)
+    batch_end: Step | None = attrs.field(init=False)
+    batch_checkpoint: Step | None = attrs.field(init=False)
     recorders: list[Recorder] = attrs.field(factory=list)
     flops_counter: FlopsCounter | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.fire = self.fire_each = self.dispatcher.fire
+        self.fire = self.dispatcher.fire
         self.fire_joined = self.engine.joining(self.dispatcher)
+        self.logs_each_batch = self.log_interval == _ONE_BATCH
+        self.joins_requests = self.fire_joined != self.fire
         self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
-        if self.microbatches.groups:
-            self.fire_each = each_batch(self.fire)
         self.compose()
 
     def compose(self) -> None:
-        """Compose the step for the plan that the dispatcher has now, and connect its callbacks."""
+        """Compose a batch for the plan that the dispatcher has now, and connect its callbacks."""
         self.checkpoints.managers.clear()
         self.recorders.clear()
         self.flops_counter = None
         for callback in self.dispatcher.plan.callbacks:
             callback.attach(self)
+        each = each_batch(self.fire) if self.microbatches.groups else self.fire
+        self.after_dataloader = self._firing(Event.AFTER_DATALOADER, each)
+        self.batch_end = self._firing(Event.BATCH_END, self.fire_joined)
+        self.batch_checkpoint = self._firing(Event.BATCH_CHECKPOINT, self.fire_joined)
         self.step = build_step(
             self.dispatcher,
             self.engine,
@@ -126,6 +137,11 @@ class Run:
             self.guard,
             None if self.data.copies is None else self.data.fetch_ahead,
         )
+
+    def _firing(self, event: Event, fire: Callable[[Event, State], State]) -> Step | None:
+        """Return a function of the state that fires an event, or None if that has no effect."""
+        joins = fire is self.fire_joined and self.joins_requests
+        return partial(fire, event) if joins or self.dispatcher.listens(event) else None
 
     @property
     def parts(self) -> dict[str, Stateful]:
@@ -214,19 +230,13 @@ class Run:
         raise self.signals.interruption()
 
 
-class EvaluationState(TypedDict):
-    """The batch after which each evaluator was last run."""
-
-    last_run: dict[str, Count]
-
-
 @attrs.define(eq=False)
-class Evaluation:
+class Evaluation(SavedFields):
     """The evaluators of a run, and the batch after which each was last run."""
 
     evaluators: tuple[Evaluator, ...]
     weights: LossWeights
-    last_run: dict[str, int] = attrs.field(factory=dict)
+    last_run: dict[str, int] = saved(dict[str, Count], factory=dict)
 
     def run_due(self, run: Run, before: State, state: State, event: Event) -> State:
         """Run the evaluators that are due, or all of them if a callback requested it."""
@@ -258,14 +268,6 @@ class Evaluation:
             self.last_run[evaluator.label] = state.timestamp.batch
         state = run.fire(Event.EVAL_AFTER_ALL, state)
         return outer.evolve(memory=state.memory, metrics=state.metrics)
-
-    def state_dict(self) -> EvaluationState:
-        """Return the batch after which each evaluator was last run."""
-        return {"last_run": self.last_run}
-
-    def load_state_dict(self, state: EvaluationState) -> None:
-        """Restore what `state_dict` returned."""
-        self.last_run = dict(state["last_run"])
 
 
 @attrs.define(eq=False)
@@ -328,26 +330,17 @@ class Checkpoints:
         return bool(self._saved_at != _progress_marker(run, state))
 
 
-class ProgressState(TypedDict):
-    """The fields of `Progress`."""
-
-    requested_duration: Time | None
-    num_fits: Count
-    fit_in_progress: bool
-    calls: list[str | None]
-
-
 @attrs.define(eq=False)
-class Progress:
+class Progress(SavedFields):
     """The calls of `fit`."""
 
-    requested_duration: Time | None = None
+    requested_duration: Time | None = saved(Time | None, default=None)
     """The `max_duration` of the user, before any algorithm changed it."""
-    num_fits: int = 0
+    num_fits: int = saved(Count, default=0)
     """How often training was started, including the fit in progress."""
-    fit_in_progress: bool = False
+    fit_in_progress: bool = saved(bool, default=False)
     """Whether a fit was started and has not ended."""
-    calls: list[str | None] = attrs.field(factory=list)
+    calls: list[str | None] = saved(list[str | None], factory=list)
     """The `duration` of each call of `fit` that the script has made."""
     _repeated: int | None = None
     """How many of `calls` a restarted script has repeated; None if it makes calls of its own."""
@@ -375,19 +368,9 @@ class Progress:
         """Record a call of `fit`."""
         self.calls.append(_text(duration))
 
-    def state_dict(self) -> ProgressState:
-        """Return everything."""
-        return {
-            "requested_duration": self.requested_duration,
-            "num_fits": self.num_fits,
-            "fit_in_progress": self.fit_in_progress,
-            "calls": self.calls,
-        }
-
-    def load_state_dict(self, state: ProgressState) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the calls of `fit`; a changed `max_duration` of the user stays."""
-        self.num_fits, self.fit_in_progress = state["num_fits"], state["fit_in_progress"]
-        self.calls = list(state["calls"])
+        super().load_state_dict({**state, "requested_duration": self.requested_duration})
 
 
 def _text(duration: Time | None) -> str | None:

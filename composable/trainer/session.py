@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from composable.callbacks._results import declare_modes
 from composable.core._warnings import warn_user
@@ -11,12 +12,33 @@ from composable.core.logger import Logger
 from composable.plan.dispatch import Dispatcher
 from composable.plan.global_callbacks import global_callbacks
 from composable.plan.plan import Plan
-from composable.trainer.options import TrainerOptions, active_override
+from composable.trainer.options import TrainerOptions
 
-__all__ = ["Session", "SharedGeneratorWarning"]
+__all__ = ["Session", "SharedGeneratorWarning", "overridden_runs", "run_overrides"]
 
 
 _running: dict[int, int] = {}  # the thread of each session with a call in progress
+
+
+_override: ContextVar[Callable[[TrainerOptions], TrainerOptions] | None] = ContextVar(
+    "composable_run_override", default=None
+)
+
+
+def run_overrides(options: TrainerOptions) -> TrainerOptions:
+    """Return the options as changed by the tool, such as a replay, that runs this code."""
+    override = _override.get()
+    return options if override is None else override(options)
+
+
+@contextmanager
+def overridden_runs(override: Callable[[TrainerOptions], TrainerOptions]) -> Iterator[None]:
+    """Change the options of every `Trainer` that is built in the block."""
+    token = _override.set(override)
+    try:
+        yield
+    finally:
+        _override.reset(token)
 
 
 class SharedGeneratorWarning(UserWarning):
@@ -28,9 +50,9 @@ class Session:
 
     def __init__(self, options: TrainerOptions) -> None:
         self.options = options
-        self._override = active_override()
+        self._override = _override.get()
         self.own_plan = options.plan()
-        declare_modes(self.own_plan.callbacks, options.evaluators())
+        declare_modes(self.own_plan.callbacks, options.evaluators)
         self.logger = Logger(self.own_plan.destinations)
         self.dispatcher = Dispatcher(
             self.own_plan, self.logger, check_effects=options.check_effects
@@ -55,7 +77,7 @@ class Session:
         Raises:
             RuntimeError: The Trainer was built before.
         """
-        active = active_override()
+        active = _override.get()
         if active is not None and active is not self._override:
             raise RuntimeError(
                 "a Trainer that was built before a replay was called during it, and would write "
@@ -88,7 +110,7 @@ class Session:
         self._check_threads()
         self.in_call = True
         plan = self.plan
-        declare_modes(plan.callbacks, self.options.evaluators())
+        declare_modes(plan.callbacks, self.options.evaluators)
         self._set_plan(plan)
         if self.compose is not None:
             self.compose()

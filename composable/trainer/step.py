@@ -31,6 +31,7 @@ from composable.plan.dispatch import Dispatcher
 from composable.trainer.guards import NonFiniteGuard, skip_batches
 from composable.trainer.microbatches import Microbatches, each_batch, fit_memory, sum_gradients
 from composable.trainer.parameters import frozen_parameters, temporary_weights
+from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["Step", "build_step"]
@@ -82,6 +83,8 @@ def build_step(
         engine,
         microbatches,
     )
+    if dispatcher.plan.algorithms and microbatches.split:
+        gradients = whole_loss(gradients, dispatcher, engine, microbatches)
     if fetch_ahead is not None:
         gradients = followed_by(gradients, fetch_ahead)
     if scaler.enabled:
@@ -106,7 +109,7 @@ def build_step(
             at(AFTER_OPTIMIZER_STEP),
             at(BEFORE_ZERO_GRAD),
             zero_grad,
-            drop_gradients if dispatcher.plan.algorithms else None,
+            drop_requests if dispatcher.plan.algorithms else None,
             at(AFTER_ZERO_GRAD),
         ),
     )
@@ -194,7 +197,7 @@ def forward_backward(
         last: bool = True,
         empty: bool = False,
     ) -> State:
-        batch, loss_fn, share = state.batch, state.loss_fn, None
+        batch, loss_fn = state.batch, state.loss_fn
         if before is not None:
             state = before(state)
         seed_step(state.key, state.timestamp.batch, index)
@@ -202,16 +205,16 @@ def forward_backward(
             sums.begin_part(last)
         if sums is None or sums.shares is None:
             state, outputs, _, loss = compute_loss(state)
+            value = loss
         else:
             state, outputs, loss, share = sums.shares.compute(
                 compute_loss, state, batch, empty=empty
             )
             loss = times(loss, share)
-        backward(loss)
-        if share is not None:
-            loss = without_nothing(loss, share)
+            value = without_nothing(loss, share)
+        backward(loss if sums is None else sums.joined(loss, value))
         state = state.evolve_unchecked(
-            outputs=outputs, loss=loss.detach(), batch=batch, loss_fn=loss_fn
+            outputs=outputs, loss=value.detach(), batch=batch, loss_fn=loss_fn
         )
         return state if after is None else after(state)
 
@@ -312,6 +315,8 @@ def optimizer_step(
     return step
 
 
-def drop_gradients(state: State) -> State:
-    """Drop the gradients that an algorithm has changed."""
-    return state if state.gradients is None else state.evolve_unchecked(gradients=None)
+def drop_requests(state: State) -> State:
+    """Drop the gradients that an algorithm has changed, and its request of a loss of the whole."""
+    if state.gradients is None and not state.whole_loss:
+        return state
+    return state.evolve_unchecked(gradients=None, whole_loss=False)

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from composable.engines.buckets import buckets_of
 
 from composable.algorithms import SelectiveBackprop
 from composable.distributed import DDP, FSDP2
-from composable.engines.buckets import buckets_of
 from tests.support import parallel_messages, parallel_runs
 from tests.support.processes import run
 

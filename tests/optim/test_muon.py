@@ -115,7 +115,7 @@ def test_large_matrices_are_updated_in_smaller_batches(monkeypatch):
     first = stepped(Muon(together, lr=0.1), together)
     monkeypatch.setattr(muon, "_ELEMENTS_ON_CPU", 72)
 
-    sizes = [len(batch) for batch in muon._batches(apart)]
+    sizes = [len(batch.indices) for batch in muon._batches(apart, 1)]
     assert sizes == [2, 2, 1]
     assert same(first, stepped(Muon(apart, lr=0.1), apart))
 
@@ -232,6 +232,7 @@ def test_choices_override_the_rule():
         (lambda: Muon(mlp(), adjust_lr_fn="none"), "adjust_lr_fn='none' must be 'original'"),
         (lambda: Muon(mlp(), adamw_betas=(0.9, 1.0)), r"adamw_betas\[1\]=1.0 must be"),
         (lambda: Muon(mlp(), ns_coefficients=(1, 2)), r"ns_coefficients=\(1, 2\) must be three"),
+        (lambda: Muon(mlp(), process_group="world"), "process_group='world' must be"),
         (lambda: Muon(mlp(), dtype=torch.int8), "dtype=torch.int8 must be a floating-point"),
     ],
 )

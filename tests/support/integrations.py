@@ -28,6 +28,11 @@ SECOND_PASS = (
     "`adapt_loop` raises an `UnsupportedRequestError`. In your own loop, `sam_perturbation` takes "
     "a few lines: see [its card](methods/sam_perturbation.md)."
 )
+SECOND_FORWARD = (
+    "WholeLoss needs a second forward pass over all parts of a batch, which cannot be added to an "
+    "external loop. `adapt_loop` raises an `UnsupportedRequestError`. In your own loop, "
+    "`cached_gradients` takes a few lines: see [its card](methods/cached_gradients.md)."
+)
 EVALUATED_BATCHES = (
     "It changes the batches of evaluations, which an external loop does not pass to algorithms. "
     "`adapt_loop` raises an `UnsupportedRequestError`; call `fixres` in the evaluation."
@@ -47,6 +52,7 @@ REASONS = [
     NO_EVALUATION_CALLBACK,
     OWN_MODEL,
     SECOND_PASS,
+    SECOND_FORWARD,
     LATE_STATISTICS,
     FREEZES_BEFORE,
     EVALUATED_BATCHES,

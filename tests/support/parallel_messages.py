@@ -2,15 +2,14 @@
 
 from collections import Counter
 from typing import Any
-from unittest import mock
 
+import attrs
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composable import Event
 from composable.distributed import Processes
-from composable.engines import buckets
 from tests.support import parallel_runs as runs
 from tests.support.models import CLASSES, SIDE
 
@@ -102,7 +101,8 @@ def replace_gradients(event: Event, state: Any) -> Any:
     return state
 
 
-def fit_in_buckets(size: int, **options: Any) -> dict[str, Any]:
-    """Train like `fit_counting`, and send gradients from a number of bytes."""
-    with mock.patch.object(buckets.buckets_of, "__defaults__", (size,)):
-        return fit_counting(**options)
+def fit_in_buckets(mib: float, **options: Any) -> dict[str, Any]:
+    """Train like `fit_counting`, with messages of a size in MiB."""
+    return fit_counting(
+        **options, parallel=attrs.evolve(options.pop("parallel"), bucket_cap_mb=mib)
+    )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from composable import Event, SplitLossError
-from composable.algorithms import LabelSmoothing, MixUp
+from composable.algorithms import SAM, LabelSmoothing, MixUp, WholeLoss
 from composable.core.state import State
 from composable.distributed import DDP, FSDP2
 from composable.distributed.processes import ProcessError
@@ -38,6 +38,12 @@ ALGORITHMS: dict[str, list[Any]] = {
     "MixUp": [MixUp()],
     "MixUp of losses": [MixUp(interpolate_loss=True)],
     "LabelSmoothing": [LabelSmoothing()],
+}
+WHOLE: dict[str, list[Any]] = {
+    "WholeLoss": [WholeLoss()],
+    "WholeLoss, MixUp": [WholeLoss(), MixUp()],
+    "WholeLoss, LabelSmoothing": [WholeLoss(), LabelSmoothing()],
+    "WholeLoss, SAM": [WholeLoss(), SAM(rho=0.5)],
 }
 PRECISIONS = {"fp32": 1e-4, "amp_bf16": 0.05}
 """How far the losses and gradients of parts may be from those of the whole, by rounding."""
@@ -85,7 +91,7 @@ def step_of(name: str, algorithms: str, precision: str, options: dict[str, Any])
         parts_of(sizes, dtype=torch.float32),
         loss_fn=LOSSES[name],
         optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-        algorithms=ALGORITHMS[algorithms],
+        algorithms={**ALGORITHMS, **WHOLE}[algorithms],
         callbacks=keep,
         precision=precision,
         max_duration="1ba",

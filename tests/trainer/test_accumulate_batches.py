@@ -307,7 +307,7 @@ def test_ends_an_epoch_between_steps():
 
 def test_one_composes_nothing():
     run = make_trainer(accumulate_batches=1)._run
-    assert run.fire_each == run.fire
+    assert run.after_dataloader is None
     assert not run.microbatches.split
 
 

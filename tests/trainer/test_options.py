@@ -7,7 +7,8 @@ import attrs
 import pytest
 
 from composable import Trainer
-from composable.trainer.options import TrainerOptions, overridden_runs
+from composable.trainer.options import TrainerOptions
+from composable.trainer.session import overridden_runs
 from tests.support.models import linear
 from tests.support.runs import make_trainer
 

@@ -1,0 +1,306 @@
+"""The sums of gradients over processes, by PyTorch's DistributedDataParallel.
+
+DDP gets the parameters that are trained, and a *report*: a further parameter, whose gradient is
+what else a step sends, so that a small model needs one message. DDP reduces during the backward
+pass of a loss that is `joined`, or in a backward pass of its own, after all gradients are computed.
+
+DDP waits for a gradient of each parameter. One without a gradient gets an undefined one at the end,
+which is 0 in the sum. The last message says which parameters have a gradient on any process, and
+the gradients of the others stay None.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from composable.engines.flat import flat_gradients, kinds_of, write_gradients
+
+__all__ = ["GradientReducer", "Hook", "drop_absent", "flags_like"]
+
+Hook: TypeAlias = Callable[[Any, dist.GradBucket], Future[Tensor]]
+
+_CARRIERS = (torch.float32, torch.float64)
+"""The dtypes of gradients that a report can be sent with."""
+
+
+class GradientReducer:
+    """Sums the gradients of parameters over the processes.
+
+    Args:
+        parameters: The parameters, the same on every process, those of the first layers first.
+        size: The number of values of a report.
+        device: The device of the report.
+        sparse: Which of them have sparse gradients: these are summed as dense ones, at the end.
+        hook: A communication hook of DDP, and its state. Default: one that sums.
+        static_graph: Whether each step uses the same parameters, equally often.
+        find_unused_parameters: Whether the gradients of parameters without one are sent at the
+            start of a backward pass, and not at its end.
+        options: Further options of DDP.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        size: int,
+        device: torch.device,
+        *,
+        sparse: Sequence[Tensor] = (),
+        hook: tuple[Any, Hook] | None = None,
+        static_graph: bool = False,
+        find_unused_parameters: bool = False,
+        **options: Any,
+    ) -> None:
+        apart = set(map(id, sparse))
+        self.parameters, self.sparse, self.size = list(parameters), list(sparse), size
+        self._dense = [one for one in parameters if id(one) not in apart]
+        kinds = {(one.dtype, one.device) for one in self._dense}
+        known = hook is None and not static_graph  # whether the report will be in the last message
+        dtype = self._dense[0].dtype if len(kinds) == 1 else None
+        self.carries = known and (not kinds or dtype in _CARRIERS)
+        """Whether the report is sent with the gradients."""
+        self.report = nn.Parameter(
+            torch.zeros(
+                size + len(parameters),
+                dtype=dtype if self.carries and kinds else torch.float64,
+                device=device,
+            )
+        )
+        self.present: list[bool] = []
+        """Whether each parameter had a gradient in this process, in the last step."""
+        self._touched = self._dense if find_unused_parameters else []
+        self._unreached: set[int] = set()
+        self._joined: Tensor | None = None
+        self._before: list[Tensor | None] = []
+        before = [one.grad for one in self.parameters]  # DDP would move them into its messages
+        self._clear()
+        # DDP sends the last parameters first.
+        held = [self.report, *self._dense] if self.carries else self._dense
+        self.ddp = DistributedDataParallel(
+            _Held(held),
+            init_sync=False,
+            gradient_as_bucket_view=True,
+            static_graph=static_graph,
+            **options,
+        )
+        self._messages = _Messages()
+        self.ddp.register_comm_hook(self._messages, _Messages.send)
+        if not static_graph:
+            self._fix_messages()
+        if hook is not None:
+            self._messages.state, self._messages.hook = hook
+            self._messages.means = dist.get_world_size()
+        for one, grad in zip(self.parameters, before, strict=True):
+            one.grad = grad
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all messages of a step have been sent."""
+        return self._messages.all_sent
+
+    def _fix_messages(self) -> None:
+        """Send zeros twice, since DDP divides the parameters into messages by their first order.
+
+        The order of a first step could be another one in a resumed run, whose results would then
+        differ in the last bits.
+        """
+        for _ in range(2):
+            self.start(lambda: self.report.new_zeros(self.size))
+            joined: Any = self.ddp(torch.zeros(()), self._last)
+            for one in reversed(self._dense):
+                _undefined([one]).backward()
+            joined.backward()
+            self._clear()
+
+    def _clear(self) -> None:
+        for one in [*self.parameters, self.report]:
+            one.grad = None
+
+    def start(self, report: Callable[[], Tensor]) -> None:
+        """Begin the last part of a step, before its forward pass.
+
+        Args:
+            report: Returns the report. It is called after all other gradients are computed.
+        """
+        self._messages.all_sent, self._joined = False, None
+        # A backward pass goes back in time, so that of the first operation is the last one.
+        self._last = _Report.apply(self.report, lambda: self._values(report))
+
+    def join(self, loss: Tensor) -> Tensor:
+        """Return a loss, with whose backward pass the gradients are sent."""
+        self._before = [one.grad for one in self._dense]
+        self._joined = joined = self.ddp(loss, self._last, *self._touched)
+        self._last = None
+        return joined  # type: ignore[no-any-return]
+
+    def finish(self) -> Tensor | None:
+        """Send what is left after the backward pass, and return the sum of the reports.
+
+        The gradients of the parameters are then the sums. They are None where no process has one.
+
+        Returns:
+            The sum of the reports, in float64. None if they are not sent with the gradients: in
+            this case, no gradient is None.
+        """
+        if self._joined is None:
+            self.ddp(_undefined(self._dense), self._last).backward()
+            self._last = None
+        elif not self.is_complete:  # DDP waits for parameters without a gradient
+            _undefined(self._late()).backward()
+        self._joined, self._before = None, []
+        self._sum_sparse()
+        report, self.report.grad = self.report.grad, None
+        if not self.carries:
+            return None
+        drop_absent(self.parameters, report[self.size :], self.present)  # type: ignore[index]
+        return report[: self.size].double()  # type: ignore[index]
+
+    def _late(self) -> list[Tensor]:
+        """Return the parameters of which DDP has not learned in the backward pass.
+
+        It has learned of those that got an undefined gradient there. So the graph is searched when
+        a parameter has no gradient for the first time.
+        """
+        pairs = zip(self._dense, self._before, strict=True)
+        unchanged = [one for one, before in pairs if one.grad is before]
+        absent = {id(one) for one in unchanged if one.grad is None}
+        if new := absent - self._unreached:
+            self._unreached |= new - _leaves(self._joined)
+        return [one for one in unchanged if one.grad is not None or id(one) in self._unreached]
+
+    def _sum_sparse(self) -> None:
+        if not self.sparse:
+            return
+        for kind in kinds_of(self.sparse):
+            parameters = [self.sparse[i] for i in kind]
+            flat = flat_gradients(parameters, [one.grad for one in parameters])
+            dist.all_reduce(flat)
+            write_gradients(parameters, flat / self._messages.means)
+
+    def _values(self, report: Callable[[], Tensor]) -> Tensor:
+        self.present = [one.grad is not None for one in self.parameters]
+        values = report().to(self.report.dtype)
+        return torch.cat([values, flags_like(values, self.present)])
+
+
+class _Messages:
+    """Sends the messages of DDP, by a communication hook."""
+
+    def __init__(self) -> None:
+        self.state: Any = None
+        self.hook: Hook = _sum
+        self.all_sent = True
+        self.means = 1
+        """By what the hook divides the sum over the processes."""
+
+    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Send a message."""
+        self.all_sent = bucket.is_last()
+        return self.hook(self.state, bucket)
+
+
+def _sum(_: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Sum a bucket of gradients, where DDP would compute the mean."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[union-attr,no-any-return]
+
+
+def flags_like(tensor: Tensor, flags: Sequence[bool]) -> Tensor:
+    """Return flags as 0 and 1 on the device of a tensor, in its dtype, without waiting for it."""
+    if all(flags):
+        return tensor.new_ones(len(flags))
+    on_cpu = torch.tensor(flags, dtype=tensor.dtype)
+    if tensor.device.type == "cpu":
+        return on_cpu
+    return on_cpu.pin_memory().to(tensor.device, non_blocking=True)
+
+
+def drop_absent(parameters: Sequence[Tensor], counts: Tensor, present: Sequence[bool]) -> None:
+    """Let the gradients be None that no process has.
+
+    Args:
+        parameters: The parameters.
+        counts: The number of processes that have a gradient of each. It is read only if this one
+            lacks one: for a GPU, the host would wait.
+        present: Whether this process has a gradient of each.
+    """
+    if all(present):
+        return
+    for parameter, count in zip(parameters, counts.tolist(), strict=True):
+        if not count:
+            parameter.grad = None
+
+
+def _leaves(tensor: Tensor | None) -> set[int]:
+    """Return the ids of the leaves from which a tensor was computed."""
+    leaves, seen = set(), set()
+    nodes = [] if tensor is None else [tensor.grad_fn]
+    while nodes:
+        node: Any = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [following for following, _ in node.next_functions]
+            leaves.add(id(getattr(node, "variable", None)))
+    return leaves
+
+
+class _Held(nn.Module):
+    """The parameters that DDP reduces, whatever modules they are of, if any."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        # Not only instances of nn.Parameter: an optimizer may train any tensor.
+        self._parameters.update({str(i): one for i, one in enumerate(tensors)})  # type: ignore[misc]
+
+    def forward(self, loss: Tensor, *others: Tensor) -> Tensor:
+        """Return the loss."""
+        joined: Tensor = _Joined.apply(loss, *others)
+        return joined
+
+
+class _Joined(torch.autograd.Function):
+    """A loss whose backward pass includes those of other values, with undefined gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *others: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.count = len(others)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return gradient, *(None,) * ctx.count
+
+
+class _Report(torch.autograd.Function):
+    """A value whose backward pass gives the report its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, report: Tensor, values: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+        ctx.values = values
+        return report.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.values(), None
+
+
+def _undefined(parameters: Sequence[Tensor]) -> Any:
+    """Return a value whose backward pass gives parameters undefined gradients."""
+    return _Undefined.apply(*parameters) if parameters else torch.zeros(())
+
+
+class _Undefined(torch.autograd.Function):
+    """A value whose backward pass gives parameters undefined gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.count = len(parameters)
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+        return (None,) * ctx.count

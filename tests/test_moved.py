@@ -1,0 +1,38 @@
+"""Old import paths: they work, and warn."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from composable._moved import MOVED
+
+PATHS = [(old, name, new) for old, names in MOVED.items() for name, new in names.items()]
+
+
+@pytest.mark.parametrize(("old", "name", "new"), PATHS)
+def test_an_old_path_returns_the_same_object_and_warns_at_the_import(old, name, new):
+    with pytest.warns(DeprecationWarning, match=f"import {name} from {new}") as record:
+        exec(compile(f"from {old} import {name} as found", "users.py", "exec"), names := {})
+    assert names["found"] is getattr(importlib.import_module(new), name)
+    assert [one.filename for one in record] == ["users.py"]
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_module_has_no_other_names_and_no_file(old):
+    with pytest.raises(ImportError, match="anything_else"):
+        exec(f"from {old} import anything_else")
+    with pytest.raises(AttributeError, match=f"{old}.*__file__"):
+        importlib.import_module(old).__file__  # noqa: B018
+
+
+def test_an_old_module_is_imported_first():
+    code = "import composable.trainer.best as best; best.Best"
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "DeprecationWarning: composable.trainer.best goes with the next release" in done.stderr

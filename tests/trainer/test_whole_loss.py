@@ -1,0 +1,404 @@
+"""The loss of a whole batch in the Trainer: events, memory, precision, resume, bad input."""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composable import Algorithm, Event, SplitLossError
+from composable.algorithms import EMA, SAM, LabelSmoothing, MixUp, WholeLoss
+from composable.core.algorithm import Stage
+from composable.distributed import DDP
+from tests.support.contrastive import KEYS, Contrast, TwoEncoders, pairs, trained_pair
+from tests.support.data import batches
+from tests.support.models import linear, same, weights
+from tests.support.runs import adam, make_trainer, trained
+
+SPLITS = {
+    "microbatches": {"grad_accum": 3},
+    "batches": {"accumulate_batches": 2},
+    "shards": {"parallel": DDP(shards=3)},
+    "all": {"parallel": DDP(shards=3), "accumulate_batches": 2, "microbatch_size": 2},
+}
+SPLIT = pytest.mark.parametrize("options", SPLITS.values(), ids=SPLITS)
+
+
+def whole_pair(*sizes, algorithms=(), **options):
+    return trained_pair(*sizes, algorithms=[WholeLoss(), *algorithms], **options)
+
+
+def close(found, expected, tolerance=1e-4):
+    assert found["losses"] == pytest.approx(expected["losses"], rel=tolerance)
+    for name, values in expected["weights"].items():
+        assert found["weights"][name] == pytest.approx(values, rel=tolerance, abs=tolerance)
+
+
+# --- the update ---
+
+
+@SPLIT
+def test_a_learned_temperature_and_both_encoders_are_trained_by_the_whole(options):
+    several = "accumulate_batches" in options
+    expected = trained_pair(*((13,) if several else (13, 13)))
+
+    found = whole_pair(*((7, 6) if several else (13, 13)), **options)
+
+    close(found, expected)
+    assert found["calls"] == expected["calls"]
+
+
+def test_a_batch_that_is_not_split_keeps_its_bits():
+    assert whole_pair(dropout=0.5, noise=0.1) == trained_pair(dropout=0.5, noise=0.1)
+
+
+@pytest.mark.parametrize("precision", ["amp_bf16", "amp_fp16", "bf16"])
+def test_precisions_are_those_of_the_unsplit_batch(precision):
+    options = {"precision": precision, "max_duration": "2ba"}
+    options |= {"optimizers": lambda params: torch.optim.SGD(params, lr=0.1)}
+
+    close(whole_pair(grad_accum=3, **options), trained_pair(**options), tolerance=0.03)
+
+
+@pytest.mark.parametrize("algorithm", [SAM(rho=0.1), EMA(half_life="1ba")], ids=repr)
+def test_other_methods_see_the_gradients_of_the_whole(algorithm):
+    expected = trained_pair(algorithms=[algorithm])
+
+    close(whole_pair(algorithms=[algorithm], microbatch_size=2), expected)
+
+
+@pytest.mark.parametrize("algorithm", [LabelSmoothing(), MixUp(), MixUp(interpolate_loss=True)])
+def test_methods_of_the_loss_get_the_targets_of_the_whole(algorithm):
+    expected = trained(algorithms=[algorithm])
+
+    found = trained(algorithms=[WholeLoss(), algorithm], microbatch_size=2)
+
+    assert all(torch.allclose(found[name], one, atol=1e-6) for name, one in expected.items())
+
+
+def test_batches_that_are_mixed_alone_are_joined():
+    options = {"algorithms": [MixUp()], "accumulate_batches": 3}
+
+    found = trained(**{**options, "algorithms": [WholeLoss(), MixUp()]})
+
+    for name, one in trained(**options).items():
+        assert torch.allclose(found[name], one, atol=1e-6)
+
+
+def test_both_passes_have_the_dropout_of_the_split():
+    net = [nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 3)) for _ in range(2)]
+    net[1].load_state_dict(net[0].state_dict())
+    options = {"parallel": DDP(shards=2), "microbatch_size": 1}
+
+    found = trained(net[0], algorithms=[WholeLoss()], **options)
+
+    for name, one in trained(net[1], **options).items():
+        assert torch.allclose(found[name], one, atol=1e-6)
+
+
+def test_a_compiled_model_has_one_graph_and_the_same_dropout():
+    options = {"grad_accum": 2, "dropout": 0.5, "compile": {"backend": "aot_eager"}}
+
+    close(whole_pair(12, 12, **options), whole_pair(12, 12, grad_accum=2, dropout=0.5))
+
+
+def test_memory_that_is_short_halves_the_parts():
+    class Short(TwoEncoders):
+        def forward(self, left, right):
+            if len(left) > 4 and torch.is_grad_enabled():
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return super().forward(left, right)
+
+    trainer = make_trainer(
+        Short(), pairs(13), loss_fn=Contrast(), algorithms=[WholeLoss()], microbatch_size="auto",
+        **KEYS,
+    )  # fmt: skip
+    trainer.fit()
+
+    expected = make_trainer(TwoEncoders(), pairs(13), loss_fn=Contrast(), **KEYS)
+    expected.fit()
+    found = weights(trainer.state.model)
+    for name, one in weights(expected.state.model).items():
+        assert torch.allclose(found[name], one, atol=1e-6)
+
+
+# --- buffers, random numbers, events ---
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False)
+
+    def forward(self, inputs):
+        return self.norm(self.layer(inputs))
+
+
+def test_buffers_of_the_model_move_once():
+    models = [Counting(), Counting()]
+    models[1].load_state_dict(models[0].state_dict())
+    options = {"accumulate_batches": 3, "max_duration": "1ba"}
+
+    found = trained(models[0], algorithms=[WholeLoss()], **options)
+
+    expected = trained(models[1], **options)
+    for name in ("norm.running_mean", "norm.num_batches_tracked"):
+        assert torch.equal(found[name], expected[name])
+
+
+def test_a_loss_that_draws_numbers_is_called_once_a_step():
+    first = whole_pair(noise=0.5, microbatch_size=3)
+
+    assert first == whole_pair(noise=0.5, microbatch_size=3)
+    assert first["losses"] != whole_pair(microbatch_size=3)["losses"]
+    assert first["calls"] == 4
+
+
+def traced(**options):
+    trace = []
+
+    class Spy(Algorithm):
+        events = frozenset(Event) - {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD}
+        stage = Stage.OTHER
+
+        def apply(self, event, state):
+            trace.append(("algorithm", event))
+            return state
+
+    def observe(event, state, logger):
+        trace.append(("callback", event))
+        if event in (Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD):
+            assert len(state.outputs[0]) == len(state.targets) == 13
+        if event is Event.AFTER_BACKWARD:
+            shares.append((len(state.targets), state.loss.item()))
+
+    shares = []
+    trainer = make_trainer(
+        TwoEncoders(), pairs(*options.pop("sizes")), loss_fn=Contrast(), callbacks=observe,
+        algorithms=[WholeLoss(), Spy()], max_duration="1ba", **KEYS, **options,
+    )  # fmt: skip
+    trainer.fit()
+    return Counter(trace), shares, trainer.state.loss.item()
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"microbatch_size": 5, "sizes": [13]}, [5, 5, 3]),
+        ({"accumulate_batches": 2, "sizes": [7, 6]}, [7, 6]),
+        ({"parallel": DDP(shards=2), "sizes": [13]}, [6, 7]),
+    ],
+)
+def test_events_fire_in_both_passes_for_algorithms_and_once_for_the_loss(options, parts):
+    trace, shares, loss = traced(**options)
+
+    count = len(parts)
+    for event in (Event.BEFORE_FORWARD, Event.AFTER_FORWARD):
+        assert trace["algorithm", event] == 2 * count
+        assert trace["callback", event] == count
+    for event in (Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD):
+        assert trace["algorithm", event] == trace["callback", event] == 1
+    assert trace["algorithm", Event.AFTER_BACKWARD] == count
+    assert shares == [(size, pytest.approx(loss * size / 13)) for size in parts]
+
+
+def test_what_algorithms_remember_about_the_loss_is_kept():
+    class Count(Algorithm):
+        events = frozenset({Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.AFTER_BACKWARD})
+        writes = frozenset({"memory"})
+
+        def match(self, event, state):
+            return event.name == self.name
+
+        def apply(self, event, state):
+            return state.remember(self.name, state.memory.get(self.name, 0) + 1)
+
+    counts = [Count(name=event.name) for event in Count.events]
+    trainer = make_trainer(algorithms=[WholeLoss(), *counts], microbatch_size=2, max_duration="1ba")
+    trainer.fit()
+
+    assert dict(trainer.state.memory) == {
+        "BEFORE_FORWARD": 2,
+        "AFTER_LOSS": 1,
+        "AFTER_BACKWARD": 2,
+    }
+
+
+def test_a_run_resumes_with_the_same_bits(tmp_path):
+    options = {"grad_accum": 3, "dropout": 0.5, "noise": 0.1, "optimizers": adam}
+    expected = whole_pair(max_duration="4ba", **options)
+
+    whole_pair(max_duration="3ba", save_folder=tmp_path, autoresume=True, **options)
+    with pytest.warns(UserWarning, match="requested_duration"):
+        found = whole_pair(max_duration="4ba", save_folder=tmp_path, autoresume=True, **options)
+
+    assert found["weights"] == expected["weights"]
+    assert found["calls"] == expected["calls"]
+
+
+# --- outputs that are named, and bad input ---
+
+
+class Similarities(TwoEncoders):
+    """A model that computes similarities and a loss in its forward pass, as CLIP does."""
+
+    def forward(self, left, right):
+        left, right = super().forward(left, right)
+        logits = left @ right.T
+        loss = cross_entropy(logits, torch.arange(len(left)))
+        return {"loss": loss, "logits": logits, "left": left, "right": right}
+
+
+def embeddings(outputs):
+    return outputs["left"], outputs["right"]
+
+
+def pair_run(model, **options):
+    options = {"loss_fn": Contrast(), **KEYS, **options}
+    trainer = make_trainer(model, pairs(12), **options)
+    trainer.fit()
+    return weights(trainer.state.model)
+
+
+def test_outputs_are_named_by_a_function():
+    algorithms = [WholeLoss(outputs=embeddings)]
+
+    found = pair_run(Similarities(), algorithms=algorithms, grad_accum=3)
+
+    for name, one in pair_run(TwoEncoders()).items():
+        assert torch.allclose(found[name], one, atol=1e-6)
+    assert same(pair_run(Similarities(), algorithms=algorithms), pair_run(TwoEncoders()))
+
+
+def refusal(model, error=SplitLossError, **options):
+    with pytest.raises(error) as caught:
+        pair_run(model, **{"algorithms": [WholeLoss()], "grad_accum": 3, **options})
+    return str(caught.value)
+
+
+def test_similarities_of_a_part_are_refused():
+    message = refusal(Similarities(), loss_fn=lambda o, t: o["logits"].sum())
+
+    assert "rows have the shape (4,) for 4 examples and (2,) for 2" in message
+    assert "WholeLoss(outputs=...)" in message
+
+
+def test_a_loss_of_a_part_among_the_outputs_is_refused():
+    class OwnLoss(TwoEncoders):
+        def forward(self, left, right):
+            left, right = super().forward(left, right)
+            return {"left": left, "loss": left.sum() * right.mean()}
+
+    message = refusal(OwnLoss(), loss_fn=lambda o, t: o["loss"])
+
+    assert "outputs['loss'] is a tensor without dimensions" in message
+    assert "WholeLoss(outputs=...)" in message
+
+
+def test_outputs_without_tensors_are_refused():
+    class Opaque:
+        pass
+
+    class NoTensors(TwoEncoders):
+        def forward(self, left, right):
+            return Opaque()
+
+    message = refusal(NoTensors(), TypeError)
+
+    assert "NoTensors returned a Opaque, which has no tensor" in message
+
+
+def test_outputs_of_other_shapes_are_refused():
+    class Growing(TwoEncoders):
+        def forward(self, left, right):
+            self.seen = getattr(self, "seen", 0) + 1
+            return torch.cat([self.left(left)] * self.seen, 1)
+
+    message = refusal(Growing(), loss_fn=lambda o, t: o.square().sum(), grad_accum=2)
+
+    assert "has the shape (6, 8) in a part of a batch, where (6, 4) would be joined" in message
+
+
+def test_hidden_randomness_is_refused():
+    class Hidden(TwoEncoders):
+        def forward(self, left, right):
+            return super().forward(left * random.random(), right)
+
+    message = refusal(Hidden())
+
+    assert "Hidden returned other outputs in the second of two forward passes" in message
+
+
+def test_lists_of_examples_are_refused():
+    data = [([torch.ones(3)] * 4, [torch.tensor(1)] * 4)]
+
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, inputs):
+            return self.layer(torch.stack(inputs))
+
+    with pytest.raises(SplitLossError, match="has the layout 'lists'"):
+        make_trainer(
+            Listed(),
+            data,
+            loss_fn=lambda o, t: cross_entropy(o, torch.stack(t)),
+            algorithms=[WholeLoss()],
+            grad_accum=2,
+            batch_layout="lists",
+        ).fit()
+
+
+def test_inputs_that_were_not_kept_are_refused():
+    class Reads(Algorithm):
+        events = frozenset({Event.BEFORE_LOSS})
+
+        def apply(self, event, state):
+            return state.inputs.shape and state
+
+    with pytest.raises(SplitLossError, match=r"inputs\.shape is not available to the loss"):
+        make_trainer(algorithms=[WholeLoss(), Reads()], accumulate_batches=3).fit()
+
+
+def test_losses_of_parts_are_refused():
+    class OfParts(Algorithm):
+        events = frozenset({Event.BEFORE_FORWARD})
+        writes = frozenset({"loss_fn"})
+
+        def apply(self, event, state):
+            return state.evolve(loss_fn=lambda outputs, batch: outputs.sum())
+
+    with pytest.raises(SplitLossError, match="let it act at BEFORE_LOSS"):
+        make_trainer(algorithms=[WholeLoss(), OfParts()], grad_accum=2).fit()
+
+
+def test_a_model_with_a_loss_of_its_own_gets_the_batch_of_the_whole():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = linear()
+
+        def forward(self, batch):
+            return self.layer(batch[0])
+
+        def loss(self, outputs, batch):
+            return (cross_entropy(outputs, batch[1]) * batch[0].mean()).sqrt()
+
+    models = [Own(), Own()]
+    models[1].load_state_dict(models[0].state_dict())
+    data = [(one.abs(), label) for one, label in batches(12)]
+    joined = [tuple(map(torch.cat, zip(*data, strict=True)))]
+
+    found = trained(models[0], data, loss_fn=None, algorithms=[WholeLoss()], accumulate_batches=3)
+
+    for name, one in trained(models[1], joined, loss_fn=None).items():
+        assert torch.allclose(found[name], one, atol=1e-6)
+
+
+def test_the_error_about_a_split_offers_the_loss_of_the_whole():
+    with pytest.raises(SplitLossError, match=r"add WholeLoss\(\) to algorithms"):
+        pair_run(TwoEncoders(), grad_accum=3)
