@@ -11,7 +11,10 @@ from composable.core.loss_mean import declared_by
 from composable.core.loss_weights import LossWeights
 from composable.core.state import State
 from composable.data.prefetch import CopyStream
+from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
+from composable.engines.build import engine_type
+from composable.engines.protocol import Engine, Setup
 from composable.engines.shares import LossShares
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
@@ -19,6 +22,8 @@ from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
+from composable.trainer.guards import NonFiniteGuard
+from composable.trainer.microbatches import Microbatches
 from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import surgery
 from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
@@ -101,8 +106,8 @@ def build_run(
     if point is None:  # otherwise when its values are restored
         state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
     signals = Signals()
-    engine = options.build_engine(signals, point)
-    state = engine.prepare(state, options.setup(dispatcher.plan, resumes=point is not None))
+    engine = _engine(options, signals, None if point is None else point.num_shards)
+    state = engine.prepare(state, _setup(options, dispatcher.plan, resumes=point is not None))
     weights = LossWeights(declared_by(options.loss_mean_over, state), bool(options.compile))
     weights.agree = engine.agree_on_calls
     engine.shares = LossShares(weights, engine.forward.loss)
@@ -119,8 +124,15 @@ def build_run(
         rates=rates,
         evaluation=Evaluation(options.evaluators, weights),
         checkpoints=Checkpoints(options.saver),
-        guard=options.guard(),
-        microbatches=options.microbatches(groups=engine.has_shards),
+        guard=NonFiniteGuard(
+            options.nonfinite_loss, options.nonfinite_loss != "raise" or state.device.type == "cpu"
+        ),
+        microbatches=Microbatches(
+            options.grad_accum,
+            None if options.microbatch_size == "auto" else options.microbatch_size,  # type: ignore[arg-type]
+            auto=options.microbatch_size == "auto",
+            groups=engine.has_shards or options.accumulate_batches > 1,
+        ),
         progress=Progress(options.max_duration),
         log_interval=options.log_interval,
         iteration_length=options.iteration_length,
@@ -128,4 +140,36 @@ def build_run(
         loss_shares=engine.shares,
         signals=signals,
         engine=engine,
+    )
+
+
+def _engine(options: TrainerOptions, signals: Signals, saved: int | None) -> Engine:
+    """Return the engine before it is prepared.
+
+    Args:
+        options: The arguments of the `Trainer`.
+        signals: The signals of this process.
+        saved: The number of shards of the run that is resumed, which is kept.
+    """
+    strategy, processes = options.parallel, options.processes
+    count = strategy.shard_count(processes, saved)
+    signals.shared = processes.several
+    kind = engine_type(strategy, processes, count)
+    engine: Engine = kind(strategy, Shards(count, processes), signals, options.is_local)
+    return engine
+
+
+def _setup(options: TrainerOptions, plan: Plan, *, resumes: bool) -> Setup:
+    """Return what the engine is prepared for."""
+    size = getattr(options.train_dataloader, "batch_size", None)
+    if size is not None:
+        size *= (options.processes.size if options.is_local else 1) * options.accumulate_batches
+    return Setup(
+        given=options.model,
+        algorithms=plan.algorithms,
+        compile=options.compile,
+        resumes=resumes,
+        fits_memory=options.microbatch_size == "auto",
+        batch_size=size,
+        grad_accum=(options.grad_accum or 1) * options.accumulate_batches,
     )
