@@ -4,6 +4,7 @@
     python benchmarks/evidence.py digits              # methods alone, six of them together
     python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py mnist               # a convolutional network and its parts
+    python benchmarks/evidence.py contrastive         # two encoders: the loss of a whole batch
     python benchmarks/evidence.py --list
 
 Each writes its study, table and plot to comparisons/<name>, or to --folder; with --store, what the
@@ -231,6 +232,27 @@ def mnist() -> dict[str, Any]:
     }
 
 
+def contrastive() -> dict[str, Any]:
+    """Compare two encoders to themselves with the loss of a batch eight times as large."""
+    import contrastive as example
+
+    rates = [3e-3, 1e-2]
+    return {
+        "build": example.build,
+        "arms": example.arms,
+        "metric": "test/reciprocal_rank",
+        "tuning_metric": "validation/reciprocal_rank",
+        "mode": "max",
+        "durations": ["4ep", "8ep", "16ep"],
+        "tune": {
+            "baseline": {"lr": rates, "batch_size": [example.MEMORY]},
+            "WholeLoss": {"lr": rates, "batch_size": [8 * example.MEMORY]},
+        },
+        "seeds": 4,
+        "tuning_seeds": 1,
+    }
+
+
 def with_muon(algorithms: list[Algorithm], lr: float = 24e-3) -> Recipe:
     """Return algorithms with the optimizer and the schedule of `small_resnet`."""
     return attrs.evolve(small_resnet(lr=lr), algorithms=algorithms)
@@ -241,6 +263,7 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "digits": digits,
     "vision": vision,
     "mnist": mnist,
+    "contrastive": contrastive,
 }
 
 
@@ -252,10 +275,7 @@ def store(study: Study, folder: Path, references: Mapping[str, float] | None = N
             result,
             curve=[
                 attrs.evolve(
-                    one,
-                    seconds=float(f"{one.seconds:.6g}"),
-                    progress=float(f"{one.progress:.6g}"),
-                    metrics={name: one.metrics[name] for name in names & one.metrics.keys()},
+                    one, metrics={name: one.metrics[name] for name in names & one.metrics.keys()}
                 )
                 for one in result.curve
             ],

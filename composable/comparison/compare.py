@@ -219,7 +219,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
 
 def _check_packages() -> None:
     """Check before training that the analysis afterwards can run."""
-    needed = ("cloudpickle", "jinja2", "loky", "pandas", "scipy")
+    needed = ("cloudpickle", "jinja2", "loky", "scipy")
     missing = [one for one in needed if importlib.util.find_spec(one) is None]
     if missing:
         raise missing_extra(missing)

@@ -146,8 +146,8 @@ def default_workers(threads: int) -> int:
     return len(_cuda_devices()) or max(1, cpu_count() // threads)
 
 
-def _end(executor: Executor) -> None:
-    executor.shutdown(wait=True, kill_workers=True)  # type: ignore[call-arg]
+def _end(executor: Any) -> None:
+    executor.shutdown(wait=True, kill_workers=True)
 
 
 class ProcessRun:
@@ -242,25 +242,25 @@ class Workers:
 
     def _run(self, requests: Sequence[Request], until: float) -> Iterator[tuple[int, TrialResult]]:
         """Yield results by index, as they complete."""
-        waiting, running = list(range(len(requests)))[::-1], dict[Future[Any], Any]()
-        free = list(range(self.count))
+        waiting, free = list(range(len(requests)))[::-1], list(range(self.count))
+        running: dict[Future[Any], tuple[Any, int, int, float]] = {}
         try:
             while (waiting or running) and time.monotonic() < until:
                 while waiting and free:
                     number, index = free.pop(), waiting.pop()
                     payload = _payload(self.subject, requests[index])
-                    future = self._executor(number).submit(_run, payload)
-                    running[future] = number, index, time.perf_counter()
+                    job = self._executor(number).submit(_run, payload)
+                    running[_as_future(job)] = job, number, index, time.perf_counter()
                 left = None if until == math.inf else max(0.0, until - time.monotonic())
                 for future in wait(running, left, return_when=FIRST_COMPLETED).done:
-                    number, index, begun = running.pop(future)
+                    _, number, index, begun = running.pop(future)
                     free.append(number)
                     yield index, self._result(future, number, requests[index].trial, begun)
         finally:  # at the end of the time, an error or an interrupt
             if running:
                 self.stop()
-                for future in running:
-                    future.cancel()
+                for job, *_ in running.values():
+                    job.cancel()
 
     def _executor(self, number: int) -> Executor:
         if self.executor is not None:
@@ -292,6 +292,22 @@ class Workers:
             _end(self._executors.popitem()[1])
 
 
+def _as_future(job: Any) -> "Future[Any]":
+    """Return what an executor has returned as a future; the jobs of submitit are none."""
+    if isinstance(job, Future):
+        return job
+    future = Future[Any]()
+
+    def follow() -> None:
+        try:
+            future.set_result(job.result())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=follow, daemon=True).start()
+    return future
+
+
 class Progress:
     """Counts trials, and shows the time left by their lengths."""
 
@@ -299,31 +315,29 @@ class Progress:
         from tqdm.auto import tqdm  # on use: it is slow, because it searches for notebooks
 
         self.finished = self.total = 0
-        self._length_of, self._what = length_of, ""
+        self._length_of = length_of
         self._bar: Any = tqdm(
             bar_format="{desc} {bar} {elapsed}, {remaining} left", disable=not show, initial=0
         )
+        self.close = self._bar.close
 
     def start(self, what: str, trials: Sequence[Trial]) -> None:
         """Begin a stage; the trials are all that remain."""
         self._what, self.total = what, self.finished + len(trials)
         self._bar.total = self._bar.n + sum(map(self._length_of, trials))
-        self._draw()
+        self._advance(0, 0.0)
 
     def finish(self, trial: Trial, *, cached: bool = False) -> None:
         """Count a trial that has ended; a cached one says nothing about the speed."""
-        self.finished += 1
-        self._bar.n += self._length_of(trial)
+        length = self._length_of(trial)
         if cached and not self._bar.disable:
-            self._bar.initial += self._length_of(trial)
-        self._draw()
+            self._bar.initial += length
+        self._advance(1, length)
 
-    def _draw(self) -> None:
+    def _advance(self, trials: int, length: float) -> None:
+        self.finished += trials
+        self._bar.n += length
         self._bar.set_description_str(f"{self._what}: {self.finished}/{self.total} trials")
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
 
 
 # --- what is sent ---

@@ -99,8 +99,7 @@ class ReducedSums(ShardSums):
             self._start(self._last_report)
 
     def _start(self, report: Callable[[], Tensor]) -> None:
-        size = 3 + sum(one.numel() for one in self.buffers)
-        self.reducer = self.engine.reducer_of(self.state, size)
+        self.reducer = self.engine.reducer_of(self.state, self.size)
         self.reducer.start(report)
 
     def joined(self, loss: Tensor, value: Tensor) -> Tensor:

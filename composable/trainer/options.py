@@ -57,7 +57,7 @@ def _duration(given: TimeLike | None) -> Time | None:
 
 
 def _parallel(given: Any) -> Strategy:
-    join_processes()
+    join_processes(getattr(given, "timeout", None))
     from composable.engines.build import check_engine  # on use
 
     return check_engine(strategy_of(given))

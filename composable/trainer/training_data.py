@@ -92,7 +92,7 @@ class TrainingData:
             loader_state=loader_state,
             generators=self._generators,
         )
-        loaded = self._loaded(batches, state)
+        loaded = self.engine.announced(self._loaded(batches, state))
         if self.copies is None:
             loaded = on_device(loaded, state.device)
         else:

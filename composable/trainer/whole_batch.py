@@ -3,6 +3,7 @@
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor
 
 from composable.core.batch import map_tensors, tensors_of
@@ -38,14 +39,32 @@ class Part:
     """Whether an algorithm has replaced its batch."""
     share: float = 0.0
     """Its share of the examples of the whole."""
+    other: Any = None
+    """The outputs for a part that has a weight, if this one has none."""
     gradients: list[Tensor | None] = attrs.field(factory=list)
     """The gradient of each output, or None for one that the loss does not use."""
 
-    def take_gradients(self, scale: int) -> None:
-        """Take the gradients of the outputs, times a number."""
-        for tensor in tensors_of(self.outputs):
-            gradient, tensor.grad = tensor.grad, None
-            self.gradients.append(gradient if gradient is None or scale == 1 else gradient * scale)
+    def take_gradients(self, scale: int, *, keep_outputs: bool) -> None:
+        """Take the gradients of the outputs, times a number; those of no weight are 0."""
+        own, other = list(tensors_of(self.outputs)), tensors_of(self.other)
+        if self.examples:
+            found = (tensor.grad for tensor in own)
+            self.gradients = [None if grad is None else grad * scale for grad in found]
+        else:
+            used = (tensor.grad is not None for tensor in other)
+            self.gradients = [
+                torch.zeros_like(tensor) if there else None
+                for tensor, there in zip(own, used, strict=True)
+            ]
+        self.outputs = self.outputs if keep_outputs else None
+
+    def pairs(self, outputs: Any) -> list[tuple[Tensor, Tensor]]:
+        """Return the outputs of a second pass that have a gradient, each with it."""
+        return [
+            (output, gradient)
+            for output, gradient in zip(tensors_of(outputs), self.gradients, strict=True)
+            if output.requires_grad and gradient is not None
+        ]
 
 
 def join_parts_of_batch(state: State, parts: list[Part], processes: Processes) -> State:
@@ -74,10 +93,11 @@ def join_parts_of_batch(state: State, parts: list[Part], processes: Processes) -
     own.sort(key=lambda placed: placed[0])
     pieces = [one for one in gather_outputs(own, own[0][1], processes) if one[2]]
     sizes = [examples for *_, examples in pieces]
+    leaves = [map_tensors(_as_leaf, outputs) for outputs, *_ in pieces]
     for part in parts:
-        part.share = part.examples / sum(sizes)
+        part.share, part.other = part.examples / sum(sizes), leaves[0]
     try:
-        outputs = join_parts([map_tensors(_as_leaf, one) for one, *_ in pieces], sizes, "outputs")
+        outputs = join_parts(leaves, sizes, "outputs")
     except (TypeError, ValueError) as error:
         raise SplitLossError(f"{error}; {NAME_OUTPUTS}") from error
     batch = join_parts([one for _, one, _ in pieces], sizes) if joins_batch else state.batch

@@ -15,7 +15,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch import tensors_of
 from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
@@ -71,7 +70,7 @@ class _FirstPass:
         self.add(state)
 
     def add(self, state: State) -> None:
-        """Go on to the next shard."""
+        """Begin with the next shard."""
         self._shard, self._batches = next(self._shards), [0]
 
     def split(self, state: State, first: Any, count: int) -> None:
@@ -148,7 +147,7 @@ class _WholeLoss:
             zero_grad(state)  # each process has those of the loss's parameters, which count once
         scale = engine.processes.size if engine.mean_gradients else 1
         for part in parts:
-            part.take_gradients(scale)
+            part.take_gradients(scale, keep_outputs=not self.checks.done)
         return state
 
     def _differentiate_parts(self, state: State, loss: Tensor, parts: list[Part]) -> State:
@@ -173,27 +172,25 @@ class _WholeLoss:
         empty: bool = False,
     ) -> State:
         """Compute the vector-Jacobian product of a part."""
-        fire, batch, loss_fn, part = (
-            self.dispatcher.fire,
-            state.batch,
-            state.loss_fn,
-            next(parts),
-        )
+        fire, part, batch, loss_fn = self.dispatcher.fire, next(parts), state.batch, state.loss_fn
         state = fire(Event.BEFORE_FORWARD, state)
         seed_step(state.key, state.timestamp.batch, index)
         sums.begin_part(last)
         outputs = self.engine.forward.outputs(state)
         state = fire(Event.AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
         self.checks.compare(state, part.outputs)
-        pairs = [
-            (output, gradient)
-            for output, gradient in zip(tensors_of(state.outputs), part.gradients, strict=True)
-            if output.requires_grad and gradient is not None
-        ]
-        if pairs:
-            self.engine.backward(*zip(*pairs, strict=True))
-        state = state.evolve_unchecked(loss=loss * part.share, batch=batch, loss_fn=loss_fn)
+        value = loss * part.share
+        pairs = part.pairs(state.outputs) or [(_unused(loss), torch.zeros_like(loss))]
+        tensors, gradients = zip(*pairs, strict=True)
+        first, *others = tensors
+        self.engine.backward([sums.joined(first, value), *others], gradients)
+        state = state.evolve_unchecked(loss=value, batch=batch, loss_fn=loss_fn)
         return fire(Event.AFTER_BACKWARD, state)
+
+
+def _unused(like: Tensor) -> Tensor:
+    """Return a leaf of a graph, for a backward pass in which only processes exchange gradients."""
+    return torch.zeros_like(like, requires_grad=True)
 
 
 def _merge(

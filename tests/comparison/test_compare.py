@@ -147,7 +147,7 @@ def runs_of(arm, losses):
         attrs.evolve(
             result(arm, "finished"),
             trial=Trial(arm, {}, "4ep", seed, "reporting"),
-            curve=(Evaluation(40, 1.0, 1.0, {"test/accuracy": 0.5, "test/loss": loss}),),
+            curve=(Evaluation(40, {"test/accuracy": 0.5, "test/loss": loss}),),
         )
         for seed, loss in enumerate(losses)
     ]

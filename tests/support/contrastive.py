@@ -1,4 +1,4 @@
-"""Two encoders and a contrastive loss with a learned temperature: no loss of parts is that of all."""
+"""Two encoders and a contrastive loss with a learned temperature: that of parts is another loss."""
 
 from typing import Any
 
