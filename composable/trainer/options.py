@@ -353,9 +353,9 @@ class TrainerOptions:
         if not self.processes.several:
             return False
         if self.parallel.data == "auto":
-            from composable.data.sharding import is_divided  # on use
+            from composable.data.sharding import is_local  # on use
 
-            return is_divided(self.train_dataloader, self.processes.size)
+            return is_local(self.train_dataloader, self.processes.size)
         return self.parallel.data == "local"
 
     # --- what the Trainer is built from ---
@@ -466,8 +466,8 @@ class TrainerOptions:
         from composable.engines.build import reads_parts  # on use
         from composable.resume.verify import Reader
 
-        divided = reads_parts(self.parallel, self.processes)
-        return Reader(self.device, self.processes, divided=divided)
+        sharded = reads_parts(self.parallel, self.processes)
+        return Reader(self.device, self.processes, sharded=sharded)
 
     def lock(self) -> "RunLock | None":
         """Return the lock of the folder in which the run trains.
