@@ -36,10 +36,9 @@ def same(found, expected):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from(sorted(LOSSES)), st.lists(st.integers(1, 5), min_size=1, max_size=4))
+@given(st.sampled_from(sorted(LOSSES)), st.lists(st.integers(1, 3), min_size=1, max_size=4))
 def test_gradients_of_any_loss_and_split_are_those_of_the_whole(name, sizes):
     model, x, y = network(), X[: sum(sizes)], Y[: sum(sizes)]
-    sizes = [*sizes[:-1], len(x) - sum(sizes[:-1])] if len(x) > sum(sizes[:-1]) else [len(x)]
 
     def loss_fn(outputs):
         return LOSSES[name](outputs, y)
