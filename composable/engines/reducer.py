@@ -144,7 +144,7 @@ class GradientReducer:
         return joined  # type: ignore[no-any-return]
 
     def finish(self) -> Tensor | None:
-        """Send what is left after the backward pass, and return the sum of the reports.
+        """Send the remaining gradients after the backward pass, and return the sum of the reports.
 
         The gradients of the parameters are then the sums. They are None where no process has one.
 
