@@ -233,12 +233,6 @@ FAILURES = {
 }
 
 
-def test_error_of_the_process_that_has_the_store_reaches_the_others():
-    first, second = attempt(fit, 2, {"callbacks": [runs.FailAt(2, rank=0)]})
-    assert repr(first) == "OSError: the disk is gone"
-    assert repr(second) == "ProcessError: rank 0 failed: OSError: the disk is gone"
-
-
 @pytest.mark.parametrize("name", FAILURES)
 def test_error_of_one_rank_is_raised_on_all(name):
     options, text = FAILURES[name]
