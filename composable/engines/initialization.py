@@ -106,7 +106,7 @@ class Initialization:
         sizes = [-(-one.numel() * one.element_size() // _ALIGNED) * _ALIGNED for one in shared]
         if sum(sizes) > len(self._memory):
             self._memory = self._memory.new_empty(sum(sizes))
-        places = iter(self._memory[: sum(sizes)].split(sizes))
+        places = iter(torch.split(self._memory[: sum(sizes)], sizes))
         new: dict[Tensor, Tensor] = {}
         for one in tensors:
             if self._reuse and isinstance(one, nn.Parameter):
