@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable.functional._lent import divided_like, local_part, whole
+from composable.functional._lent import local_part, sharded_like, whole
 
 __all__ = ["Batch", "compute_by_owners"]
 
@@ -144,7 +144,7 @@ def _gathered(values: Sequence[Tensor], batches: Sequence[Batch], compute: Compu
         matrices = [values[i] for i in batch.indices]
         results = compute([whole(one) for one in matrices])
         pairs = zip(results, matrices, strict=True)
-        yield batch, [local_part(divided_like(result, one)) for result, one in pairs]
+        yield batch, [local_part(sharded_like(result, one)) for result, one in pairs]
 
 
 def _group_of_rows(mesh: Any, placements: Any) -> Any:

@@ -28,12 +28,8 @@ from composable.trainer import arguments as check
 
 # A module that is imported on use is not needed by each run, or not before it is built.
 if TYPE_CHECKING:
-    from composable.distributed.signals import Signals
-    from composable.engines.protocol import Engine, Setup
     from composable.resume.lock import RunLock
     from composable.resume.verify import Reader, ResumePoint
-    from composable.trainer.guards import NonFiniteGuard
-    from composable.trainer.microbatches import Microbatches
     from composable.trainer.run import Run
 
 __all__ = ["TrainerOptions"]
@@ -365,46 +361,10 @@ class TrainerOptions:
         if not self.processes.several:
             return False
         if self.parallel.data == "auto":
-            from composable.data.sharding import is_divided  # on use
+            from composable.data.sharding import is_local  # on use
 
-            return is_divided(self.train_dataloader, self.processes.size)
+            return is_local(self.train_dataloader, self.processes.size)
         return self.parallel.data == "local"
-
-    def build_engine(self, signals: "Signals", point: "ResumePoint | None") -> "Engine":
-        """Return the engine, which is prepared when the run is built.
-
-        Args:
-            signals: The signals of this process.
-            point: The checkpoint to resume from, whose number of shards is kept.
-        """
-        from composable.distributed.shards import Shards  # on use
-        from composable.engines.build import engine_type
-
-        saved = None if point is None else point.num_shards
-        count = self.parallel.shard_count(self.processes, saved)
-        signals.shared = self.processes.several
-        engine: Engine = engine_type(self.parallel, self.processes, count)(
-            self.parallel, Shards(count, self.processes), signals, self.is_local
-        )
-        return engine
-
-    def setup(self, plan: Plan, *, resumes: bool, load: Callable[[State], None] | None) -> "Setup":
-        """Return what the engine is prepared for."""
-        from composable.engines.protocol import Setup  # on use
-
-        size = getattr(self.train_dataloader, "batch_size", None)
-        if size is not None:
-            size *= (self.processes.size if self.is_local else 1) * self.accumulate_batches
-        return Setup(
-            given=self.model,
-            algorithms=plan.algorithms,
-            compile=self.compile,
-            resumes=resumes,
-            load=load,
-            fits_memory=self.microbatch_size == "auto",
-            batch_size=size,
-            grad_accum=(self.grad_accum or 1) * self.accumulate_batches,
-        )
 
     # --- what the Trainer is built from ---
 
@@ -423,23 +383,6 @@ class TrainerOptions:
         """The evaluators, complete with metrics and intervals."""
         return check.check_evaluators(self.eval_dataloader, self.metrics, self.eval_interval)
 
-    def microbatches(self, *, groups: bool) -> "Microbatches":
-        """Return how batches are split.
-
-        Args:
-            groups: Whether the batch of a step is a group in any case: of its shards.
-        """
-        from composable.trainer.microbatches import Microbatches  # on use
-
-        groups = groups or self.accumulate_batches > 1
-        if self.microbatch_size == "auto":
-            return Microbatches(auto=True, groups=groups)
-        return Microbatches(
-            self.grad_accum,
-            self.microbatch_size,  # type: ignore[arg-type]
-            groups=groups,
-        )
-
     @property
     def epoch_length(self) -> int | None:
         """The number of steps in an epoch, or None if unknown."""
@@ -448,13 +391,6 @@ class TrainerOptions:
             lengths = self.processes.gather(batches)
             batches = None if None in lengths else max(lengths)
         return None if batches is None else -(-batches // self.accumulate_batches)
-
-    def guard(self) -> "NonFiniteGuard":
-        """Return the guard against losses that are not finite."""
-        from composable.trainer.guards import NonFiniteGuard  # on use
-
-        immediate = self.nonfinite_loss != "raise" or self.device.type == "cpu"
-        return NonFiniteGuard(self.nonfinite_loss, immediate)
 
     def plan(self) -> Plan:
         """Compile the algorithms, callbacks and loggers, and the Trainer's own callbacks.
@@ -538,8 +474,8 @@ class TrainerOptions:
         from composable.engines.build import reads_parts  # on use
         from composable.resume.verify import Reader
 
-        divided = reads_parts(self.parallel, self.processes)
-        return Reader(self.device, self.processes, divided=divided)
+        sharded = reads_parts(self.parallel, self.processes)
+        return Reader(self.device, self.processes, sharded=sharded)
 
     def lock(self) -> "RunLock | None":
         """Return the lock of the folder in which the run trains.

@@ -230,7 +230,7 @@ class Trainer(RunView):
     def export_weights(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the weights that `eval` measures, to use them without this library.
 
-        If the parameters are divided among processes, all of them call this method.
+        If the parameters are sharded, all processes call this method.
 
         Args:
             path: A file that ends in ".safetensors", whose names are those of the model's state
