@@ -18,6 +18,7 @@ __all__ = ["failing_together", "form_group", "join_processes", "leave_processes"
 
 _FAILED = "composable/failed"
 _WAITING = "composable/waiting"
+_LEFT = "composable/left"
 _GRACE = 5.0  # seconds; processes that wait for another one stop at about the same time
 
 
@@ -79,16 +80,29 @@ def leave_processes() -> None:
     error = getattr(sys, "last_value", None)
     if error is not None:  # the script ends with it
         _report(error)
-        _abort()
+        _leave_after_an_error()
         return
     with suppress(RuntimeError):  # another process failed
         Processes.current().barrier()
     dist.destroy_process_group()
 
 
-def _abort() -> None:
-    """Close all connections, without waiting for what is being sent, as destroying would."""
+def _leave_after_an_error() -> None:
+    """Close all connections, without waiting for what is being sent, as destroying would.
+
+    The store, which has the report of an error, ends with the process of rank 0, unless a launcher
+    has it. So that process waits until all others have ended or read the report.
+    """
+    rank, size, store = dist.get_rank(), dist.get_world_size(), _store()
+    with suppress(RuntimeError):  # the process that has the store may be gone
+        store.set(f"{_LEFT}/{rank}", "")
     dist.distributed_c10d._abort_process_group()
+    if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    end = time.monotonic() + _GRACE
+    others = [f"{_LEFT}/{other}" for other in range(1, size)]
+    while not all(store.check([one]) for one in others) and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 @contextmanager
@@ -112,7 +126,7 @@ def failing_together(agreed: Callable[[], bool] = lambda: False) -> Iterator[Non
         other = _failure_elsewhere(error)
         if other is None:
             _report(error)
-        _abort()
+        _leave_after_an_error()
         if other is None:
             raise
         raise other from error

@@ -69,13 +69,19 @@ class Replicated(Parallel):
             same = len(parameters) == len(reducer.parameters) and all(
                 one is other for one, other in zip(parameters, reducer.parameters, strict=True)
             )
-            if same and reducer.size == size and reducer.is_complete:
+            if same and reducer.size == size:
                 return reducer
-            self.reducer = None  # frees its memory
+            self.drop_reducer()
         self.reducer = GradientReducer(
             parameters, size, state.device, sparse=_sparse(state), **self._options
         )
         return self.reducer
+
+    def drop_reducer(self) -> None:
+        """Free the memory of the reducer."""
+        if self.reducer is not None:
+            self.reducer.close()
+        self.reducer = None
 
 
 class ReducedSums(ShardSums):
@@ -130,6 +136,11 @@ class ReducedSums(ShardSums):
         both = self.all_reduce(torch.cat([report, present]))
         drop_absent(self.reducer.parameters, both[len(report) :], self.reducer.present)
         return both[: len(report)]
+
+    def end(self) -> None:
+        """Forget a reduction that was not completed, after an error."""
+        if self.engine.reducer is not None and not self.engine.reducer.is_complete:
+            self.engine.drop_reducer()
 
 
 def _sparse(state: State) -> list[Tensor]:

@@ -9,6 +9,7 @@ which is 0 in the sum. The last message says which parameters have a gradient on
 the gradients of the others stay None.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -112,9 +113,13 @@ class GradientReducer:
             self.start(lambda: self.report.new_zeros(self.size))
             joined: Any = self.ddp(torch.zeros(()), self._last)
             for one in reversed(self._dense):
-                _undefined([one]).backward()
+                _send_undefined([one])
             joined.backward()
             self._clear()
+
+    def close(self) -> None:
+        """Stop listening to gradients, also after a step that was not completed."""
+        self.ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
     def _clear(self) -> None:
         for one in [*self.parameters, self.report]:
@@ -133,7 +138,8 @@ class GradientReducer:
     def join(self, loss: Tensor) -> Tensor:
         """Return a loss, with whose backward pass the gradients are sent."""
         self._before = [one.grad for one in self._dense]
-        self._joined = joined = self.ddp(loss, self._last, *self._touched)
+        touched = [one for one in self._touched if not any(getattr(one, x) for x in _HOOKS)]
+        self._joined = joined = self.ddp(loss, self._last, *touched)
         self._last = None
         return joined  # type: ignore[no-any-return]
 
@@ -147,10 +153,12 @@ class GradientReducer:
             this case, no gradient is None.
         """
         if self._joined is None:
-            self.ddp(_undefined(self._dense), self._last).backward()
-            self._last = None
+            joined = self.ddp(torch.zeros(()), self._last)
+            _send_undefined(self._dense)
+            joined.backward()
+            del joined, self._last
         elif not self.is_complete:  # DDP waits for parameters without a gradient
-            _undefined(self._late()).backward()
+            _send_undefined(self._late())
         self._joined, self._before = None, []
         self._sum_sparse()
         report, self.report.grad = self.report.grad, None
@@ -288,9 +296,21 @@ class _Report(torch.autograd.Function):
         return ctx.values(), None
 
 
-def _undefined(parameters: Sequence[Tensor]) -> Any:
-    """Return a value whose backward pass gives parameters undefined gradients."""
-    return _Undefined.apply(*parameters) if parameters else torch.zeros(())
+def _send_undefined(parameters: Sequence[Tensor]) -> None:
+    """Give parameters undefined gradients, of which their hooks are not called."""
+    hooked = [(one, name) for one in parameters for name in _HOOKS if getattr(one, name)]
+    held = [getattr(one, name) for one, name in hooked]
+    for one, name in hooked:
+        setattr(one, name, OrderedDict())
+    try:
+        if parameters:
+            _Undefined.apply(*parameters).backward()
+    finally:
+        for (one, name), hooks in zip(hooked, held, strict=True):
+            setattr(one, name, hooks)
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class _Undefined(torch.autograd.Function):

@@ -143,7 +143,9 @@ class ShardSums:
             for buffer, part in zip(self.buffers, parts, strict=True):
                 buffer.copy_((part / self.number).view_as(buffer))
             if self.counters:
-                for counter, count in zip(self.counters, self.counts + counted.round(), strict=True):
+                for counter, count in zip(
+                    self.counters, self.counts + counted.round(), strict=True
+                ):
                     counter.copy_(count)
 
 
