@@ -107,7 +107,7 @@ STUDIES: tuple[Evidence, ...] = (
         "contrastive",
         "Two encoders",
         "the halves of 8 x 8 digits",
-        "Two encoders match the left and the right half of the scans of 8 x 8 pixels that ship with "
+        "Two encoders match the two halves of the scans of 8 x 8 pixels that ship with "
         "scikit-learn: 1,077 for training, 360 for validation and 360 for the test. The loss "
         "compares the halves of a batch. Memory is taken to hold 16 scans, the batch of the "
         "baseline; `WholeLoss` trains on batches of 128, in parts of 16. Both have the same grid "
