@@ -3,8 +3,7 @@
 # make test       install everything, then run every check, exactly as CI does
 #
 # make CHECK      run one check: format lint types imports words docs shapes package tests
-# make campaign   kill runs and forge checkpoints, many of each, try every way out of a run, and
-#                 split every loss in every way, and find known speed-ups in simulated studies
+# make campaign   run every case of every test, kill runs and forge checkpoints, many of each
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make fix        format the code and apply the linter's automatic fixes
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
@@ -19,15 +18,16 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= -c constraints.txt
 
-# Tests come last, so that the report of pytest ends the output. They include `package`.
-CHECKS = format lint types imports words docs shapes tests
+# One core each, so two at a time, the longest first. Then the tests, which include `package`.
+CHECKS = shapes docs types words lint format imports
+ALL = $(CHECKS) tests package
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(CHECKS) package campaign deepspeed fix bench report-browser clean FORCE
+.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix bench report-browser clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -39,20 +39,22 @@ demo-digits: $(VENV)/.ready-demo
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.ready
-	@failed=; \
-	for check in $(CHECKS); do \
-	    printf '\n=== %s\n' $$check; \
-	    $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
-	done; \
+	@failed=$$(printf '%s\n' $(CHECKS) | xargs -P 2 -I {} sh -c \
+	    'said=$$($(MAKE) --no-print-directory {} 2>&1) || printf " {}"; \
+	    printf "\n=== {}\n%s\n" "$$said" >&2'); \
+	printf '\n=== tests\n'; \
+	$(MAKE) --no-print-directory tests || failed="$$failed tests"; \
 	[ -z "$$failed" ] || { printf '\nFAILED checks:%s\n' "$$failed"; exit 1; }
 
 # ------------------------------------------------------------------------------------------------
 # The checks
 
-$(CHECKS) package fix: $(VENV)/.ready
+$(ALL) fix: $(VENV)/.ready
 # One thread: the workers of pytest share the cores, and the last bits depend on the number.
-$(CHECKS) package campaign deepspeed: export OMP_NUM_THREADS = 1
-$(CHECKS) package: export MPLBACKEND = Agg
+$(ALL) campaign deepspeed: export OMP_NUM_THREADS = 1
+$(ALL) campaign: export MPLBACKEND = Agg
+# Without bytecode every process that a test starts would compile the package again.
+$(ALL) campaign: export PYTHONDONTWRITEBYTECODE =
 
 format:
 	$(BIN)/ruff format --check .
@@ -69,22 +71,22 @@ words:
 docs:
 	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
 shapes:
-	$(PYTEST) -n 2 tests/functional -m 'not compile' --hypothesis-profile=quick \
+	$(PYTEST) tests/functional -m 'not compile' --hypothesis-profile=quick \
 	    '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
 package:
 	$(PYTEST) tests/test_package.py
+# worksteal: half of the tests for each worker, in order, so that those of a file share fixtures.
 tests:
-	$(PYTEST) -n 2 --dist loadscope --durations=10
+	$(PYTEST) -n 2 --dist worksteal --durations=10
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks
 
-# Apart from `make test`, which runs a few of each.
+# Apart from `make test`, which runs a few of each: every case of every test, and more examples.
 campaign: $(VENV)/.ready
+	CAMPAIGN=1 HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 --dist worksteal -m '' tests property_tests
 	$(BIN)/python -m tools.kill_campaign --runs 200
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
-	CAMPAIGN=1 $(PYTEST) property_tests/test_ways_out.py property_tests/test_split_losses.py
-	CAMPAIGN=1 $(PYTEST) property_tests/test_known_speedups.py
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
 

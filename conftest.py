@@ -1,6 +1,7 @@
 """What every test and every documented example gets."""
 
 import doctest
+import gc
 import importlib.util
 import os
 import random
@@ -61,29 +62,9 @@ ABSENT = [library for library in ADAPTERS if importlib.util.find_spec(library) i
 collect_ignore += [path for library in ABSENT for path in ADAPTERS[library]]
 
 
-# Their tests share what takes seconds to make, so one worker runs them.
-SHARING = (
-    "tests/distributed/test_algorithms.py",
-    "tests/distributed/test_divided_resume.py",
-    "tests/loggers/test_kills.py",
-    "tests/test_five_steps.py",
-    "tests/test_imports.py",
-    "tests/test_package.py",
-)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Let `--dist loadscope` distribute tests one by one, except those of `SHARING`."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    if config.getvalue("dist") != "loadscope":
-        return None
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = lambda nodeid: (
-        nodeid if (file := nodeid.partition("::")[0]) not in SHARING else file
-    )
-    return scheduler
+def pytest_collection_finish():
+    """Let the garbage collector ignore the modules and the tests: it would visit them for long."""
+    gc.freeze()
 
 
 def pytest_report_header():
@@ -110,10 +91,11 @@ torch_random = TorchRandom()
 register_random(torch_random)
 
 # The first call of many a torch function takes seconds, so no example has a deadline. The
-# examples are the same in every run, except in "thorough", which looks for new ones.
+# examples are the same in every run, except in "thorough", which looks for new ones. Laws whose
+# examples train take fewer: tests/support/strategies.py.
 settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=25)
-settings.register_profile("quick", settings.get_profile("ci"), max_examples=5)
-settings.register_profile("thorough", deadline=None, max_examples=300, print_blob=True)
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=3)
+settings.register_profile("thorough", deadline=None, max_examples=100, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -275,10 +275,7 @@ def store(study: Study, folder: Path, references: Mapping[str, float] | None = N
             result,
             curve=[
                 attrs.evolve(
-                    one,
-                    seconds=float(f"{one.seconds:.6g}"),
-                    progress=float(f"{one.progress:.6g}"),
-                    metrics={name: one.metrics[name] for name in names & one.metrics.keys()},
+                    one, metrics={name: one.metrics[name] for name in names & one.metrics.keys()}
                 )
                 for one in result.curve
             ],

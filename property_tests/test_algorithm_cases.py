@@ -1,7 +1,7 @@
 """Every algorithm of the library has one case, and acts on the problems that it names."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -21,6 +21,7 @@ from tests.support.cases import exported_algorithms
 from tests.support.models import LENGTH
 from tests.support.outcomes import differences, outcome
 from tests.support.runs import LANGUAGE, PROBLEMS, VISION
+from tests.support.strategies import fewest
 
 
 def test_every_exported_algorithm_has_one_case():
@@ -49,7 +50,7 @@ SURGEONS = [one for one in ALGORITHMS if one.example.events == {Event.INIT} and 
 
 
 @pytest.mark.parametrize("case", [one for one in SURGEONS if not one.alone], ids=repr)
-@settings(max_examples=3)
+@fewest
 @given(data=st.data())
 def test_training_with_a_surgery_is_training_of_the_model_of_its_function(case, data):
     algorithm, problem = data.draw(case.instances), problem_of(case)

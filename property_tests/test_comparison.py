@@ -5,13 +5,14 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composable.comparison.analysis import analyze
 from composable.comparison.records import Evaluation, StepCost, Study, TrialResult
 from composable.comparison.verdict import Analysis
 from tests.comparison.synthetic import draw_study
+from tests.support.strategies import fewer
 
 
 @st.composite
@@ -44,7 +45,7 @@ def facts(found: Analysis) -> list[Any]:
     return rows
 
 
-@settings(max_examples=8)
+@fewer
 @given(studies(), st.randoms(use_true_random=False))
 def test_the_order_of_the_results_is_irrelevant(study: Study, rng: Any) -> None:
     results = list(study.results)
@@ -53,7 +54,7 @@ def test_the_order_of_the_results_is_irrelevant(study: Study, rng: Any) -> None:
     assert analyze(shuffled) == analyze(study)
 
 
-@settings(max_examples=8)
+@fewer
 @given(studies(), st.floats(0.01, 100.0))
 def test_a_slower_clock_changes_no_ratio(study: Study, scale: float) -> None:
     def slower(cost: StepCost) -> StepCost:
@@ -64,7 +65,7 @@ def test_a_slower_clock_changes_no_ratio(study: Study, scale: float) -> None:
     assert facts(analyze(scaled)) == facts(analyze(study))
 
 
-@settings(max_examples=8)
+@fewer
 @given(studies())
 def test_the_negated_metric_to_maximize_gives_the_same_ratios(study: Study) -> None:
     def negated(result: TrialResult) -> TrialResult:
@@ -81,7 +82,7 @@ def test_the_negated_metric_to_maximize_gives_the_same_ratios(study: Study) -> N
     assert facts(analyze(mirrored)) == facts(analyze(study))
 
 
-@settings(max_examples=8)
+@fewer
 @given(studies(), st.permutations(range(4)))
 def test_the_labels_of_the_seeds_are_irrelevant(study: Study, labels: list[int]) -> None:
     def relabelled(result: TrialResult) -> TrialResult:
@@ -92,7 +93,7 @@ def test_the_labels_of_the_seeds_are_irrelevant(study: Study, labels: list[int])
     assert facts(analyze(edit(study, relabelled))) == facts(analyze(study))
 
 
-@settings(max_examples=8)
+@fewer
 @given(studies(), st.floats(-9, 9))
 def test_tuning_trials_change_nothing(study: Study, loss: float) -> None:
     def tuning(result: TrialResult) -> TrialResult:

@@ -3,7 +3,7 @@
 from itertools import chain, islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -16,7 +16,7 @@ from composable.data import (
 )
 from tests.data.loaders import Noisy
 from tests.data.streams import Stateful, noisy
-from tests.support.strategies import seeds
+from tests.support.strategies import few, fewer, seeds
 
 counts = st.integers(1, 13)
 sizes = st.integers(1, 5)
@@ -43,7 +43,7 @@ def test_resumed_epoch_has_the_remaining_batches(
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@settings(max_examples=6)  # processes are slow to start
+@fewer  # processes are slow to start
 @given(counts, sizes, seeds, epochs, st.sampled_from([1, 3]), st.booleans(), st.data())
 def test_workers_change_neither_order_nor_random_numbers(
     count, size, seed, epoch, workers, persistent, data
@@ -72,7 +72,7 @@ def read_stream(make, size, workers, *, seed, epoch, **options):
     return seeded_batches(loader, seed, epoch=epoch, first_step=7 * epoch, **options), loader
 
 
-@settings(max_examples=10)
+@few
 @given(counts, sizes, seeds, epochs, st.sampled_from([0, 0, 2]), st.booleans(), st.data())
 def test_stream_resumes_from_the_state_of_its_dataset(
     count, size, seed, epoch, workers, sharded, data
@@ -93,7 +93,7 @@ def test_stream_resumes_from_the_state_of_its_dataset(
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@settings(max_examples=6)
+@fewer
 @given(counts, sizes, seeds, epochs, st.sampled_from([1, 2, 3]))
 def test_workers_of_a_sharded_stream_change_nothing(count, size, seed, epoch, workers):
     def make():

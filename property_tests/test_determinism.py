@@ -18,13 +18,14 @@ from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Gambler, Raise, Watch
 from tests.support.outcomes import differences, left_by
 from tests.support.runs import adam, make_trainer, trained, training_weights
-from tests.support.strategies import seeds
+from tests.support.strategies import few, seeds
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 
 LOADERS = st.sampled_from([batches, stream, shuffling_loader, noisy_loader])
 
 
+@few
 @given(LOADERS, algorithm_sets(), seeds, st.integers(1, 3))
 def test_the_same_seed_gives_the_same_weights_and_the_same_logged_losses(
     loader, algorithms, seed, split
@@ -49,6 +50,7 @@ def test_the_same_seed_gives_the_same_weights_and_the_same_logged_losses(
     assert sum("loss/train" in metrics for metrics in metrics_of_one) == 6
 
 
+@few
 @given(st.lists(seeds, min_size=2, max_size=2, unique=True))
 def test_another_seed_changes_order_dropout_and_draws(two_seeds):
     def run(seed):
@@ -72,6 +74,7 @@ def test_another_seed_changes_order_dropout_and_draws(two_seeds):
     assert not same(*map(noise, two_seeds))
 
 
+@few
 @given(st.data(), algorithm_sets(), seeds, st.integers(0, 5), st.integers(1, 3))
 def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms, seed, k, split):
     options = {
@@ -109,6 +112,7 @@ def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms,
 
 @pytest.mark.filterwarnings("ignore:the first [0-9]+ batches of the epoch are")  # of a stream
 # Nothing here depends on the length of the run, as a fraction of it ("0.5dur") would.
+@few
 @given(
     LOADERS,
     st.lists(
@@ -153,6 +157,7 @@ def generators():
     return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
 
 
+@few
 @given(LOADERS, algorithm_sets(), seeds, st.integers(0, 2**32 - 1))
 def test_global_generators_of_the_caller_do_not_matter_and_are_restored(
     loader, algorithms, seed, seed_of_the_caller

@@ -4,12 +4,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composable.distributed import DDP
 from tests.support import parallel_runs as runs
 from tests.support.processes import run
+from tests.support.strategies import fewest
 
 
 def fit(options):
@@ -17,7 +18,7 @@ def fit(options):
 
 
 @pytest.mark.slow
-@settings(max_examples=3, deadline=None)
+@fewest
 @given(
     sizes=st.lists(st.sampled_from([1, 2, 4]), min_size=2, max_size=2),
     stop=st.integers(1, 4),

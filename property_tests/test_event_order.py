@@ -11,7 +11,7 @@ from itertools import cycle, islice, takewhile
 
 import attrs
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
@@ -22,7 +22,7 @@ from tests.support.data import batches, stream
 from tests.support.models import mlp
 from tests.support.observers import Asks, Trace
 from tests.support.runs import make_trainer
-from tests.support.strategies import requests, wishes
+from tests.support.strategies import few, requests, wishes
 
 # Requests are drawn at random: some can't be met.
 pytestmark = pytest.mark.filterwarnings(
@@ -226,7 +226,6 @@ def runs(draw, *, asked=None):
     )
 
 
-@settings(max_examples=100)
 @given(runs())
 @example(Run(asked=[(Event.FIT_START, 0, Control.STOP)]))
 @example(Run(asked=[(Event.ITERATION_START, 0, Control.STOP)], iteration_length="1ep"))
@@ -243,7 +242,7 @@ def test_events_of_a_run_match_the_grammar_and_end_with_an_evaluation_by_every_e
 
 
 @pytest.mark.filterwarnings("ignore::composable.data.order.ReplayedBatchesWarning")
-@settings(max_examples=50)
+@few
 @given(runs(), st.lists(st.sampled_from(["1ep", "2ba", "1ba", "5sp"]), min_size=1, max_size=3))
 def test_events_of_several_fits_match_the_grammar(run, more):
     _, trace = run.train(*more)
@@ -313,7 +312,7 @@ def due_after(run, interval):
     return [k for k in range(1, total + 1) if half(k - 1) // 1 != half(k) // 1]
 
 
-@settings(max_examples=75)
+@few
 @given(runs(asked=st.just([])))
 @example(Run(evaluators=("0.5dur",), knows_its_length=False))
 @example(Run(log_interval="1ep", knows_its_length=False))
@@ -345,7 +344,7 @@ IN_A_BATCH = st.sampled_from(
 )
 
 
-@settings(max_examples=50)
+@few
 @given(IN_A_BATCH, st.integers(0, 5), requests)
 def test_request_in_a_batch_is_carried_out_after_that_batch_once(event, n, request):
     run = Run(evaluators=("9ep",), asked=[(event, n, request)], logs=True, log_interval="100ba")

@@ -5,10 +5,11 @@ Each operation is compared with Pillow in tests/functional/test_image_operations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import composable.functional as F
+from tests.support.strategies import few
 from tests.support.tensors import noise, seeded
 
 seeds = st.integers(0, 2**32 - 1)
@@ -32,7 +33,7 @@ def images(draw):
     ids=["randaugment", "augmix"],
 )
 @given(x=images(), seed=seeds, severity=severities, augmentations=sets)
-@settings(max_examples=15)
+@few
 def test_a_batch_is_augmented_as_its_images_are_one_by_one(
     draws, apply, x, seed, severity, augmentations
 ):

@@ -28,7 +28,7 @@ from tests.support.observers import Gambler, Watch
 from tests.support.outcomes import outcome
 from tests.support.pairs import can_be_combined
 from tests.support.runs import PROBLEMS, make_trainer, trained
-from tests.support.strategies import few, seeds
+from tests.support.strategies import few, fewer, seeds
 from tests.support.tracing import check_streams, traced
 
 pytestmark = pytest.mark.filterwarnings(
@@ -78,6 +78,7 @@ ADDED = {
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("added", ADDED)
+@fewer
 @given(seed=seeds, algorithms=algorithm_sets(), split=st.integers(1, 3), evaluates=st.booleans())
 def test_adding_what_does_nothing_or_draws_from_global_generators_changes_no_weight(
     added, loader, seed, algorithms, split, evaluates
@@ -150,6 +151,7 @@ def changes_layers(case):
     return case.example.stage in (Stage.SURGERY, Stage.LAYOUT, Stage.PRECISION)
 
 
+@few
 @given(seed=seeds, algorithms=algorithm_sets(but=changes_layers))
 def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(seed, algorithms):
     def seen(*algorithms):

@@ -1,6 +1,5 @@
 """Law: the analysis finds the speed-ups of simulated studies, and no others."""
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,9 @@ from tests.comparison.known_answers import (
     tuned,
 )
 from tests.comparison.synthetic import draw_study
+from tests.support.campaign import FULL
 
-FULL = os.environ.get("CAMPAIGN") == "1"
-"""Whether to draw 2,000 studies of each kind: `make campaign`."""
-STUDIES = 2000 if FULL else 40
+STUDIES = 2000 if FULL else 20
 COVERAGE, WRONG, FOUND = 0.94, 0.04, 0.95
 
 
@@ -73,6 +71,7 @@ def test_other_rates_are_reported() -> None:
         assert found.covered > 0.7
 
 
+@pytest.mark.campaign  # it measures the costs of steps, and so must run long
 def test_an_arm_whose_forward_pass_is_doubled_costs(tmp_path: Path) -> None:
     arms: dict[str, Any] = {"two passes": [TwoForwardPasses()]}
     found = composable.compare(

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -25,6 +25,7 @@ from tests.support.models import conv_net
 from tests.support.observers import Watch
 from tests.support.outcomes import differences
 from tests.support.runs import PROBLEMS, VISION
+from tests.support.strategies import fewer, fewest
 
 ORDER, TAKES_OVER = list(Event), {Event.EVAL_START, Event.PREDICT_START}
 SURGEONS = [one for one in ALGORITHMS if Event.INIT in one.example.events]
@@ -66,7 +67,7 @@ def meaning(case: AlgorithmCase) -> Meaning:
 
 @pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(0, 3))
-@settings(max_examples=10)
+@fewer
 def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batch):
     name = data.draw(st.sampled_from([case.name, "Other"]))
     algorithm = attrs.evolve(data.draw(case.instances), name=name)
@@ -138,7 +139,7 @@ def test_every_surgery_has_a_neutral_setting_or_a_reason_why_not(case):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.filterwarnings("ignore:LowPrecision.* computes in float32")
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=5)
+@fewest
 def test_a_surgery_with_its_neutral_setting_computes_what_the_model_did(case, training, seed):
     state = start(case, seed)
     # Which numbers a dropout draws for which pixel depends on the memory layout.
@@ -154,7 +155,7 @@ def test_a_surgery_with_its_neutral_setting_computes_what_the_model_did(case, tr
 @given(
     value=st.floats(-3, 3), seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["conv", "pool"])
 )
-@settings(max_examples=10)
+@fewer
 def test_blur_preserves_constant_images(value, seed, kind):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -180,7 +181,7 @@ def test_layer_without_a_stride_does_not_blur(seed):
 
 @pytest.mark.parametrize("case", SURGEONS, ids=repr)
 @given(data=st.data())
-@settings(max_examples=5)
+@fewest
 def test_state_dict_loads_into_a_new_model_with_the_same_surgery(case, data):
     algorithm = data.draw(case.instances)
     state, fresh = start(case, seed=1), start(case, seed=2)
@@ -203,7 +204,7 @@ def test_state_dict_loads_into_a_new_model_with_the_same_surgery(case, data):
 
 @pytest.mark.parametrize("case", cases_on(VISION, extras=False), ids=repr)
 @given(data=st.data())
-@settings(max_examples=5)
+@fewest
 def test_targets_of_the_loss_sum_to_one(case, data):
     seen = []
 

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composable import Event, register_global_callback
@@ -18,7 +18,7 @@ from tests.support.models import conv_net, same, weights
 from tests.support.observers import MONITORS, Raise, Watch, watched, watched_by
 from tests.support.outcomes import differences, left_by
 from tests.support.runs import PROBLEMS, make_trainer, trained, training_weights
-from tests.support.strategies import seeds
+from tests.support.strategies import few, seeds
 
 
 def train(observers, model, loader, **options):
@@ -28,7 +28,7 @@ def train(observers, model, loader, **options):
     return training_weights(training)
 
 
-@settings(max_examples=15)
+@few
 @given(watched(), algorithm_sets(), seeds, st.booleans())
 @pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 @pytest.mark.filterwarnings("ignore:GradientNoise measured nothing")
@@ -111,7 +111,7 @@ operations = st.tuples(
 )
 
 
-@settings(max_examples=50)
+@few
 @given(st.lists(operations, max_size=12))
 def test_a_run_calls_the_callbacks_that_are_global_at_its_start(program):
     callbacks, expected = [Watch(Event.BATCH_END) for _ in range(3)], [0, 0, 0]

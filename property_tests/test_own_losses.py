@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from property_tests.test_accumulation import gradients_of, splits
 from tests.support.hub_models import HEADS, LENGTH
+from tests.support.strategies import fewest
 
 lengths = st.lists(st.integers(2, LENGTH), min_size=1, max_size=6)
 
@@ -22,6 +23,7 @@ def gradients_by_hand(model, batch):
 
 
 @pytest.mark.parametrize("head", HEADS)
+@fewest
 @given(first=lengths, second=lengths, split=splits())
 @example(first=[LENGTH] * 4, second=[2, 6, 3], split={"microbatch_size": 1})
 @example(first=[2, 6, 3, 5], second=[6, 2, 4, 3, 5], split={"grad_accum": 2})

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
@@ -18,6 +18,7 @@ from tests.support.algorithm_cases import algorithm_sets, cases_on
 from tests.support.data import batches
 from tests.support.models import mlp, weights
 from tests.support.runs import LANGUAGE, PROBLEMS, adam, make_trainer
+from tests.support.strategies import few, fewest
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 
@@ -77,7 +78,7 @@ def plain_loop(precision, *, epochs, clip, parts):
 DATA = batches([4] * 5)
 
 
-@settings(max_examples=30)
+@few
 @given(precision=precisions, clip=st.sampled_from([None, 0.1]), parts=st.sampled_from([1, 2, 4]))
 def test_a_run_equals_a_plain_loop_with_autocast_and_gradient_scaler(precision, clip, parts):
     trainer = make_trainer(
@@ -114,7 +115,7 @@ def test_unscaled_gradients_equal_those_without_scaling(values, exponent, dtype)
 
 
 @pytest.mark.parametrize(("problem", "name"), FAST, ids=str)
-@settings(max_examples=3)
+@fewest
 @given(data=st.data())
 def test_a_run_in_each_precision_resumes(problem, name, data):
     precision = Precision(name, initial_scale=2.0**32, growth_interval=2)  # overflows at first

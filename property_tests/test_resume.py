@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
@@ -54,6 +54,7 @@ from tests.support.models import CLASSES, conv_net, mlp, same
 from tests.support.observers import MONITORS
 from tests.support.outcomes import differences, left_by
 from tests.support.runs import PROBLEMS, VISION, adam, plain_loop, sgd, trained
+from tests.support.strategies import few, fewer, fewest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning"),
@@ -167,7 +168,7 @@ sets = st.sampled_from(PROBLEMS).flatmap(
 # --- algorithms ---
 
 
-@settings(max_examples=20)
+@few
 @given(points, sets)
 def test_resumed_run_equals_the_uninterrupted_run(at, chosen):
     problem, algorithms = chosen
@@ -175,14 +176,14 @@ def test_resumed_run_equals_the_uninterrupted_run(at, chosen):
 
 
 @pytest.mark.parametrize(("problem", "case"), EACH, ids=str)
-@settings(max_examples=3)
+@fewest
 @given(data=st.data())
 def test_run_with_each_algorithm_resumes(problem, case, data):
     at, algorithm = data.draw(points), data.draw(case.instances)
     check_resuming(at, problem=lambda: problem, algorithms=lambda: [algorithm])
 
 
-@settings(max_examples=8)
+@fewer
 @given(points, st.sampled_from(["eval/loss", "eval/accuracy"]), st.sampled_from(["min", "max"]))
 def test_run_that_ends_with_its_best_weights_resumes(at, metric, mode):
     check_resuming(
@@ -386,7 +387,7 @@ RUNS: dict[str, dict[str, Build]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-@settings(max_examples=4)
+@fewest
 @given(at=points)
 def test_every_kind_of_run_resumes(name, at):
     check_resuming(at, **{**combination(MixUp(0.4), EMA("2ba")), **RUNS[name]})

@@ -30,6 +30,7 @@ from tests.support.data import batches
 from tests.support.models import mlp
 from tests.support.observers import Watch
 from tests.support.runs import make_trainer
+from tests.support.strategies import few
 
 
 @st.composite
@@ -152,6 +153,7 @@ def clocks(epochs, length):
     ]
 
 
+@few
 @given(scheduled_runs(), st.lists(st.floats(1e-3, 10), min_size=3, max_size=3), st.data())
 def test_learning_rate_of_batch_k_is_the_schedule_at_k_times_that_of_the_group(run, initial, data):
     epochs, length, schedule, formula = run
@@ -230,6 +232,7 @@ def test_scaled_schedule_at_a_multiple_of_k_is_the_schedule_at_k(run, factor):
         assert scale_schedule(scaled, 1 / Fraction(factor))(short) == schedule(short)
 
 
+@few
 @given(scheduled_runs(), scheduled_runs(), st.booleans())
 def test_group_follows_its_own_schedule_and_the_common_ones(run, other, common):
     epochs, length, first, _ = run

@@ -1,12 +1,12 @@
 """Law: the loss of a whole is that of its parts: every loss, split, method and precision."""
 
-import os
 from collections import Counter
 from itertools import product
 
 import pytest
 import torch
 
+from tests.support.campaign import FULL
 from tests.support.losses import REFUSED
 from tests.support.processes import run
 from tests.support.runs import make_trainer
@@ -23,9 +23,6 @@ from tests.support.split_losses import (
     outcome,
     parts_of,
 )
-
-FULL = os.environ.get("CAMPAIGN") == "1"
-"""Whether to run every combination: `make campaign`."""
 
 CASES = [
     (split, *others)

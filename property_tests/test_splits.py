@@ -15,7 +15,7 @@ from tests.support.losses import OF_TORCH, RECOGNIZED, REFUSED, WEIGHTS, WITH_EF
 from tests.support.models import weights
 from tests.support.runs import make_trainer
 from tests.support.split_losses import LOSSES, examples, model, parts_of
-from tests.support.strategies import few
+from tests.support.strategies import fewest
 
 sizes = st.lists(st.integers(2, 5), min_size=2, max_size=4)
 
@@ -46,7 +46,7 @@ def gradients(loss, loader, **options):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@few
+@fewest
 @given(sizes=sizes, split=all_splits(), seed=st.integers(0, 99))
 @example(sizes=[5, 2], split={"microbatch_size": 1}, seed=0)
 @example(sizes=[5, 2, 3], split={"accumulate_batches": None, "grad_accum": 2}, seed=1)
@@ -67,7 +67,7 @@ def test_loss_of_a_whole_is_that_of_its_parts_or_refused(name, sizes, split, see
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@few
+@fewest
 @given(sizes=sizes, seed=st.integers(0, 99))
 @example(sizes=[5, 1, 3], seed=0)
 def test_evaluated_loss_of_a_whole_is_that_of_its_parts_or_refused(name, sizes, seed):

@@ -32,13 +32,9 @@ TRIALS = st.builds(
 
 @st.composite
 def results(draw: st.DrawFn) -> TrialResult:
-    progress = draw(POINTS)
-    batches = sorted(draw(st.lists(st.integers(0), min_size=len(progress), max_size=len(progress))))
+    batches = sorted(draw(st.lists(st.integers(0), max_size=3)))
     metrics = st.dictionaries(st.text(max_size=4), st.floats(), max_size=2)
-    curve = [
-        Evaluation(batch, point, draw(SECONDS), draw(metrics))
-        for batch, point in zip(batches, progress, strict=True)
-    ]
+    curve = [Evaluation(batch, draw(metrics)) for batch in batches]
     return TrialResult(
         draw(TRIALS),
         draw(st.sampled_from(["finished", "diverged", "failed", "stopped"])),

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
@@ -14,6 +14,7 @@ import composable.functional as F
 from composable.utils.reproducibility import seed_context
 from tests.functional.test_surgeries import OWN, Block, FeedForward
 from tests.support.models import WORDS, language_model
+from tests.support.strategies import few
 
 dims = st.integers(1, 3)
 seeds = st.integers(0, 2**32 - 1)
@@ -50,7 +51,7 @@ def test_error_of_each_group_matches_eckart_and_young(d, seed, groups, inputs, o
 
 
 @given(seeds, st.integers(1, 8), st.integers(1, 30))
-@settings(max_examples=15)
+@few
 def test_longer_input_does_not_change_earlier_outputs_of_a_biased_decoder(seed, first, more):
     model = F.alibi(language_model(one_by_one=True), max_sequence_length=4)
     draw = torch.Generator().manual_seed(seed)
@@ -81,7 +82,7 @@ def net():
 
 @pytest.mark.filterwarnings("ignore:factorize found nothing")  # if another surgery comes first
 @given(st.permutations(sorted(TOGETHER)))
-@settings(max_examples=10)
+@few
 def test_surgeries_combine_in_any_order_and_change_no_argument(order):
     x, plain = drawn(0, 6, 4, 17, 17).float(), net()
     text, before = repr(plain), copy.deepcopy(plain.state_dict())

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
@@ -15,7 +15,7 @@ from composable.utils.reproducibility import seed_epoch, seed_step
 from tests.support.data import batches, noisy_loader, shuffling_loader
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.runs import adam, make_trainer, plain_loop, plain_seeded_loop, sgd, trained
-from tests.support.strategies import seeds
+from tests.support.strategies import few, seeds
 
 optimizers = st.sampled_from([sgd, adam, partial(torch.optim.AdamW, lr=0.01)])
 counts = st.integers(3, 11)  # of examples, in batches of 4: the last one is short or not
@@ -34,7 +34,6 @@ schedulers = st.sampled_from(
 
 
 @pytest.mark.filterwarnings("ignore:CosineAnnealingLR has T_max=4")
-@settings(max_examples=2 * settings.default.max_examples)
 @given(optimizers, counts, epochs, schedulers, st.booleans())
 def test_without_algorithms_the_weights_are_those_of_a_plain_loop(
     optimizer, count, epochs, scheduler, every_batch
@@ -114,6 +113,7 @@ def test_with_a_data_set_that_draws_the_weights_are_those_of_a_plain_loop_that_s
 
 
 @pytest.mark.parametrize("loader", [batches, shuffling_loader, noisy_loader])
+@few
 @given(
     seed=seeds,
     interval=st.sampled_from(["1ba", "2ba", "1ep", "0.5dur", "3sp"]),

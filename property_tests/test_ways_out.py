@@ -2,7 +2,6 @@
 
 import copy
 import io
-import os
 import pickle
 from contextlib import suppress
 from functools import partial
@@ -22,13 +21,11 @@ from composable.core.evaluation_mode import evaluation_mode
 from composable.core.state import State
 from composable.loggers.wandb import WandBLogger
 from composable.optim import AdamWScheduleFree
+from tests.support.campaign import FULL
 from tests.support.data import batches
 from tests.support.models import CLASSES, SIDE, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithms contains EMA, and AdamWScheduleFree")
-
-FULL = os.environ.get("CAMPAIGN") == "1"
-"""Whether to run every combination: `make campaign`."""
 
 AVERAGES = {
     "plain": [],

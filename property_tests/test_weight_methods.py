@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
@@ -19,11 +19,10 @@ from tests.support.data import batches
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Watch
 from tests.support.runs import make_trainer
-from tests.support.strategies import seeds
+from tests.support.strategies import few, seeds
 
 DOUBLE = torch.float64
 
-few = settings(max_examples=15)
 radii = st.floats(0, 2)
 splits = st.sampled_from([{}, {"grad_accum": 2}, {"grad_accum": 3}, {"microbatch_size": 3}])
 

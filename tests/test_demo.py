@@ -3,10 +3,19 @@
 import subprocess
 import sys
 
+import pytest
+
 from composable.comparison import Comparison
-from examples import demo
+from examples import demo, small_gpt
+from tests.test_small_gpt import short_texts  # noqa: F401 (a fixture of every test)
 
 
+def test_the_recipe_trains_and_its_model_writes(monkeypatch):
+    monkeypatch.setattr(demo, "example", small_gpt)  # the module whose texts are short
+    assert all(one.startswith(demo.PROMPT) for one in demo.samples(steps=2))
+
+
+@pytest.mark.campaign
 def test_the_demo_runs(tmp_path):
     command = [sys.executable, demo.__file__, "--seeds", "1", "--share", "0.01"]
 

@@ -3,6 +3,7 @@
 import attrs
 import pytest
 import torch
+from torch.utils.data import Subset
 
 from examples.everything import TASKS, digest, train
 
@@ -15,20 +16,21 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("name", "epochs", "at_least"), [("images", 2, 0.5), ("language", 1, 0.2)])
-def test_a_run_with_everything_trains_evaluates_and_repeats_in_any_order(name, epochs, at_least):
-    task = TASKS[name]
+@pytest.mark.parametrize(
+    ("name", "epochs", "share", "at_least"), [("images", 2, 2, 0.5), ("language", 1, 4, 0.2)]
+)
+def test_a_run_with_everything_trains_evaluates_and_repeats_in_any_order(
+    name, epochs, share, at_least
+):
+    whole = TASKS[name]
+    data = [Subset(part, range(0, len(part), share)) for part in whole.data()]
+    task = attrs.evolve(whole, data=lambda: data, batch_size=whole.batch_size // share)
     other = attrs.evolve(task, algorithms=lambda: task.algorithms()[::-1])
 
     first, second = (train(one, 0, epochs=epochs, bar=False) for one in (task, other))
 
     assert digest(first) == digest(second)
     assert first.state.metrics["eval"]["accuracy"] > at_least
-
-
-# A run of one epoch is too short for some of the methods.
-@pytest.mark.filterwarnings("ignore::composable.IdleAlgorithmWarning")
-def test_the_digest_tells_runs_apart():
-    first, second = (train(TASKS["images"], seed, epochs=1, bar=False) for seed in (0, 1))
-
-    assert digest(first) != digest(second)
+    with torch.no_grad():
+        next(second.state.model.parameters())[0].mul_(1 + 1e-6)
+    assert digest(first) != digest(second)  # it tells the last bits apart

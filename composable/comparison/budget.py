@@ -89,13 +89,7 @@ def batches_of(duration: str, epoch_length: int | None) -> float | None:
 
 
 def length_of(duration: str, epoch_length: int | None) -> float:
-    """Return the number of batches of a run, or its length in its own unit.
-
-    Example:
-        >>> from composable.comparison.budget import length_of
-        >>> length_of("2ep", 50), length_of("300ba", None), length_of("2ep", None)
-        (100.0, 300.0, 2.0)
-    """
+    """Return the number of batches of a run, or its length in its own unit."""
     batches = batches_of(duration, epoch_length)
     return float(Time.parse(duration).value) if batches is None else batches
 
@@ -125,13 +119,6 @@ def equal_seconds(duration: str, relative_rate: float, epoch_length: int | None)
 
     The ratio of step costs is rounded to a power of the fourth root of 2, and that of up to a fifth
     to 1: a small change of the measured cost leaves trials as they are.
-
-    Example:
-        >>> from composable.comparison.budget import equal_seconds
-        >>> equal_seconds("100ba", 2.0, None), equal_seconds("4ep", 1.9, 50)
-        ('50ba', '100ba')
-        >>> equal_seconds("100ba", 1.1, None)
-        '100ba'
     """
     time, steps = Time.parse(duration), round(4 * math.log2(relative_rate))
     if abs(steps) < 2 or time.unit in (TimeUnit.SECOND, TimeUnit.ITERATION):
@@ -185,13 +172,7 @@ class Estimates:
 
 
 def elapsed_seconds(trials: Iterable[float], workers: int) -> float:
-    """Return how long trials take that start in their order as soon as a worker is free.
-
-    Example:
-        >>> from composable.comparison.budget import elapsed_seconds
-        >>> elapsed_seconds([3.0, 1.0, 1.0, 2.0], 2)
-        4.0
-    """
+    """Return how long trials take that start in their order as soon as a worker is free."""
     ends = [0.0] * workers
     for seconds in trials:
         heapq.heapreplace(ends, ends[0] + seconds)
@@ -201,7 +182,8 @@ def elapsed_seconds(trials: Iterable[float], workers: int) -> float:
 # --- how much fits ---
 
 
-class Rung(NamedTuple):
+@attrs.frozen
+class Rung:
     """A round of tuning: the remaining configurations are trained for one duration."""
 
     duration: str
@@ -229,11 +211,6 @@ def halving(count: int, durations: Sequence[str]) -> tuple[Rung, ...]:
     """Return rounds of which each keeps the better half of the configurations.
 
     The last round has the longest duration, and the earlier ones the next shorter.
-
-    Example:
-        >>> from composable.comparison.budget import halving
-        >>> [tuple(rung) for rung in halving(8, ["1ep", "2ep", "4ep"])]
-        [('1ep', 8), ('2ep', 4), ('4ep', 2)]
     """
     if count < 2:
         return ()

@@ -140,13 +140,6 @@ def run_seconds(cost: StepCost, steps: int) -> float:
 
     The cost of a step is interpolated linearly between the points, and constant before the first
     and after the last one.
-
-    Example:
-        >>> from composable.comparison.cost import run_seconds
-        >>> from composable.comparison.records import StepCost
-        >>> cost = StepCost("plain", {}, "100ba", (0.25, 0.75), ((0.01, 0.01), (0.03, 0.03)))
-        >>> round(run_seconds(cost, 100), 6)
-        2.0
     """
     each = step_seconds(cost)
     ends = [(0.0, each[0]), *zip(cost.progress, each, strict=True), (1.0, each[-1])]

@@ -258,11 +258,6 @@ def choose_seeds(
     """Return the reported seeds, those of tuning, and the offset of those of the A/A arm.
 
     All differ. More seeds keep those of fewer, so that finished trials are used again.
-
-    Example:
-        >>> from composable.comparison.design import choose_seeds
-        >>> choose_seeds(3, 1)
-        ((0, 1, 2), (1000,), 2000)
     """
     reporting = _seeds("seeds", seeds, 0)
     tuning = _seeds("tuning_seeds", tuning_seeds, 1000 * (1 + max(reporting) // 1000))
@@ -296,13 +291,7 @@ def _seeds(name: str, given: Any, start: int) -> tuple[int, ...]:
 
 
 def default_durations(longest: TimeLike | None) -> tuple[str, ...]:
-    """Return a quarter, a half and the whole of a duration.
-
-    Example:
-        >>> from composable.comparison.design import default_durations
-        >>> default_durations("10ep"), default_durations("1ep")
-        (('2ep', '5ep', '10ep'), ('1ep',))
-    """
+    """Return a quarter, a half and the whole of a duration."""
     if longest is None:
         raise ValueError(
             "durations=None stands for the max_duration of the Trainer that build returns, which "

@@ -97,13 +97,7 @@ def _check_known(arm: Arm, given: Iterable[str], taken: Sequence[str] | None) ->
 def configurations(
     grids: Mapping[str, Grid],
 ) -> tuple[dict[str, tuple[Settings, ...]], list[str]]:
-    """Return equally many configurations of each arm, a sample of larger grids, and notes.
-
-    Example:
-        >>> from composable.comparison.grids import configurations
-        >>> configurations({"plain": {"lr": (0.1, 1)}, "other": {"lr": (2, 3)}})[0]["other"]
-        ({'lr': 2}, {'lr': 3})
-    """
+    """Return equally many configurations of each arm, a sample of larger grids, and notes."""
     every = {
         arm: tuple(dict(zip(grid, values, strict=True)) for values in product(*grid.values()))
         for arm, grid in grids.items()

@@ -78,10 +78,7 @@ class Evaluation:
     """The results of one evaluation during a trial."""
 
     batch: int = attrs.field(validator=_amount)
-    progress: float
-    """The fraction of the duration, from 0 to 1."""
-    seconds: float = attrs.field(validator=_amount)
-    """The seconds of training before it, without set-up, compilation and evaluation."""
+    """The number of batches before it."""
     metrics: Mapping[str, float]
     """Results by logged name, such as "test/accuracy"."""
 
@@ -108,11 +105,8 @@ class TrialResult:
     seconds: Seconds
     curve: tuple[Evaluation, ...] = attrs.field(
         validator=_check(
-            lambda curve: (
-                _are_ascending([one.progress for one in curve])
-                and all(one.batch <= later.batch for one, later in pairwise(curve))
-            ),
-            "in order of batches, and of progress from 0 to 1",
+            lambda curve: all(one.batch <= later.batch for one, later in pairwise(curve)),
+            "in order of batches",
         )
     )
     """In order of batches; the last one of a finished trial is its final result."""
@@ -201,6 +195,11 @@ class Study:
     results: tuple[TrialResult, ...]
     """Tuning and reporting trials, also failed ones."""
     costs: tuple[StepCost, ...]
+
+    @property
+    def reported(self) -> tuple[TrialResult, ...]:
+        """The results of reporting trials."""
+        return tuple(one for one in self.results if one.trial.purpose == "reporting")
 
     def __attrs_post_init__(self) -> None:
         named = (*(one.trial.arm for one in self.results), *(one.arm for one in self.costs))

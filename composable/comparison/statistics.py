@@ -139,13 +139,7 @@ def cost_ratio(
 
 
 def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
-    """Correct p values for their number (Holm, 1979); None counts as an arm without evidence.
-
-    Example:
-        >>> from composable.comparison.statistics import holm
-        >>> holm([0.01, None, 0.02])
-        (0.03, None, 0.04)
-    """
+    """Correct p values for their number (Holm, 1979); None counts as an arm without evidence."""
     known = [1.0 if p is None else p for p in p_values]
     corrected, largest = list(known), 0.0
     for rank, index in enumerate(sorted(range(len(known)), key=known.__getitem__)):

@@ -9,7 +9,7 @@ import math
 import platform
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
@@ -18,7 +18,7 @@ import torch
 
 from composable._version import __version__
 from composable.comparison.digest import digest_of
-from composable.comparison.records import Scalar, Study, TrialResult
+from composable.comparison.records import Evaluation, Scalar, Study, TrialResult
 from composable.comparison.trial import Request
 from composable.core import _json
 from composable.core._paths import write_atomically
@@ -46,6 +46,8 @@ __all__ = [
 T = TypeVar("T")
 
 _HEADER = {"format": "composable study", "version": 1}
+_FORMER = {Evaluation: {"progress", "seconds"}, TrialResult: {"together"}}
+"""The fields of studies of earlier releases."""
 _CACHE_FORMAT = 3
 _KEPT = ("finished", "diverged", "stopped")
 
@@ -185,12 +187,6 @@ def encode(record: Any) -> Any:
 
     Raises:
         InvalidRecordError: A value cannot be written as JSON, such as a function in the settings.
-
-    Example:
-        >>> from composable.comparison.records import Seconds
-        >>> from composable.comparison.study_file import encode
-        >>> encode(Seconds(1.5, 0.2, float("inf"), 0.0))
-        {'setup': 1.5, 'warmup': 0.2, 'training': 'inf', 'evaluation': 0.0}
     """
     return _converter().unstructure(record)
 
@@ -206,12 +202,6 @@ def decode(kind: type[T], value: Any, path: str = "record") -> T:
     Raises:
         InvalidRecordError: A field is missing, unknown or of another type; the message ends with
             its path, such as "study.results[3].seconds.training".
-
-    Example:
-        >>> from composable.comparison.records import Seconds
-        >>> from composable.comparison.study_file import decode
-        >>> decode(Seconds, {"setup": 1.5, "warmup": 0, "training": 2, "evaluation": "NaN"})
-        Seconds(setup=1.5, warmup=0.0, training=2.0, evaluation=nan)
     """
     try:
         return _converter().structure(value, kind)
@@ -238,7 +228,7 @@ def _converter() -> "Converter":
     converter = Converter(forbid_extra_keys=True)
     hook = converter.register_structure_hook
 
-    @converter.register_structure_hook_factory(lambda kind: get_origin(kind) is tuple)
+    @converter.register_structure_hook_factory(_is_tuple)
     def structure_tuple(declared: Any) -> Any:
         items = homogenous_tuple_structure_factory(declared, converter)
         return lambda value, _: items(_checked(list, value), declared)
@@ -247,14 +237,22 @@ def _converter() -> "Converter":
     hook(float, lambda value, _: _number(value))
     for kind in (int, str):
         hook(kind, lambda value, kind: _checked(kind, value))
-    of_result = make_dict_structure_fn(TrialResult, converter)
-    # Trials of earlier releases have a field "together".
-    hook(
-        TrialResult, lambda one, kind: of_result({k: one[k] for k in one if k != "together"}, kind)
-    )
+    for record, former in _FORMER.items():
+        structure: Any = make_dict_structure_fn(record, converter)
+        hook(record, partial(_structure_without, former, structure))
     converter.register_unstructure_hook(float, _finite)
     converter.register_unstructure_hook(Scalar, _marked)
     return converter
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _structure_without(
+    former: set[str], structure: Callable[[Any, Any], Any], value: Any, kind: Any
+) -> Any:
+    return structure({name: value[name] for name in value if name not in former}, kind)
 
 
 def _checked(kind: type[T], value: Any) -> T:

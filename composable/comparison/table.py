@@ -2,16 +2,15 @@
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from math import floor, log10
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 from jinja2 import Environment
 from markupsafe import Markup
-from pandas import DataFrame, option_context
 
 from composable._version import __version__
 from composable.comparison.records import Study, TrialResult
@@ -35,10 +34,12 @@ __all__ = [
     "verdict_name",
 ]
 
+Table: TypeAlias = Sequence[Mapping[str, str]]
+"""The cells of each row, by the title of the column."""
+
 NOTHING = "–"
 """Shown for a number that the trials do not determine."""
 _WIDTH = 100
-_MOST_ROWS = 2000
 _LEGEND = (
     "speed-up: the baseline's cost of reaching a result divided by the arm's, the mean over the "
     "results that both reach, with its 95 % interval. worst to best result: the speed-up at the "
@@ -53,31 +54,24 @@ _LEGEND = (
 # --- tables ---
 
 
-def _frame(rows: Sequence[Mapping[str, str]]) -> DataFrame:
-    cells = [{printable(name): printable(cell) for name, cell in row.items()} for row in rows]
-    return DataFrame(cells, dtype=object)
-
-
-def _arms(analysis: Analysis) -> DataFrame:
+def _arms(analysis: Analysis) -> Table:
     """Return the speed-up and the verdict of each arm."""
-    return _frame(
-        [
-            {
-                "arm": arm.arm,
-                "speed-up": _unless_baseline(arm, arm.speedup),
-                "worst to best result": " ".join(
-                    show_ratio(point.speedup.value) for point in arm.at_results[::2]
-                ),
-                "covered": _unless_baseline(arm, f"{arm.covered:.0%}"),
-                "p": "" if arm.p is None else "<0.001" if arm.p < 0.001 else f"{arm.p:.2g}",
-                "verdict": verdict_name(arm),
-            }
-            for arm in analysis.arms
-        ]
-    )
+    return [
+        {
+            "arm": arm.arm,
+            "speed-up": _unless_baseline(arm, arm.speedup),
+            "worst to best result": " ".join(
+                show_ratio(point.speedup.value) for point in arm.at_results[::2]
+            ),
+            "covered": _unless_baseline(arm, f"{arm.covered:.0%}"),
+            "p": "" if arm.p is None else "<0.001" if arm.p < 0.001 else f"{arm.p:.2g}",
+            "verdict": verdict_name(arm),
+        }
+        for arm in analysis.arms
+    ]
 
 
-def _costs(study: Study, analysis: Analysis) -> DataFrame:
+def _costs(study: Study, analysis: Analysis) -> Table:
     """Return the final results and the costs of each arm."""
     rows = []
     for arm in analysis.arms:
@@ -93,23 +87,21 @@ def _costs(study: Study, analysis: Analysis) -> DataFrame:
                 "seeds": ">1000" if seeds is None else str(seeds or NOTHING),
             }
         )
-    return _frame(rows)
+    return rows
 
 
-def _trials(study: Study, results: Sequence[TrialResult]) -> DataFrame:
+def _trials(study: Study, results: Iterable[TrialResult]) -> Table:
     """Return some trials, with the settings that were chosen marked."""
-    rows = []
+    rows, metric, chosen = [], study.protocol.tuning_metric, study.protocol.chosen
     for result in results:
-        trial, metric = result.trial, study.protocol.tuning_metric
+        trial = result.trial
         value = result.curve[-1].metrics.get(metric) if result.curve else None
-        chosen = (
-            trial.purpose == "tuning" and study.protocol.chosen.get(trial.arm) == trial.settings
-        )
+        best = trial.purpose == "tuning" and chosen.get(trial.arm) == trial.settings
         rows.append(
             {
                 "arm": trial.arm,
-                "settings": _settings(trial.settings),
-                "": "chosen" if chosen else "",
+                "settings": ", ".join(f"{name}={one!r}" for name, one in trial.settings.items()),
+                "": "chosen" if best else "",
                 "schedule": trial.duration,
                 "seed": str(trial.seed),
                 metric: NOTHING if value is None else f"{value:.4g}",
@@ -117,14 +109,14 @@ def _trials(study: Study, results: Sequence[TrialResult]) -> DataFrame:
                 "error": (result.error or "")[:2000],
             }
         )
-    return _frame(rows)
+    return rows
 
 
-def _protocol(study: Study) -> DataFrame:
+def _protocol(study: Study) -> Table:
     """Return how the comparison was made, and with which versions."""
     facts = attrs.asdict(study.protocol, recurse=False)
     facts |= facts.pop("versions")
-    return _frame([{"": name.replace("_", " "), " ": _fact(one)} for name, one in facts.items()])
+    return [{"": name.replace("_", " "), " ": _fact(one)} for name, one in facts.items()]
 
 
 # --- sentences ---
@@ -199,16 +191,16 @@ def format_text(study: Study, analysis: Analysis, *, details: bool = True) -> st
     return "\n\n".join(filter(None, sections))
 
 
-def _narrow(frame: DataFrame) -> str:
+def _narrow(table: Table) -> str:
     """Format a table of at most 100 columns: the names in the first column are wrapped."""
-    header, rows = list(frame.columns), frame.to_numpy().tolist()
-    widths = [max(map(len, column)) for column in list(zip(header, *rows, strict=True))[1:]]
+    rows = [[printable(cell) for cell in row.values()] for row in table]
+    widths = [max(map(len, column)) for column in list(zip(table[0], *rows, strict=True))[1:]]
     room = max(_WIDTH - sum(widths) - 2 * len(widths), 8)
     lines: list[Sequence[str]] = []
     for name, *cells in rows:
         first, *more = textwrap.wrap(name, room) or [""]
         lines += [(first, *cells), *((part, *[""] * len(cells)) for part in more)]
-    return format_table(lines, header)
+    return format_table(lines, list(table[0]))
 
 
 def _wrap(text: str, first: str = "", later: str = "") -> str:
@@ -217,8 +209,8 @@ def _wrap(text: str, first: str = "", later: str = "") -> str:
 
 def format_markdown(study: Study, analysis: Analysis) -> str:
     """Format a comparison as Markdown: one table, a sentence for each verdict, and the command."""
-    frame = _arms(analysis)
-    rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
+    table = _arms(analysis)
+    rows = [[*table[0]], ["---"] * len(table[0]), *([*row.values()] for row in table)]
     lines = [f"| {' | '.join(map(_escape, row))} |" for row in rows]
     told = [_escape(line) for line in (*_sentences(analysis), *_notes(analysis))]
     blocks = [
@@ -246,37 +238,28 @@ def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> st
     """Format a comparison as a page around an SVG image, or without one for a notebook."""
     tables = {"arms": _arms(analysis), "costs": _costs(study, analysis)}
     if plot is not None:
-        tables |= {
-            "tuning": _trials(study, [r for r in study.results if r.trial.purpose == "tuning"]),
-            "failures": _trials(study, [r for r in study.results if r.outcome != "finished"]),
-            "protocol": _protocol(study),
-        }
+        tuning = [one for one in study.results if one.trial.purpose == "tuning"]
+        failures = [one for one in study.results if one.outcome != "finished"]
+        tables |= {"tuning": _trials(study, tuning), "failures": _trials(study, failures)}
+        tables["protocol"] = _protocol(study)
     source = files("composable.comparison").joinpath("page.html").read_text(encoding="utf-8")
     css = files("composable.report").joinpath("report.css").read_text(encoding="utf-8")
-    page: str = (
-        Environment(autoescape=True)
-        .from_string(source)
-        .render(
-            title=printable(headline(study, analysis)),
-            summary=printable(_summary(study)),
-            sentences=[printable(f"{line}.") for line in _sentences(analysis)],
-            notes=[printable(f"{line}.") for line in _notes(analysis)],
-            legend=_LEGEND,
-            version=__version__,
-            css=Markup(css),
-            plot=None if plot is None else Markup(plot),
-            tables={
-                name: Markup(_table(frame)) for name, frame in tables.items() if not frame.empty
-            },
-        )
+    template = Environment(
+        autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    ).from_string(source)
+    page: str = template.render(
+        title=headline(study, analysis),
+        summary=_summary(study),
+        sentences=_sentences(analysis),
+        notes=_notes(analysis),
+        legend=_LEGEND,
+        version=__version__,
+        css=Markup(css),
+        plot=None if plot is None else Markup(plot),
+        tables=tables,
     )
     return page
-
-
-def _table(frame: DataFrame) -> str:
-    with option_context("display.max_colwidth", None):
-        table: str = frame.to_html(index=False, border=0, max_rows=_MOST_ROWS)
-    return table
 
 
 # --- cells ---
@@ -294,10 +277,6 @@ def _fact(value: Any) -> str:
     return NOTHING if value is None else str(value)
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or NOTHING
-
-
 def _final(quality: Quality) -> str:
     """Return the mean final result with its 95 % interval, such as "0.956 ± 0.012"."""
     if quality.mean is None:
@@ -312,10 +291,10 @@ def _final(quality: Quality) -> str:
 
 def _mean_setup(study: Study, arm: ArmAnalysis) -> str:
     """Return the mean seconds of set-up, compilation and first steps on the longest schedule."""
-    place = (arm.arm, arm.qualities[-1].duration, "reporting", "finished")
+    place = (arm.arm, arm.qualities[-1].duration, "finished")
     runs = [
         one.seconds.setup + one.seconds.warmup
-        for one in study.results
-        if (one.trial.arm, one.trial.duration, one.trial.purpose, one.outcome) == place
+        for one in study.reported
+        if (one.trial.arm, one.trial.duration, one.outcome) == place
     ]
     return show_number(1e3 * fmean(runs)) if runs else NOTHING

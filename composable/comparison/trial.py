@@ -124,12 +124,11 @@ class _Recorder:
         if self.pause is not None:
             self.pause(batches, self.watch)
 
-    def record(self, progress: float, results: Mapping[str, float]) -> None:
+    def record(self, results: Mapping[str, float]) -> None:
         """Add an evaluation; two after one batch are one."""
-        seconds = self.watch.read("training")
         if self.curve and self.curve[-1].batch == self.batches:
             results = {**self.curve.pop().metrics, **results}
-        self.curve.append(Evaluation(self.batches, progress, seconds, results))
+        self.curve.append(Evaluation(self.batches, results))
         for name in self.metrics or results:
             if not math.isfinite(results.get(name, 0.0)):
                 self.diverged = f"{name} is {results[name]} after batch {self.batches}"
@@ -145,15 +144,10 @@ class _Recorder:
                 f"metric={missing[0]!r} must be a result of the last evaluation of the run, and "
                 f"its evaluations log {', '.join(map(repr, logged)) or 'nothing'}."
             )
-        warmup = self._warmup()
-
-        def without(seconds: float, batch: int) -> float:
-            return max(0.0, seconds - warmup * min(batch, _WARMUP_STEPS) / _WARMUP_STEPS)
-
         setup, training, evaluation = map(self.watch.read, ("setup", "training", "evaluation"))
-        seconds = Seconds(setup, warmup, without(training, self.batches), evaluation)
-        curve = (attrs.evolve(one, seconds=without(one.seconds, one.batch)) for one in self.curve)
-        return TrialResult(trial, outcome, self.batches, seconds, tuple(curve), error)
+        warmup = self._warmup()
+        seconds = Seconds(setup, warmup, max(0.0, training - warmup), evaluation)
+        return TrialResult(trial, outcome, self.batches, seconds, tuple(self.curve), error)
 
     def _warmup(self) -> float:
         """Return the seconds that the first steps took beyond the cost of those that follow."""
@@ -261,7 +255,7 @@ class _Observer(Callback):
             for label in current
             for name, value in state.metrics[label].items()
         }
-        self.recorder.record(elapsed(state), results)
+        self.recorder.record(results)
         self.recorder.watch.switch("training")
         return Control.STOP if self.recorder.diverged is not None else None
 
@@ -339,13 +333,11 @@ def _follow_loop(subject: Subject, request: Request, recorder: _Recorder) -> Any
         if further:
             recorder.advance(step)
         if results is not None:
-            recorder.record(0.0, results)
+            recorder.record(results)
         watch.switch("training")
         if recorder.diverged is not None:
             break
     watch.part = "end"
-    last = max(recorder.batches, 1)
-    recorder.curve = [attrs.evolve(one, progress=one.batch / last) for one in recorder.curve]
     return "finished", None
 
 

@@ -3,8 +3,10 @@
 import atexit
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,12 +17,19 @@ from composable.distributed.processes import ProcessError, Processes
 __all__ = ["failing_together", "form_group", "join_processes", "leave_processes", "local_device"]
 
 _FAILED = "composable/failed"
+_WAITING = "composable/waiting"
+_GRACE = 5.0  # seconds; processes that wait for another one stop at about the same time
 
 
-def join_processes() -> Processes:
+def join_processes(timeout: float | None = None) -> Processes:
     """Initialize torch.distributed in a process that a launcher has started; return the processes.
 
-    Nothing is done without a launcher, or if the default group is initialized.
+    Nothing is done without a launcher, or if the default group is initialized: it keeps its own
+    timeout.
+
+    Args:
+        timeout: After how many seconds without an answer of another process the run ends. Default:
+            that of PyTorch, 30 minutes with gloo and 10 with NCCL.
 
     Raises:
         ValueError: `WORLD_SIZE` is set, and what `torchrun` sets besides it is missing.
@@ -34,9 +43,13 @@ def join_processes() -> Processes:
             f"{', '.join(missing)} is not; start the script with `composable launch` or torchrun, "
             "or unset WORLD_SIZE."
         )
+    options: dict[str, Any] = {}
+    if timeout is not None:
+        options["timeout"] = timedelta(seconds=timeout)
     if torch.cuda.is_available():
+        options["device_id"] = local_device()
         torch.cuda.set_device(local_device())
-    dist.init_process_group(_back_ends())
+    dist.init_process_group(_back_ends(), **options)
     atexit.register(leave_processes)
     return Processes.current()
 
@@ -66,10 +79,16 @@ def leave_processes() -> None:
     error = getattr(sys, "last_value", None)
     if error is not None:  # the script ends with it
         _report(error)
-    else:
-        with suppress(RuntimeError):  # another process failed
-            Processes.current().barrier()
+        _abort()
+        return
+    with suppress(RuntimeError):  # another process failed
+        Processes.current().barrier()
     dist.destroy_process_group()
+
+
+def _abort() -> None:
+    """Close all connections, without waiting for what is being sent, as destroying would."""
+    dist.distributed_c10d._abort_process_group()
 
 
 @contextmanager
@@ -93,14 +112,17 @@ def failing_together(agreed: Callable[[], bool] = lambda: False) -> Iterator[Non
         other = _failure_elsewhere(error)
         if other is None:
             _report(error)
-        dist.destroy_process_group()
+        _abort()
         if other is None:
             raise
         raise other from error
 
 
 def _report(error: BaseException) -> None:
-    text = f"rank {dist.get_rank()} failed: {type(error).__name__}: {error}"
+    _say(f"rank {dist.get_rank()} failed: {type(error).__name__}: {error}")
+
+
+def _say(text: str) -> None:
     with suppress(RuntimeError):  # the process that has the store may be gone
         _store().set(_FAILED, text[:2000])
 
@@ -110,12 +132,35 @@ def _failure_elsewhere(error: BaseException) -> ProcessError | None:
     if not any(text in str(error) for text in _CLOSED) or isinstance(error, ProcessError):
         return None
     with suppress(RuntimeError):
-        if _store().check([_FAILED]):
-            return ProcessError(_store().get(_FAILED).decode())
+        if not _said() and "imed out" in str(error):
+            _say(_silence(error))
+        if said := _said():
+            return ProcessError(said)
     return ProcessError(f"another process ended without a report: {error}")
 
 
-_CLOSED = ("Connection closed by peer", "Connection reset", "Broken pipe", "timed out")
+def _said() -> str | None:
+    return _store().get(_FAILED).decode() if _store().check([_FAILED]) else None
+
+
+def _silence(error: BaseException) -> str:
+    """Say which processes have not answered: they don't wait for another one themselves."""
+    ranks, store = set(range(dist.get_world_size())), _store()
+    store.set(f"{_WAITING}/{dist.get_rank()}", "")
+    end = time.monotonic() + _GRACE
+    while ranks and time.monotonic() < end:
+        ranks = {rank for rank in ranks if not store.check([f"{_WAITING}/{rank}"])}
+        time.sleep(0.05)
+    if not ranks:
+        return f"all processes wait, each for another one: {error}"
+    silent = ", ".join(map(str, sorted(ranks)))
+    return (
+        f"rank {silent} did not answer in time: it hangs, or is slower than the others by more "
+        f"than the timeout of the process group, which timeout= of the strategy sets ({error})"
+    )
+
+
+_CLOSED = ("Connection closed by peer", "Connection reset", "Broken pipe", "imed out")
 
 
 def _store() -> Any:

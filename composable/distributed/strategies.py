@@ -24,6 +24,7 @@ class Strategy:
 
     shards: int | None = attrs.field(default=None)
     data: str = attrs.field(default="auto")
+    timeout: float | None = attrs.field(default=None, kw_only=True)
     engine: ClassVar[Any] = "composable.engines.ddp.Replicated"
     """The class that computes gradients and steps, or its name: see `composable.engines`."""
     reduction: ClassVar[Any] = {}
@@ -32,6 +33,8 @@ class Strategy:
     def __attrs_post_init__(self) -> None:
         if self.shards is not None:
             check_count("shards", self.shards, 1)
+        if self.timeout is not None:
+            check_range("timeout", self.timeout, 0, ends="()")
         check_one_of("data", self.data, _DATA)
 
     def engine_for(self, processes: Processes, shards: int) -> Any:
@@ -102,15 +105,16 @@ class DDP(Strategy):
         data: What the loader of a process yields: "global" batches, of which each process uses its
             part, or "local" ones, for a loader that is already divided among the processes.
             Default: "local" for a `DistributedSampler`, a `GlobalBatchSampler` with several
-            processes and a dataset of `datasets.distributed`, otherwise "global".
+            processes, and streams that are divided or say how: see
+            `composable.data.stream_parts`; otherwise "global".
         exact: Sum gradients over the shards in a fixed order, so that the weights are the same, to
             the bit, for any number of processes. `shards` must be a power of two. The reduction
             takes about three times as long.
 
     Example:
         >>> from composable.distributed import DDP
-        >>> DDP(shards=8, exact=True)
-        DDP(shards=8, data='auto', exact=True)
+        >>> DDP(shards=8, exact=True).shards
+        8
     """
 
     exact: bool = attrs.field(default=False)

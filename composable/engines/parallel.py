@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from itertools import chain
@@ -29,7 +29,7 @@ from composable.engines.modules import modules_of
 from composable.engines.protocol import Setup, Sums
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
-from composable.optim.muon import Muon
+from composable.optim.muon import DEFAULT, Muon
 from composable.plan.compatibility import occurrences
 from composable.plan.dispatch import Dispatcher
 
@@ -54,21 +54,30 @@ class Parallel(Local):
     rescales: ClassVar[bool] = True
 
     def prepare(self, state: State, setup: Setup) -> State:
+        """Learn what algorithms may do, and place the model."""
+        parts = [one.algorithm for given in setup.algorithms for one in occurrences(given)]
+        self.may_omit = any("batch" in one.writes or not one.declares for one in parts)
+        return super().prepare(state, setup)
+
+    def place(self, state: State, setup: Setup) -> None:
         """Copy the weights of rank 0, unless they will be restored.
 
         Raises:
             ProcessError: The models differ.
         """
-        state = super().prepare(state, setup)
-        parts = [one.algorithm for given in setup.algorithms for one in occurrences(given)]
-        self.may_omit = any("batch" in one.writes or not one.declares for one in parts)
-        if not setup.resumes:
-            self.broadcast(state)
+        super().place(state, setup)
+        if self.processes.several and not setup.resumes:
+            self.check_same_models(state)
+            for module in modules_of(state):
+                self.broadcast(chain(module.parameters(), module.buffers()))
+        self.share_work(state)
+
+    def share_work(self, state: State) -> None:
+        """Let the processes share the work of optimizers that can divide it."""
         if self.processes.several:
             for optimizer in state.optimizers:
                 if isinstance(optimizer, Muon):
-                    optimizer.process_group = dist.group.WORLD
-        return state
+                    optimizer.process_group = DEFAULT
 
     def sums(self, state: State) -> Sums:
         """Return sums over the shards; over the microbatches of a batch that is not sharded."""
@@ -98,6 +107,20 @@ class Parallel(Local):
             split = (split_into_shards(batch, spec, shards) for batch in batches)
         return shards_of(split, shards, count, numbered_as=self.shards)
 
+    def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Iterate over steps, and begin to exchange their numbers of examples and tokens.
+
+        After the last step of this process there are steps without a batch: other processes may
+        have one.
+
+        Args:
+            steps: Batches of shards, with their numbers of examples and tokens.
+        """
+        while True:
+            one, ended = self._fetch(steps)
+            batch, samples, tokens = (None, 0, 0) if one is _END else one
+            yield batch, samples, tokens, self._exchange(batch is not None, samples, tokens, ended)
+
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Iterate over steps as long as any process has one.
 
@@ -105,22 +128,14 @@ class Parallel(Local):
         batch repeats its last one, with the weight 0.
 
         Args:
-            steps: Batches of shards, with their numbers of examples and tokens.
+            steps: What `announced` returned.
         """
         last: Any = None
-        while True:
-            one, ended = self._fetch(steps)
-            batch: Any
-            batch, samples, tokens = (None, 0, 0) if one is _END else one
-            own = samples
-            present, samples, tokens, any_ended = self._exchange(
-                one is not _END, samples, tokens, ended is not None
-            )
-            if any_ended:
-                raise ended or ProcessError("a signal has ended the loader of another process")
+        for batch, own, _, exchange in steps:
+            present, samples, tokens = self._receive(exchange)
             if not present:
                 return
-            if one is not _END:
+            if batch is not None:
                 last = batch
             elif last is None:
                 raise ProcessError(
@@ -143,26 +158,35 @@ class Parallel(Local):
     # --- messages ---
 
     def _exchange(
-        self, present: bool, samples: int, tokens: int, ended: bool
-    ) -> tuple[bool, int, int, bool]:
-        """Return whether any process has a batch, and the sums of examples and of tokens.
-
-        The last value is whether a signal has ended the loader of any process.
-        """
+        self, present: bool, samples: int, tokens: int, ended: Exception | None
+    ) -> "_Exchange":
+        """Begin to exchange whether there is a batch, its numbers, and what has happened since."""
         now = time.perf_counter()
         elapsed, self._exchanged = now - self._exchanged, now
-        if not self.processes.several:
-            self.seconds = elapsed
-            return present, samples, tokens, ended
         table = torch.zeros(self.processes.size, 6, dtype=torch.int64)
         table[self.processes.rank] = torch.tensor(
-            [present, samples, tokens, self.signals.arrived or 0, int(elapsed * 1e9), ended]
+            [
+                *(present, samples, tokens, self.signals.arrived or 0, int(elapsed * 1e9)),
+                ended is not None,
+            ]
         )
-        dist.all_reduce(table)
-        presents, all_samples, all_tokens, signals, elapsed_times, all_ended = table.T.tolist()
-        self.signals.received = max(signals) or None
-        self.seconds = elapsed_times[0] / 1e9
-        return any(presents), sum(all_samples), sum(all_tokens), any(all_ended)
+        several = self.processes.several
+        work = dist.all_reduce(table, async_op=True) if several else None
+        return _Exchange(table, work, ended)
+
+    def _receive(self, exchange: "_Exchange") -> tuple[bool, int, int]:
+        """Return whether any process has a batch, and the sums of examples and of tokens.
+
+        Raises:
+            ProcessError: A signal has ended the loader of another process.
+        """
+        presents, samples, tokens, signals, seconds, ended = exchange.wait()
+        if self.processes.several:
+            self.signals.received = max(signals) or None
+        self.seconds = seconds[0] / 1e9
+        if any(ended):
+            raise exchange.ended or ProcessError("a signal has ended the loader of another process")
+        return any(presents), sum(samples), sum(tokens)
 
     def seconds_since(self, started: float) -> float:
         """Return how long a batch took, on rank 0."""
@@ -221,18 +245,19 @@ class Parallel(Local):
             return bool(self.user_events & (_LATE | _EARLY_OR_LATE))
         return bool(self.user_events - _LATE)
 
-    def broadcast(self, state: State) -> None:
-        """Copy the weights and buffers of rank 0 to every process.
+    def check_same_models(self, state: State) -> None:
+        """Check that the processes have built the same model.
 
         Raises:
             ProcessError: The models differ.
         """
-        if not self.processes.several:
-            return
         shapes = {n: [*p.shape, str(p.dtype)] for n, p in state.model.named_parameters()}
         self.check_same({"seed": state.key.seed, "parameters": shapes})
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Copy tensors of rank 0, such as weights and buffers, to every process."""
         with torch.no_grad():
-            for tensor in _tensors(state):
+            for tensor in tensors:
                 held = tensor.detach().contiguous()
                 dist.broadcast(held, 0)
                 tensor.copy_(held)
@@ -276,9 +301,17 @@ class Parallel(Local):
         return Processes() if averages.needs_all else self.processes
 
 
-def _tensors(state: State) -> Iterator[Tensor]:
-    for module in modules_of(state):
-        yield from chain(module.parameters(), module.buffers())
+class _Exchange:
+    """Numbers of each process, which are being exchanged."""
+
+    def __init__(self, table: Tensor, work: Any, ended: Exception | None) -> None:
+        self.table, self.work, self.ended = table, work, ended
+
+    def wait(self) -> list[list[int]]:
+        """Return the numbers: a list over the processes for each."""
+        if self.work is not None:
+            self.work.wait()
+        return self.table.T.tolist()
 
 
 _SAME = (

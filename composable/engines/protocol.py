@@ -35,6 +35,8 @@ class Setup:
     """What `check_compile` returned."""
     resumes: bool = False
     """Whether weights will be restored from a checkpoint."""
+    load: Callable[[State], None] | None = None
+    """What loads the weights of a file when the model was placed."""
     fits_memory: bool = False
     """Whether a process computes its shards again in smaller parts if memory is short."""
     batch_size: int | None = None
@@ -107,6 +109,8 @@ class Engine(Protocol):
     """Whether gradients are reduced to means over the processes, and not to sums."""
     reads_parts: ClassVar[bool] = False
     """Whether each process reads its part of the tensors of a checkpoint only."""
+    loads_parts: ClassVar[bool] = False
+    """Whether each process loads its part of the weights of a file, when the model was placed."""
 
     @property
     def processes(self) -> Processes:
@@ -122,6 +126,9 @@ class Engine(Protocol):
 
     def prepare(self, state: State, setup: Setup) -> State:
         """Prepare for a run, after all surgery: compile, copy, shard; and return the state."""
+
+    def check_weights(self, state: State) -> None:
+        """Check that all weights have values, once they were loaded."""
 
     # --- a step ---
 
@@ -161,8 +168,15 @@ class Engine(Protocol):
     ) -> Iterator[Any]:
         """Join the batches of a loader, `count` at a time, into those of the steps."""
 
+    def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Iterate over steps as they are fetched, maybe ahead, and announce each to all processes.
+
+        Args:
+            steps: Batches, with their numbers of examples and tokens.
+        """
+
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Iterate over steps, with the numbers of examples and tokens of all processes."""
+        """Iterate over steps that are due, with the numbers of all processes."""
 
     def seconds_since(self, started: float) -> float:
         """Return how long a batch took: the same on every process."""

@@ -11,7 +11,7 @@ from composable.data.grouping import ShardedBatch, batches_of
 from composable.distributed.processes import Processes
 from composable.distributed.reduction import TreeSum
 from composable.distributed.shards import Shards
-from composable.engines.modules import modules_of
+from composable.engines.modules import buffers_of, trained_parameters
 from composable.engines.shares import LossShares, StepShares
 
 __all__ = ["ShardSums", "Summing"]
@@ -39,7 +39,8 @@ class ShardSums:
     """The sums of losses and buffers; those of gradients are in `.grad` on every process.
 
     Every shard starts from the same buffers, such as the running statistics of batch norm, which
-    are then averaged. The number of examples was exchanged when the batch was loaded; algorithms
+    are then averaged. Integers without dimensions, such as a count of batches, become those of the
+    first shard of all. The number of examples was exchanged when the batch was loaded; algorithms
     may have omitted some since. Any other weight is exchanged at the start, or with the losses.
 
     Args:
@@ -49,6 +50,7 @@ class ShardSums:
 
     def __init__(self, engine: Summing, state: State) -> None:
         self.may_omit = engine.may_omit
+        self.first_shard = engine.shards.own.start
         self.number, self.processes = engine.shards.count, engine.shards.processes
         self.means = self.processes.size if engine.mean_gradients else 1
         batch: ShardedBatch = state.batch
@@ -67,8 +69,11 @@ class ShardSums:
     def begin(self, state: State) -> None:
         """Start with the first shard of this process."""
         self.shares.restart()
-        buffers = dict.fromkeys(one for module in modules_of(state) for one in module.buffers())
+        buffers = buffers_of(state)
         self.buffers = [one for one in buffers if one.is_floating_point()]
+        self.counters = [one for one in buffers if one.ndim == 0 and _is_integer(one)]
+        self.counts = _counts(self.counters)
+        self.is_first = self.first_shard == 0
         self.on_cpu = state.device.type == "cpu"
         self.reports = TreeSum()
 
@@ -90,6 +95,10 @@ class ShardSums:
         """Add the loss of a shard, its weight, and the buffers after it."""
         self.dtype = loss.dtype
         report = [loss, self.shares.take(loss), *self.buffers]
+        if self.counters:
+            counted = _counts(self.counters) - self.counts
+            report.append(counted if self.is_first else torch.zeros_like(counted))
+            self.is_first = False
         self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])
 
     def report(self) -> Tensor:
@@ -100,9 +109,15 @@ class ShardSums:
     def reduce(self, state: State) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
         report = self.total()
-        self._average_buffers(report[2:-1])
+        self._write_buffers(report[2:-1])
         loss = report[0] / self.means
-        return self.shares.finish(state, loss, report[1], self._omitted(report[-1])).to(self.dtype)
+        omitted = self._omitted(report[-1])
+        loss = self.shares.finish(lambda: self.parameters_of(state), loss, report[1], omitted)
+        return loss.to(self.dtype)
+
+    def parameters_of(self, state: State) -> list[Tensor]:
+        """Return the parameters that may have a gradient."""
+        return trained_parameters(state)
 
     def _omitted(self, count: Tensor) -> Any:
         """Return the examples that algorithms have omitted: a tensor where the host would wait."""
@@ -121,12 +136,31 @@ class ShardSums:
     def end(self) -> None:
         """Do nothing."""
 
-    def _average_buffers(self, sums: Tensor) -> None:
-        means = sums / self.number
-        sizes = [buffer.numel() for buffer in self.buffers]
+    @property
+    def size(self) -> int:
+        """The number of values of a report."""
+        return 3 + sum(one.numel() for one in self.buffers) + len(self.counters)
+
+    def _write_buffers(self, sums: Tensor) -> None:
+        *parts, counted = sums.split_with_sizes(
+            [*(one.numel() for one in self.buffers), len(self.counters)]
+        )
         with torch.no_grad():
-            for buffer, mean in zip(self.buffers, means.split_with_sizes(sizes), strict=True):
-                buffer.copy_(mean.view_as(buffer))
+            for buffer, part in zip(self.buffers, parts, strict=True):
+                buffer.copy_((part / self.number).view_as(buffer))
+            if self.counters:
+                for counter, count in zip(
+                    self.counters, self.counts + counted.round(), strict=True
+                ):
+                    counter.copy_(count)
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _counts(counters: list[Tensor]) -> Tensor:
+    return torch.stack(counters) if counters else torch.empty(0)
 
 
 def _sum_of(weight: Any, processes: Processes) -> Any:

@@ -142,13 +142,14 @@ class WriteGuard:
     loss, those to the loss after it, and those to the gradients after the backward pass.
     """
 
-    __slots__ = ("before", "event", "tensors_of", "what")
+    __slots__ = ("event", "held", "tensors_of", "versions", "what")
     name = "a callback"
 
     def __init__(self, event: Event) -> None:
         self.event = event
         self.what, self.tensors_of = _GUARDED[event]
-        self.before: list[tuple[Tensor, int | None]] = []
+        self.held: list[Tensor] = []
+        self.versions: list[int | None] = []
 
     @staticmethod
     def guards(event: Event, *, of_user: bool) -> bool:
@@ -158,13 +159,15 @@ class WriteGuard:
 
     def begin(self, state: State, logger: Logger) -> None:
         """Count the writes before the callbacks run."""
-        self.before = self._written(state)
+        self.held = self.tensors_of(state)
+        self.versions = _versions(self.held)
 
     def end(self, state: State, logger: Logger) -> None:
         """Raise an ObserverError if there were more since."""
-        before, self.before = self.before, []
-        after = self._written(state)
-        if len(before) == len(after) and all(map(_is_same, before, after)):
+        before, self.held = self.held, []
+        after = self.tensors_of(state)
+        same = list(map(id, before)) == list(map(id, after))
+        if same and self.versions == _versions(after):
             return
         raise ObserverError(
             f"a callback changed {self.what} in place at {self.event.name}, but callbacks must not "
@@ -172,26 +175,39 @@ class WriteGuard:
             "Trainer(check_effects=True) names the callback."
         )
 
-    def _written(self, state: State) -> list[tuple[Tensor, int | None]]:
-        return [(tensor, _read(_version, tensor)) for tensor in self.tensors_of(state)]
+
+def _versions(tensors: list[Tensor]) -> list[int | None]:
+    try:
+        return list(map(_version, tensors))
+    except _UNREADABLE:
+        return [_read(_version, tensor) for tensor in tensors]
 
 
-def _is_same(old: tuple[Tensor, int | None], new: tuple[Tensor, int | None]) -> bool:
-    return old[0] is new[0] and old[1] == new[1]
+def _gradients_of(state: State) -> list[Tensor]:
+    """Return the gradients that the optimizers read; to walk through the modules takes longer."""
+    found = [
+        gradient
+        for optimizer in state.optimizers
+        for group in optimizer.param_groups
+        for gradient in map(_grad, group["params"])
+        if gradient is not None
+    ]
+    return found if state.gradients is None else [*found, *state.gradients.values()]
 
 
-def _gradients_of(state: State) -> Iterator[Tensor]:
-    for module in (state.model, state.loss_module):
-        if module is not None:
-            yield from (one.grad for one in module.parameters() if one.grad is not None)
-    if state.gradients is not None:
-        yield from state.gradients.values()
+def _outputs_of(state: State) -> list[Tensor]:
+    outputs = state.outputs
+    return [outputs] if isinstance(outputs, Tensor) else list(tensors_of(outputs))
 
 
-_OF_OUTPUTS = "state.outputs", lambda state: tensors_of(state.outputs)
-_OF_LOSS = "state.loss", lambda state: tensors_of(state.loss)
+def _loss_of(state: State) -> list[Tensor]:
+    return [] if state.loss is None else [state.loss]
+
+
+_OF_OUTPUTS = "state.outputs", _outputs_of
+_OF_LOSS = "state.loss", _loss_of
 _OF_GRADIENTS = "the gradients", _gradients_of
-_GUARDED: Mapping[Event, tuple[str, Callable[[State], Iterator[Tensor]]]] = MappingProxyType(
+_GUARDED: Mapping[Event, tuple[str, Callable[[State], list[Tensor]]]] = MappingProxyType(
     {
         Event.AFTER_FORWARD: _OF_OUTPUTS,
         Event.BEFORE_LOSS: _OF_OUTPUTS,
@@ -277,11 +293,12 @@ def _mark(value: Any) -> Any:
     return (value,) if isinstance(value, _PLAIN) else None  # in a tuple, NaN equals itself
 
 
-_version = attrgetter("_version")
+_version, _grad = attrgetter("_version"), attrgetter("grad")
+_UNREADABLE = (RuntimeError, ValueError, NotImplementedError)
 
 
 def _read(read: Callable[[Tensor], int], tensor: Tensor) -> int | None:
     try:
         return read(tensor)
-    except (RuntimeError, ValueError, NotImplementedError):
+    except _UNREADABLE:
         return None  # inference-mode, sparse, lazy and wrapper tensors have none

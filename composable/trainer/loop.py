@@ -15,16 +15,16 @@ from typing import Any
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import crossed
+from composable.core.time import Time, crossed
 from composable.data.dead_workers import LOADER_ERRORS, explain_dead_worker
 from composable.engines.forward import explain_float16
 from composable.optim.stepping import zero_grad
 from composable.trainer.guards import NonFiniteLossError
-from composable.trainer.parameters import drop_batch, surgery
+from composable.trainer.parameters import drop_batch, start_training, surgery
 from composable.trainer.run import Run
 from composable.trainer.training_data import Loaded
 
-__all__ = ["fit", "train", "train_batch", "train_epoch"]
+__all__ = ["fit", "start", "train", "train_batch", "train_epoch"]
 
 # Module globals, since on Python 3.11 reading a member of an Enum costs more than firing it.
 BEFORE_DATALOADER = Event.BEFORE_DATALOADER
@@ -35,6 +35,20 @@ BATCH_CHECKPOINT = Event.BATCH_CHECKPOINT
 LOG = Event.LOG
 
 _END = object()
+
+
+def start(run: Run, max_duration: Time | None) -> None:
+    """Start training, or continue a call of `fit` that was resumed."""
+    run.weights.best = None
+    run.state = state = run.state.evolve(max_duration=max_duration)
+    zero_grad(state)
+    run.rates.set(state)
+    if run.progress.fit_in_progress:  # resumed: the algorithms have acted at its start
+        run.dispatcher.run_callbacks(Event.FIT_START, state)
+        return
+    start_training(state)
+    run.state = surgery(run.fire, Event.FIT_START, state)
+    run.progress.num_fits, run.progress.fit_in_progress = run.progress.num_fits + 1, True
 
 
 def fit(run: Run, state: State) -> State:
@@ -197,8 +211,12 @@ def schedule(run: Run, state: State, steps: Sequence[Callable[[State], None]]) -
 
 def log(run: Run, before: State, state: State) -> State:
     """Log loss and learning rates if due or requested."""
-    requested = run.dispatcher.pop(Control.LOG)
-    if not (requested or crossed(before, state, run.log_interval)):
+    requested = run.dispatcher.pending and run.dispatcher.pop(Control.LOG)
+    if run.logs_each_batch:
+        due = state.timestamp.batch != before.timestamp.batch
+    else:
+        due = crossed(before, state, run.log_interval)
+    if not (requested or due):
         return state
     metrics = {"loss/train": state.loss, **run.rates.last_lrs}
     run.dispatcher.logger.log_metrics(metrics, state.timestamp)

@@ -9,6 +9,8 @@ import torch
 
 from composable.checkpoint.errors import CheckpointError, UnwritableCheckpointError
 from composable.core.destination import LoggerDestination
+from composable.core.event import Event
+from composable.core.logger import Logger
 from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.runs.environment import describe_environment
@@ -66,6 +68,7 @@ class Saving:
         self.hyperparameters = describe_hyperparameters(run)
         """The hyperparameters of the run: the requested ones, or those of the checkpoint."""
         self.describe_request()
+        self._describe_environment()
         self.callbacks = CallbackStates(session)
         """The states of the callbacks, of which those that are added later have theirs restored."""
         run.checkpoints.save_with = self.save
@@ -85,6 +88,10 @@ class Saving:
     def describe_request(self) -> None:
         """Describe the request before training, in which settings of layers may be changed."""
         self._request = describe_request(self.options, self.run.state.model)
+
+    def _describe_environment(self) -> None:
+        """Describe the environment in which the run was built, or last trained."""
+        self._environment = describe_environment(command=self.options.record_command)
 
     def describe(self, state: State) -> dict[str, Any]:
         """Describe the run as plain values."""
@@ -106,13 +113,8 @@ class Saving:
             **self._request,
             "device": str(state.device),
             "torch": str(torch.__version__),
-            **describe_environment(command=self.options.record_command),
+            **self._environment,
         }
-
-    def with_folder(self, description: dict[str, Any]) -> dict[str, Any]:
-        """Return the description of the run, with the folder of its checkpoints for loggers."""
-        folder = self.options.save_folder
-        return description if folder is None else {**description, "save_folder": str(folder)}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -137,10 +139,20 @@ class Saving:
         finally:
             self.lock.release()
 
-    def begin(self, description: dict[str, Any], state: State) -> None:
+    def begin(self, logger: Logger) -> None:
+        """Log and record the configuration of the run, after all processes have compared theirs."""
+        self._describe_environment()
+        state, folder = self.run.state, self.options.save_folder
+        description = self.describe(state)
+        self.run.engine.begin(description, self.run.dispatcher)
+        self.run.join_requests(Event.FIT_START)
+        where = {} if folder is None else {"save_folder": str(folder)}
+        logger.log_hyperparameters({**description, **where})
+        if self.run.recorders:
+            self._begin_records(description, state)
+
+    def _begin_records(self, description: dict[str, Any], state: State) -> None:
         """Record the configuration of a run, its plan, and its metrics files."""
-        if not self.run.recorders:
-            return
         entries = {name: one.run_entries() for name, one in self._loggers().items()}
         record = {
             **description,
@@ -218,6 +230,7 @@ class Saving:
 
     def save(self, manager: "CheckpointManager", state: State) -> None:
         """Save the run with a manager."""
+        self.run.data.gather_positions()
         manager.save(
             state,
             self.describe(state),
@@ -234,6 +247,7 @@ class Saving:
         if self.options.dry_run:
             return path
         processes = Processes.current()
+        self.run.data.gather_positions()
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))

@@ -17,8 +17,7 @@ from composable.distributed.starting import failing_together
 from composable.functional._checks import as_path, check_flag
 from composable.plan.declarations import as_observer
 from composable.trainer import arguments as check
-from composable.trainer._signature import takes_arguments_of
-from composable.trainer.options import TrainerOptions
+from composable.trainer.options import TrainerOptions, takes_arguments_of
 from composable.trainer.views import RunView
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
 
@@ -123,25 +122,34 @@ class Trainer(RunView):
         Raises:
             ValueError: An argument that training needs is missing, or training has ended.
         """
-        from composable.optim.stepping import zero_grad
         from composable.trainer import loop  # when a run was built
-        from composable.trainer.parameters import start_training, surgery
-        from composable.trainer.summary import summarized
 
         longer = None if duration is None else check.check_duration(duration, "duration")
-        run, progress = self._run, self._run.progress
+        run, saving = self._run, self._saving
         check.check_ready(run, duration)
         run.weights.check_names(run.state)
-        repeats = progress.repeats(longer)
-        if repeats and progress.has_ended:
+        repeats = run.progress.repeats(longer)
+        if repeats and run.progress.has_ended:
             return self.state
-        if not self._saving.resumed:
+        if not saving.resumed:
             run.dispatcher.clear()
-        self._saving.resumed = False
+        saving.resumed = False
         state = check.check_start(run, None if repeats else longer)
         if not repeats:
-            progress.add_call(longer)
-        saving, session, signals = self._saving, self._session, run.signals
+            run.progress.add_call(longer)
+        with self._fitting():
+            loop.start(run, state.max_duration)
+            saving.begin(self.logger)
+            run.state = loop.fit(run, run.state)
+            run.progress.fit_in_progress = False
+        return run.state
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Train in the block; what was changed for the time of the call is restored after it."""
+        from composable.trainer.summary import summarized  # when a run was built
+
+        run, saving = self._run, self._saving
         with (
             self._training(),  # first, so that it ends last
             summarized(run, saving),
@@ -149,27 +157,10 @@ class Trainer(RunView):
             preserve_rng(),
             saving.locked(),
             saving.recording_end(),
-            session.running(),
-            signals.handled(saves=run.checkpoints.possible),
+            self._session.running(),
+            run.signals.handled(saves=run.checkpoints.possible),
         ):
-            run.weights.best = None
-            run.state = state = run.state.evolve(max_duration=state.max_duration)
-            zero_grad(state)
-            run.rates.set(state)
-            if progress.fit_in_progress:  # resumed: the algorithms have acted at its start
-                run.dispatcher.run_callbacks(Event.FIT_START, state)
-            else:
-                start_training(state)
-                run.state = state = surgery(run.fire, Event.FIT_START, state)
-                progress.num_fits, progress.fit_in_progress = progress.num_fits + 1, True
-            description = saving.describe(state)
-            run.engine.begin(description, run.dispatcher)
-            run.join_requests(Event.FIT_START)
-            self.logger.log_hyperparameters(saving.with_folder(description))
-            saving.begin(description, state)
-            run.state = loop.fit(run, state)
-            progress.fit_in_progress = False
-        return run.state
+            yield
 
     def train_batch(self, state: State) -> State:
         """Train on `state.batch`: one step, from `BATCH_START` to `AFTER_ZERO_GRAD`.
@@ -197,12 +188,7 @@ class Trainer(RunView):
         evaluators = given or run.evaluation.evaluators
         if not evaluators:
             raise ValueError("eval needs an eval_dataloader; pass one here or to the Trainer.")
-        with (
-            run.engine.failing_together(),
-            preserve_rng(),
-            run.at_evaluated_weights(),
-            self._session.running(),
-        ):
+        with self._evaluating():
             state = run.fire(Event.EVAL_STANDALONE_START, self.state)
             for evaluator in evaluators:
                 state = evaluate(
@@ -224,19 +210,26 @@ class Trainer(RunView):
         from composable.trainer.evaluation import predict  # when a run was built
 
         loader, run = check.check_loader("dataloader", dataloader), self._run
+        with self._evaluating():
+            run.state, outputs = predict(run.dispatcher, run.engine, self.state, loader)
+        return outputs
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluate or predict in the block, with the evaluated weights."""
+        run = self._run
         with (
             run.engine.failing_together(),
             preserve_rng(),
             run.at_evaluated_weights(),
             self._session.running(),
         ):
-            run.state, outputs = predict(run.dispatcher, run.engine, self.state, loader)
-        return outputs
+            yield
 
     def export_weights(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the weights that `eval` measures, to use them without this library.
 
-        If the parameters are divided among processes, all of them call this method.
+        If the parameters are sharded, all processes call this method.
 
         Args:
             path: A file that ends in ".safetensors", whose names are those of the model's state

@@ -77,12 +77,7 @@ def draw_study(  # noqa: PLR0913
 
 def finished(trial: Trial, length: int, speed: float, noise: float, cost: float) -> TrialResult:
     curve = tuple(
-        Evaluation(
-            round(length * part),
-            part,
-            length * part * cost,
-            {METRIC: loss_after(length * part, speed) + noise},
-        )
+        Evaluation(round(length * part), {METRIC: loss_after(length * part, speed) + noise})
         for part in (0.2, 0.4, 0.6, 0.8, 1.0)
     )
     seconds = Seconds(1.0, 0.5, length * cost, 0.2)

@@ -56,7 +56,7 @@ def test_short_trials_are_an_eighth_of_the_shortest_schedule(shortest, epoch_len
 
 
 def ran(arm, duration, outcome="finished"):
-    curve = (Evaluation(10, 1.0, 1.0, {}),)
+    curve = (Evaluation(10, {}),)
     trial = Trial(arm, {}, duration, 8, "tuning")
     return TrialResult(trial, outcome, 10, Seconds(0.5, 0.25, 2.0, 0.1), curve)
 
@@ -98,6 +98,10 @@ def test_an_arm_of_dearer_steps_is_tuned_on_fewer(duration, rate, epoch_length, 
 
 def test_small_changes_of_the_cost_leave_the_duration_as_it_is():
     assert len({equal_seconds("1000ba", rate, None) for rate in (1.95, 2.0, 2.05)}) == 1
+
+
+def test_trials_start_in_their_order_as_soon_as_a_worker_is_free():
+    assert elapsed_seconds([3.0, 1.0, 1.0, 2.0], 2) == 4.0
 
 
 # --- how much fits ---

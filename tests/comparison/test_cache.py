@@ -13,7 +13,7 @@ from tests.support.comparison import request
 
 
 def result_of(one, outcome="finished", loss=0.5):
-    curve = (Evaluation(6, 0.5, 1.5, {"eval/loss": 0.7}), Evaluation(12, 1.0, 3.0, {"l": loss}))
+    curve = (Evaluation(6, {"eval/loss": 0.7}), Evaluation(12, {"l": loss}))
     return TrialResult(one.trial, outcome, 12, Seconds(1.0, 0.5, 3.0, 0.25), curve, "why")
 
 

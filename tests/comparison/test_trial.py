@@ -32,7 +32,6 @@ def test_records_each_evaluation():
 
     assert (result.outcome, result.error, result.batches) == ("finished", None, 3 * BATCHES)
     assert [one.batch for one in result.curve] == [BATCHES, 2 * BATCHES, 3 * BATCHES]
-    assert [one.progress for one in result.curve] == pytest.approx([1 / 3, 2 / 3, 1])
     assert set(result.curve[-1].metrics) == {"eval/loss", "eval/accuracy"}
     assert result.trial == trial(duration="3ep")
 
@@ -297,7 +296,6 @@ def test_the_seconds_of_training_exclude_the_other_parts(fake_clock):
     assert result.seconds.warmup == pytest.approx(12)  # three steps of 5 s in the place of 1 s
     assert result.seconds.training == pytest.approx(20)
     assert result.seconds.evaluation == 10 * 100
-    assert [one.seconds for one in result.curve] == pytest.approx([2 * i for i in range(1, 11)])
 
 
 # --- validation apart from test ---
@@ -330,7 +328,7 @@ def run_loop(loop, duration="10ba", **options):
 def test_a_loop_is_recorded_at_each_yield_with_a_result():
     result = run_loop(descend)
     assert (result.outcome, result.batches) == ("finished", 10)
-    assert [(one.batch, one.progress) for one in result.curve] == [(5, 0.5), (10, 1.0)]
+    assert [one.batch for one in result.curve] == [5, 10]
     assert set(result.curve[-1].metrics) == {"test/loss", "validation/loss"}
     assert run_loop(descend) != run_loop(lambda **given: descend(**{**given, "lr": 0.2}))
     same = [[one.metrics for one in run_loop(descend).curve] for _ in range(2)]
@@ -347,7 +345,6 @@ def test_the_time_between_yields_at_one_step_is_that_of_evaluation(fake_clock):
 
     result = run_loop(loop, "20ba")
     assert (result.seconds.training, result.seconds.evaluation) == (40, 1000)
-    assert [one.seconds for one in result.curve] == [2 * step for step in range(1, 21)]
 
 
 def test_a_loop_whose_result_is_not_finite_diverges():

@@ -14,7 +14,7 @@ TRIED = {arm: [{"lr": rate} for rate in RATES] for arm in SEEDS}
 
 
 def result(trial, value, outcome="finished", error=None):
-    curve = (Evaluation(1, 1.0, 1.0, {"validation/loss": value}),)
+    curve = (Evaluation(1, {"validation/loss": value}),)
     return TrialResult(trial, outcome, 1, Seconds(0, 0, 1, 0), curve, error)
 
 

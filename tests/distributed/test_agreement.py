@@ -1,6 +1,7 @@
 """What the processes of a run agree on, with ranks that are threads."""
 
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -8,11 +9,14 @@ from torch import nn
 
 from composable import Callback, Event, Logger, Plan, State
 from composable.callbacks import EarlyStopper
+from composable.core.batch import map_tensors
 from composable.core.control import Control
 from composable.data.grouping import ShardedBatch
+from composable.data.prefetch import Prefetcher
 from composable.distributed import ProcessError, Processes, Shards
 from composable.engines.parallel import Parallel
 from composable.engines.partitioned import Partitioned
+from composable.engines.protocol import Setup
 from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
 from tests.support.threads import run_ranks
@@ -42,13 +46,17 @@ def batches_of(engine, sizes):
         yield ShardedBatch((f"{size} examples",), (None,), shards=engine.shards), size, 10 * size
 
 
+def loaded(engine, steps):
+    return engine.loaded(engine.announced(steps))
+
+
 # --- batches ---
 
 
 def test_processes_go_on_until_none_has_a_batch():
     def work(processes):
         engine = engine_of(processes)
-        return list(engine.loaded(batches_of(engine, [[4, 3, 2], [5]][processes.rank])))
+        return list(loaded(engine, batches_of(engine, [[4, 3, 2], [5]][processes.rank])))
 
     first, second = run_ranks(work)
     for one in first, second:
@@ -64,7 +72,7 @@ def test_processes_go_on_until_none_has_a_batch():
 def test_a_process_repeats_its_last_batch():
     def work(processes):
         engine = engine_of(processes)
-        return list(engine.loaded(batches_of(engine, [[1, 2, 3], [4, 5]][processes.rank])))
+        return list(loaded(engine, batches_of(engine, [[1, 2, 3], [4, 5]][processes.rank])))
 
     assert run_ranks(work)[1][-1][0].batches == ("5 examples",)
 
@@ -72,7 +80,7 @@ def test_a_process_repeats_its_last_batch():
 def test_a_process_without_any_batch_is_an_error():
     def work(processes):
         engine = engine_of(processes)
-        return list(engine.loaded(batches_of(engine, [[1, 1], []][processes.rank])))
+        return list(loaded(engine, batches_of(engine, [[1, 1], []][processes.rank])))
 
     with pytest.raises(ProcessError, match="rank 1 has no batch in this epoch"):
         run_ranks(work)
@@ -82,13 +90,13 @@ def test_the_time_of_a_batch_is_that_of_rank_0():
     def work(processes):
         engine = engine_of(processes)
         engine._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
-        list(engine.loaded(batches_of(engine, [1])))  # the end of the data is an exchange too
+        list(loaded(engine, batches_of(engine, [1])))  # the end of the data is an exchange too
         engine._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
-        next(engine.loaded(batches_of(engine, [1])))
+        next(loaded(engine, batches_of(engine, [1])))
         first = engine.seconds
         engine._exchanged = time.perf_counter() - 1e6
         engine.begin({}, dispatcher_of())
-        next(engine.loaded(batches_of(engine, [1])))
+        next(loaded(engine, batches_of(engine, [1])))
         return first, engine.seconds
 
     first, second = run_ranks(work)
@@ -97,11 +105,41 @@ def test_the_time_of_a_batch_is_that_of_rank_0():
     assert first[1] < 1e6  # the clock starts with the run
 
 
+def test_the_exchange_of_a_batch_begins_when_it_is_fetched():
+    def work(processes):
+        engine = engine_of(processes)
+        batches = Prefetcher(engine.announced(batches_of(engine, [4, 3])), Copied())
+        found = []
+        for _, samples, _ in engine.loaded(batches):
+            batches.fetch()  # as after the gradients of a step
+            found.append((samples, len(exchanges[processes.rank])))
+        return found
+
+    exchanges = [[], []]
+    exchange = Parallel._exchange
+
+    def counted(engine, *args):
+        exchanges[engine.processes.rank].append(args)
+        return exchange(engine, *args)
+
+    with mock.patch.object(Parallel, "_exchange", counted):
+        found = run_ranks(work)
+    assert found == [[(8, 2), (6, 3)]] * 2
+
+
+class Copied:
+    def copy(self, batch):
+        return map_tensors(torch.clone, batch)
+
+    def wait(self, batch):
+        pass
+
+
 def test_a_signal_of_one_rank_is_received_by_all():
     def work(processes):
         engine = engine_of(processes)
         engine.signals.arrived = [None, 15][processes.rank]
-        next(engine.loaded(batches_of(engine, [1])))
+        next(loaded(engine, batches_of(engine, [1])))
         return engine.signals.received
 
     assert run_ranks(work) == [15, 15]
@@ -119,7 +157,7 @@ def test_a_loader_that_a_signal_has_ended_on_one_rank_ends_all(signalled):
                 raise RuntimeError("a worker was killed")
             yield from batches_of(engine, [1])
 
-        batches = engine.loaded(ended())
+        batches = loaded(engine, ended())
         next(batches)
         if not (signalled or processes.rank):
             return "waits for the others, which the launcher ends"
@@ -157,6 +195,10 @@ def test_what_may_differ_between_processes():
     run_ranks(work)
 
 
+def place(engine, state):
+    engine.place(state, Setup(given=state.model, algorithms=()))
+
+
 def model_and_loss(rank):
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     model[0].weight = nn.Parameter(torch.empty(3, 2).t())  # not contiguous
@@ -176,7 +218,7 @@ def tensors_of(state):
 def test_all_processes_begin_with_the_weights_and_buffers_of_rank_0():
     def work(processes):
         state = model_and_loss(processes.rank)
-        engine_of(processes).broadcast(state)
+        place(engine_of(processes), state)
         return [float(tensor.detach().double().mean()) for tensor in tensors_of(state)]
 
     first, second = run_ranks(work)
@@ -187,7 +229,7 @@ def test_models_of_different_shapes_are_an_error():
     def work(processes):
         model = nn.Linear(2, 2 + processes.rank)
         with pytest.raises(ProcessError, match=r"on rank 0 and .* on rank 1"):
-            engine_of(processes).broadcast(State(model))
+            place(engine_of(processes), State(model))
 
     run_ranks(work)
 
@@ -287,8 +329,8 @@ def test_one_process_exchanges_with_itself():
     def work(processes):
         engine = engine_of(processes)
         engine.join_requests(Event.BATCH_END, dispatcher_of())
-        engine.broadcast(State(nn.Linear(2, 2)))
-        ((batch, samples, tokens),) = engine.loaded(batches_of(engine, [3]))
+        place(engine, State(nn.Linear(2, 2)))
+        ((batch, samples, tokens),) = loaded(engine, batches_of(engine, [3]))
         assert (batch.examples.own, samples, tokens) == (3, 3, 30)
         return engine.evaluating(Averages({}, torch.device("cpu")))
 

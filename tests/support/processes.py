@@ -1,5 +1,11 @@
-"""Run a function in several processes that are connected by gloo, each with a time limit."""
+"""Run a function in several processes that are connected by gloo, each with a time limit.
 
+The processes of `run` stay for the next function that as many run, and so do their connections:
+starting them takes longer than most functions. Those of `attempt`, which may fail, are new ones.
+"""
+
+import atexit
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -35,51 +41,86 @@ def run(function: Callable[..., Any], size: int, *args: Any, seconds: float = SE
     """Call a function in each of several processes, and return the results by rank.
 
     Args:
-        function: A function of a module, not of a test file: the processes import it.
+        function: A function of a module that the processes import.
         size: Number of processes.
         args: Its arguments.
         seconds: After how long the processes are killed, and the test fails.
     """
-    results = attempt(function, size, *args, seconds=seconds)
+    group = _groups.pop(size, None) or _Group(size)
+    results = group.call(function, args, seconds)
     for rank, one in enumerate(results):
         assert not isinstance(one, Failed), f"rank {rank} of {size}:\n{one.text}"
+    _groups[size] = group
     return results
 
 
 def attempt(
     function: Callable[..., Any], size: int, *args: Any, seconds: float = SECONDS
 ) -> list[Any]:
-    """Call a function like `run`, and return `Failed` for a process that raised."""
-    pipes = [_context.Pipe(duplex=False) for _ in range(size)]
-    port = free_port()
-    processes = [
-        _context.Process(target=_work, args=(sender, rank, size, port, function, args))
-        for rank, (_, sender) in enumerate(pipes)
-    ]
-    for process, (_, sender) in zip(processes, pipes, strict=True):
-        process.start()
-        sender.close()
-    receivers = [receiver for receiver, _ in pipes]
-    results: list[Any] = [None] * size
-    open_ = set(range(size))
-    end = time.monotonic() + seconds
+    """Call a function like `run` in new processes; return `Failed` for one that raised or ended."""
+    group = _Group(size)
     try:
-        while open_:
-            ready = wait([receivers[rank] for rank in open_], max(end - time.monotonic(), 0))
-            assert ready, f"after {seconds} s, ranks {sorted(open_)} of {size} have not ended"
-            for rank in [rank for rank in open_ if receivers[rank] in ready]:
-                open_.remove(rank)
-                try:
-                    results[rank] = receivers[rank].recv()
-                except EOFError:  # it was killed, or exited
-                    processes[rank].join(10)
-                    results[rank] = Failed(SystemExit(processes[rank].exitcode))
+        return group.call(function, args, seconds)
     finally:
-        for process in processes:
-            process.join(max(end - time.monotonic(), 0) if not open_ else 0)
+        group.end()
+
+
+class _Group:
+    """Processes that call functions."""
+
+    def __init__(self, size: int) -> None:
+        pipes = [_context.Pipe() for _ in range(size)]
+        port = free_port()
+        self.pipes = [own for own, _ in pipes]
+        self.processes = [
+            _context.Process(target=_serve, args=(other, rank, size, port))
+            for rank, (_, other) in enumerate(pipes)
+        ]
+        for process, (_, other) in zip(self.processes, pipes, strict=True):
+            process.start()
+            other.close()
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
+        """Call a function in each process, and return the results; kill them all if one fails."""
+        size = len(self.pipes)
+        results: list[Any] = [None] * size
+        open_, end = set(range(size)), time.monotonic() + seconds
+        try:
+            for pipe in self.pipes:
+                with contextlib.suppress(BrokenPipeError):  # the result is then an EOFError
+                    pipe.send((function, args))
+            while open_:
+                ready = wait([self.pipes[rank] for rank in open_], max(end - time.monotonic(), 0))
+                assert ready, f"after {seconds} s, ranks {sorted(open_)} of {size} have not ended"
+                for rank in [rank for rank in open_ if self.pipes[rank] in ready]:
+                    open_.remove(rank)
+                    try:
+                        results[rank] = self.pipes[rank].recv()
+                    except (EOFError, ConnectionResetError):  # it was killed, or exited
+                        self.processes[rank].join(10)
+                        results[rank] = Failed(SystemExit(self.processes[rank].exitcode))
+        finally:
+            if open_ or any(isinstance(one, Failed) for one in results):
+                self.end()
+        return results
+
+    def end(self) -> None:
+        """End the processes."""
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
             process.kill()
             process.join()
-    return results
+
+
+_groups: dict[int, _Group] = {}
+"""The processes that are free, by their number."""
+
+
+@atexit.register
+def _end_groups() -> None:
+    for group in _groups.values():
+        group.end()
 
 
 def free_port() -> int:
@@ -89,22 +130,22 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _work(
-    pipe: Any, rank: int, size: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
+def _serve(pipe: Any, rank: int, size: int, port: int) -> None:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     import torch
 
     torch.set_num_threads(1)
-    try:
-        result: Any = function(*args)
-    except BaseException as error:
-        result = Failed(error)
-    pipe.send(result)
-    pipe.close()
-    from composable.distributed.starting import leave_processes
-
-    leave_processes()
-    os._exit(0)
+    seed = torch.initial_seed()  # of a new process
+    while True:
+        try:
+            function, args = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            os._exit(0)
+        torch.manual_seed(seed)
+        try:
+            result: Any = function(*args)
+        except BaseException as error:
+            result = Failed(error)
+        pipe.send(result)

@@ -9,8 +9,9 @@ from composable import Control, Event, Time, TimeUnit
 
 seeds = st.integers(0, 2**64 - 1)
 
-few = settings(max_examples=max(5, settings.default.max_examples // 2))
-"""For laws whose every example trains several times: half the examples of the profile."""
+_PROFILE = settings.default.max_examples
+few, fewer, fewest = (settings(max_examples=max(1, _PROFILE * n // 25)) for n in (10, 5, 2))
+"""For laws whose examples train: 10, 5 or 2 examples for every 25 of the profile."""
 
 
 @st.composite
